@@ -1,0 +1,99 @@
+# `make help` lists what there is to make.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip -q --disable-pip-version-check
+CLANG_FORMAT_FILES = $(shell find ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
+# Needs no package, so it runs before there is a .venv too.
+CPPTEST = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/cpptest.py
+BENCHMARKS = $(wildcard benchmarks/*.py)
+
+.PHONY: help
+help:
+	@sed -n 's/^##  //p' Makefile
+
+##  make venv      .venv with everything pinned and het_tf in it, editable
+# The ops are built before pip builds them, because pip would show nothing of it.
+BUILD_OPS = $(BIN)/python setup.py -q build_ext --inplace
+
+.PHONY: venv
+venv: ops
+
+.venv/pinned: requirements.lock.txt
+	@command -v $(PYTHON) >/dev/null || { echo 'No $(PYTHON) here: sudo apt-get install python3 python3-venv'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "het_tf needs Python 3.10 to 3.13, $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo 'No venv module in $(PYTHON): sudo apt-get install python3-venv'; exit 1; }
+	@command -v $(CXX) >/dev/null || { echo 'No C++ compiler $(CXX): sudo apt-get install g++'; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'Installing the pinned packages: with TensorFlow 2 GB, so the first time takes minutes.'
+	$(PIP) install -r requirements.lock.txt
+	touch $@
+
+.venv/installed: .venv/pinned pyproject.toml setup.py
+	$(BUILD_OPS)
+	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+##  make ops       het_tf/_het_ops.so, only what changed
+.PHONY: ops
+ops: .venv/installed
+	@$(BUILD_OPS)
+
+##  make test      C++ tests, then tests/
+.PHONY: test
+test: ops cpptest
+	$(BIN)/python -m pytest tests
+
+##  make cpptest   C++ tests of ops/core
+.PHONY: cpptest
+cpptest:
+	$(CPPTEST) release
+
+##  make sanitize  C++ tests under Address-, UndefinedBehavior- and ThreadSanitizer
+.PHONY: sanitize
+sanitize:
+	$(CPPTEST) asan
+	$(CPPTEST) tsan
+
+##  make demo      examples/ctr/train.py with ARGS
+.PHONY: demo
+demo: ops
+	$(BIN)/python examples/ctr/train.py $(ARGS)
+
+##  make bench     every program of benchmarks/, or BENCHMARKS=, with ARGS
+.PHONY: bench
+bench: ops
+	for b in $(BENCHMARKS); do $(BIN)/python $$b $(ARGS) || exit 1; done
+
+##  make lint      ruff and clang-format, changing nothing
+.PHONY: lint
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CLANG_FORMAT_FILES)
+
+##  make format    what make lint asks for, as far as it can be done by itself
+.PHONY: format
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CLANG_FORMAT_FILES)
+
+##  make wheel     a wheel in dist/ that runs on other machines too
+.PHONY: wheel
+wheel: .venv/installed
+	rm -rf build/lib* build/bdist*
+	HET_TF_PORTABLE=1 $(PIP) wheel --no-deps --no-build-isolation -w dist .
+
+##  make bazel     the same ops with Bazel: bazel-bin/ops/_het_ops.so
+.PHONY: bazel
+bazel: .venv/installed
+	@command -v bazel >/dev/null || { echo 'No bazel: sudo apt-get install bazel-bootstrap' \
+	  'bazel-platforms bazel-rules-java bazel-rules-proto bazel-skylib'; exit 1; }
+	PYTHON_BIN_PATH=$(abspath $(BIN)/python) bazel build //ops:_het_ops.so //ops:_het_ops.json
+
+##  make clean     remove all of that but .venv
+.PHONY: clean
+clean:
+	rm -rf build dist *.egg-info het_tf/_het_ops.so het_tf/_het_ops.json

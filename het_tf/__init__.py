@@ -1,0 +1,21 @@
+"""Embedding tables that outgrow one machine, trained through a cache on every worker.
+
+HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFlow and Keras.
+"""
+
+from het_tf import distribute, initializers, keras, layers, ops, optimizers
+from het_tf.cache import CacheConfig
+from het_tf.table import EmbeddingTable, TableExport
+
+__all__ = [
+    "CacheConfig",
+    "EmbeddingTable",
+    "TableExport",
+    "distribute",
+    "initializers",
+    "keras",
+    "layers",
+    "ops",
+    "optimizers",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,161 @@
+"""The cache that every worker keeps of an embedding table, and its configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from het_tf import ops
+from het_tf.table import EmbeddingTable
+
+_UNBOUNDED = -1
+
+
+@keras.saving.register_keras_serializable("het_tf")
+@dataclasses.dataclass(frozen=True)
+class CacheConfig:
+    """How workers cache rows (HET, VLDB 2022, sections 3 and 4).
+
+    A read of a row misses at most `read_bound + (workers - 1) * write_bound` updates of the other
+    workers, and none of its own.
+
+    Attributes:
+      capacity: rows that a worker keeps.
+      policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
+        as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
+      staleness: both bounds, where they are not given; None: unbounded.
+      read_bound: updates of other workers that a cached row may miss before it is fetched again.
+      write_bound: own updates of a row that may wait before they are sent; 0: they are sent within
+        the step.
+      clock: "count" bounds the number of missed updates, "lamport" is the rule of the paper, which
+        bounds the difference of two workers' clocks of a row by `2 * staleness`.
+    """
+
+    capacity: int
+    policy: str = "lfu"
+    staleness: int | None = 100
+    read_bound: int | None = dataclasses.field(default=-1)
+    write_bound: int | None = dataclasses.field(default=-1)
+    clock: str = "count"
+
+    def __post_init__(self) -> None:
+        for bound in ("read_bound", "write_bound"):
+            if getattr(self, bound) == -1:  # not given
+                object.__setattr__(self, bound, self.staleness)
+        if self.capacity < 1:
+            raise ValueError(f"capacity must be at least 1 row, not {self.capacity}")
+        if self.policy not in ("lfu", "lru"):
+            raise ValueError(f'policy must be "lfu" or "lru", not {self.policy!r}')
+        if self.clock not in ("count", "lamport"):
+            raise ValueError(f'clock must be "count" or "lamport", not {self.clock!r}')
+        for bound in ("staleness", "read_bound", "write_bound"):
+            value = getattr(self, bound)
+            if value is not None and value < 0:
+                raise ValueError(f"{bound} must not be negative (None: unbounded), not {value}")
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for Keras serialization."""
+        return dataclasses.asdict(self)
+
+
+class WorkerCache:
+    """Ops on the cache of a table, on the worker where they run.
+
+    Every worker has its own cache under the same name; it is made by the first op that runs there.
+    Without a config there is no cache: every lookup fetches its rows, and gradients go to the
+    shards, which apply the optimizer.
+    """
+
+    def __init__(self, table: EmbeddingTable, config: CacheConfig | None, nonfinite: str = "error"):
+        """Describes the cache; makes nothing yet.
+
+        Args:
+          table: the table, local or on parameter servers.
+          config: None for no cache.
+          nonfinite: "error": NaN or infinity in a gradient fails the step and changes nothing;
+            "skip": the keys concerned are skipped and counted.
+        """
+        if nonfinite not in ("error", "skip"):
+            raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
+        self.table = table
+        self.config = config
+        self.name = f"{table.shared_name}/{'cache' if config else 'uncached'}"
+        self._attributes = {
+            "shared_name": self.name,
+            "nonfinite": nonfinite,
+            **table.row_attributes,
+        }
+        if config is None:
+            self._attributes |= {"capacity": 2**31 - 1, "server_applies": True}
+        else:
+            bounds = {
+                name: _UNBOUNDED if bound is None else bound
+                for name, bound in (
+                    ("read_bound", config.read_bound),
+                    ("write_bound", config.write_bound),
+                )
+            }
+            self._attributes |= {"capacity": config.capacity, "policy": config.policy, **bounds}
+        self._writes_through = config is None or config.write_bound == 0
+
+    def lookup_op(self, batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Reads the rows of a batch of `ops.dedup`.
+
+        Returns:
+          rows: float32 [ids, dim].
+          ticket: for `update_op`.
+        """
+        cache = self._handle_op()
+        ticket, requests = ops.cache_lookup(cache, batch, num_shards=self.table.num_shards)
+        return self._exchange(cache, ticket, requests), ticket
+
+    def update_op(
+        self, ticket: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor
+    ) -> tf.Operation:
+        """One update of each key that was looked up. gradients: float32 [ids, dim]."""
+        cache = self._handle_op()
+        update = ops.cache_update(cache, ticket, gradients, learning_rate)
+        if not self._writes_through:
+            return update
+        with tf.control_dependencies([update] if update is not None else []):
+            return self._flush_op(cache, everything=False)
+
+    def flush_op(self) -> tf.Operation:
+        """Sends every update that was not sent yet."""
+        return self._flush_op(self._handle_op(), everything=True)
+
+    def clear_op(self) -> tf.Operation:
+        """Forgets all rows, and updates that were not sent."""
+        return ops.cache_clear(self._handle_op())
+
+    def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Names and values of the counters (`CacheCounter` in ops/core/cache.h)."""
+        return ops.cache_stats(self._handle_op())
+
+    def report_op(self) -> tf.Tensor:
+        """int64 [4]: the worker's task index, the cache's id, updates pending, updates made."""
+        return ops.cache_report(self._handle_op())
+
+    def _handle_op(self) -> tf.Tensor:
+        # One handle a graph: TensorFlow keeps the order of ops that share their handle's tensor.
+        if tf.executing_eagerly():
+            return ops.cache_handle(**self._attributes)
+        handles = tf.compat.v1.get_default_graph().get_collection_ref(self.name)
+        if not handles:
+            handles.append(ops.cache_handle(**self._attributes))
+        return handles[0]
+
+    def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Operation:
+        ticket, requests = ops.cache_flush(
+            cache, num_shards=self.table.num_shards, all=everything
+        )
+        return self._exchange(cache, ticket, requests)
+
+    def _exchange(
+        self, cache: tf.Tensor, ticket: tf.Tensor, requests: list[tf.Tensor]
+    ) -> tf.Tensor:
+        replies = [self.table.sync_op(shard, request) for shard, request in enumerate(requests)]
+        return ops.cache_fill(cache, ticket, replies)

@@ -1,0 +1,1 @@
+"""Data sets that examples, tests and benchmarks train on: real where they can be had."""

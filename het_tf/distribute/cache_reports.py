@@ -1,0 +1,123 @@
+"""What is known about the caches on the workers, and what is lost when a worker dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+REPORT_SIZE = 4
+
+
+class WorkerCache(Protocol):
+    """What the strategy needs of a cache that has one instance on every worker.
+
+    Both methods build ops. They are called while a `tf.function` is traced, and the ops run on the
+    worker whose instance they mean.
+    """
+
+    name: str
+
+    def flush_op(self) -> tf.Tensor:
+        """Sends every pending update to the parameter servers; any tensor as result."""
+
+    def report_op(self) -> tf.Tensor:
+        """int64[4]: worker task index, cache id, pending updates, updates made so far."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheReport:
+    """One cache's state on one worker, after a finished closure.
+
+    Attributes:
+      worker: task index of the worker.
+      cache_id: random id of the cache instance; a restarted worker has another one.
+      pending: updates made there that no parameter server has yet.
+      updates: updates made there since the instance exists.
+    """
+
+    worker: int
+    cache_id: int
+    pending: int
+    updates: int
+
+
+class CacheReports:
+    """The last report of every cache on every worker; warns when a cache is lost.
+
+    A report travels with the result of the closure that made it. When a worker dies, the closure it
+    was running has not delivered its result and is run again on another worker, so only updates of
+    finished closures can be lost: at most as many as were pending in the last report. (Updates of
+    the unfinished closure that had been sent already are then made twice, as with any variable on
+    a parameter server.)
+
+    Thread safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._caches: list[WorkerCache] = []
+        self._last: dict[tuple[int, int], CacheReport] = {}  # (cache number, worker) -> report
+
+    def register(self, cache: WorkerCache) -> None:
+        """Adds a cache; a second call with the same one does nothing."""
+        with self._lock:
+            if all(known is not cache for known in self._caches):
+                self._caches.append(cache)
+
+    @property
+    def caches(self) -> tuple[WorkerCache, ...]:
+        """The registered caches, in order of registration."""
+        with self._lock:
+            return tuple(self._caches)
+
+    def report_ops(self) -> tf.Tensor:
+        """Ops for the end of a closure: int64[number of caches, 4], one report per row."""
+        reports = [tf.ensure_shape(c.report_op(), [REPORT_SIZE]) for c in self.caches]
+        if not reports:
+            return tf.zeros([0, REPORT_SIZE], tf.int64)
+        return tf.stack(reports)
+
+    def note(self, reports: np.ndarray | Sequence[Sequence[int]]) -> None:
+        """Takes in what `report_ops` gave, and warns of caches that were replaced meanwhile."""
+        for number, row in enumerate(np.reshape(np.asarray(reports, np.int64), [-1, REPORT_SIZE])):
+            report = CacheReport(*(int(value) for value in row))
+            with self._lock:
+                before = self._last.get((number, report.worker))
+                self._last[number, report.worker] = report
+            if before is not None and before.cache_id != report.cache_id:
+                self._warn(number, before)
+
+    def worker_lost(self, worker: int) -> None:
+        """Says what was lost with a worker, once, and forgets its caches."""
+        with self._lock:
+            lost = {key: r for key, r in self._last.items() if key[1] == worker}
+            for key in lost:
+                del self._last[key]
+        for (number, _), report in sorted(lost.items(), key=lambda item: item[0]):
+            self._warn(number, report)
+
+    def last(self, cache: WorkerCache) -> dict[int, CacheReport]:
+        """Worker task index -> last report of `cache`."""
+        with self._lock:
+            for number, known in enumerate(self._caches):
+                if known is cache:
+                    return {w: r for (n, w), r in self._last.items() if n == number}
+        return {}
+
+    def _warn(self, number: int, report: CacheReport) -> None:
+        cache = self.caches[number]
+        logging.warning(
+            "worker %d lost its cache %s (id %d): at most %d updates that it had not sent are lost "
+            "(of %d it had made). The steps it was running are run again on another worker.",
+            report.worker,
+            getattr(cache, "name", f"number {number}"),
+            report.cache_id,
+            report.pending,
+            report.updates,
+        )

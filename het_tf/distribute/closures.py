@@ -1,0 +1,131 @@
+"""Running closures on the workers with a bounded number of them under way."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from het_tf.distribute.threads import call_in_daemon
+
+if TYPE_CHECKING:
+    from het_tf.distribute.strategy import HetParameterServerStrategy
+
+_POLL = 1.0  # seconds between looks at the health of the parameter servers
+_REFETCH_INTERVAL = 0.1  # seconds
+
+
+class ClosureRunner:
+    """Schedules closures and hands back their results in the order in which they finish.
+
+    `ClusterCoordinator` gives each closure to the next free worker, and again to another one if
+    that worker dies. It can wait for one closure or for all of them, but not for whichever ends
+    first; one thread per closure under way makes that of it. A result is handed back exactly once,
+    however often the closure was run.
+
+    Used from one thread:
+
+        with ClosureRunner(strategy) as runner:
+            while ...:
+                if runner.has_room: runner.schedule(fn, args, tag)
+                else: tag, result = runner.wait()
+    """
+
+    def __init__(self, strategy: HetParameterServerStrategy, max_in_flight: int | None = None):
+        """Creates a runner.
+
+        Args:
+          strategy: where to run.
+          max_in_flight: closures scheduled but not handed back; twice the number of workers when
+            None, so that a worker has its next closure ready when it ends one.
+        """
+        self._strategy = strategy
+        self._max_in_flight = max_in_flight or 2 * strategy.num_workers
+        self._in_flight = 0
+        self._finished: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = (
+            queue.SimpleQueue()
+        )
+        self._abandoned = threading.Event()
+
+    def __enter__(self) -> ClosureRunner:
+        self._strategy.health.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._abandoned.set()
+        self._strategy.health.stop()
+
+    @property
+    def in_flight(self) -> int:
+        """Closures scheduled and not handed back yet."""
+        return self._in_flight
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another closure may be scheduled."""
+        return self._in_flight < self._max_in_flight
+
+    def schedule(self, fn: tf.types.experimental.PolymorphicFunction, args: Any, tag: Any) -> None:
+        """Schedules `fn(*args)` on any worker; `wait` returns `tag` with its result."""
+        try:
+            remote = self._strategy.coordinator.schedule(fn, args=args)
+        except tf.errors.OpError as error:
+            raise self._failed(error) from error
+        self._in_flight += 1
+        call_in_daemon(self._fetch, remote, tag)
+
+    def wait(self) -> tuple[Any, Any]:
+        """Blocks until some closure has finished.
+
+        Returns:
+          Its tag, and its result as NumPy arrays.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down; the message names it.
+          Exception: what the closure raised. The remaining closures are then cancelled.
+        """
+        while True:
+            try:
+                tag, result, error = self._finished.get(timeout=_POLL)
+                break
+            except queue.Empty:
+                self._strategy.raise_if_ps_lost()
+        self._in_flight -= 1
+        if error is not None:
+            raise self._failed(error) from error
+        return tag, result
+
+    def _failed(self, error: BaseException) -> BaseException:
+        self._abandoned.set()
+        explained = self._strategy.explain(error) if isinstance(error, Exception) else error
+        try:
+            self._strategy.join()  # Cancels the rest and clears the coordinator's own error.
+        except Exception as first:
+            # A cancelled closure's result may be seen before that of the one which failed.
+            if isinstance(error, tf.errors.CancelledError):
+                return first
+        return explained
+
+    def _fetch(self, remote: tf.distribute.coordinator.RemoteValue, tag: Any) -> None:
+        while True:
+            try:
+                result, error = remote.fetch(), None
+            except Exception as raised:
+                # The worker may die after it ran the closure and before the result is copied here.
+                # The coordinator then runs the closure again, under the same remote value.
+                if _is_worker_lost(raised) and not self._abandoned.wait(_REFETCH_INTERVAL):
+                    continue
+                result, error = None, raised
+            self._finished.put((tag, result, error))
+            return
+
+
+def _is_worker_lost(error: Exception) -> bool:
+    text = str(error)
+    return (
+        isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+        and "/job:worker" in text
+        and "/job:ps" not in text
+    )

@@ -1,0 +1,261 @@
+"""A cluster of real server processes on this machine, for tests, demos and benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from het_tf.distribute.environment import set_grpc_defaults
+
+_LOG_TAIL_LINES = 30
+_HOST = "localhost"
+
+
+class LocalCluster:
+    """Worker and parameter server processes on localhost, with this process as the chief.
+
+    Each task is a `python -m het_tf.server` process of its own. They end with the `with` block, and
+    also when this process dies without leaving it.
+
+        with LocalCluster(num_workers=2, num_ps=2) as cluster:
+            strategy = HetParameterServerStrategy(cluster.resolver)
+
+    TensorFlow connects a process to one cluster: build one strategy per process and cluster.
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 2,
+        num_ps: int = 2,
+        log_dir: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        start_timeout: float = 120.0,
+    ):
+        """Describes the cluster; `start` or entering the context starts it.
+
+        Args:
+          num_workers: number of worker processes, at least 1.
+          num_ps: number of parameter server processes, at least 1.
+          log_dir: where each task's output goes, as `<task type>-<index>.log`. A temporary folder,
+            removed at the end, when None.
+          env: environment variables added to those of this process, for the servers only.
+          start_timeout: seconds a server may take to listen.
+
+        Raises:
+          ValueError: fewer than one worker or ps.
+        """
+        if num_workers < 1 or num_ps < 1:
+            raise ValueError(
+                "LocalCluster needs at least one worker and one ps, got "
+                f"num_workers={num_workers}, num_ps={num_ps}."
+            )
+        self._num_tasks = {"ps": num_ps, "worker": num_workers}
+        self._log_dir_given = log_dir
+        self._env = dict(env or {})
+        self._start_timeout = start_timeout
+        self._processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._reserved: list[socket.socket] = []
+        self._cluster: dict[str, list[str]] = {}
+        self._log_dir: pathlib.Path | None = None
+
+    # Life cycle.
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Starts every task and waits until all of them listen.
+
+        Raises:
+          RuntimeError: a server died or did not listen in time; holds the end of its log.
+        """
+        if self._processes:
+            raise RuntimeError("LocalCluster is already running.")
+        if self._log_dir_given is None:
+            self._log_dir = pathlib.Path(tempfile.mkdtemp(prefix="het_tf_cluster_"))
+        else:
+            self._log_dir = pathlib.Path(self._log_dir_given)
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._cluster = {
+            task_type: [self._reserve_address() for _ in range(count)]
+            for task_type, count in self._num_tasks.items()
+        }
+        try:
+            tasks = [(t, i) for t, count in self._num_tasks.items() for i in range(count)]
+            for task_type, index in tasks:
+                self._spawn(task_type, index)
+            for task_type, index in tasks:
+                self._wait_until_listening(task_type, index)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Kills every task that still runs and frees its port. May be called twice."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()  # Ends a stopped (SIGSTOP) process as well, SIGTERM would not.
+        for process in self._processes.values():
+            process.wait()
+            if process.stdin:
+                process.stdin.close()
+        self._processes.clear()
+        for reserved in self._reserved:
+            reserved.close()
+        self._reserved.clear()
+        if self._log_dir_given is None and self._log_dir is not None:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+
+    # What a strategy needs.
+
+    @property
+    def resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
+        """Cluster resolver for `HetParameterServerStrategy`, with this process as the chief."""
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(self._cluster), rpc_layer="grpc"
+        )
+
+    @property
+    def addresses(self) -> dict[str, list[str]]:
+        """Task type ("worker", "ps") -> "host:port" of each task."""
+        return {task_type: list(tasks) for task_type, tasks in self._cluster.items()}
+
+    # Faults.
+
+    def process(self, task_type: str, index: int) -> subprocess.Popen[bytes]:
+        """The process of a task, e.g. to send it a signal.
+
+        Raises:
+          ValueError: there is no such task.
+        """
+        try:
+            return self._processes[task_type, index]
+        except KeyError:
+            raise ValueError(
+                f"no task {task_type} {index!r} in this cluster of "
+                f"{self._num_tasks['worker']} worker(s) and {self._num_tasks['ps']} ps; "
+                "is the cluster running?"
+            ) from None
+
+    def kill_worker(self, index: int) -> None:
+        """Kills a worker with SIGKILL, as a crash would, and waits until it is gone."""
+        self._kill("worker", index)
+
+    def kill_ps(self, index: int) -> None:
+        """Kills a parameter server with SIGKILL, as a crash would, and waits until it is gone."""
+        self._kill("ps", index)
+
+    def restart_worker(self, index: int) -> None:
+        """Starts a worker again at its old address (after killing it, if it still runs)."""
+        self._restart("worker", index)
+
+    def restart_ps(self, index: int) -> None:
+        """Starts a parameter server again, empty, at its old address."""
+        self._restart("ps", index)
+
+    def terminate_worker(self, index: int) -> None:
+        """Ends a worker with SIGTERM, as a scheduler would, and waits until it is gone."""
+        process = self.process("worker", index)
+        process.terminate()
+        process.wait()
+
+    def log(self, task_type: str, index: int) -> str:
+        """Everything a task has printed so far, over all its restarts."""
+        self.process(task_type, index)
+        return self._log_path(task_type, index).read_text(errors="replace")
+
+    # Inside.
+
+    def _reserve_address(self) -> str:
+        # Bound with SO_REUSEPORT but not listening: nobody else is given the port, and the server,
+        # told to use the same option, can bind it too, now and after a restart.
+        reserved = socket.socket(socket.AF_INET6 if _ipv6() else socket.AF_INET)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("", 0))
+        self._reserved.append(reserved)
+        return f"{_HOST}:{reserved.getsockname()[1]}"
+
+    def _log_path(self, task_type: str, index: int) -> pathlib.Path:
+        assert self._log_dir is not None
+        return self._log_dir / f"{task_type}-{index}.log"
+
+    def _spawn(self, task_type: str, index: int) -> None:
+        env = {**os.environ, "TF_GRPC_REUSE_PORT": "1", **self._env}
+        set_grpc_defaults(env)
+        env["TF_CONFIG"] = json.dumps(
+            {"cluster": self._cluster, "task": {"type": task_type, "index": index}}
+        )
+        # The servers must find the het_tf that this process imported, installed or not.
+        package_root = str(pathlib.Path(__file__).resolve().parents[2])
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
+        with open(self._log_path(task_type, index), "ab") as log:
+            self._processes[task_type, index] = subprocess.Popen(
+                [sys.executable, "-m", "het_tf.server", "--exit_with_parent"],
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the coordinator, which then closes us.
+            )
+
+    def _wait_until_listening(self, task_type: str, index: int) -> None:
+        process = self._processes[task_type, index]
+        address = self._cluster[task_type][index]
+        host, _, port = address.rpartition(":")
+        deadline = time.monotonic() + self._start_timeout
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection((host, int(port)), timeout=1.0).close()
+                return
+            status = process.poll()
+            if status is not None or time.monotonic() > deadline:
+                what = (
+                    f"exited with status {status}"
+                    if status is not None
+                    else f"did not listen on {address} within {self._start_timeout:g} s"
+                )
+                lines = self.log(task_type, index).splitlines()[-_LOG_TAIL_LINES:]
+                raise RuntimeError(
+                    f"The server of {task_type} {index} {what}. The end of its log:\n"
+                    + "\n".join(f"  {line}" for line in lines)
+                )
+            time.sleep(0.05)
+
+    def _kill(self, task_type: str, index: int) -> None:
+        process = self.process(task_type, index)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def _restart(self, task_type: str, index: int) -> None:
+        self._kill(task_type, index)
+        stdin = self.process(task_type, index).stdin
+        if stdin:
+            stdin.close()
+        self._spawn(task_type, index)
+        self._wait_until_listening(task_type, index)
+
+
+def _ipv6() -> bool:
+    """Whether servers bind IPv6 wildcard sockets here, as gRPC does where it can."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+        return True
+    except OSError:
+        return False

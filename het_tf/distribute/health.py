@@ -1,0 +1,138 @@
+"""Finding out which tasks of the cluster still answer, without going through TensorFlow.
+
+A killed process shows up as a failed RPC sooner or later. A process that hangs, or a host that
+vanished, shows up as an RPC that never ends, and TensorFlow then waits with it. So while training
+runs, every task is asked for a gRPC handshake every few seconds, by threads of our own.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from het_tf.distribute.threads import call_in_daemon
+
+# (task type, task index), as in ("ps", 0).
+Task = tuple[str, int]
+
+PROBE_INTERVAL = 2.0  # seconds between two rounds of probes
+PROBE_TIMEOUT = 8.0  # seconds a task may take to answer
+# A task counts as lost when every probe failed for this long. With the interval and the timeout
+# before it, a lost task is known after 30 s at most.
+GRACE = 20.0
+
+
+class TaskState(enum.Enum):
+    """What a probe found."""
+
+    UP = "answers"
+    REFUSED = "refuses connections"
+    SILENT = "does not answer"
+
+
+def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
+    """Tries a gRPC handshake with "host:port" and says what came back, within about `timeout` s."""
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+    except TimeoutError:
+        return TaskState.SILENT
+    except OSError:
+        return TaskState.REFUSED
+    # The kernel accepts connections for a stopped process; only the process sends HTTP/2 settings.
+    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"{host}:{port}", options=options) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=timeout)
+            return TaskState.UP
+        except grpc.FutureTimeoutError:
+            return TaskState.SILENT
+
+
+class HealthMonitor:
+    """Probes tasks in the background between `start` and `stop`.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[Task, str],
+        on_down: Callable[[Task, TaskState], None] | None = None,
+    ):
+        """Creates the monitor; `start` starts it.
+
+        Args:
+          addresses: "host:port" of every task to watch.
+          on_down: called from the monitor's thread when a task starts to fail its probes; once
+            until it answers again.
+        """
+        self._addresses = dict(addresses)
+        self._on_down = on_down
+        self._lock = threading.Lock()
+        self._failing: dict[Task, tuple[float, TaskState]] = {}  # guarded by _lock
+        self._users = 0  # guarded by _lock
+        self._stop: threading.Event | None = None  # guarded by _lock
+
+    def __enter__(self) -> HealthMonitor:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts probing; nested calls are counted."""
+        with self._lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            self._failing.clear()
+            self._stop = threading.Event()
+            stop = self._stop
+        threading.Thread(target=self._run, args=(stop,), name="het-health", daemon=True).start()
+
+    def stop(self) -> None:
+        """Undoes one `start`; the last one ends the probing."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._stop is not None:
+                self._stop.set()
+
+    def failing(self) -> dict[Task, TaskState]:
+        """The tasks whose last probe failed."""
+        with self._lock:
+            return {task: state for task, (_, state) in self._failing.items()}
+
+    def lost(self, task_type: str, grace: float = GRACE) -> dict[Task, TaskState]:
+        """The tasks of a type whose probes have all failed for `grace` seconds."""
+        now = time.monotonic()
+        with self._lock:
+            return {
+                task: state
+                for task, (since, state) in self._failing.items()
+                if task[0] == task_type and now - since >= grace
+            }
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.wait(PROBE_INTERVAL):
+            started = time.monotonic()
+            probes = [(task, call_in_daemon(probe, a)) for task, a in self._addresses.items()]
+            for task, found in probes:
+                self._note(task, found.result(), started)
+
+    def _note(self, task: Task, state: TaskState, started: float) -> None:
+        with self._lock:
+            if state is TaskState.UP:
+                self._failing.pop(task, None)
+                return
+            first = task not in self._failing
+            since = started if first else self._failing[task][0]
+            self._failing[task] = (since, state)
+        if first and self._on_down is not None:
+            self._on_down(task, state)

@@ -1,0 +1,310 @@
+"""A parameter server strategy that knows about caches on the workers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from het_tf.distribute import health
+from het_tf.distribute.cache_reports import CacheReport, CacheReports, WorkerCache
+from het_tf.distribute.environment import set_grpc_defaults
+from het_tf.distribute.tf_config import check_cluster, read_tf_config
+from het_tf.distribute.threads import call_in_daemon
+
+# A worker that has not flushed after this long is treated as down.
+FLUSH_TIMEOUT = 45.0
+
+_PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
+
+
+class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
+    """`tf.distribute.ParameterServerStrategy` with caches on the workers.
+
+    Everything of the base class works as it does there. Added are the one `coordinator`, running
+    something on a given worker, flushing the workers' caches, and errors that name the parameter
+    server that died. `het_tf.keras.Model` trains with it.
+
+    TensorFlow allows one cluster per process, hence one strategy per process.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        variable_partitioner: tf.distribute.experimental.partitioners.Partitioner | None = None,
+    ):
+        """Connects to the cluster; blocks until every task answers.
+
+        Args:
+          cluster_resolver: names the worker and ps tasks, e.g. `LocalCluster(...).resolver` or a
+            `tf.distribute.cluster_resolver.TFConfigClusterResolver()`.
+          variable_partitioner: as in the base class. Keras 3 cannot use partitioned variables.
+
+        Raises:
+          ValueError: TF_CONFIG or the cluster spec is malformed, has no worker or no ps, or says
+            that this process is not the chief. The message names the offending part.
+        """
+        self._addresses = _checked_addresses(cluster_resolver)
+        set_grpc_defaults()
+        super().__init__(cluster_resolver, variable_partitioner)
+        self._reports = CacheReports()
+        self._monitor = health.HealthMonitor(self._addresses, self._task_down)
+        self._flush_functions: dict[int, Callable[[], tf.Tensor]] = {}
+
+    # The cluster.
+
+    @property
+    def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
+        """The coordinator that schedules closures on the workers; one per strategy."""
+        return tf.distribute.coordinator.ClusterCoordinator(self)  # A singleton per strategy.
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker tasks."""
+        return sum(task_type == "worker" for task_type, _ in self._addresses)
+
+    @property
+    def num_ps(self) -> int:
+        """Number of parameter server tasks."""
+        return sum(task_type == "ps" for task_type, _ in self._addresses)
+
+    @property
+    def health(self) -> health.HealthMonitor:
+        """Monitor of all tasks. It probes only between its `start` and `stop`."""
+        return self._monitor
+
+    def worker_device(self, index: int) -> str:
+        """Name of the CPU device of a worker, for `tf.device`."""
+        return self._device("worker", index)
+
+    def ps_device(self, index: int) -> str:
+        """Name of the CPU device of a parameter server, for `tf.device`."""
+        return self._device("ps", index)
+
+    def task_address(self, task_type: str, index: int) -> str:
+        """"host:port" of a "worker" or "ps" task."""
+        self._device(task_type, index)
+        return self._addresses[task_type, index]
+
+    def run_on_worker(self, index: int, fn: Callable[..., Any], *args: Any) -> Any:
+        """Runs `fn(*args)` on one given worker and waits for its result.
+
+        Resources that `fn` names by `shared_name` are those that closures of the coordinator see on
+        that worker. It must not run at the same time as closures that use the same resources
+        unless those resources allow it.
+
+        Args:
+          index: task index of the worker.
+          fn: a `tf.function`, or a Python function of ops, which then run one by one.
+          *args: arguments of `fn`.
+
+        Returns:
+          What `fn` returns, with every tensor copied to this process.
+
+        Raises:
+          ValueError: there is no such worker.
+          tf.errors.UnavailableError: the worker is down.
+        """
+        with tf.device(self.worker_device(index)):
+            result = fn(*args)
+        with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+            return tf.nest.map_structure(
+                lambda x: tf.identity(x) if tf.is_tensor(x) else x, result
+            )
+
+    # Caches.
+
+    def register_cache(self, cache: WorkerCache) -> None:
+        """Has `flush` and the training loop look after `cache` (see `WorkerCache`)."""
+        self._reports.register(cache)
+
+    @property
+    def caches(self) -> tuple[WorkerCache, ...]:
+        """The registered caches."""
+        return self._reports.caches
+
+    def cache_report_ops(self) -> tf.Tensor:
+        """Ops that report the state of every cache, for the end of a closure of your own.
+
+        Returns:
+          int64[number of caches, 4]; hand the fetched value to `note_cache_reports`.
+        """
+        return self._reports.report_ops()
+
+    def note_cache_reports(self, reports: np.ndarray) -> None:
+        """Takes in a fetched `cache_report_ops()`; warns when a worker lost its cache."""
+        self._reports.note(reports)
+
+    def last_cache_reports(self, cache: WorkerCache) -> dict[int, CacheReport]:
+        """Worker task index -> last known state of `cache` there."""
+        return self._reports.last(cache)
+
+    def flush(self) -> None:
+        """Sends what the workers' caches hold back to the parameter servers.
+
+        Waits for scheduled closures first. A worker that is down is skipped with a warning.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down; the message names it.
+          Exception: what a scheduled closure raised.
+        """
+        if not self.caches:
+            return
+        self.join()
+        flushes = [call_in_daemon(self._flush_worker, i) for i in range(self.num_workers)]
+        for i, flush in enumerate(flushes):
+            self._finish_flush(i, flush)
+
+    # Waiting and errors.
+
+    def join(self) -> None:
+        """`coordinator.join()`, with an error that names the parameter server if one died.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+          Exception: what a scheduled closure raised.
+        """
+        if self._cluster_coordinator is None:
+            return
+        with self._monitor:
+            waiting = call_in_daemon(self.coordinator.join)
+            while True:
+                try:
+                    return waiting.result(timeout=1.0)
+                except concurrent.futures.TimeoutError:
+                    self.raise_if_ps_lost()
+                except tf.errors.OpError as error:
+                    raise self.explain(error) from error
+
+    def raise_if_ps_lost(self) -> None:
+        """Raises if a parameter server has been silent for `health.GRACE` seconds.
+
+        Raises:
+          tf.errors.UnavailableError: names the parameter server. Only while `health` is started.
+        """
+        for task, state in self._monitor.lost("ps").items():
+            raise tf.errors.UnavailableError(None, None, self._ps_lost_message(task, state.value))
+
+    def explain(self, error: Exception) -> Exception:
+        """The error to show for `error`: one that names the parameter server that is down, if so.
+
+        Args:
+          error: what a closure, `run_on_worker` or the coordinator raised.
+
+        Returns:
+          A `tf.errors.UnavailableError` naming the task and its address, or `error` itself.
+        """
+        if not isinstance(error, tf.errors.OpError):
+            return error
+        named = {("ps", int(i)) for i in _PS_DEVICE.findall(str(error))} & set(self._addresses)
+        transport = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+        if not named and not transport:
+            return error
+        suspects = sorted(named) or [task for task in self._addresses if task[0] == "ps"]
+        for task in suspects:
+            state = health.probe(self._addresses[task])
+            if state is not health.TaskState.UP:
+                return tf.errors.UnavailableError(
+                    None, None, f"{self._ps_lost_message(task, state.value)} ({error})"
+                )
+        if named and transport:
+            # It answers, so it was restarted: the variables and tables it held are gone.
+            message = self._ps_lost_message(sorted(named)[0], "was restarted or unreachable")
+            return tf.errors.UnavailableError(None, None, f"{message} ({error})")
+        return error
+
+    # Inside.
+
+    def _device(self, task_type: str, index: int) -> str:
+        if (task_type, index) not in self._addresses:
+            count = self.num_workers if task_type == "worker" else self.num_ps
+            raise ValueError(f"no {task_type} {index!r}: the cluster has {count} {task_type} tasks")
+        return f"/job:{task_type}/replica:0/task:{index}/device:CPU:0"
+
+    def _ps_lost_message(self, task: health.Task, state: str) -> str:
+        return (
+            f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {state}. The "
+            "variables and tables it held are gone: restart it and the training program, and "
+            "resume from the last checkpoint."
+        )
+
+    def _task_down(self, task: health.Task, state: health.TaskState) -> None:
+        logging.warning("%s %d at %s %s", *task, self._addresses[task], state.value)
+        if task[0] == "worker" and state is health.TaskState.REFUSED:
+            self._reports.worker_lost(task[1])
+
+    def _flush_worker(self, index: int) -> np.ndarray:
+        reports = []
+        for cache in self.caches:
+            flush = self._flush_functions.get(id(cache))
+            if flush is None:
+                flush = self._flush_functions.setdefault(id(cache), _flush_function(cache))
+            reports.append(self.run_on_worker(index, flush).numpy())
+        return np.stack(reports)
+
+    def _finish_flush(self, index: int, flush: concurrent.futures.Future[np.ndarray]) -> None:
+        try:
+            self._reports.note(flush.result(timeout=FLUSH_TIMEOUT))
+        except (tf.errors.OpError, concurrent.futures.TimeoutError) as error:
+            explained = self.explain(error)
+            if explained is not error:
+                raise explained from error
+            address = self._addresses["worker", index]
+            state = health.probe(address)
+            if isinstance(error, tf.errors.OpError) and state is health.TaskState.UP:
+                if not _is_stale_worker_error(error):
+                    raise
+                state_text = "was restarted"
+            else:
+                state_text = state.value
+            logging.warning("not flushed: worker %d at %s %s", index, address, state_text)
+            self._reports.worker_lost(index)
+
+
+def _checked_addresses(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver,
+) -> dict[health.Task, str]:
+    if isinstance(resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver):
+        task = read_tf_config()
+        if task.task_type != "chief":
+            raise ValueError(
+                f'TF_CONFIG["task"]["type"] is "{task.task_type}", but a strategy is made by the '
+                "chief. Worker and ps tasks run `python -m het_tf.server`."
+            )
+        cluster = task.cluster
+    else:
+        cluster = check_cluster(resolver.cluster_spec().as_dict())
+    return {
+        (task_type, i): address
+        for task_type in ("ps", "worker")
+        for i, address in enumerate(cluster[task_type])
+    }
+
+
+def _flush_function(cache: WorkerCache) -> Callable[[], tf.Tensor]:
+    @tf.function
+    def flush() -> tf.Tensor:
+        with tf.control_dependencies([cache.flush_op()]):
+            return cache.report_op()
+
+    return flush
+
+
+def _is_stale_worker_error(error: tf.errors.OpError) -> bool:
+    """Whether a worker that answers fails because it is a new process at the old address."""
+    return isinstance(
+        error,
+        (
+            tf.errors.UnavailableError,
+            tf.errors.AbortedError,
+            tf.errors.CancelledError,
+            tf.errors.InvalidArgumentError,
+            tf.errors.NotFoundError,
+        ),
+    ) and "/job:worker" in str(error)
+

@@ -1,0 +1,34 @@
+"""The non-public parts of Keras 3 that training on parameter servers cannot do without.
+
+Nothing else in het_tf.keras reaches into Keras. Checked with Keras 3.15.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+
+def build_from_spec(model: keras.Model, batch_spec: Any) -> None:
+    """Builds the model, its compiled metrics and losses, and the optimizer.
+
+    Keras does the same at the start of `fit` under a strategy. There is no public call that builds
+    compiled metrics before the first batch, and no variable can be made inside a closure.
+
+    Args:
+      model: a compiled or not compiled model, inside its strategy's scope.
+      batch_spec: an element of the dataset with `tf.TensorSpec`s for tensors.
+    """
+    model._symbolic_build(data_batch=batch_spec)
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """The epoch from which `keras.callbacks.BackupAndRestore` wants to resume, if it does."""
+    return getattr(model, "_initial_epoch", None)
+
+
+def functional_class() -> type[keras.Model]:
+    """The class of `keras.Model(inputs, outputs)`, which Keras does not export."""
+    inputs = keras.Input(())
+    return type(keras.Model(inputs, inputs))

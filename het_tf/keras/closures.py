@@ -1,0 +1,230 @@
+"""The functions that run on the workers: several steps of training, evaluation or prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.cache_reports import REPORT_SIZE
+from het_tf.keras.metric_state import MetricScope, metric_variables
+
+_HEADER = 2  # worker index, number of steps
+
+Batch = Any
+States = list[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosureResult:
+    """What a closure of training or evaluation steps came to.
+
+    Attributes:
+      worker: task index of the worker that ran it.
+      steps: steps done; fewer than asked for when the worker's data ended.
+      cache_reports: int64[caches, 4], see `HetParameterServerStrategy.note_cache_reports`.
+      metric_states: float64[all metric states], summed over the steps.
+      step_logs: the logs of the last step that are no metric's result.
+    """
+
+    worker: int
+    steps: int
+    cache_reports: np.ndarray
+    metric_states: np.ndarray
+    step_logs: dict[str, float]
+
+
+class StepClosure:
+    """Runs `model.train_step` or `model.test_step` several times on a worker.
+
+    Everything comes back in one int64 vector, since each tensor that a closure returns costs a
+    message of its own.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HetParameterServerStrategy,
+        element_spec: Any,
+        training: bool,
+    ):
+        """Prepares the functions; they are traced on first use.
+
+        Args:
+          model: compiled and built.
+          strategy: the strategy the model was made under.
+          element_spec: spec of one batch.
+          training: `train_step` if true, else `test_step`.
+        """
+        self._model = model
+        self._strategy = strategy
+        self._element_spec = element_spec
+        self._training = training
+        self._metrics = metric_variables(model)
+        self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
+        self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
+        self._metric_names: frozenset[str] = frozenset()
+        self.on_batches = tf.function(self._on_batches, reduce_retracing=True)
+        self.on_iterator = tf.function(self._on_iterator)
+
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        """Names of the step's logs, metrics included, in the step's order. Empty until traced."""
+        return self._log_names
+
+    def unpack(self, packed: np.ndarray) -> ClosureResult:
+        """Reads the vector that either function returns."""
+        num_caches = len(self._strategy.caches)
+        ends = np.cumsum([_HEADER, num_caches * REPORT_SIZE, self._num_states])
+        header, reports, states, logs = np.split(packed, ends)
+        return ClosureResult(
+            worker=int(header[0]),
+            steps=int(header[1]),
+            cache_reports=reports.reshape(-1, REPORT_SIZE),
+            metric_states=states.view(np.float64),
+            step_logs=dict(zip(self._extra_names(), logs.view(np.float64).tolist())),
+        )
+
+    # Traced.
+
+    def _on_batches(self, *stacked: tf.Tensor) -> tf.Tensor:
+        """Steps over batches sent along: each component stacked over the steps."""
+        num_steps = tf.shape(stacked[0])[0]
+
+        def body(step: tf.Tensor, states: States, logs: tf.Tensor) -> Any:
+            del logs
+            return (step + 1, *self._step(take_batch(self._element_spec, stacked, step), states))
+
+        return self._loop(lambda step, *_: step < num_steps, body, ())
+
+    def _on_iterator(self, iterator: tf.data.Iterator, num_steps: tf.Tensor) -> tf.Tensor:
+        """Up to `num_steps` steps over batches of the worker's own dataset."""
+
+        def cond(step: tf.Tensor, states: States, logs: tf.Tensor, batch: Any) -> tf.Tensor:
+            del states, logs
+            return tf.logical_and(step < num_steps, batch.has_value())
+
+        def body(step: tf.Tensor, states: States, logs: tf.Tensor, batch: Any) -> Any:
+            del logs
+            states, logs = self._step(batch.get_value(), states)
+            # Not one batch more than is used: what is taken here is gone.
+            batch = tf.cond(
+                step + 1 < num_steps, iterator.get_next_as_optional, lambda: batch
+            )
+            return step + 1, states, logs, batch
+
+        return self._loop(cond, body, (iterator.get_next_as_optional(),))
+
+    def _loop(self, cond: Callable[..., Any], body: Callable[..., Any], carry: Any) -> tf.Tensor:
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        states = [tf.zeros(v.shape, v.dtype) for v in self._metrics]
+        logs = tf.zeros([0], tf.float64)
+        steps, states, logs, *_ = tf.while_loop(
+            cond,
+            body,
+            (tf.constant(0), states, logs, *carry),
+            shape_invariants=(
+                tf.TensorShape([]),
+                [tf.TensorShape(v.shape) for v in self._metrics],
+                tf.TensorShape([None]),
+                *tf.nest.map_structure(_invariant, tuple(carry)),
+            ),
+        )
+        with tf.control_dependencies([steps]):
+            reports = self._strategy.cache_report_ops()
+        floats = [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states] + [logs]
+        header = tf.stack([tf.cast(worker, tf.int64), tf.cast(steps, tf.int64)])
+        return tf.concat(
+            [header, tf.reshape(reports, [-1]), tf.bitcast(tf.concat(floats, 0), tf.int64)], 0
+        )
+
+    def _step(self, batch: Batch, states: States) -> tuple[States, tf.Tensor]:
+        return self._strategy.run(self._replica_step, args=(batch, states))
+
+    def _replica_step(self, batch: Batch, states: States) -> tuple[States, tf.Tensor]:
+        model = self._model
+        optimizer = model.optimizer if self._training else None
+        captured = list(zip(self._metrics, states))
+        others = list(model.variables)
+        if optimizer is not None:
+            # Keras counts by reading and assigning, which loses counts when workers overlap.
+            iterations = optimizer.iterations
+            before = tf.identity(iterations.value)
+            captured.append((iterations, before))
+            others.extend(optimizer.variables)
+        with MetricScope(captured, others) as scope:
+            logs = (model.train_step if self._training else model.test_step)(batch)
+            self._metric_names = frozenset(model.get_metrics_result())
+        self._log_names = tuple(logs)
+        if optimizer is not None:
+            iterations.value.assign_add(scope.get_current_value(iterations) - before)
+        extras = [_scalar(name, logs[name]) for name in self._extra_names()]
+        states = [scope.get_current_value(v) for v in self._metrics]
+        return states, tf.stack(extras) if extras else tf.zeros([0], tf.float64)
+
+    def _extra_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self._log_names if name not in self._metric_names)
+
+
+class PredictClosure:
+    """Runs `model.predict_step` over several batches on a worker."""
+
+    def __init__(
+        self, model: keras.Model, strategy: HetParameterServerStrategy, element_spec: Any
+    ):
+        """Prepares the function; it is traced on first use. Arguments as for `StepClosure`."""
+        self._model = model
+        self._strategy = strategy
+        self._element_spec = element_spec
+        self.on_batches = tf.function(self._on_batches, reduce_retracing=True)
+
+    def _on_batches(self, *stacked: tf.Tensor) -> Any:
+        """Outputs of the model, each stacked over the steps: [steps, batch, ...]."""
+
+        def step(i: tf.Tensor) -> Any:
+            batch = take_batch(self._element_spec, stacked, i)
+            outputs = self._strategy.run(self._model.predict_step, args=(batch,))
+            for output in tf.nest.flatten(outputs):
+                if not isinstance(output, tf.Tensor):
+                    raise ValueError(
+                        "predict under HetParameterServerStrategy needs dense outputs, got "
+                        f"{output}."
+                    )
+            return outputs
+
+        spec = tf.nest.map_structure(
+            tf.TensorSpec.from_tensor,
+            tf.function(step).get_concrete_function(tf.TensorSpec([], tf.int32)).structured_outputs,
+        )
+        return tf.map_fn(
+            step, tf.range(tf.shape(stacked[0])[0]), fn_output_signature=spec, parallel_iterations=1
+        )
+
+
+def take_batch(element_spec: Any, stacked: tuple[tf.Tensor, ...], step: tf.Tensor) -> Batch:
+    """The batch of one step out of components stacked over steps, shaped as `element_spec`."""
+    flat_spec = tf.nest.flatten(element_spec, expand_composites=True)
+    components = [
+        tf.ensure_shape(component[step], spec.shape) for component, spec in zip(stacked, flat_spec)
+    ]
+    return tf.nest.pack_sequence_as(element_spec, components, expand_composites=True)
+
+
+def _invariant(value: Any) -> Any:
+    if isinstance(value, tf.experimental.Optional):
+        return tf.OptionalSpec(value.element_spec)
+    return value.shape
+
+
+def _scalar(name: str, value: Any) -> tf.Tensor:
+    value = tf.cast(tf.convert_to_tensor(value), tf.float64)
+    if value.shape.rank != 0:
+        raise ValueError(
+            f"train_step and test_step must return scalars, got {name!r} with shape {value.shape}."
+        )
+    return value

@@ -1,0 +1,127 @@
+"""Metrics of asynchronous training: sums that the workers return and the coordinator adds.
+
+Keras metrics are variables that every step reads, changes and writes. As variables on a parameter
+server that loses updates whenever two workers overlap, and a repeated closure would count twice. So
+inside a closure a metric starts from zero, in tensors; the closure returns what it came to, and the
+coordinator adds up the results of closures that finished. That is exact for every metric whose
+state is a sum over examples, which are all metrics Keras has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables of all metrics of the model, losses included."""
+    return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def check_resets_to_zero(model: keras.Model) -> None:
+    """Resets the metrics and checks that each starts from zero.
+
+    Raises:
+      ValueError: names the metric that does not, since its state cannot be a sum.
+    """
+    model.reset_metrics()
+    for metric in model.metrics:
+        for variable in metric.variables:
+            if np.any(variable.numpy() != 0):
+                raise ValueError(
+                    f"Metric {metric.name!r} cannot be used under HetParameterServerStrategy: its "
+                    f"variable {variable.path!r} does not reset to zero. The states of metrics are "
+                    "added up over workers, so a metric must be a sum over examples (as "
+                    "keras.metrics.Mean, AUC and all others of Keras are)."
+                )
+
+
+class MetricScope(keras.StatelessScope):
+    """Within it, captured variables live in tensors, all others stay real variables.
+
+    `keras.StatelessScope` alone takes every variable out of the graph's side effects; here only the
+    given ones are taken.
+    """
+
+    def __init__(
+        self,
+        captured: Sequence[tuple[keras.Variable, tf.Tensor]],
+        others: Sequence[keras.Variable] = (),
+    ):
+        """Creates the scope, to be entered once.
+
+        Args:
+          captured: variables to take out and their values at the start.
+          others: the model's and the optimizer's variables.
+        """
+        super().__init__(
+            state_mapping=list(captured), collect_losses=True, initialize_variables=False
+        )
+        self._captured = {id(variable) for variable, _ in captured}
+        # `variable.value` asks this scope, so the native variables are looked up before it is
+        # entered. Keras asks the scope directly for the variables it regularizes.
+        self._native = {id(v): v.value for v in others if id(v) not in self._captured}
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Takes an assignment to a Keras variable: into the scope, or on to the variable."""
+        variable, value = update
+        if id(variable) in self._captured:
+            super().add_update(update)
+            return
+        native = self._native.get(id(variable))
+        native = variable.value if native is None else native
+        native.assign(tf.cast(value, native.dtype))
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | tf.Variable | None:
+        """Value of a captured variable; the native variable of a known other one."""
+        value = super().get_current_value(variable)
+        return self._native.get(id(variable)) if value is None else value
+
+
+class MetricSums:
+    """Adds up the metric states of finished closures, on the coordinator."""
+
+    def __init__(self, model: keras.Model):
+        """Starts from zero. The model must be built."""
+        self._variables = metric_variables(model)
+        self._sizes = [int(np.prod(v.shape)) for v in self._variables]
+        self._sums = np.zeros(sum(self._sizes), np.float64)
+
+        @tf.function
+        def results(*states: tf.Tensor) -> dict[str, tf.Tensor]:
+            with MetricScope(list(zip(self._variables, states))):
+                return model.get_metrics_result()
+
+        self._results = results
+
+    @property
+    def size(self) -> int:
+        """Number of values in all states together."""
+        return self._sums.size
+
+    def clear(self) -> None:
+        """Starts from zero again."""
+        self._sums[:] = 0.0
+
+    def add(self, states: np.ndarray) -> None:
+        """Adds the states of one closure, float64[size]."""
+        self._sums += states
+
+    def results(self) -> dict[str, float]:
+        """What the metrics amount to now, by name."""
+        return {name: float(value) for name, value in self._results(*self._states()).items()}
+
+    def write(self) -> None:
+        """Writes the sums into the metrics' variables, for whoever asks `metric.result()`."""
+        for variable, state in zip(self._variables, self._states()):
+            variable.assign(state)
+
+    def _states(self) -> list[tf.Tensor]:
+        parts = np.split(self._sums, np.cumsum(self._sizes)[:-1]) if self._sizes else []
+        return [
+            tf.constant(part.reshape(v.shape).astype(v.dtype), v.dtype)
+            for part, v in zip(parts, self._variables)
+        ]

@@ -1,0 +1,5 @@
+"""Keras layers."""
+
+from het_tf.layers.embedding import HetEmbedding
+
+__all__ = ["HetEmbedding"]

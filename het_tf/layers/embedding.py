@@ -1,0 +1,250 @@
+"""The embedding layer."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from het_tf import initializers, ops, optimizers
+from het_tf.cache import CacheConfig, WorkerCache
+from het_tf.table import EmbeddingTable, TableExport, sum_stats
+
+
+@keras.saving.register_keras_serializable("het_tf")
+class HetEmbedding(keras.layers.Layer):
+    """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
+
+    The ids may be any 64-bit integers. Under a `tf.distribute.ParameterServerStrategy` the table
+    lives on the parameter servers, and every worker trains through a cache that bounds how stale a
+    row may be (HET, VLDB 2022). Without a strategy the table lives in this process.
+
+    The layer has its own optimizer: the backward pass is the update. Occurrences of an id in a
+    batch are summed to one update. The table is no Keras weight; the layer's weights are a scalar
+    that ties it to the loss and its learning rate.
+
+    Input: integers of any shape and any integer dtype.
+    Output: [*input.shape, output_dim], in the layer's compute dtype.
+    """
+
+    def __init__(
+        self,
+        output_dim: int,
+        *,
+        optimizer: optimizers.Optimizer | None = None,
+        embeddings_initializer: str | keras.initializers.Initializer = "uniform",
+        seed: int | None = None,
+        cache: CacheConfig | None = None,
+        nonfinite: str = "error",
+        mask_zero: bool = False,
+        **kwargs: Any,
+    ):
+        """Describes the layer; the table is made when it is built.
+
+        Args:
+          output_dim: columns of the embedding, at least 1.
+          optimizer: one of `het_tf.optimizers`; default `RowWiseAdagrad()`.
+          embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
+          seed: of the initial values; None: drawn now.
+          cache: how workers cache rows under a parameter server strategy; None: they do not, they
+            fetch rows and send gradients every step. Without a strategy it has no use.
+          nonfinite: what NaN or infinity in a gradient does: "error" fails the step and changes
+            nothing, "skip" leaves the ids concerned out and counts them.
+          mask_zero: whether id 0 is padding that later layers mask out.
+          **kwargs: of `keras.layers.Layer`.
+
+        Raises:
+          ValueError: an argument is out of its range; the message names it.
+        """
+        super().__init__(**kwargs)
+        if not isinstance(output_dim, int) or output_dim < 1:
+            raise ValueError(f"output_dim must be an integer of at least 1, not {output_dim!r}")
+        if nonfinite not in ("error", "skip"):
+            raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
+        if cache is not None and not isinstance(cache, CacheConfig):
+            raise ValueError(f"cache must be a het_tf.CacheConfig or None, not {cache!r}")
+        initializers.spec(embeddings_initializer)
+        self.output_dim = output_dim
+        self.optimizer = optimizers.get(optimizer or optimizers.RowWiseAdagrad())
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.seed = random.getrandbits(62) if seed is None else seed
+        self.cache = cache
+        self.nonfinite = nonfinite
+        self.mask_zero = mask_zero
+        self.supports_masking = mask_zero
+        self.supports_jit = False
+        self.autocast = False
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the table, on the parameter servers of the strategy in scope or in this process.
+
+        Raises:
+          ValueError: the strategy in scope is neither a ParameterServerStrategy nor of one replica.
+          tf.errors.NotFoundError: a parameter server has not loaded the ops.
+        """
+        strategy = tf.distribute.get_strategy()
+        devices = _parameter_servers(strategy)
+        self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor")
+        schedule = self.optimizer.learning_rate
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            self._iterations = self.add_weight(
+                shape=(), initializer="zeros", dtype="int64", trainable=False, name="iterations"
+            )
+        else:
+            self.learning_rate = self.add_weight(
+                shape=(),
+                initializer=keras.initializers.Constant(schedule),
+                dtype="float32",
+                trainable=False,
+                name="learning_rate",
+            )
+        self._table = EmbeddingTable(
+            self.output_dim,
+            self.optimizer,
+            initializer=self.embeddings_initializer,
+            seed=self.seed,
+            clock=self.cache.clock if self.cache and devices else "count",
+            devices=devices,
+            name=self.name,
+        )
+        self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite)
+        self._strategy = strategy if devices else None
+        if hasattr(self._strategy, "register_cache"):
+            self._strategy.register_cache(self._worker_cache)
+        self.built = True
+
+    @property
+    def table(self) -> EmbeddingTable:
+        """The table. Under a strategy, updates that workers have not sent are not in it: `flush`.
+
+        Raises:
+          ValueError: the layer is not built yet.
+        """
+        if not self.built:
+            raise ValueError(f"layer {self.name} has no table until it is built or called")
+        return self._table
+
+    def call(self, inputs: Any) -> tf.Tensor:
+        """Looks ids up; under a gradient tape, the backward pass updates their rows."""
+        ids = tf.convert_to_tensor(inputs)
+        if not ids.dtype.is_integer:
+            raise ValueError(f"inputs of layer {self.name} must be integers, not {ids.dtype.name}")
+        batch = ops.dedup(tf.cast(ids, tf.int64))
+
+        @tf.custom_gradient
+        def lookup(anchor: tf.Tensor) -> Any:
+            if self._table.is_local:
+                rows, ticket = self._table.lookup_op(batch), batch
+            else:
+                rows, ticket = self._worker_cache.lookup_op(batch)
+
+            def update(gradients: tf.Tensor) -> tf.Tensor:
+                self._update_op(ticket, gradients)
+                return tf.zeros_like(anchor)
+
+            return rows, update
+
+        rows = lookup(tf.convert_to_tensor(self._anchor.value))
+        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
+        rows.set_shape(ids.shape + [self.output_dim])
+        return tf.cast(rows, self.compute_dtype)
+
+    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
+        """[*inputs.shape, output_dim]."""
+        return keras.KerasTensor((*inputs.shape, self.output_dim), dtype=self.compute_dtype)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Which ids are not padding, if `mask_zero`."""
+        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def flush(self) -> None:
+        """Sends what the workers' caches hold back. `fit`, `evaluate` and saving do it themselves."""
+        if self._strategy is not None:
+            self._on_every_worker(self._worker_cache.flush_op)
+
+    def cache_stats(self) -> dict[str, int]:
+        """Counters of the caches (`CacheCounter` in ops/core/cache.h), summed over the workers.
+
+        Empty without a strategy.
+        """
+        if self._strategy is None:
+            return {}
+        return sum_stats(self._on_every_worker(self._worker_cache.stats_op))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for Keras serialization."""
+        serialize = keras.saving.serialize_keras_object
+        return super().get_config() | {
+            "output_dim": self.output_dim,
+            "optimizer": serialize(self.optimizer),
+            "embeddings_initializer": serialize(self.embeddings_initializer),
+            "seed": self.seed,
+            "cache": None if self.cache is None else serialize(self.cache),
+            "nonfinite": self.nonfinite,
+            "mask_zero": self.mask_zero,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> HetEmbedding:
+        """The inverse of `get_config`."""
+        config = dict(config)
+        for name in ("optimizer", "cache"):
+            if isinstance(config[name], dict):
+                config[name] = keras.saving.deserialize_keras_object(config[name])
+        return cls(**config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Puts the weights and all rows of the table into a Keras weights file."""
+        super().save_own_variables(store)
+        self.flush()
+        rows = self.table.export()
+        store["keys"], store["values"] = rows.keys, rows.values
+        store["slots"], store["clocks"] = rows.slots, rows.clocks
+
+    def load_own_variables(self, store: Any) -> None:
+        """Replaces the weights and all rows of the table; the caches start empty."""
+        for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
+            variable.assign(store[str(i)])
+        self.table.clear()
+        self.table.import_(
+            TableExport(*(np.asarray(store[n]) for n in ("keys", "values", "slots", "clocks")))
+        )
+        if self._strategy is not None:
+            self._on_every_worker(self._worker_cache.clear_op)
+
+    def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor) -> None:
+        schedule = self.optimizer.learning_rate
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            learning_rate = tf.cast(schedule(self._iterations.value), tf.float32)
+            self._iterations.value.assign_add(1)
+        else:
+            learning_rate = tf.convert_to_tensor(self.learning_rate.value)
+        gradients = tf.cast(gradients, tf.float32)
+        if self._table.is_local:
+            self._table.apply_op(ticket, gradients, learning_rate, self.nonfinite)
+        else:
+            self._worker_cache.update_op(ticket, gradients, learning_rate)
+
+    def _on_every_worker(self, build_ops: Any) -> list[Any]:
+        resolver = self._strategy.cluster_resolver.cluster_spec()
+        function = tf.function(build_ops, autograph=False)
+        results = []
+        for worker in range(resolver.num_tasks("worker")):
+            with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
+                results.append(function())
+        return results
+
+
+def _parameter_servers(strategy: tf.distribute.Strategy) -> list[str]:
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        shards = strategy.cluster_resolver.cluster_spec().num_tasks("ps")
+        return [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(shards)]
+    if strategy.num_replicas_in_sync != 1:
+        raise ValueError(
+            f"HetEmbedding runs under a ParameterServerStrategy or without a strategy, not under"
+            f" {type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas"
+        )
+    return []

@@ -1,0 +1,70 @@
+"""The op library: loading it, and its ops as Python functions.
+
+The ops are those that `ops/*_ops.cc` register, under their generated names without the prefix: `Het>CacheLookup` is
+`ops.cache_lookup`. Their documentation is in `help(ops.cache_lookup)`.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+
+LIBRARY = pathlib.Path(__file__).parent / "_het_ops.so"
+
+
+def load(library: pathlib.Path = LIBRARY) -> Any:
+    """Loads the op library into this process; again has no effect.
+
+    Args:
+      library: path of the .so; beside it lies a .json that names the TensorFlow it was built for.
+
+    Returns:
+      The module of generated op functions.
+
+    Raises:
+      ImportError: the library is missing, was built for another TensorFlow, or does not load. The message says what to
+        do.
+    """
+    remedy = "build it for this TensorFlow: `make ops` in a checkout, or `pip install --no-build-isolation .`"
+    try:
+        built_for = json.loads(library.with_suffix(".json").read_text())["tensorflow"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ImportError(f"the het_tf ops at {library} are missing or incomplete; {remedy}") from error
+    # The C++ interface of TensorFlow changes with every minor version.
+    if built_for.split(".")[:2] != tf.__version__.split(".")[:2]:
+        raise ImportError(
+            f"the het_tf ops at {library} are built for TensorFlow {built_for}, but this is TensorFlow"
+            f" {tf.__version__}; {remedy}, or install tensorflow=={built_for}"
+        )
+    try:
+        return tf.load_op_library(str(library))
+    except (OSError, tf.errors.OpError) as error:
+        raise ImportError(f"the het_tf ops at {library} do not load ({error}); {remedy}") from error
+
+
+_library = load()
+
+dedup = _library.het_dedup
+shard_of = _library.het_shard_of
+
+table_handle = _library.het_table_handle
+table_lookup = _library.het_table_lookup
+table_apply = _library.het_table_apply
+table_sync = _library.het_table_sync
+table_size = _library.het_table_size
+table_stats = _library.het_table_stats
+table_clear = _library.het_table_clear
+table_export = _library.het_table_export
+table_import = _library.het_table_import
+
+cache_handle = _library.het_cache_handle
+cache_lookup = _library.het_cache_lookup
+cache_fill = _library.het_cache_fill
+cache_update = _library.het_cache_update
+cache_flush = _library.het_cache_flush
+cache_clear = _library.het_cache_clear
+cache_stats = _library.het_cache_stats
+cache_report = _library.het_cache_report

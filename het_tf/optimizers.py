@@ -1,0 +1,158 @@
+"""Optimizers of embedding rows.
+
+They run where the row is, in C++ (ops/core/optimizer.cc); these classes name one and its parameters. Formulas and
+defaults are those of `keras.optimizers` where it has the optimizer, with two differences: Adam's bias correction counts
+the updates of its own row, and weight decay acts on a row when it is updated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import keras
+
+LearningRate = float | keras.optimizers.schedules.LearningRateSchedule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """What all optimizers take.
+
+    Attributes:
+      learning_rate: a number, or a `LearningRateSchedule`, which is asked with the number of updates that the layer
+        has made.
+      weight_decay: each update first takes `learning_rate * weight_decay` of the row away; 0: off.
+      clipnorm: bound of the L2 norm of a row's gradient; 0: off.
+      max_norm: bound of the L2 norm of a row's value after an update; 0: off.
+    """
+
+    name: ClassVar[str]
+
+    learning_rate: LearningRate = dataclasses.field(default=0.01, kw_only=False)
+    weight_decay: float = 0.0
+    clipnorm: float = 0.0
+    max_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.learning_rate, dict):  # from get_config
+            schedule = keras.optimizers.schedules.deserialize(self.learning_rate)
+            object.__setattr__(self, "learning_rate", schedule)
+        if isinstance(self.learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            return
+        if not isinstance(self.learning_rate, (int, float)) or not self.learning_rate >= 0:
+            raise ValueError(
+                f"learning_rate must be a number that is not negative, or a LearningRateSchedule, not"
+                f" {self.learning_rate!r}"
+            )
+
+    def spec(self) -> str:
+        """The optimizer as the ops take it: its name and parameters, without the learning rate."""
+        words = [self.name]
+        for field in dataclasses.fields(self):
+            if field.name != "learning_rate":
+                words.append(f"{field.name}={float(getattr(self, field.name))!r}")
+        return " ".join(words)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for Keras serialization."""
+        config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if isinstance(self.learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            config["learning_rate"] = keras.optimizers.schedules.serialize(self.learning_rate)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Optimizer:
+        """The inverse of `get_config`."""
+        return cls(**config)
+
+
+def _register(cls: type) -> type:
+    return keras.saving.register_keras_serializable("het_tf")(
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    )
+
+
+@_register
+class SGD(Optimizer):
+    """`value -= learning_rate * gradient`. No slots."""
+
+    name: ClassVar[str] = "sgd"
+
+
+@_register
+class Momentum(Optimizer):
+    """`keras.optimizers.SGD` with momentum. Slots: velocity[dim]."""
+
+    name: ClassVar[str] = "momentum"
+    momentum: float = 0.9
+    nesterov: bool = False
+
+
+@_register
+class Adagrad(Optimizer):
+    """`keras.optimizers.Adagrad`. Slots: accumulator[dim]."""
+
+    name: ClassVar[str] = "adagrad"
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+
+@_register
+class RowWiseAdagrad(Optimizer):
+    """Adagrad with one accumulator a row, of the mean square of the gradient. Slots: accumulator.
+
+    Source: DLRM (Naumov et al., 2019) and FBGEMM's `EXACT_ROWWISE_ADAGRAD`.
+    """
+
+    name: ClassVar[str] = "row_wise_adagrad"
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+
+@_register
+class Adam(Optimizer):
+    """`keras.optimizers.Adam` with the row's own updates as its iterations. Slots: m[dim], v[dim], t."""
+
+    name: ClassVar[str] = "adam"
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+
+@_register
+class RowWiseAdam(Optimizer):
+    """Adam with one second moment a row, of the mean square of the gradient. Slots: m[dim], v, t."""
+
+    name: ClassVar[str] = "row_wise_adam"
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+
+@_register
+class Ftrl(Optimizer):
+    """`keras.optimizers.Ftrl` with `learning_rate_power=-0.5`. Slots: n[dim], z[dim]."""
+
+    name: ClassVar[str] = "ftrl"
+    initial_accumulator_value: float = 0.1
+    l1: float = 0.0
+    l2: float = 0.0
+    l2_shrinkage: float = 0.0
+    beta: float = 0.0
+
+
+def get(identifier: Optimizer | dict[str, Any]) -> Optimizer:
+    """An optimizer from itself or from its serialized form.
+
+    Raises:
+      ValueError: `identifier` is neither.
+    """
+    if isinstance(identifier, dict):
+        identifier = keras.saving.deserialize_keras_object(identifier)
+    if not isinstance(identifier, Optimizer):
+        raise ValueError(
+            f"optimizer must be one of het_tf.optimizers, for example het_tf.optimizers.RowWiseAdagrad(0.05), not"
+            f" {identifier!r}"
+        )
+    return identifier

@@ -1,0 +1,94 @@
+"""Runs the TensorFlow server of one worker or parameter server task: `python -m het_tf.server`.
+
+The task is read from TF_CONFIG (see `het_tf.distribute.tf_config`). The het_tf ops are loaded before
+the server starts, so that the coordinator can place them on this task. The process serves until it
+is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from het_tf import ops
+from het_tf.distribute.environment import set_grpc_defaults
+from het_tf.distribute.tf_config import TaskConfig, read_tf_config
+
+
+def start_server(task: TaskConfig) -> tf.distribute.Server:
+    """Loads the ops and starts the server of `task`.
+
+    Args:
+      task: a "worker" or "ps" task.
+
+    Returns:
+      The running server; it listens on the port of `task.address`.
+
+    Raises:
+      ValueError: the task is neither a worker nor a ps.
+    """
+    if task.task_type not in ("worker", "ps"):
+        raise ValueError(
+            f'TF_CONFIG["task"]["type"] is "{task.task_type}", but only worker and ps tasks run a '
+            "server. The chief runs the training program itself."
+        )
+    set_grpc_defaults()
+    ops.load()
+    config = tf.compat.v1.ConfigProto()
+    if task.task_type == "ps":
+        config.device_count["GPU"] = 0  # Tables live in host memory; leave the GPU to the workers.
+    else:
+        config.gpu_options.allow_growth = True
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(task.cluster),
+        job_name=task.task_type,
+        task_index=task.task_index,
+        protocol="grpc",
+        config=config,
+    )
+
+
+def _exit_when_stdin_closes() -> None:
+    """Ends this process when the other end of its stdin goes away, that is, when its parent dies."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="watch-stdin", daemon=True).start()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `python -m het_tf.server`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m het_tf.server",
+        description="Serve one worker or ps task. Which one is read from TF_CONFIG.",
+    )
+    parser.add_argument(
+        "--exit_with_parent",
+        action="store_true",
+        help="exit when stdin is closed (LocalCluster keeps it open as long as it lives)",
+    )
+    args = parser.parse_args(argv)
+    if args.exit_with_parent:
+        _exit_when_stdin_closes()
+    # `join` below blocks outside Python, where Python's own handler would never run.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        task = read_tf_config()
+        server = start_server(task)
+    except ValueError as error:
+        sys.exit(f"het_tf.server: {error}")
+    print(f"het_tf.server: {task.task_type} {task.task_index} serves {task.address}", flush=True)
+    server.join()
+
+
+if __name__ == "__main__":
+    main()

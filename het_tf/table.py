@@ -1,0 +1,264 @@
+"""Embedding tables: rows by int64 key, spread over shards that live on parameter servers or here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from het_tf import initializers, ops, optimizers
+
+# Rows are exported in parts of about this size.
+_EXPORT_PART_BYTES = 256 << 20
+_MAX_EXPORT_PARTS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class TableExport:
+    """Rows of a table, in no particular order.
+
+    Attributes:
+      keys: int64 [rows].
+      values: float32 [rows, dim].
+      slots: float32 [rows, slot_dim], the optimizer's.
+      clocks: int64 [rows], the number of updates merged into each row.
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+    slots: np.ndarray
+    clocks: np.ndarray
+
+
+class EmbeddingTable:
+    """A table of embedding rows, one shard a device.
+
+    A row comes into being by its first update. Until then it reads as its initial value, which
+    depends on (seed, key, column) alone, and takes no memory.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: optimizers.Optimizer,
+        *,
+        initializer: str = "uniform",
+        seed: int = 0,
+        clock: str = "count",
+        devices: Sequence[str] = (),
+        name: str = "table",
+    ):
+        """Makes the shards.
+
+        Args:
+          dim: columns of a row's value, at least 1.
+          optimizer: one of `het_tf.optimizers`.
+          initializer: a Keras initializer or its name (see `het_tf.initializers.spec`).
+          seed: of the initial values, int64.
+          clock: "count": a row's clock counts its updates; "lamport": the rule of the HET paper.
+          devices: where the shards live, in their order; empty: one shard in this process.
+          name: for errors; it need not be unique.
+
+        Raises:
+          ValueError: an argument is out of its range.
+          tf.errors.NotFoundError: a parameter server has not loaded the ops.
+        """
+        if dim < 1:
+            raise ValueError(f"dim must be at least 1, not {dim}")
+        if clock not in ("count", "lamport"):
+            raise ValueError(f'clock must be "count" or "lamport", not {clock!r}')
+        self.dim = dim
+        self.optimizer = optimizer
+        self.devices = tuple(devices)
+        # Two tables must not meet under one name, in this process or on a parameter server.
+        self.shared_name = f"{name}/{uuid.uuid4().hex}"
+        self.row_attributes = {
+            "dim": dim,
+            "optimizer": optimizer.spec(),
+            "initializer": initializers.spec(initializer),
+            "seed": seed,
+            "clock": clock,
+            "num_shards": self.num_shards,
+        }
+        self._handles = [self._create(shard) for shard in range(self.num_shards)]
+        self._sync_functions: dict[int, Any] = {}
+        weakref.finalize(self, _destroy, self._handles).atexit = False
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return max(1, len(self.devices))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the table lives in this process."""
+        return not self.devices
+
+    # Ops, for graphs and eagerly.
+
+    def handle_op(self, shard: int) -> tf.Tensor:
+        """A handle of a shard, on the device where this is called."""
+        return ops.table_handle(
+            shared_name=f"{self.shared_name}/{shard}", shard=shard, **self.row_attributes
+        )
+
+    def sync_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
+        """Sends a cache's request to a shard, if there is one.
+
+        Args:
+          shard: which one.
+          request: uint8 [bytes]; 0 bytes: nothing is sent.
+
+        Returns:
+          uint8 [bytes], the shard's reply; 0 bytes if nothing was sent.
+        """
+
+        def send() -> tf.Tensor:
+            if self.is_local:
+                return ops.table_sync(self._handles[shard], request)
+            # A remote call, and not an op placed there: an op would cross the network even in the
+            # branch that is not taken.
+            return tf.raw_ops.RemoteCall(
+                target=self.devices[shard],
+                args=[request],
+                Tout=[tf.uint8],
+                f=self._sync_function(shard),
+            )[0]
+
+        return tf.cond(tf.size(request) > 0, send, lambda: tf.zeros([0], tf.uint8))
+
+    def lookup_op(self, batch: tf.Tensor) -> tf.Tensor:
+        """Reads rows of a local table: float32 [ids, dim] for a batch of `ops.dedup`."""
+        return ops.table_lookup(self._handles[0], batch)
+
+    def apply_op(
+        self, batch: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor, nonfinite: str
+    ) -> tf.Operation:
+        """One update of each key in a local table. gradients: float32 [ids, dim]."""
+        return ops.table_apply(
+            self._handles[0], batch, gradients, learning_rate, nonfinite=nonfinite
+        )
+
+    # What a user calls, eagerly.
+
+    def size(self) -> int:
+        """Number of rows that have been updated or imported."""
+        return sum(int(ops.table_size(handle)) for handle in self._handles)
+
+    def lookup(self, keys: Any) -> np.ndarray:
+        """Reads rows without adding any.
+
+        Args:
+          keys: integers of any shape.
+
+        Returns:
+          float32 [*keys.shape, dim]; unknown keys have their initial value.
+        """
+        keys = tf.convert_to_tensor(np.asarray(keys, np.int64))
+        if self.is_local:
+            rows = self.lookup_op(ops.dedup(keys))
+        else:
+            rows = self._remote_lookup(keys)
+        return rows.numpy().reshape(*keys.shape, self.dim)
+
+    def export(self) -> TableExport:
+        """Reads all rows. Updates that caches have not sent are not in it: flush before."""
+        parts = [self._export_shard(handle) for handle in self._handles]
+        return TableExport(
+            *(np.concatenate(arrays) for arrays in zip(*sum(parts, []), strict=True))
+        )
+
+    def import_(self, rows: TableExport) -> None:
+        """Sets rows, replacing those that exist. Caches of the table drop what they hold.
+
+        Args:
+          rows: from `export` of a table with the same dim and optimizer; the shards may differ.
+
+        Raises:
+          tf.errors.InvalidArgumentError: shapes do not match the table. Then a shard has taken all
+            of its rows or none.
+        """
+        shard_of = ops.shard_of(rows.keys, num_shards=self.num_shards).numpy()
+        for shard, handle in enumerate(self._handles):
+            mine = shard_of == shard
+            ops.table_import(
+                handle, rows.keys[mine], rows.values[mine], rows.slots[mine], rows.clocks[mine]
+            )
+
+    def clear(self) -> None:
+        """Drops all rows. Caches of the table drop what they hold."""
+        for handle in self._handles:
+            ops.table_clear(handle)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, summed over the shards (`TableCounter` in ops/core/table.h)."""
+        return sum_stats(ops.table_stats(handle) for handle in self._handles)
+
+    # Inside.
+
+    def _create(self, shard: int) -> tf.Tensor:
+        device = self.devices[shard] if self.devices else "/device:CPU:0"
+        try:
+            with tf.device(device):
+                return self.handle_op(shard)
+        except tf.errors.NotFoundError as error:
+            raise tf.errors.NotFoundError(
+                None,
+                None,
+                f"{device} does not know the het_tf ops: start the parameter servers and workers"
+                f" with `python -m het_tf.server` ({error.message})",
+            ) from error
+
+    def _sync_function(self, shard: int) -> Any:
+        if shard not in self._sync_functions:
+
+            @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8)], autograph=False)
+            def sync(request: tf.Tensor) -> tf.Tensor:
+                return ops.table_sync(self.handle_op(shard), request)
+
+            self._sync_functions[shard] = sync.get_concrete_function()
+        return self._sync_functions[shard]
+
+    @functools.cached_property
+    def _remote_lookup(self) -> Any:
+        from het_tf.cache import WorkerCache  # the cache builds on the table
+
+        cache = WorkerCache(self, None)
+
+        @tf.function(input_signature=[tf.TensorSpec(None, tf.int64)], autograph=False)
+        def lookup(keys: tf.Tensor) -> tf.Tensor:
+            rows, _ = cache.lookup_op(ops.dedup(keys))
+            return rows
+
+        return lookup
+
+    def _export_shard(self, handle: tf.Tensor) -> list[list[np.ndarray]]:
+        rows = int(ops.table_size(handle))
+        parts = min(_MAX_EXPORT_PARTS, 1 + rows * self.dim * 4 // _EXPORT_PART_BYTES)
+        return [
+            [array.numpy() for array in ops.table_export(handle, part, parts)]
+            for part in range(parts)
+        ]
+
+
+def sum_stats(stats: Any) -> dict[str, int]:
+    """Adds up the counters of several tables or caches: pairs of names and values."""
+    total: dict[str, int] = {}
+    for names, values in stats:
+        for name, value in zip(names.numpy(), values.numpy(), strict=True):
+            total[name.decode()] = total.get(name.decode(), 0) + int(value)
+    return total
+
+
+def _destroy(handles: list[tf.Tensor]) -> None:
+    for handle in handles:
+        try:
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        except tf.errors.OpError:  # the parameter server is gone, and the shard with it
+            return

@@ -1,0 +1,154 @@
+#include "ops/shape_util.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("Het>CacheHandle")
+    .Output("cache: resource")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .Attr("dim: int >= 1")
+    .Attr("optimizer: string")
+    .Attr("initializer: string")
+    .Attr("seed: int = 0")
+    .Attr("clock: {'count', 'lamport'} = 'count'")
+    .Attr("num_shards: int >= 1 = 1")
+    .Attr("capacity: int")
+    .Attr("policy: {'lru', 'lfu'} = 'lfu'")
+    .Attr("read_bound: int = -1")
+    .Attr("write_bound: int = -1")
+    .Attr("nonfinite: {'error', 'skip'} = 'error'")
+    .Attr("server_applies: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+A worker's cache of an embedding table, made when there is none with this name on the device.
+
+cache: Scalar.
+shared_name: The cache's name; empty: private to this op.
+dim: As of the table, like optimizer, initializer, seed, clock and num_shards.
+capacity: Rows, at least 1.
+policy: Which rows leave a full cache.
+read_bound: Updates of other workers that a read may miss beyond those not yet sent; -1: unbounded.
+write_bound: Updates of a row that may wait before they are sent; -1: unbounded.
+nonfinite: Whether NaN or infinity in a key's gradient fails the update, which then changes nothing,
+  or skips that key and counts it.
+server_applies: Keep no rows: every lookup fetches them, updates send gradients, and the shards apply
+  the optimizer.
+)doc");
+
+REGISTER_OP("Het>CacheLookup")
+    .Input("cache: resource")
+    .Input("batch: variant")
+    .Output("ticket: variant")
+    .Output("requests: num_shards * uint8")
+    .Attr("num_shards: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
+      return RequestShapes(c);
+    })
+    .Doc(R"doc(
+Begins a step: finds the rows of a batch and cuts one request for each shard.
+
+batch: From Dedup.
+ticket: Scalar; keeps the rows in the cache while it lives.
+requests: [bytes] each; 0 bytes: nothing to send.
+)doc");
+
+REGISTER_OP("Het>CacheFill")
+    .Input("cache: resource")
+    .Input("ticket: variant")
+    .Input("replies: num_shards * uint8")
+    .Output("rows: float")
+    .Attr("num_shards: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
+      c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Takes what the shards replied and puts out the rows.
+
+ticket: From CacheLookup or CacheFlush.
+replies: [bytes] each, from TableSync; 0 bytes where nothing was sent.
+rows: [ids, dim] for the ids of the batch; no rows for a flush.
+)doc");
+
+REGISTER_OP("Het>CacheUpdate")
+    .Input("cache: resource")
+    .Input("ticket: variant")
+    .Input("gradients: float")
+    .Input("learning_rate: float")
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 0, 2, 0}); })
+    .Doc(R"doc(
+Applies the optimizer to the cached rows: one update of each key, with the sum of its gradients.
+
+ticket: From CacheLookup, filled.
+gradients: [ids, dim].
+learning_rate: Scalar.
+)doc");
+
+REGISTER_OP("Het>CacheFlush")
+    .Input("cache: resource")
+    .Output("ticket: variant")
+    .Output("requests: num_shards * uint8")
+    .Attr("num_shards: int >= 1")
+    .Attr("all: bool = true")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+      return RequestShapes(c);
+    })
+    .Doc(R"doc(
+Cuts requests that push updates. The replies go to CacheFill.
+
+ticket: Scalar.
+requests: [bytes] each; 0 bytes: nothing to send.
+all: Everything not yet sent, or only what is due.
+)doc");
+
+REGISTER_OP("Het>CacheClear")
+    .Input("cache: resource")
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
+    .Doc(R"doc(
+Forgets all rows and the updates not yet sent, which are counted as lost.
+)doc");
+
+REGISTER_OP("Het>CacheStats")
+    .Input("cache: resource")
+    .Output("names: string")
+    .Output("values: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Counters of a cache since it was made.
+
+names: [counters].
+values: [counters].
+)doc");
+
+REGISTER_OP("Het>CacheReport")
+    .Input("cache: resource")
+    .Output("report: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+      c->set_output(0, c->Vector(4));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Who the cache is and what would be lost with it.
+
+report: [task index of this process, id of the cache, updates not yet known to be merged, updates
+  made]. Another cache under the same name, after its process was restarted, has another id.
+)doc");
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,71 @@
+// Fixed-size records in chunks: a record never moves, and growing copies nothing.
+
+#ifndef HET_TF_OPS_CORE_SLAB_H_
+#define HET_TF_OPS_CORE_SLAB_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+namespace het_tf {
+
+class Slab {
+ public:
+  explicit Slab(size_t record_bytes) : record_bytes_(record_bytes) {}
+
+  size_t record_bytes() const { return record_bytes_; }
+
+  char* operator[](uint32_t slot) const {
+    return chunks_[slot >> kChunkBits].get() + (slot & kChunkMask) * record_bytes_;
+  }
+
+  // A slot whose bytes are not initialised. Freed slots come back first.
+  uint32_t Allocate() {
+    if (!free_.empty()) {
+      const uint32_t slot = free_.back();
+      free_.pop_back();
+      return slot;
+    }
+    if ((end_ & kChunkMask) == 0) {
+      const size_t bytes = ((record_bytes_ << kChunkBits) + 63) & ~size_t{63};
+      chunks_.emplace_back(static_cast<char*>(std::aligned_alloc(64, bytes)));
+      if (!chunks_.back()) throw std::bad_alloc();
+    }
+    return end_++;
+  }
+
+  void Free(uint32_t slot) { free_.push_back(slot); }
+
+  void Clear() {
+    chunks_.clear();
+    free_.clear();
+    end_ = 0;
+  }
+
+  // Slots ever handed out since Clear lie in [0, end).
+  uint32_t end() const { return end_; }
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(chunks_.size()) * (record_bytes_ << kChunkBits);
+  }
+
+ private:
+  static constexpr int kChunkBits = 10;
+  static constexpr uint32_t kChunkMask = (1u << kChunkBits) - 1;
+
+  struct FreeDeleter {
+    void operator()(char* chunk) const { std::free(chunk); }
+  };
+
+  const size_t record_bytes_;
+  std::vector<std::unique_ptr<char, FreeDeleter>> chunks_;
+  std::vector<uint32_t> free_;
+  uint32_t end_ = 0;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_SLAB_H_

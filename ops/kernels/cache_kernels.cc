@@ -1,0 +1,264 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/core/cache.h"
+#include "ops/kernels/kernel_util.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+class CacheResource : public tensorflow::ResourceBase {
+ public:
+  CacheResource(const CacheConfig& config, std::shared_ptr<Cache> cache)
+      : config(config), cache(std::move(cache)) {}
+
+  std::string DebugString() const override {
+    return StrCat("Het>Cache of ", config.capacity, " rows");
+  }
+
+  const CacheConfig config;
+  const std::shared_ptr<Cache> cache;
+};
+
+const char* PolicyName(Policy policy) { return policy == Policy::kLru ? "lru" : "lfu"; }
+
+class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
+ public:
+  explicit CacheHandleOp(OpKernelConstruction* context) : ResourceOpKernel(context) {
+    OP_REQUIRES_OK(context, GetRowConfig(context, &config_.rows));
+    std::string policy;
+    bool skip;
+    OP_REQUIRES_OK(context, context->GetAttr("capacity", &config_.capacity));
+    OP_REQUIRES_OK(context, context->GetAttr("read_bound", &config_.read_bound));
+    OP_REQUIRES_OK(context, context->GetAttr("write_bound", &config_.write_bound));
+    OP_REQUIRES_OK(context, context->GetAttr("policy", &policy));
+    OP_REQUIRES_OK(context, GetNonfinite(context, &skip));
+    OP_REQUIRES_OK(context, context->GetAttr("server_applies", &config_.server_applies));
+    config_.policy = policy == "lru" ? Policy::kLru : Policy::kLfu;
+    config_.nonfinite = skip ? Nonfinite::kSkip : Nonfinite::kError;
+  }
+
+ private:
+  absl::Status CreateResource(CacheResource** resource) override {
+    std::shared_ptr<Cache> cache;
+    TF_RETURN_IF_ERROR(ToTf(Cache::Create(config_, &cache)));
+    *resource = new CacheResource(config_, std::move(cache));
+    return absl::OkStatus();
+  }
+
+  absl::Status VerifyResource(CacheResource* resource) override {
+    const CacheConfig& existing = resource->config;
+    return AttributeCheck("cache", cinfo_.name())
+        .SameRows(existing.rows, config_.rows)
+        .Same("capacity", existing.capacity, config_.capacity)
+        .Same("policy", std::string(PolicyName(existing.policy)),
+              std::string(PolicyName(config_.policy)))
+        .Same("read_bound", existing.read_bound, config_.read_bound)
+        .Same("write_bound", existing.write_bound, config_.write_bound)
+        .Same("nonfinite", existing.nonfinite == Nonfinite::kSkip,
+              config_.nonfinite == Nonfinite::kSkip)
+        .Same("server_applies", existing.server_applies, config_.server_applies)
+        .status();
+  }
+
+  CacheConfig config_;
+};
+
+// A kernel whose first input is a cache.
+class CacheKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    tensorflow::core::RefCountPtr<CacheResource> resource;
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                context, tensorflow::HandleFromInput(context, 0), &resource));
+    OP_REQUIRES_OK(context, Compute(context, resource->cache.get()));
+  }
+
+ protected:
+  virtual absl::Status Compute(OpKernelContext* context, Cache* cache) = 0;
+
+  absl::Status GetTicket(OpKernelContext* context, const Cache* cache,
+                         std::shared_ptr<Ticket>* ticket) const {
+    TF_RETURN_IF_ERROR(GetVariant(context, "ticket", ticket));
+    if ((*ticket)->cache() == cache) return absl::OkStatus();
+    return absl::InvalidArgumentError("ticket was given out by another cache");
+  }
+};
+
+// A kernel that puts out a ticket and one request for each shard.
+class RequestKernel : public CacheKernel {
+ public:
+  explicit RequestKernel(OpKernelConstruction* context) : CacheKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("num_shards", &num_shards_));
+  }
+
+  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    if (num_shards_ != cache->num_shards()) {
+      return absl::InvalidArgumentError(StrCat("num_shards = ", num_shards_, ", but the cache has ",
+                                               cache->num_shards(), " shards"));
+    }
+    absl::Status allocated;
+    std::vector<std::unique_ptr<char[]>> discarded;
+    std::shared_ptr<Ticket> ticket;
+    TF_RETURN_IF_ERROR(Request(
+        context, cache,
+        [&](int shard, size_t bytes) -> char* {
+          Tensor* request;
+          const absl::Status status =
+              context->allocate_output(1 + shard, {static_cast<int64_t>(bytes)}, &request);
+          if (status.ok()) {
+            return reinterpret_cast<char*>(request->flat<uint8_t>().data());
+          }
+          allocated.Update(status);
+          discarded.emplace_back(new char[bytes]);
+          return discarded.back().get();
+        },
+        &ticket));
+    TF_RETURN_IF_ERROR(allocated);
+    return SetVariant(context, 0, std::move(ticket));
+  }
+
+ protected:
+  virtual absl::Status Request(OpKernelContext* context, Cache* cache,
+                               const Cache::AllocateRequest& allocate,
+                               std::shared_ptr<Ticket>* ticket) = 0;
+
+ private:
+  int num_shards_;
+};
+
+class CacheLookupOp : public RequestKernel {
+ public:
+  using RequestKernel::RequestKernel;
+
+  absl::Status Request(OpKernelContext* context, Cache* cache,
+                       const Cache::AllocateRequest& allocate,
+                       std::shared_ptr<Ticket>* ticket) override {
+    std::shared_ptr<Batch> batch;
+    TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
+    return ToTf(cache->Lookup(std::move(batch), PoolOf(context), allocate, ticket));
+  }
+};
+
+class CacheFlushOp : public RequestKernel {
+ public:
+  explicit CacheFlushOp(OpKernelConstruction* context) : RequestKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("all", &all_));
+  }
+
+  absl::Status Request(OpKernelContext*, Cache* cache, const Cache::AllocateRequest& allocate,
+                       std::shared_ptr<Ticket>* ticket) override {
+    return ToTf(cache->Flush(all_, allocate, ticket));
+  }
+
+ private:
+  bool all_;
+};
+
+class CacheFillOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    std::shared_ptr<Ticket> ticket;
+    TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
+    tensorflow::OpInputList replies;
+    TF_RETURN_IF_ERROR(context->input_list("replies", &replies));
+    std::vector<AlignedBytes> aligned;
+    aligned.reserve(replies.size());
+    std::vector<Cache::Bytes> bytes;
+    for (int s = 0; s < replies.size(); ++s) {
+      aligned.emplace_back(replies[s]);
+      bytes.push_back({aligned[s].data(), aligned[s].size()});
+    }
+    Tensor* rows;
+    TF_RETURN_IF_ERROR(
+        context->allocate_output(0, {ticket->batch().num_ids(), cache->dim()}, &rows));
+    return ToTf(cache->Fill(ticket.get(), bytes, PoolOf(context), rows->flat<float>().data()));
+  }
+};
+
+class CacheUpdateOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    std::shared_ptr<Ticket> ticket;
+    TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
+    const Tensor* gradients;
+    TF_RETURN_IF_ERROR(
+        GetMatrix(context, "gradients", ticket->batch().num_ids(), cache->dim(), &gradients));
+    float learning_rate = 0;
+    TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
+    return ToTf(cache->Update(ticket.get(), gradients->flat<float>().data(), learning_rate,
+                              PoolOf(context)));
+  }
+};
+
+class CacheClearOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext*, Cache* cache) override {
+    cache->Clear();
+    return absl::OkStatus();
+  }
+};
+
+class CacheStatsOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    constexpr int64_t kCounters = Counters<CacheCounter>::kSize;
+    Tensor* names;
+    Tensor* values;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {kCounters}, &names));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {kCounters}, &values));
+    for (int64_t c = 0; c < kCounters; ++c) {
+      names->flat<tensorflow::tstring>()(c) = kCacheCounterNames[c];
+      values->flat<int64_t>()(c) = cache->counter(static_cast<CacheCounter>(c));
+    }
+    return absl::OkStatus();
+  }
+};
+
+class CacheReportOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    Tensor* report;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {4}, &report));
+    auto value = report->flat<int64_t>();
+    value(0) = context->device()->parsed_name().task;
+    value(1) = static_cast<int64_t>(cache->id());
+    value(2) = cache->counter(CacheCounter::kPending);
+    value(3) = cache->counter(CacheCounter::kUpdates);
+    return absl::OkStatus();
+  }
+};
+
+#define REGISTER_CACHE_KERNEL(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name("Het>" name).Device(tensorflow::DEVICE_CPU), kernel)
+REGISTER_CACHE_KERNEL("CacheHandle", CacheHandleOp);
+REGISTER_CACHE_KERNEL("CacheLookup", CacheLookupOp);
+REGISTER_CACHE_KERNEL("CacheFill", CacheFillOp);
+REGISTER_CACHE_KERNEL("CacheUpdate", CacheUpdateOp);
+REGISTER_CACHE_KERNEL("CacheFlush", CacheFlushOp);
+REGISTER_CACHE_KERNEL("CacheClear", CacheClearOp);
+REGISTER_CACHE_KERNEL("CacheStats", CacheStatsOp);
+REGISTER_CACHE_KERNEL("CacheReport", CacheReportOp);
+#undef REGISTER_CACHE_KERNEL
+
+}  // namespace
+}  // namespace het_tf

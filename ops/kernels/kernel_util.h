@@ -1,0 +1,170 @@
+// What the kernels share: statuses, TF's thread pool as the core's ParallelFor, variants that carry
+// core objects from op to op.
+
+#ifndef HET_TF_OPS_KERNELS_KERNEL_UTIL_H_
+#define HET_TF_OPS_KERNELS_KERNEL_UTIL_H_
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/core/parallel.h"
+#include "ops/core/row_config.h"
+#include "ops/core/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+
+namespace het_tf {
+
+// Never Unavailable or Aborted: tf.distribute takes those for a dead task.
+inline absl::Status ToTf(const Status& status) {
+  switch (status.code()) {
+    case Code::kOk:
+      return absl::OkStatus();
+    case Code::kInvalidArgument:
+      return absl::InvalidArgumentError(status.message());
+    case Code::kFailedPrecondition:
+      return absl::FailedPreconditionError(status.message());
+    case Code::kResourceExhausted:
+      return absl::ResourceExhaustedError(status.message());
+  }
+  return absl::InternalError(status.message());
+}
+
+inline ParallelFor PoolOf(tensorflow::OpKernelContext* context) {
+  auto* workers = context->device()->tensorflow_cpu_worker_threads()->workers;
+  return [workers](int64_t total, int64_t cost,
+                   const std::function<void(int64_t, int64_t)>& body) {
+    using Params = tensorflow::thread::ThreadPool::SchedulingParams;
+    workers->ParallelFor(total, Params::Adaptive(cost), body);
+  };
+}
+
+// A core object that lives as long as some tensor holds it. It stays in its process.
+template <typename T>
+class SharedVariant {
+ public:
+  SharedVariant() = default;
+  explicit SharedVariant(std::shared_ptr<T> object) : object_(std::move(object)) {}
+
+  T* get() const { return object_.get(); }
+  const std::shared_ptr<T>& shared() const { return object_; }
+
+  std::string TypeName() const { return T::kVariantName; }
+  void Encode(tensorflow::VariantTensorData*) const {}
+  bool Decode(const tensorflow::VariantTensorData&) { return false; }
+  std::string DebugString() const { return TypeName(); }
+
+ private:
+  std::shared_ptr<T> object_;
+};
+
+template <typename T>
+absl::Status SetVariant(tensorflow::OpKernelContext* context, int output,
+                        std::shared_ptr<T> object) {
+  tensorflow::Tensor* tensor = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(output, {}, &tensor));
+  tensor->scalar<tensorflow::Variant>()() = SharedVariant<T>(std::move(object));
+  return absl::OkStatus();
+}
+
+// input: a scalar that SetVariant made.
+template <typename T>
+absl::Status GetVariant(tensorflow::OpKernelContext* context, const char* name,
+                        std::shared_ptr<T>* object) {
+  const tensorflow::Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->input(name, &tensor));
+  const SharedVariant<T>* variant = nullptr;
+  if (tensor->dims() == 0) {
+    variant = tensor->scalar<tensorflow::Variant>()().get<SharedVariant<T>>();
+  }
+  if (variant == nullptr || variant->get() == nullptr) {
+    return absl::InvalidArgumentError(
+        StrCat(name, " does not hold a ", T::kVariantName, " of this process, but ",
+               tensor->DebugString()));
+  }
+  *object = variant->shared();
+  return absl::OkStatus();
+}
+
+inline absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name,
+                              float* value) {
+  const tensorflow::Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->input(name, &tensor));
+  if (tensor->dims() != 0) {
+    return absl::InvalidArgumentError(
+        StrCat(name, " must be a scalar, not of shape ", tensor->shape().DebugString()));
+  }
+  *value = tensor->scalar<float>()();
+  return absl::OkStatus();
+}
+
+// A matrix input with that many rows and columns.
+inline absl::Status GetMatrix(tensorflow::OpKernelContext* context, const char* name, int64_t rows,
+                              int64_t columns, const tensorflow::Tensor** matrix) {
+  TF_RETURN_IF_ERROR(context->input(name, matrix));
+  const tensorflow::TensorShape& shape = (*matrix)->shape();
+  if (shape.dims() != 2 || shape.dim_size(0) != rows || shape.dim_size(1) != columns) {
+    return absl::InvalidArgumentError(StrCat(name, " has shape ", shape.DebugString(),
+                                             ", expected [", rows, ",", columns, "]"));
+  }
+  return absl::OkStatus();
+}
+
+// Bytes of a message tensor, where the core's readers want them: aligned to 8.
+class AlignedBytes {
+ public:
+  explicit AlignedBytes(const tensorflow::Tensor& tensor) : size_(tensor.NumElements()) {
+    data_ = reinterpret_cast<const char*>(tensor.flat<uint8_t>().data());
+    if (reinterpret_cast<uintptr_t>(data_) % 8 != 0) {
+      copy_.resize((size_ + 7) / 8);
+      std::memcpy(copy_.data(), data_, size_);
+      data_ = reinterpret_cast<const char*>(copy_.data());
+    }
+  }
+
+  const char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  const char* data_;
+  size_t size_;
+  std::vector<uint64_t> copy_;
+};
+
+// The attributes that tables and caches have in common.
+absl::Status GetRowConfig(tensorflow::OpKernelConstruction* context, RowConfig* config);
+absl::Status GetNonfinite(tensorflow::OpKernelConstruction* context, bool* skip);
+
+// Says which attribute of a handle differs from that of the existing resource, if one does.
+class AttributeCheck {
+ public:
+  AttributeCheck(const std::string& what, const std::string& name) : what_(what), name_(name) {}
+
+  template <typename T>
+  AttributeCheck& Same(const char* attribute, const T& existing, const T& wanted) {
+    if (status_.ok() && existing != wanted) {
+      status_ = absl::InvalidArgumentError(StrCat(what_, " '", name_, "' exists with ", attribute,
+                                                  " = ", existing, "; this handle has ", attribute,
+                                                  " = ", wanted));
+    }
+    return *this;
+  }
+  AttributeCheck& SameRows(const RowConfig& existing, const RowConfig& wanted);
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const std::string what_, name_;
+  absl::Status status_;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_KERNELS_KERNEL_UTIL_H_

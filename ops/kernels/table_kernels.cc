@@ -1,0 +1,259 @@
+#include <memory>
+#include <string>
+
+#include "ops/core/table.h"
+#include "ops/kernels/kernel_util.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class TableResource : public tensorflow::ResourceBase {
+ public:
+  TableResource(const RowConfig& config, int shard, std::unique_ptr<Table> table)
+      : config(config), shard(shard), table(std::move(table)) {}
+
+  std::string DebugString() const override {
+    return StrCat("Het>Table shard ", shard, " of ", config.num_shards, ", ", table->size(),
+                  " rows");
+  }
+  int64_t MemoryUsed() const override { return table->memory_bytes(); }
+
+  const RowConfig config;
+  const int shard;
+  const std::unique_ptr<Table> table;
+};
+
+class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
+ public:
+  explicit TableHandleOp(OpKernelConstruction* context) : ResourceOpKernel(context) {
+    OP_REQUIRES_OK(context, GetRowConfig(context, &config_));
+    OP_REQUIRES_OK(context, context->GetAttr("shard", &shard_));
+  }
+
+ private:
+  absl::Status CreateResource(TableResource** resource) override {
+    std::unique_ptr<Table> table;
+    TF_RETURN_IF_ERROR(ToTf(Table::Create(config_, shard_, &table)));
+    *resource = new TableResource(config_, shard_, std::move(table));
+    return absl::OkStatus();
+  }
+
+  absl::Status VerifyResource(TableResource* resource) override {
+    return AttributeCheck("table", cinfo_.name())
+        .SameRows(resource->config, config_)
+        .Same("shard", resource->shard, shard_)
+        .status();
+  }
+
+  RowConfig config_;
+  int shard_;
+};
+
+// A kernel whose first input is a table.
+class TableKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    tensorflow::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                context, tensorflow::HandleFromInput(context, 0), &resource));
+    OP_REQUIRES_OK(context, Compute(context, resource->table.get()));
+  }
+
+ protected:
+  virtual absl::Status Compute(OpKernelContext* context, Table* table) = 0;
+};
+
+class TableLookupOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    std::shared_ptr<Batch> batch;
+    TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
+    Tensor* rows;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {batch->num_ids(), table->dim()}, &rows));
+    return ToTf(table->Lookup(*batch, PoolOf(context), rows->flat<float>().data()));
+  }
+};
+
+class TableApplyOp : public TableKernel {
+ public:
+  explicit TableApplyOp(OpKernelConstruction* context) : TableKernel(context) {
+    OP_REQUIRES_OK(context, GetNonfinite(context, &skip_));
+  }
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    std::shared_ptr<Batch> batch;
+    TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
+    const Tensor* gradients;
+    TF_RETURN_IF_ERROR(
+        GetMatrix(context, "gradients", batch->num_ids(), table->dim(), &gradients));
+    float learning_rate = 0;
+    TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
+    return ToTf(table->Apply(*batch, gradients->flat<float>().data(), learning_rate,
+                             skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
+  }
+
+ private:
+  bool skip_;
+};
+
+class TableSyncOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    const AlignedBytes request(context->input(1));
+    absl::Status allocated;
+    std::unique_ptr<char[]> discarded;
+    TF_RETURN_IF_ERROR(ToTf(table->Sync(
+        request.data(), request.size(), PoolOf(context), [&](size_t bytes) -> char* {
+          Tensor* reply;
+          allocated = context->allocate_output(0, {static_cast<int64_t>(bytes)}, &reply);
+          if (allocated.ok()) return reinterpret_cast<char*>(reply->flat<uint8_t>().data());
+          discarded.reset(new char[bytes]);
+          return discarded.get();
+        })));
+    return allocated;
+  }
+};
+
+class TableSizeOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    Tensor* size;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &size));
+    size->scalar<int64_t>()() = table->size();
+    return absl::OkStatus();
+  }
+};
+
+class TableStatsOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    constexpr int64_t kCounters = Counters<TableCounter>::kSize;
+    Tensor* names;
+    Tensor* values;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {kCounters + 2}, &names));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {kCounters + 2}, &values));
+    auto name = names->flat<tensorflow::tstring>();
+    auto value = values->flat<int64_t>();
+    for (int64_t c = 0; c < kCounters; ++c) {
+      name(c) = kTableCounterNames[c];
+      value(c) = table->counter(static_cast<TableCounter>(c));
+    }
+    name(kCounters) = "rows";
+    value(kCounters) = table->size();
+    name(kCounters + 1) = "memory_bytes";
+    value(kCounters + 1) = table->memory_bytes();
+    return absl::OkStatus();
+  }
+};
+
+class TableClearOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  absl::Status Compute(OpKernelContext*, Table* table) override {
+    table->Clear();
+    return absl::OkStatus();
+  }
+};
+
+class TableExportOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    const Tensor& part = context->input(1);
+    const Tensor& num_parts = context->input(2);
+    if (part.dims() != 0 || num_parts.dims() != 0) {
+      return absl::InvalidArgumentError("part and num_parts must be scalars");
+    }
+    const int64_t p = part.scalar<int64_t>()();
+    const int64_t n = num_parts.scalar<int64_t>()();
+    if (n < 1 || p < 0 || p >= n) {
+      return absl::InvalidArgumentError(
+          StrCat("part = ", p, " must be in [0, num_parts = ", n, ")"));
+    }
+    // Parts beyond the number of stripes are empty.
+    const int64_t stripes_a_part = (Table::kNumStripes + n - 1) / n;
+    const int first = std::min<int64_t>(p * stripes_a_part, Table::kNumStripes);
+    const int last = std::min<int64_t>(first + stripes_a_part, Table::kNumStripes);
+    Tensor keys, values, slots, clocks;
+    absl::Status allocated;
+    const Status exported = table->Export(first, last, [&](int64_t rows) {
+      // On failure nothing may be written, so the rows go to tensors that exist in any case.
+      keys = Tensor(tensorflow::DT_INT64, {rows});
+      values = Tensor(tensorflow::DT_FLOAT, {rows, table->dim()});
+      slots = Tensor(tensorflow::DT_FLOAT, {rows, table->slot_dim()});
+      clocks = Tensor(tensorflow::DT_INT64, {rows});
+      return Table::Rows{keys.flat<int64_t>().data(),
+                         values.flat<float>().data(), slots.flat<float>().data(),
+                         clocks.flat<int64_t>().data()};
+    });
+    TF_RETURN_IF_ERROR(ToTf(exported));
+    context->set_output(0, keys);
+    context->set_output(1, values);
+    context->set_output(2, slots);
+    context->set_output(3, clocks);
+    return absl::OkStatus();
+  }
+};
+
+class TableImportOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    const Tensor& keys = context->input(1);
+    const Tensor& clocks = context->input(4);
+    if (keys.dims() != 1) {
+      return absl::InvalidArgumentError(
+          StrCat("keys must be a vector, not of shape ", keys.shape().DebugString()));
+    }
+    const int64_t rows = keys.NumElements();
+    const Tensor* values;
+    const Tensor* slots;
+    TF_RETURN_IF_ERROR(GetMatrix(context, "values", rows, table->dim(), &values));
+    TF_RETURN_IF_ERROR(GetMatrix(context, "slots", rows, table->slot_dim(), &slots));
+    if (clocks.shape() != keys.shape()) {
+      return absl::InvalidArgumentError(StrCat("clocks has shape ", clocks.shape().DebugString(),
+                                               ", expected ", keys.shape().DebugString()));
+    }
+    return ToTf(table->Import(
+        {keys.flat<int64_t>().data(),
+         values->flat<float>().data(), slots->flat<float>().data(),
+         clocks.flat<int64_t>().data()},
+        rows));
+  }
+};
+
+#define REGISTER_TABLE_KERNEL(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name("Het>" name).Device(tensorflow::DEVICE_CPU), kernel)
+REGISTER_TABLE_KERNEL("TableHandle", TableHandleOp);
+REGISTER_TABLE_KERNEL("TableLookup", TableLookupOp);
+REGISTER_TABLE_KERNEL("TableApply", TableApplyOp);
+REGISTER_TABLE_KERNEL("TableSync", TableSyncOp);
+REGISTER_TABLE_KERNEL("TableSize", TableSizeOp);
+REGISTER_TABLE_KERNEL("TableStats", TableStatsOp);
+REGISTER_TABLE_KERNEL("TableClear", TableClearOp);
+REGISTER_TABLE_KERNEL("TableExport", TableExportOp);
+REGISTER_TABLE_KERNEL("TableImport", TableImportOp);
+#undef REGISTER_TABLE_KERNEL
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,44 @@
+"""Every source of the op library and how to compile it: bazel, setup.py and the C++ tests read this.
+
+The file is both Starlark and Python: only assignments of literals.
+"""
+
+# Free of TensorFlow; what the C++ unit tests and sanitizers build.
+CORE_SOURCES = [
+    "ops/core/batch.cc",
+    "ops/core/cache.cc",
+    "ops/core/initializer.cc",
+    "ops/core/message.cc",
+    "ops/core/optimizer.cc",
+    "ops/core/spec.cc",
+    "ops/core/table.cc",
+]
+
+# TensorFlow kernels and op registrations.
+OP_SOURCES = [
+    "ops/batch_ops.cc",
+    "ops/cache_ops.cc",
+    "ops/kernels/batch_kernels.cc",
+    "ops/kernels/cache_kernels.cc",
+    "ops/kernels/kernel_util.cc",
+    "ops/kernels/table_kernels.cc",
+    "ops/table_ops.cc",
+]
+
+# googletest files, one beside each source it tests.
+CORE_TESTS = [
+]
+
+# Flags of every build, tests included. No contraction to FMA, because results must not depend on the
+# vector width.
+CXX_FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
+
+# NDEBUG because TensorFlow's own build defines it and its headers test it.
+RELEASE_FLAGS = ["-O3", "-DNDEBUG", "-fvisibility=hidden"]
+
+# By machine (`uname -m`), for binaries that leave the machine they were built on.
+PORTABLE_FLAGS = {"x86_64": ["-march=x86-64-v3"]}
+NATIVE_FLAGS = ["-march=native"]
+
+# A symbol that nobody defines fails here and not when the library is loaded.
+LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,defs"]

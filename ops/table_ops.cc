@@ -1,0 +1,180 @@
+#include "ops/shape_util.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("Het>TableHandle")
+    .Output("table: resource")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .Attr("dim: int >= 1")
+    .Attr("optimizer: string")
+    .Attr("initializer: string")
+    .Attr("seed: int = 0")
+    .Attr("clock: {'count', 'lamport'} = 'count'")
+    .Attr("shard: int >= 0 = 0")
+    .Attr("num_shards: int >= 1 = 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+A shard of an embedding table, made when there is none with this name on the device.
+
+table: Scalar.
+shared_name: The table's name; empty: private to this op.
+dim: Columns of a row's value.
+optimizer: Name and parameters, for example "row_wise_adagrad epsilon=1e-07".
+initializer: Name and parameters, for example "uniform minval=-0.05 maxval=0.05".
+seed: Of the initial values, which depend on (seed, key, column) alone.
+clock: How merging an update moves a row's clock.
+shard: Which shard this is.
+num_shards: Shards of the whole table.
+)doc");
+
+REGISTER_OP("Het>TableLookup")
+    .Input("table: resource")
+    .Input("batch: variant")
+    .Output("rows: float")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
+      c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads rows. Unknown keys read as their initial value and do not enter the table.
+
+table: A table of one shard.
+batch: From Dedup.
+rows: [ids, dim].
+)doc");
+
+REGISTER_OP("Het>TableApply")
+    .Input("table: resource")
+    .Input("batch: variant")
+    .Input("gradients: float")
+    .Input("learning_rate: float")
+    .Attr("nonfinite: {'error', 'skip'} = 'error'")
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 0, 2, 0}); })
+    .Doc(R"doc(
+Applies the table's optimizer: one update of each key, with the sum of its gradients.
+
+table: A table of one shard.
+batch: From Dedup.
+gradients: [ids, dim].
+learning_rate: Scalar.
+nonfinite: Whether NaN or infinity in a key's gradient fails the op, which then changes nothing, or
+  skips that key and counts it.
+)doc");
+
+REGISTER_OP("Het>TableSync")
+    .Input("table: resource")
+    .Input("request: uint8")
+    .Output("reply: uint8")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1}));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Merges what a cache pushes and sends the rows that it lacks.
+
+table: The shard that the request is for.
+request: [bytes], from CacheLookup or CacheFlush.
+reply: [bytes], for CacheFill.
+)doc");
+
+REGISTER_OP("Het>TableSize")
+    .Input("table: resource")
+    .Output("size: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The number of rows that have been updated or imported.
+
+table: A shard.
+size: Scalar.
+)doc");
+
+REGISTER_OP("Het>TableStats")
+    .Input("table: resource")
+    .Output("names: string")
+    .Output("values: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Counters of a shard since it was made, its rows and the bytes they take.
+
+table: A shard.
+names: [counters].
+values: [counters].
+)doc");
+
+REGISTER_OP("Het>TableClear")
+    .Input("table: resource")
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
+    .Doc(R"doc(
+Drops all rows. Caches of the table drop theirs when they next hear from it.
+
+table: A shard.
+)doc");
+
+REGISTER_OP("Het>TableExport")
+    .Input("table: resource")
+    .Input("part: int64")
+    .Input("num_parts: int64")
+    .Output("keys: int64")
+    .Output("values: float")
+    .Output("slots: float")
+    .Output("clocks: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 0}));
+      const auto rows = c->UnknownDim();
+      c->set_output(0, c->Vector(rows));
+      c->set_output(1, c->Matrix(rows, c->UnknownDim()));
+      c->set_output(2, c->Matrix(rows, c->UnknownDim()));
+      c->set_output(3, c->Vector(rows));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads a part of the rows, in no particular order. The parts are disjoint and make up the shard.
+
+table: A shard.
+part: Scalar in [0, num_parts).
+num_parts: Scalar; beyond 64 parts some are empty.
+keys: [rows].
+values: [rows, dim].
+slots: [rows, slot_dim], the optimizer's.
+clocks: [rows].
+)doc");
+
+REGISTER_OP("Het>TableImport")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("values: float")
+    .Input("slots: float")
+    .Input("clocks: int64")
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 1, 2, 2, 1}); })
+    .Doc(R"doc(
+Sets rows, replacing those that exist; all of them or, on an error, none. Caches of the table drop
+theirs when they next hear from it.
+
+table: A shard.
+keys: [rows], keys of this shard.
+values: [rows, dim].
+slots: [rows, slot_dim], the optimizer's.
+clocks: [rows], not negative.
+)doc");
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,75 @@
+"""Builds het_tf/_het_ops.so against the installed TensorFlow; the metadata is in pyproject.toml.
+
+Environment: CXX, MAX_JOBS (compilers at a time), HET_TF_PORTABLE=1 (run on other CPUs too).
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
+import cxx
+from tensorflow_build import tensorflow_build
+
+
+def build_ops() -> tuple[Path, Path]:
+    """Builds the op library, and beside it a note of what for that is readable without loading."""
+    directory = cxx.ROOT / "build" / ("portable" if cxx.PORTABLE else "native")
+    src = cxx.SOURCES
+    with cxx.lock(directory):
+        tf = tensorflow_build()
+        flags = [*src.CXX_FLAGS, *src.RELEASE_FLAGS, *cxx.ARCH_FLAGS, *tf["compile_flags"], "-I."]
+        # -isystem: with -I the TensorFlow headers print thousands of warnings.
+        # Not for the core, which must do without TensorFlow.
+        tf_flags = [*flags, "-isystem", tf["include"], f'-DHET_TF_BUILT_FOR="{tf["version"]}"']
+        objects = cxx.compile_objects(src.OP_SOURCES, tf_flags, directory)
+        objects += cxx.compile_objects(src.CORE_SOURCES, flags, directory)
+        library = directory / "_het_ops.so"
+        cxx.link(objects, [*src.LINK_FLAGS, *tf["link_flags"]], library)
+        note = directory / "_het_ops.json"
+        facts = {"tensorflow": tf["version"], "compiler": cxx.version(), "portable": cxx.PORTABLE}
+        note.write_text(json.dumps(facts))
+    return library, note
+
+
+def put(built: Path, target: Path) -> None:
+    """Copies by a rename: a process that has the old library mapped keeps it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    shutil.copy2(built, partial)
+    partial.replace(target)
+
+
+class BuildOps(build_ext):
+    def get_ext_filename(self, ext_name):
+        # load_op_library opens it, not Python's import: no ABI tag.
+        return ext_name.replace(".", os.sep) + ".so"
+
+    def build_extension(self, ext):
+        for built in build_ops():
+            put(built, Path(self.build_lib, "het_tf", built.name))
+
+    def copy_extensions_to_source(self):
+        package = self.get_finalized_command("build_py").get_package_dir("het_tf")
+        for built in Path(self.build_lib, "het_tf").glob("_het_ops.*"):
+            put(built, Path(package, built.name))
+
+
+class Wheel(bdist_wheel):
+    def get_tag(self):
+        # The library does not touch Python: one wheel serves every version of it.
+        return "py3", "none", super().get_tag()[2]
+
+
+if __name__ == "__main__":
+    sources = cxx.SOURCES.CORE_SOURCES + cxx.SOURCES.OP_SOURCES
+    setup(
+        ext_modules=[Extension("het_tf._het_ops", sources)],
+        cmdclass={"build_ext": BuildOps, "bdist_wheel": Wheel},
+    )

@@ -1,0 +1,121 @@
+"""Incremental C++ build that needs only Python and a compiler; setup.py and cpptest.py share it.
+
+A file is built again when something it includes is newer, or its command, compiler or CPU changed.
+"""
+
+import concurrent.futures
+import contextlib
+import fcntl
+import os
+import platform
+import re
+import shlex
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILER = shlex.split(os.environ.get("CXX", "g++"))
+PORTABLE = os.environ.get("HET_TF_PORTABLE") == "1"
+
+
+def load_sources() -> SimpleNamespace:
+    """The lists and flags of ops/sources.bzl."""
+    names: dict = {}
+    exec((ROOT / "ops/sources.bzl").read_text(), names)
+    return SimpleNamespace(**names)
+
+
+SOURCES = load_sources()
+ARCH_FLAGS = (
+    SOURCES.PORTABLE_FLAGS.get(platform.machine(), []) if PORTABLE else SOURCES.NATIVE_FLAGS
+)
+
+
+def _ask_compiler(arguments: list[str]) -> subprocess.CompletedProcess:
+    try:
+        return subprocess.run([*COMPILER, *arguments], capture_output=True, text=True)
+    except OSError as e:
+        raise SystemExit(f"{COMPILER[0]}: {e.strerror}; sudo apt-get install g++") from e
+
+
+def version() -> str:
+    return _ask_compiler(["--version"]).stdout.splitlines()[0]
+
+
+def _resolved(flags: list[str]) -> str:
+    """What the compiler makes of the flags: -march=native is another thing on another CPU."""
+    return _ask_compiler([*flags, "-###", "-E", "-x", "c++", "/dev/null"]).stderr
+
+
+@contextlib.contextmanager
+def lock(directory: Path):
+    """Two builds at once in one tree would write the same objects."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / ".lock", "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def _is_fresh(target: Path, inputs: list[str], record: str) -> bool:
+    try:
+        made = target.stat().st_mtime_ns
+        if target.with_suffix(".cmd").read_text() != record:
+            return False
+        return all((ROOT / i).stat().st_mtime_ns <= made for i in inputs)
+    except FileNotFoundError:
+        return False
+
+
+def _run(label: str, command: list[str], target: Path, record: str) -> bool:
+    print(label, flush=True)
+    started = time.time_ns()
+    partial = target.with_name(target.name + ".partial")
+    if subprocess.run([*command, "-o", str(partial)], cwd=ROOT).returncode:
+        print("failed:", shlex.join(command), flush=True)
+        return False
+    # The time of the start, so that an edit during a long compilation counts as newer.
+    os.utime(partial, ns=(started, started))
+    # A rename leaves a library that a running process has mapped as it was.
+    partial.replace(target)
+    target.with_suffix(".cmd").write_text(record)
+    return True
+
+
+def _depfile_inputs(depfile: Path) -> list[str]:
+    text = depfile.read_text().replace("\\\n", " ").split(": ", 1)[1]
+    return [p.replace("\\ ", " ") for p in re.split(r"(?<!\\)\s+", text.strip())]
+
+
+def compile_objects(sources: list[str], flags: list[str], directory: Path) -> list[Path]:
+    """Objects of `sources` (relative to the root, or absolute), MAX_JOBS compilers at a time."""
+    resolved = _resolved(flags)
+
+    def compile_one(source: str) -> Path | None:
+        # A source from outside the tree (googletest) goes by its name.
+        target = directory / (Path(source).name if os.path.isabs(source) else source)
+        target = target.with_suffix(".o")
+        depfile = target.with_suffix(".d")
+        command = [*COMPILER, *flags, "-MMD", "-MF", str(depfile), "-c", source]
+        record = shlex.join(command) + "\n" + resolved
+        if depfile.exists() and _is_fresh(target, _depfile_inputs(depfile), record):
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target if _run(f"CXX  {source}", command, target, record) else None
+
+    jobs = int(os.environ.get("MAX_JOBS", len(os.sched_getaffinity(0))))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(compile_one, sources))
+    if None in objects:
+        raise SystemExit("C++ compilation failed")
+    return objects
+
+
+def link(objects: list[Path], flags: list[str], target: Path) -> None:
+    command = [*COMPILER, *map(str, objects), *flags]
+    record = shlex.join(command)
+    if not _is_fresh(target, [str(o) for o in objects], record) and not _run(
+        f"LINK {target.relative_to(ROOT)}", command, target, record
+    ):
+        raise SystemExit("linking failed")
