@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from het_tf import ops
+from het_tf._graph import handle_from_caller
 from het_tf.table import EmbeddingTable
 
 _UNBOUNDED = -1
@@ -140,13 +141,7 @@ class WorkerCache:
         return ops.cache_report(self._handle_op())
 
     def _handle_op(self) -> tf.Tensor:
-        # One handle a graph: TensorFlow keeps the order of ops that share their handle's tensor.
-        if tf.executing_eagerly():
-            return ops.cache_handle(**self._attributes)
-        handles = tf.compat.v1.get_default_graph().get_collection_ref(self.name)
-        if not handles:
-            handles.append(ops.cache_handle(**self._attributes))
-        return handles[0]
+        return handle_from_caller(self.name, lambda: ops.cache_handle(**self._attributes))
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Operation:
         ticket, requests = ops.cache_flush(

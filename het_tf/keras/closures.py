@@ -69,8 +69,11 @@ class StepClosure:
         self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
-        self.on_batches = tf.function(self._on_batches, reduce_retracing=True)
-        self.on_iterator = tf.function(self._on_iterator)
+        signature = stacked_signature(element_spec)
+        self.on_batches = tf.function(
+            self._on_batches, input_signature=signature, autograph=False
+        )
+        self.on_iterator = tf.function(self._on_iterator, autograph=False)
 
     @property
     def log_names(self) -> tuple[str, ...]:
@@ -123,17 +126,10 @@ class StepClosure:
     def _loop(self, cond: Callable[..., Any], body: Callable[..., Any], carry: Any) -> tf.Tensor:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         states = [tf.zeros(v.shape, v.dtype) for v in self._metrics]
-        logs = tf.zeros([0], tf.float64)
+        # Their number is known only once the loop's body is traced, hence the unknown shape.
+        logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
         steps, states, logs, *_ = tf.while_loop(
-            cond,
-            body,
-            (tf.constant(0), states, logs, *carry),
-            shape_invariants=(
-                tf.TensorShape([]),
-                [tf.TensorShape(v.shape) for v in self._metrics],
-                tf.TensorShape([None]),
-                *tf.nest.map_structure(_invariant, tuple(carry)),
-            ),
+            cond, body, (tf.constant(0), states, logs, *carry), parallel_iterations=1
         )
         with tf.control_dependencies([steps]):
             reports = self._strategy.cache_report_ops()
@@ -164,7 +160,7 @@ class StepClosure:
         if optimizer is not None:
             iterations.value.assign_add(scope.get_current_value(iterations) - before)
         extras = [_scalar(name, logs[name]) for name in self._extra_names()]
-        states = [scope.get_current_value(v) for v in self._metrics]
+        states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
         return states, tf.stack(extras) if extras else tf.zeros([0], tf.float64)
 
     def _extra_names(self) -> tuple[str, ...]:
@@ -181,29 +177,39 @@ class PredictClosure:
         self._model = model
         self._strategy = strategy
         self._element_spec = element_spec
-        self.on_batches = tf.function(self._on_batches, reduce_retracing=True)
+        signature = stacked_signature(element_spec)
+        self.on_batches = tf.function(
+            self._on_batches, input_signature=signature, autograph=False
+        )
 
     def _on_batches(self, *stacked: tf.Tensor) -> Any:
         """Outputs of the model, each stacked over the steps: [steps, batch, ...]."""
 
+        @tf.function(input_signature=[tf.TensorSpec([], tf.int32)], autograph=False)
         def step(i: tf.Tensor) -> Any:
             batch = take_batch(self._element_spec, stacked, i)
-            outputs = self._strategy.run(self._model.predict_step, args=(batch,))
-            for output in tf.nest.flatten(outputs):
-                if not isinstance(output, tf.Tensor):
-                    raise ValueError(
-                        "predict under HetParameterServerStrategy needs dense outputs, got "
-                        f"{output}."
-                    )
-            return outputs
+            return self._strategy.run(self._model.predict_step, args=(batch,))
 
-        spec = tf.nest.map_structure(
-            tf.TensorSpec.from_tensor,
-            tf.function(step).get_concrete_function(tf.TensorSpec([], tf.int32)).structured_outputs,
-        )
+        outputs = step.get_concrete_function().structured_outputs
+        for output in tf.nest.flatten(outputs):
+            if not isinstance(output, tf.Tensor):
+                raise ValueError(
+                    f"predict under HetParameterServerStrategy needs dense outputs, got {output}."
+                )
         return tf.map_fn(
-            step, tf.range(tf.shape(stacked[0])[0]), fn_output_signature=spec, parallel_iterations=1
+            step,
+            tf.range(tf.shape(stacked[0])[0]),
+            fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs),
+            parallel_iterations=1,
         )
+
+
+def stacked_signature(element_spec: Any) -> list[tf.TensorSpec]:
+    """Specs of the components of a batch, each stacked over any number of steps."""
+    return [
+        tf.TensorSpec(tf.TensorShape([None]).concatenate(spec.shape), spec.dtype)
+        for spec in tf.nest.flatten(element_spec, expand_composites=True)
+    ]
 
 
 def take_batch(element_spec: Any, stacked: tuple[tf.Tensor, ...], step: tf.Tensor) -> Batch:
@@ -213,12 +219,6 @@ def take_batch(element_spec: Any, stacked: tuple[tf.Tensor, ...], step: tf.Tenso
         tf.ensure_shape(component[step], spec.shape) for component, spec in zip(stacked, flat_spec)
     ]
     return tf.nest.pack_sequence_as(element_spec, components, expand_composites=True)
-
-
-def _invariant(value: Any) -> Any:
-    if isinstance(value, tf.experimental.Optional):
-        return tf.OptionalSpec(value.element_spec)
-    return value.shape
 
 
 def _scalar(name: str, value: Any) -> tf.Tensor:

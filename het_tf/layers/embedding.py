@@ -229,22 +229,27 @@ class HetEmbedding(keras.layers.Layer):
             self._worker_cache.update_op(ticket, gradients, learning_rate)
 
     def _on_every_worker(self, build_ops: Any) -> list[Any]:
-        resolver = self._strategy.cluster_resolver.cluster_spec()
         function = tf.function(build_ops, autograph=False)
         results = []
-        for worker in range(resolver.num_tasks("worker")):
-            with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
+        for worker in _tasks("worker"):
+            with tf.device(worker):
                 results.append(function())
         return results
 
 
 def _parameter_servers(strategy: tf.distribute.Strategy) -> list[str]:
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        shards = strategy.cluster_resolver.cluster_spec().num_tasks("ps")
-        return [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(shards)]
+        return _tasks("ps")
     if strategy.num_replicas_in_sync != 1:
         raise ValueError(
             f"HetEmbedding runs under a ParameterServerStrategy or without a strategy, not under"
             f" {type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas"
         )
     return []
+
+
+def _tasks(job: str) -> list[str]:
+    """The CPU devices of a job's tasks in the connected cluster, by task index."""
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    devices = [tf.DeviceSpec.from_string(name) for name in names]
+    return [d.to_string() for d in sorted(devices, key=lambda d: d.task or 0) if d.job == job]

@@ -1,0 +1,46 @@
+"""What het_tf needs of TensorFlow's function graphs that has no public way.
+
+TensorFlow keeps the order of stateful ops, and of calls of functions that hold such ops, when they
+share the tensor of a resource handle. A handle op inside a function would be another tensor in
+every function, and two calls of one training step could overlap. So the handle of a worker's cache
+must come into every function from outside, from where the function is called, since only then is
+it known on which worker it runs. `FuncGraph.capture_call_time_value` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+
+def handle_from_caller(name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """A resource handle that all functions of a call share.
+
+    Args:
+      name: unique to the resource.
+      make: builds the op that gives the handle. It is called eagerly, on the device on which the
+        outermost function is called.
+
+    Returns:
+      The handle: `make()` itself outside of functions, a captured input inside.
+    """
+    if tf.executing_eagerly():
+        return make()
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, "capture_call_time_value"):  # a graph of TensorFlow 1
+        return make()
+    handles = graph.get_collection_ref(name)
+    if not handles:
+        handles.append(_capture(graph, name, make))
+    return handles[0]
+
+
+def _capture(graph: tf.Graph, name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+    # The branches of tf.cond and tf.while_loop belong to one graph, and capture from it.
+    if type(graph).__name__ in ("CondBranchFuncGraph", "WhileCondFuncGraph", "WhileBodyFuncGraph"):
+        with graph.outer_graph.as_default():
+            return handle_from_caller(name, make)
+    return graph.capture_call_time_value(
+        lambda: handle_from_caller(name, make), tf.TensorSpec([], tf.resource), key=name
+    )

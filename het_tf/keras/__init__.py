@@ -1,0 +1,5 @@
+"""Keras models that train on parameter servers."""
+
+from het_tf.keras.model import Model, Sequential
+
+__all__ = ["Model", "Sequential"]

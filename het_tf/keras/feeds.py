@@ -1,0 +1,295 @@
+"""Where closures get their batches from.
+
+Two kinds. A `StreamFeed` is read here and its batches travel with the closures: every batch is used
+once, whichever worker dies, and results can be put in order. A `WorkerFeed` is read by the workers
+themselves, each its own dataset: nothing passes through the coordinator.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from het_tf.distribute import HetParameterServerStrategy
+from het_tf.keras.inputs import worker_dataset_fn
+
+_IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their share
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Arguments of one closure.
+
+    Attributes:
+      index: number of the closure within its pass, counted from 0.
+      args: arguments of `on_batches` or `on_iterator`.
+      steps: steps it is meant to do.
+    """
+
+    index: int
+    args: tuple[Any, ...]
+    steps: int
+
+
+class Pass(abc.ABC):
+    """One pass over a feed: an epoch, or an evaluation."""
+
+    @abc.abstractmethod
+    def next_work(self, in_flight: int) -> Work | None:
+        """Work for the next closure; None when there is none, or none until others finish."""
+
+    def finished(self, work: Work, worker: int, steps: int) -> None:
+        """Takes in how many steps the closure for `work` did, and where."""
+
+
+class Feed(abc.ABC):
+    """Batches for training or evaluation.
+
+    Attributes:
+      element_spec: spec of one batch.
+      num_steps: batches per pass; None when not known yet.
+      on_iterator: whether closures read an iterator of the worker (`on_iterator`) rather than
+        getting batches (`on_batches`).
+    """
+
+    element_spec: Any
+    num_steps: int | None
+    on_iterator: bool
+
+    @abc.abstractmethod
+    def start(self, steps_per_closure: int) -> Pass:
+        """Begins a pass."""
+
+
+class StreamFeed(Feed):
+    """One dataset, read on the coordinator."""
+
+    on_iterator = False
+
+    def __init__(self, dataset: tf.data.Dataset, steps: int | None = None, endless: bool = False):
+        """Creates the feed.
+
+        Args:
+          dataset: batches.
+          steps: batches per pass; all of the dataset when None.
+          endless: whether the next pass goes on where the last one stopped, and the dataset starts
+            over at its end; otherwise each pass reads it from the start.
+
+        Raises:
+          ValueError: the dataset is infinite and `steps` is None.
+        """
+        cardinality = int(dataset.cardinality())
+        if steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "The dataset is infinite: pass steps_per_epoch (fit), validation_steps "
+                "(validation_data of fit) or steps (evaluate, predict)."
+            )
+        self.element_spec = dataset.element_spec
+        self.num_steps = steps if steps is not None else cardinality if cardinality >= 0 else None
+        self._steps = steps
+        self._dataset = dataset.prefetch(tf.data.AUTOTUNE)
+        self._stream = iter(self._dataset.repeat()) if endless else None
+
+    def start(self, steps_per_closure: int) -> Pass:
+        stream = self._stream if self._stream is not None else iter(self._dataset)
+        return _StreamPass(stream, self._steps, steps_per_closure, self._note_length)
+
+    def _note_length(self, length: int) -> None:
+        if self.num_steps is None:
+            self.num_steps = length
+
+
+class _StreamPass(Pass):
+    """Groups consecutive batches of equal shapes, as many as a closure takes."""
+
+    def __init__(
+        self,
+        stream: Iterator[Any],
+        steps: int | None,
+        steps_per_closure: int,
+        on_end: Callable[[int], None],
+    ):
+        self._stream = stream
+        self._steps = steps
+        self._steps_per_closure = steps_per_closure
+        self._on_end = on_end
+        self._taken = 0
+        self._index = 0
+        self._held: list[tf.Tensor] | None = None  # Read, but of another shape than its group.
+
+    def next_work(self, in_flight: int) -> Work | None:
+        del in_flight
+        group: list[list[tf.Tensor]] = []
+        while len(group) < self._steps_per_closure:
+            batch = self._next_batch()
+            if batch is None:
+                break
+            if group and any(a.shape != b.shape for a, b in zip(group[0], batch)):
+                self._held = batch
+                break
+            group.append(batch)
+        if not group:
+            return None
+        work = Work(self._index, tuple(tf.stack(parts) for parts in zip(*group)), len(group))
+        self._index += 1
+        return work
+
+    def _next_batch(self) -> list[tf.Tensor] | None:
+        if self._held is not None:
+            batch, self._held = self._held, None
+            return batch
+        if self._steps is not None and self._taken >= self._steps:
+            return None
+        try:
+            batch = next(self._stream)
+        except StopIteration:
+            if self._steps is not None and self._taken < self._steps:
+                logging.warning(
+                    "the data ended after %d of %d steps", self._taken, self._steps
+                )
+                self._steps = self._taken
+            else:
+                self._on_end(self._taken)
+            self._stream = iter(())
+            return None
+        self._taken += 1
+        return tf.nest.flatten(batch, expand_composites=True)
+
+
+class WorkerFeed(Feed):
+    """One dataset per worker, made and read there."""
+
+    on_iterator = True
+
+    def __init__(
+        self,
+        strategy: HetParameterServerStrategy,
+        fn: Callable[..., tf.data.Dataset],
+        steps: int | None = None,
+    ):
+        """Creates the datasets on the workers.
+
+        Args:
+          strategy: names the workers.
+          fn: makes a worker's dataset, see `worker_dataset_fn`.
+          steps: batches per pass, over all workers; the datasets start over when they end, and the
+            next pass goes on where the last one stopped. When None a pass reads the dataset of
+            every worker once, from start to end.
+        """
+        self._strategy = strategy
+        self._steps = steps
+        repeat = steps is not None
+        make = worker_dataset_fn(fn, strategy.num_workers, repeat)
+        self._datasets = strategy.coordinator.create_per_worker_dataset(make)
+        self.element_spec = self._datasets.element_spec
+        self.num_steps = steps
+        self._iterator = iter(self._datasets) if repeat else None
+
+    def start(self, steps_per_closure: int) -> Pass:
+        if self._steps is not None:
+            return _CountedPass(self._strategy, self._iterator, self._steps, steps_per_closure)
+        return _SharesPass(
+            self._strategy, iter(self._datasets), steps_per_closure, self._note_length
+        )
+
+    def _note_length(self, length: int) -> None:
+        if self.num_steps is None:
+            self.num_steps = length
+
+
+class _WorkerPass(Pass):
+    """Common to both ways of reading the workers' datasets."""
+
+    def __init__(self, strategy: HetParameterServerStrategy, iterator: Any, per_closure: int):
+        self._strategy = strategy
+        self._iterator = iterator
+        self._per_closure = per_closure
+        self._index = 0
+        self._ended: set[int] = set()  # Workers whose dataset has ended.
+
+    def _work(self, steps: int) -> Work:
+        work = Work(self._index, (self._iterator, tf.constant(steps)), steps)
+        self._index += 1
+        return work
+
+    def _unfinished(self) -> set[int]:
+        return set(range(self._strategy.num_workers)) - self._ended
+
+    def _down(self) -> set[int]:
+        return {i for task_type, i in self._strategy.health.failing() if task_type == "worker"}
+
+
+class _CountedPass(_WorkerPass):
+    """A given number of steps, by whichever workers are free."""
+
+    def __init__(
+        self, strategy: HetParameterServerStrategy, iterator: Any, steps: int, per_closure: int
+    ):
+        super().__init__(strategy, iterator, per_closure)
+        self._remaining = steps
+
+    def next_work(self, in_flight: int) -> Work | None:
+        del in_flight
+        if self._remaining == 0:
+            return None
+        steps = min(self._per_closure, self._remaining)
+        self._remaining -= steps
+        return self._work(steps)
+
+    def finished(self, work: Work, worker: int, steps: int) -> None:
+        self._remaining += work.steps - steps
+        if steps < work.steps:  # It repeats, so it can only end by being empty.
+            self._ended.add(worker)
+            if not self._unfinished() - self._down():
+                raise ValueError("The datasets of all workers are empty.")
+            time.sleep(_IDLE_WAIT)
+
+
+class _SharesPass(_WorkerPass):
+    """The datasets of all workers, each to its end.
+
+    The coordinator cannot choose the worker that runs a closure, so closures are scheduled until
+    every worker has said that its dataset has ended; those that meet an ended one return at once.
+    """
+
+    def __init__(
+        self,
+        strategy: HetParameterServerStrategy,
+        iterator: Any,
+        per_closure: int,
+        on_end: Callable[[int], None],
+    ):
+        super().__init__(strategy, iterator, per_closure)
+        self._on_end = on_end
+        self._steps = 0
+
+    def next_work(self, in_flight: int) -> Work | None:
+        unfinished = self._unfinished()
+        if not unfinished:
+            if in_flight == 0:
+                self._on_end(self._steps)
+            return None
+        if self._ended:
+            if unfinished <= self._down():
+                logging.warning(
+                    "worker(s) %s are down: the rest of their share of the data is not read",
+                    sorted(unfinished),
+                )
+                self._ended |= unfinished
+                return None
+            if in_flight > len(unfinished):
+                return None
+        return self._work(self._per_closure)
+
+    def finished(self, work: Work, worker: int, steps: int) -> None:
+        self._steps += steps
+        if steps < work.steps:
+            self._ended.add(worker)
+        if steps == 0:
+            time.sleep(_IDLE_WAIT)

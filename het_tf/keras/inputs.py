@@ -1,0 +1,226 @@
+"""Turning what a user passes as data into one dataset, or into one dataset per worker."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+DatasetFunction = Callable[..., tf.data.Dataset]
+
+_DEFAULT_BATCH_SIZE = 32
+
+
+def is_dataset_function(x: Any) -> bool:
+    """Whether `x` is a function that makes a worker's dataset."""
+    return callable(x) and not isinstance(x, (tf.data.Dataset, tf.Tensor, tf.Variable, np.ndarray))
+
+
+def as_dataset(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+    shuffle: bool = False,
+) -> tf.data.Dataset:
+    """A batched dataset of `x`, a `tf.data.Dataset` or arrays.
+
+    Args:
+      x: a batched dataset, returned as it is; or an array, or a list, tuple or dict of arrays whose
+        first dimensions are equal.
+      y: labels, arrays likewise. Not with a dataset.
+      sample_weight: one weight per example. Not with a dataset.
+      batch_size: examples per batch; 32 when None. Not with a dataset.
+      shuffle: whether arrays are shuffled anew every time the dataset is read.
+
+    Returns:
+      A dataset of `x`, `(x, y)` or `(x, y, sample_weight)`.
+
+    Raises:
+      ValueError: an argument does not go with a dataset, or lengths differ.
+      TypeError: `x` is of a kind that is not known here.
+    """
+    if isinstance(x, tf.data.Dataset):
+        check_alone(y, sample_weight, batch_size, "a tf.data.Dataset")
+        return x
+    if x is None or inspect.isgenerator(x) or callable(x) or hasattr(x, "__getitems__"):
+        raise TypeError(
+            "Under HetParameterServerStrategy the data must be a function that returns a "
+            f"tf.data.Dataset, a tf.data.Dataset, or arrays; got {type(x).__name__}."
+        )
+    parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    if y is None and sample_weight is not None:
+        raise ValueError("sample_weight needs y.")
+    arrays = tf.nest.map_structure(_as_array, _lists_to_tuples(parts))
+    lengths = {len(array) for array in tf.nest.flatten(arrays)}
+    if len(lengths) != 1:
+        raise ValueError(
+            "All arrays must have the same number of examples, got shapes "
+            f"{[array.shape for array in tf.nest.flatten(arrays)]}."
+        )
+    arrays = tf.nest.map_structure(tf.convert_to_tensor, arrays)
+    indices = tf.data.Dataset.range(lengths.pop())
+    if shuffle:
+        indices = indices.shuffle(max(1, int(indices.cardinality())))
+    batches = indices.batch(batch_size or _DEFAULT_BATCH_SIZE)
+    return batches.map(lambda index: tf.nest.map_structure(lambda a: tf.gather(a, index), arrays))
+
+
+def check_alone(y: Any, sample_weight: Any, batch_size: int | None, what: str) -> None:
+    """Raises a ValueError if an argument was given that `what` brings along itself."""
+    for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
+        if value is not None:
+            raise ValueError(f"`{name}` cannot be given when the data is {what}.")
+
+
+def split_validation(
+    arrays: tuple[Any, Any, Any], fraction: float
+) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Splits (x, y, sample_weight) arrays; the last `fraction` of the examples is the second part.
+
+    Raises:
+      ValueError: the data is not arrays, or one of the parts would be empty.
+    """
+    if isinstance(arrays[0], tf.data.Dataset) or is_dataset_function(arrays[0]):
+        raise ValueError("validation_split needs arrays; pass validation_data instead.")
+    arrays = tf.nest.map_structure(_as_array, _lists_to_tuples(arrays))
+    length = len(tf.nest.flatten(arrays)[0])
+    split = int(length * (1.0 - fraction))
+    if not 0 < split < length:
+        raise ValueError(
+            f"validation_split={fraction} leaves no data on one side of {length} examples."
+        )
+    return (
+        tf.nest.map_structure(lambda a: a[:split], arrays),
+        tf.nest.map_structure(lambda a: a[split:], arrays),
+    )
+
+
+def worker_dataset_fn(
+    fn: DatasetFunction, num_workers: int, repeat: bool
+) -> Callable[[], tf.data.Dataset]:
+    """What every worker runs to make its dataset.
+
+    Args:
+      fn: returns a batched `tf.data.Dataset`. If it takes an argument, that is a
+        `tf.distribute.InputContext` with `num_input_pipelines` the number of workers and
+        `input_pipeline_id` the worker's index. It is called once for every worker, here.
+      num_workers: number of workers.
+      repeat: whether each worker starts over when its dataset ends.
+
+    Returns:
+      A function without arguments, to be traced; the worker's index is found when it runs.
+    """
+
+    def make(context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+        dataset = fn() if context is None else fn(context)
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                "The function given as data must return a tf.data.Dataset, got "
+                f"{type(dataset).__name__}."
+            )
+        return dataset.repeat() if repeat else dataset
+
+    if not takes_context(fn):
+        return lambda: make(None)
+    contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
+
+    def of_this_worker() -> tf.data.Dataset:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        branches = [functools.partial(make, context) for context in contexts]
+        return tf.switch_case(tf.cast(index, tf.int32), branches)
+
+    return of_this_worker
+
+
+def then(fn: DatasetFunction, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> DatasetFunction:
+    """A dataset function of the same kind that returns `change` of what `fn` returns."""
+    if takes_context(fn):
+        return lambda context: change(fn(context))
+    return lambda: change(fn())
+
+
+def call_once(fn: DatasetFunction) -> tf.data.Dataset:
+    """The dataset of `fn` as if there were one worker."""
+    dataset = fn(tf.distribute.InputContext(1, 0, 1)) if takes_context(fn) else fn()
+    return as_dataset(dataset)
+
+
+def takes_context(fn: DatasetFunction) -> bool:
+    """Whether a dataset function takes a `tf.distribute.InputContext`."""
+    parameters = inspect.signature(getattr(fn, "python_function", fn)).parameters.values()
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    return any(p.kind in positional for p in parameters)
+
+
+def can_be_copied(dataset: tf.data.Dataset) -> bool:
+    """Whether workers can read a dataset that was made here.
+
+    They cannot when it needs something of this process, such as a Python function.
+    """
+    try:
+        tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=2,  # FAIL
+        )
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.data.Dataset:
+    """Adds `class_weight` as sample weights: one number per example, by its label.
+
+    Args:
+      dataset: batches `(x, y)`; y is one tensor, class numbers of shape [batch] or [batch, 1], or
+        one-hot of shape [batch, classes].
+      weights: class number -> weight; 1 for a class that is not in it.
+
+    Raises:
+      ValueError: the batches are not `(x, y)`, or have sample weights already.
+    """
+    spec = dataset.element_spec
+    if not (isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], tf.TensorSpec)):
+        raise ValueError(
+            "class_weight needs batches of (x, y) with a single label and no sample weights, got "
+            f"{spec}."
+        )
+    table = np.ones(max(weights, default=0) + 1, np.float32)
+    for label, weight in weights.items():
+        table[label] = weight
+
+    def weigh(x: Any, y: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        labels = y
+        if y.shape.rank is not None and y.shape.rank > 1:
+            labels = tf.argmax(y, -1) if y.shape[-1] != 1 else tf.squeeze(y, -1)
+        labels = tf.cast(labels, tf.int64)
+        known = labels < len(table)
+        found = tf.gather(table, tf.where(known, labels, 0))
+        return x, y, tf.where(known, found, 1.0)
+
+    return dataset.map(weigh)
+
+
+def _as_array(value: Any) -> Any:
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        raise TypeError("Pass ragged and sparse tensors in a tf.data.Dataset.")
+    return value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
+
+
+def _lists_to_tuples(value: Any) -> Any:
+    """Lists of arrays stand for several inputs; lists of numbers are arrays."""
+    if isinstance(value, dict):
+        return {key: _lists_to_tuples(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        if all(np.ndim(item) == 0 and not isinstance(item, dict) for item in value):
+            return np.asarray(value)
+        return tuple(_lists_to_tuples(item) for item in value)
+    return value

@@ -1,0 +1,262 @@
+"""`keras.Model` that also trains on parameter servers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+
+from het_tf.distribute import HetParameterServerStrategy
+from het_tf.keras import _compat
+from het_tf.keras.trainer import ParameterServerTrainer
+
+
+class _ParameterServerFit:
+    """Replaces `fit`, `evaluate`, `predict` and `compile` where the model's strategy is ours.
+
+    To be put before a Keras model class. Everything else, and everything under any other strategy
+    or none, is left to that class.
+    """
+
+    @property
+    def _parameter_server_trainer(self) -> ParameterServerTrainer | None:
+        strategy = self.distribute_strategy
+        if not isinstance(strategy, HetParameterServerStrategy):
+            return None
+        # Straight into the instance: Keras would track the attribute as part of the model.
+        trainer = self.__dict__.get("_het_trainer")
+        if trainer is None:
+            trainer = self.__dict__["_het_trainer"] = ParameterServerTrainer(self, strategy)
+        return trainer
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int | str = "auto",
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """As `keras.Model.compile`, with a default for `steps_per_execution`.
+
+        Args:
+          steps_per_execution: steps that a worker does without talking to the coordinator, or
+            "auto": under `HetParameterServerStrategy` 16, or fewer for short epochs; otherwise 1.
+          **others: see `keras.Model.compile`. Under `HetParameterServerStrategy` XLA is not used.
+
+        Raises:
+          ValueError: `steps_per_execution` is not a positive integer or "auto", or `run_eagerly`
+            is set under `HetParameterServerStrategy`.
+        """
+        if steps_per_execution != "auto" and (
+            not isinstance(steps_per_execution, int) or steps_per_execution < 1
+        ):
+            raise ValueError(
+                'steps_per_execution must be a positive integer or "auto", got '
+                f"{steps_per_execution!r}."
+            )
+        trainer = self._parameter_server_trainer
+        arguments = dict(
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            auto_scale_loss=auto_scale_loss,
+        )
+        if trainer is None:
+            steps = 1 if steps_per_execution == "auto" else steps_per_execution
+            super().compile(**arguments, steps_per_execution=steps, jit_compile=jit_compile)
+            return
+        if run_eagerly:
+            raise ValueError("run_eagerly does not work under HetParameterServerStrategy.")
+        if jit_compile is True:
+            warnings.warn(
+                "jit_compile is ignored under HetParameterServerStrategy.", stacklevel=2
+            )
+        with self.distribute_strategy.scope():
+            super().compile(
+                **arguments, steps_per_execution=steps_per_execution, jit_compile=False
+            )
+        trainer.forget_compiled()
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | list[int] = 1,
+    ) -> keras.callbacks.History:
+        """As `keras.Model.fit`; under `HetParameterServerStrategy` the workers do the steps.
+
+        Steps then run asynchronously, several workers at a time, and callbacks for batches are
+        called when steps have finished. Metrics count every finished step once.
+
+        Args:
+          x: under `HetParameterServerStrategy` one of:
+            - a function that returns a batched `tf.data.Dataset` of `x`, `(x, y)` or
+              `(x, y, sample_weight)`. Every worker reads its own. If the function takes an argument
+              it is a `tf.distribute.InputContext`; use its `num_input_pipelines` and
+              `input_pipeline_id` to give each worker a share. Without `steps_per_epoch` an epoch is
+              the shares of all workers, each to its end. This is the way to feed a large cluster.
+            - a `tf.data.Dataset`, batched. Without `steps_per_epoch` it is read by this process and
+              every batch is trained once per epoch. With `steps_per_epoch` every worker reads a
+              copy that repeats, of which it takes every `num_workers`-th batch.
+            - arrays, or lists, tuples or dicts of arrays, with `y`, `batch_size` and so on.
+          steps_per_epoch: steps of all workers together; the data starts over when it ends.
+          validation_data: arrays `(x, y)` or `(x, y, sample_weight)`, a dataset, or a function.
+          **others: see `keras.Model.fit`.
+
+        Returns:
+          The `History`.
+
+        Raises:
+          ValueError: the data does not fit, or a part of the model cannot be trained
+            asynchronously; the message says which.
+          tf.errors.UnavailableError: a parameter server died; the message names it.
+        """
+        arguments = dict(
+            batch_size=batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_split=validation_split,
+            validation_data=validation_data,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+        )
+        trainer = self._parameter_server_trainer
+        return (super() if trainer is None else trainer).fit(x, y, **arguments)
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As `keras.Model.evaluate`; under `HetParameterServerStrategy` on the workers.
+
+        Args:
+          x: as for `fit`. A dataset or arrays are read by this process, every batch once. With a
+            function every worker reads its own dataset, so it should take an `InputContext` and
+            return the worker's share.
+          **others: see `keras.Model.evaluate`.
+
+        Returns:
+          The loss and metrics, as a list, a scalar or a dict, as in Keras.
+        """
+        arguments = dict(
+            batch_size=batch_size,
+            verbose=verbose,
+            sample_weight=sample_weight,
+            steps=steps,
+            callbacks=callbacks,
+            return_dict=return_dict,
+            **kwargs,
+        )
+        trainer = self._parameter_server_trainer
+        return (super() if trainer is None else trainer).evaluate(x, y, **arguments)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """As `keras.Model.predict`; under `HetParameterServerStrategy` on the workers.
+
+        Args:
+          x: a dataset, arrays, or a function, which is then called once, as for one worker.
+          **others: see `keras.Model.predict`.
+
+        Returns:
+          NumPy arrays in the order of the input.
+        """
+        arguments = dict(batch_size=batch_size, verbose=verbose, steps=steps, callbacks=callbacks)
+        trainer = self._parameter_server_trainer
+        return (super() if trainer is None else trainer).predict(x, **arguments)
+
+
+class Model(_ParameterServerFit, keras.Model):
+    """`keras.Model` whose `fit`, `evaluate` and `predict` work under `HetParameterServerStrategy`.
+
+    Made from inputs and outputs or by subclassing, like `keras.Model`, and the same as it where
+    there is no such strategy. Make the model, its layers and its optimizer, and compile it, inside
+    `with strategy.scope():`.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Model:
+        """A functional model if given inputs and outputs, as in Keras."""
+        if cls is Model and _is_functional(args, kwargs):
+            return super().__new__(Functional)
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        """As `keras.Model(inputs, outputs, ...)`, or `super().__init__(...)` in a subclass."""
+        if _is_functional(args, kwargs) and not isinstance(self, _KerasFunctional):
+            _make_functional(type(self))
+        super().__init__(*args, **kwargs)
+
+
+_KerasFunctional = _compat.functional_class()
+
+
+class Functional(Model, _KerasFunctional):
+    """What `Model(inputs, outputs)` makes."""
+
+
+class Sequential(_ParameterServerFit, keras.Sequential):
+    """`keras.Sequential` that also trains under `HetParameterServerStrategy`, see `Model`."""
+
+
+def _is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a model's arguments are inputs and outputs."""
+    return (
+        len(args) == 2
+        or (len(args) == 1 and "outputs" in kwargs)
+        or ("inputs" in kwargs and "outputs" in kwargs)
+    )
+
+
+def _make_functional(cls: type) -> None:
+    """Puts the functional model in the place of `Model` among the bases of a subclass.
+
+    Keras does so with subclasses of `keras.Model`. Were it left to Keras, `Model` itself would
+    become functional, and subclasses with a `call` of their own could not be made any more.
+    """
+    cls.__bases__ = tuple(Functional if base is Model else base for base in cls.__bases__)
+    for base in cls.__bases__:
+        if issubclass(base, Model) and not issubclass(base, Functional):
+            _make_functional(base)

@@ -1,0 +1,430 @@
+"""`fit`, `evaluate` and `predict` on parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.closures import ClosureRunner
+from het_tf.keras import _compat, inputs
+from het_tf.keras.closures import PredictClosure, StepClosure
+from het_tf.keras.feeds import Feed, Pass, StreamFeed, WorkerFeed
+from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
+
+# Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
+# closure do not count, few enough that the workers end an epoch together and logs stay fresh.
+_AUTO_STEPS = 16
+_AUTO_CLOSURES_PER_WORKER = 8
+
+Logs = dict[str, float]
+
+
+class ParameterServerTrainer:
+    """Trains one compiled model by scheduling closures on the workers of its strategy."""
+
+    def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy):
+        """Creates the trainer of `model`, made under `strategy`."""
+        self._model = model
+        self._strategy = strategy
+        self._closures: dict[Any, Any] = {}
+        self._sums: MetricSums | None = None
+        self._metrics: list[keras.Variable] = []
+        self._built = False
+
+    def forget_compiled(self) -> None:
+        """Drops what was traced; `compile` was called."""
+        self._closures.clear()
+        self._sums = None
+        self._built = False
+
+    # The three entry points. Their arguments are those of keras.Model.
+
+    def fit(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        batch_size: int | None,
+        epochs: int,
+        verbose: str | int,
+        callbacks: Any,
+        validation_split: float,
+        validation_data: Any,
+        shuffle: bool,
+        class_weight: Mapping[int, float] | None,
+        sample_weight: Any,
+        initial_epoch: int,
+        steps_per_epoch: int | None,
+        validation_steps: int | None,
+        validation_batch_size: int | None,
+        validation_freq: int | list[int],
+    ) -> keras.callbacks.History:
+        """Trains; returns the history."""
+        model = self._model
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = inputs.split_validation(
+                (x, y, sample_weight), validation_split
+            )
+        feed = self._train_feed(
+            x, y, sample_weight, batch_size, shuffle, steps_per_epoch, class_weight
+        )
+        self._build(feed.element_spec)
+        callbacks = self._callback_list(callbacks, verbose, epochs, feed, history=True)
+        val_feed = None
+        model.stop_training = False
+        callbacks.on_train_begin()
+        logs: Logs = {}
+        with self._flushed_on_error():
+            for epoch in range(_compat.initial_epoch(model) or initial_epoch, epochs):
+                model.reset_metrics()
+                callbacks.on_epoch_begin(epoch)
+                logs = self._run_steps(
+                    feed,
+                    training=True,
+                    on_batch=_batch_hooks(
+                        callbacks.on_train_batch_begin, callbacks.on_train_batch_end
+                    ),
+                    should_stop=lambda: model.stop_training,
+                )
+                self._strategy.flush()
+                if validation_data is not None and _is_due(epoch, validation_freq):
+                    if val_feed is None:
+                        val_feed = self._eval_feed(
+                            *_unpack(validation_data),
+                            validation_batch_size or batch_size,
+                            validation_steps,
+                        )
+                    val_logs = self._evaluate(val_feed, callbacks)
+                    logs.update({f"val_{name}": value for name, value in val_logs.items()})
+                callbacks.on_epoch_end(epoch, logs)
+                if model.stop_training:
+                    break
+            if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
+                model.optimizer.finalize_variable_values(model.trainable_weights)
+            self._strategy.flush()
+        callbacks.on_train_end(logs)
+        return model.history
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        batch_size: int | None,
+        verbose: str | int,
+        sample_weight: Any,
+        steps: int | None,
+        callbacks: Any,
+        return_dict: bool,
+    ) -> Logs | list[float] | float:
+        """Evaluates; returns the metrics as `keras.Model.evaluate` does."""
+        feed = self._eval_feed(x, y, sample_weight, batch_size, steps)
+        self._build(feed.element_spec)
+        callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
+        logs = self._evaluate(feed, callbacks)
+        if return_dict:
+            return logs
+        values = list(logs.values())
+        return values[0] if len(values) == 1 else values
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int | None,
+        verbose: str | int,
+        steps: int | None,
+        callbacks: Any,
+    ) -> Any:
+        """Predicts; returns arrays in the order of the input."""
+        if inputs.is_dataset_function(x):
+            inputs.check_alone(None, None, batch_size, "a function")
+            dataset = inputs.call_once(x)
+        else:
+            dataset = inputs.as_dataset(x, batch_size=batch_size)
+        feed = StreamFeed(dataset, steps)
+        with self._strategy.scope():
+            _build_weights(self._model, feed.element_spec)
+        self._check_placement(self._model.variables)
+        callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
+        self._strategy.flush()
+        self._model.stop_predicting = False
+        callbacks.on_predict_begin()
+        outputs = self._run_predictions(feed, callbacks)
+        callbacks.on_predict_end()
+        return outputs
+
+    # Data.
+
+    def _train_feed(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        batch_size: int | None,
+        shuffle: bool,
+        steps: int | None,
+        class_weight: Mapping[int, float] | None,
+    ) -> Feed:
+        if class_weight is not None and sample_weight is not None:
+            raise ValueError("class_weight and sample_weight cannot be given together.")
+
+        def weighed(dataset: tf.data.Dataset) -> tf.data.Dataset:
+            return dataset if class_weight is None else inputs.weigh_classes(dataset, class_weight)
+
+        if inputs.is_dataset_function(x):
+            inputs.check_alone(y, sample_weight, batch_size, "a function")
+            return WorkerFeed(self._strategy, inputs.then(x, weighed), steps)
+        dataset = weighed(inputs.as_dataset(x, y, sample_weight, batch_size, shuffle))
+        if steps is None or not isinstance(x, tf.data.Dataset):
+            return StreamFeed(dataset, steps, endless=steps is not None)
+        if not inputs.can_be_copied(dataset):
+            logging.info("the dataset needs this process, so its batches are sent from here")
+            return StreamFeed(dataset, steps, endless=True)
+
+        def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return dataset.repeat().shard(context.num_input_pipelines, context.input_pipeline_id)
+
+        return WorkerFeed(self._strategy, share, steps)
+
+    def _eval_feed(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None
+    ) -> Feed:
+        if inputs.is_dataset_function(x):
+            inputs.check_alone(y, sample_weight, None, "a function")
+            return WorkerFeed(self._strategy, x, steps)
+        if isinstance(x, tf.data.Dataset):
+            batch_size = None  # `fit` may hand on the batch size of its arrays.
+        return StreamFeed(inputs.as_dataset(x, y, sample_weight, batch_size), steps)
+
+    # Building.
+
+    def _build(self, element_spec: Any) -> None:
+        model = self._model
+        if not model.compiled:
+            raise ValueError("Call compile() before fit() or evaluate().")
+        if not self._built:
+            if self._strategy.num_replicas_in_sync > 1:
+                raise ValueError(
+                    "het_tf.keras.Model uses one GPU per worker task, but the workers have "
+                    f"{self._strategy.num_replicas_in_sync}: start one worker per GPU, each with "
+                    "its own CUDA_VISIBLE_DEVICES."
+                )
+            with self._strategy.scope():
+                _compat.build_from_spec(model, element_spec)
+            _check_optimizer(model.optimizer)
+            self._check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
+            check_resets_to_zero(model)
+            self._built = True
+        metrics = metric_variables(model)
+        if self._sums is None or any(a is not b for a, b in zip(metrics, self._metrics)):
+            self._metrics = metrics
+            self._sums = MetricSums(model)
+            self._closures.clear()
+
+    def _check_placement(self, variables: list[keras.Variable]) -> None:
+        for variable in variables:
+            if "/job:ps" not in variable.value.device:
+                raise ValueError(
+                    f"Variable {variable.path!r} was not made under the strategy, so the workers "
+                    "cannot use it: make the model, its layers and the optimizer inside "
+                    "`with strategy.scope():`."
+                )
+
+    def _step_closure(self, feed: Feed, training: bool) -> StepClosure:
+        key = (training, _hashable(feed.element_spec), len(self._strategy.caches))
+        if key not in self._closures:
+            self._closures[key] = StepClosure(
+                self._model, self._strategy, feed.element_spec, training
+            )
+        return self._closures[key]
+
+    def _steps_per_closure(self, feed: Feed) -> int:
+        steps = self._model.steps_per_execution
+        if steps != "auto":
+            return steps
+        if feed.num_steps is None:
+            return _AUTO_STEPS
+        closures = _AUTO_CLOSURES_PER_WORKER * self._strategy.num_workers
+        return max(1, min(_AUTO_STEPS, feed.num_steps // closures))
+
+    # Running.
+
+    def _run_steps(
+        self,
+        feed: Feed,
+        training: bool,
+        on_batch: Callable[[int, int, Logs], None],
+        should_stop: Callable[[], bool],
+    ) -> Logs:
+        """One pass; returns its final logs and leaves the metrics' variables at their values."""
+        sums = self._sums
+        assert sums is not None
+        sums.clear()
+        closure = self._step_closure(feed, training)
+        logs: Logs = {}
+        done = 0
+        with ClosureRunner(self._strategy) as runner:
+            fn = closure.on_iterator if feed.on_iterator else closure.on_batches
+            data = feed.start(self._steps_per_closure(feed))
+            while True:
+                _fill(runner, data, fn, should_stop())
+                if not runner.in_flight:
+                    break
+                work, packed = runner.wait()
+                result = closure.unpack(packed)
+                self._strategy.note_cache_reports(result.cache_reports)
+                data.finished(work, result.worker, result.steps)
+                if not result.steps:
+                    continue
+                sums.add(result.metric_states)
+                metrics = sums.results()
+                logs = {n: metrics.get(n, result.step_logs.get(n)) for n in closure.log_names}
+                on_batch(done, done + result.steps - 1, logs)
+                done += result.steps
+        if done == 0:
+            raise ValueError("The data has no batches.")
+        sums.write()
+        return logs
+
+    def _evaluate(self, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Logs:
+        model = self._model
+        self._strategy.flush()
+        self._build(feed.element_spec)
+        model.stop_evaluating = False
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        logs = self._run_steps(
+            feed,
+            training=False,
+            on_batch=_batch_hooks(callbacks.on_test_batch_begin, callbacks.on_test_batch_end),
+            should_stop=lambda: model.stop_evaluating,
+        )
+        callbacks.on_test_end(logs)
+        return logs
+
+    def _run_predictions(self, feed: StreamFeed, callbacks: keras.callbacks.CallbackList) -> Any:
+        key = ("predict", _hashable(feed.element_spec))
+        if key not in self._closures:
+            self._closures[key] = PredictClosure(self._model, self._strategy, feed.element_spec)
+        closure = self._closures[key]
+        results: dict[int, Any] = {}
+        handed_on = done = 0  # Closures, and steps, that the callbacks have seen.
+        with ClosureRunner(self._strategy) as runner:
+            data = feed.start(self._steps_per_closure(feed))
+            while True:
+                _fill(runner, data, closure.on_batches, self._model.stop_predicting)
+                if not runner.in_flight:
+                    break
+                work, stacked = runner.wait()
+                results[work.index] = stacked
+                while handed_on in results:
+                    results[handed_on] = outputs = tf.nest.map_structure(
+                        lambda a: a.reshape(-1, *a.shape[2:]) if a.ndim > 1 else a,
+                        results[handed_on],
+                    )
+                    steps = tf.nest.flatten(stacked)[0].shape[0]
+                    callbacks.on_predict_batch_begin(done)
+                    callbacks.on_predict_batch_end(done + steps - 1, {"outputs": outputs})
+                    handed_on, done = handed_on + 1, done + steps
+        if not results:
+            raise ValueError("The data has no batches.")
+        in_order = [results[i] for i in range(handed_on)]
+        return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *in_order)
+
+    # Around.
+
+    def _callback_list(
+        self, callbacks: Any, verbose: str | int, epochs: int, feed: Feed, history: bool
+    ) -> keras.callbacks.CallbackList:
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        return keras.callbacks.CallbackList(
+            callbacks,
+            add_history=history,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=epochs,
+            steps=feed.num_steps,
+            model=self._model,
+        )
+
+    @contextlib.contextmanager
+    def _flushed_on_error(self) -> Iterator[None]:
+        """Saves what the caches hold when training stops with an error, where that is possible."""
+        try:
+            yield
+        except BaseException as error:
+            try:
+                if not isinstance(error, tf.errors.UnavailableError):
+                    self._strategy.flush()
+            except Exception:
+                logging.exception("could not flush the caches after training failed")
+            raise
+
+
+def _fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
+    while runner.has_room and not stop:
+        work = data.next_work(runner.in_flight)
+        if work is None:
+            return
+        runner.schedule(fn, work.args, work)
+
+
+def _batch_hooks(
+    begin: Callable[[int], None], end: Callable[[int, Logs], None]
+) -> Callable[[int, int, Logs], None]:
+    def on_batch(first: int, last: int, logs: Logs) -> None:
+        begin(first)
+        end(last, logs)
+
+    return on_batch
+
+
+def _build_weights(model: keras.Model, element_spec: Any) -> None:
+    """Builds an uncompiled model, from a batch's x."""
+    if not all(layer.built for layer in [model, *model.layers]):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+        model(tf.nest.map_structure(_symbol, x))
+
+
+def _symbol(spec: tf.TypeSpec) -> keras.KerasTensor:
+    return keras.KerasTensor(spec.shape, spec.dtype.name)
+
+
+def _check_optimizer(optimizer: keras.optimizers.Optimizer | None) -> None:
+    if optimizer is None:
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Loss scaling (mixed_float16) counts good steps in a variable, which asynchronous "
+            "workers would spoil; use mixed_bfloat16 or float32."
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "gradient_accumulation_steps does not work with asynchronous workers, which would mix "
+            "their gradients; use a larger batch."
+        )
+
+
+def _unpack(data: Any) -> tuple[Any, Any, Any]:
+    if isinstance(data, (tuple, list)):
+        return keras.utils.unpack_x_y_sample_weight(tuple(data))
+    return data, None, None
+
+
+def _is_due(epoch: int, freq: int | list[int]) -> bool:
+    if isinstance(freq, int):
+        return (epoch + 1) % freq == 0
+    return epoch + 1 in freq
+
+
+def _hashable(spec: Any) -> Any:
+    return str(tf.nest.map_structure(str, spec))
