@@ -1,8 +1,8 @@
 """Runs the TensorFlow server of one worker or parameter server task: `python -m het_tf.server`.
 
-The task is read from TF_CONFIG (see `het_tf.distribute.tf_config`). The het_tf ops are loaded before
-the server starts, so that the coordinator can place them on this task. The process serves until it
-is killed.
+The task is read from TF_CONFIG (see `het_tf.distribute.tf_config`). The het_tf ops are loaded
+before the server starts, so that the coordinator can place them on this task. The process serves
+until it is killed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def start_server(task: TaskConfig) -> tf.distribute.Server:
 
 
 def _exit_when_stdin_closes() -> None:
-    """Ends this process when the other end of its stdin goes away, that is, when its parent dies."""
+    """Ends this process when the other end of its stdin goes away: when its parent has died."""
 
     def watch() -> None:
         while sys.stdin.buffer.read(4096):

@@ -5,6 +5,7 @@ The file is both Starlark and Python: only assignments of literals.
 
 # Free of TensorFlow; what the C++ unit tests and sanitizers build.
 CORE_SOURCES = [
+    "ops/core/arena.cc",
     "ops/core/batch.cc",
     "ops/core/cache.cc",
     "ops/core/initializer.cc",
@@ -27,6 +28,11 @@ OP_SOURCES = [
 
 # googletest files, one beside each source it tests.
 CORE_TESTS = [
+    "ops/core/batch_test.cc",
+    "ops/core/index_test.cc",
+    "ops/core/initializer_test.cc",
+    "ops/core/optimizer_test.cc",
+    "ops/core/spec_test.cc",
 ]
 
 # Flags of every build, tests included. No contraction to FMA, because results must not depend on the

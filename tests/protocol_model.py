@@ -166,7 +166,7 @@ class Cache:
     def update(self, keys: Sequence[int], grads: Array) -> None:
         """Makes one update per distinct key of the last lookup. KeyError for any other key."""
         unique, inverse = np.unique(np.asarray(keys, np.int64), return_inverse=True)
-        summed = np.zeros((len(unique),) + grads.shape[1:], grads.dtype)
+        summed = np.zeros((len(unique), *grads.shape[1:]), grads.dtype)
         np.add.at(summed, inverse, grads)
         for key, grad in zip(unique.tolist(), summed, strict=True):
             line = self.lines[key]

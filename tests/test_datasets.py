@@ -38,7 +38,8 @@ def test_columns_have_the_sizes_they_say(loaded):
     train, test, info = loaded
     for features, label in (train, test):
         assert list(features) == [column.name for column in movielens.COLUMNS]
-        assert label.dtype == np.float32 and set(label) == {0.0, 1.0}
+        assert label.dtype == np.float32
+        assert set(label) == {0.0, 1.0}
         for column in info.columns:
             ids = features[column.name]
             assert ids.dtype == np.int64

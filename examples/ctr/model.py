@@ -1,4 +1,4 @@
-"""Wide & deep (Cheng et al., arXiv 1606.07792) over int64 ids, with whatever embedding layer it is given."""
+"""Wide & deep (Cheng et al., arXiv 1606.07792) over int64 ids, for any kind of embedding layer."""
 
 from collections.abc import Callable, Sequence
 

@@ -2,7 +2,7 @@
 
 Nothing in them is real. Their signal is planted: users and movies have a bias, tastes meet in a few
 latent factors, and every age has genres it prefers. A model that finds all of it reaches an AUC of
-about 0.85, one that ignores its input 0.5.
+0.86, one that ignores its input 0.5.
 """
 
 from collections.abc import Sequence

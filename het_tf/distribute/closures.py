@@ -44,9 +44,7 @@ class ClosureRunner:
         self._strategy = strategy
         self._max_in_flight = max_in_flight or 2 * strategy.num_workers
         self._in_flight = 0
-        self._finished: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = (
-            queue.SimpleQueue()
-        )
+        self._finished: queue.SimpleQueue[tuple[Any, Any, Exception | None]] = queue.SimpleQueue()
         self._abandoned = threading.Event()
 
     def __enter__(self) -> ClosureRunner:
@@ -71,7 +69,7 @@ class ClosureRunner:
         """Schedules `fn(*args)` on any worker; `wait` returns `tag` with its result."""
         try:
             remote = self._strategy.coordinator.schedule(fn, args=args)
-        except tf.errors.OpError as error:
+        except Exception as error:
             raise self._failed(error) from error
         self._in_flight += 1
         call_in_daemon(self._fetch, remote, tag)
@@ -97,9 +95,9 @@ class ClosureRunner:
             raise self._failed(error) from error
         return tag, result
 
-    def _failed(self, error: BaseException) -> BaseException:
+    def _failed(self, error: Exception) -> Exception:
         self._abandoned.set()
-        explained = self._strategy.explain(error) if isinstance(error, Exception) else error
+        explained = self._strategy.explain(error)
         try:
             self._strategy.join()  # Cancels the rest and clears the coordinator's own error.
         except Exception as first:

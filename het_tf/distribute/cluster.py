@@ -13,11 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from het_tf.distribute.environment import set_grpc_defaults
+from het_tf.distribute.health import TaskState, probe
+
+if TYPE_CHECKING:
+    from het_tf.distribute.strategy import HetParameterServerStrategy
 
 _LOG_TAIL_LINES = 30
 _HOST = "localhost"
@@ -32,7 +38,8 @@ class LocalCluster:
         with LocalCluster(num_workers=2, num_ps=2) as cluster:
             strategy = HetParameterServerStrategy(cluster.resolver)
 
-    TensorFlow connects a process to one cluster: build one strategy per process and cluster.
+    TensorFlow connects a process to one cluster at a time. Leaving the `with` block disconnects it,
+    after which what lived on the cluster is gone and another cluster can be started.
     """
 
     def __init__(
@@ -69,6 +76,8 @@ class LocalCluster:
         self._reserved: list[socket.socket] = []
         self._cluster: dict[str, list[str]] = {}
         self._log_dir: pathlib.Path | None = None
+        self._strategy: weakref.ref[HetParameterServerStrategy] | None = None
+        self._had_faults = False
 
     # Life cycle.
 
@@ -108,6 +117,7 @@ class LocalCluster:
 
     def close(self) -> None:
         """Kills every task that still runs and frees its port. May be called twice."""
+        self._disconnect()
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()  # Ends a stopped (SIGSTOP) process as well, SIGTERM would not.
@@ -127,9 +137,11 @@ class LocalCluster:
     @property
     def resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
         """Cluster resolver for `HetParameterServerStrategy`, with this process as the chief."""
-        return tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(self._cluster), rpc_layer="grpc"
-        )
+        return LocalClusterResolver(self)
+
+    def attach(self, strategy: HetParameterServerStrategy) -> None:
+        """Tells the cluster which strategy uses it; `HetParameterServerStrategy` does so."""
+        self._strategy = weakref.ref(strategy)
 
     @property
     def addresses(self) -> dict[str, list[str]]:
@@ -155,11 +167,11 @@ class LocalCluster:
 
     def kill_worker(self, index: int) -> None:
         """Kills a worker with SIGKILL, as a crash would, and waits until it is gone."""
-        self._kill("worker", index)
+        self._signal("worker", index, signal.SIGKILL)
 
     def kill_ps(self, index: int) -> None:
         """Kills a parameter server with SIGKILL, as a crash would, and waits until it is gone."""
-        self._kill("ps", index)
+        self._signal("ps", index, signal.SIGKILL)
 
     def restart_worker(self, index: int) -> None:
         """Starts a worker again at its old address (after killing it, if it still runs)."""
@@ -171,9 +183,7 @@ class LocalCluster:
 
     def terminate_worker(self, index: int) -> None:
         """Ends a worker with SIGTERM, as a scheduler would, and waits until it is gone."""
-        process = self.process("worker", index)
-        process.terminate()
-        process.wait()
+        self._signal("worker", index, signal.SIGTERM)
 
     def log(self, task_type: str, index: int) -> str:
         """Everything a task has printed so far, over all its restarts."""
@@ -181,6 +191,19 @@ class LocalCluster:
         return self._log_path(task_type, index).read_text(errors="replace")
 
     # Inside.
+
+    def _disconnect(self) -> None:
+        # Otherwise TensorFlow complains for every function and tensor that it cannot remove from
+        # the servers once they are gone. Only when all is quiet: a coordinator that is busy with a
+        # lost worker would bring the process down.
+        strategy = self._strategy() if self._strategy is not None else None
+        self._strategy = None
+        if strategy is None or self._had_faults or not strategy.idle:
+            return
+        addresses = [address for tasks in self._cluster.values() for address in tasks]
+        if any(probe(address, timeout=2.0) is not TaskState.UP for address in addresses):
+            return
+        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({}), job_name="chief")
 
     def _reserve_address(self) -> str:
         # Bound with SO_REUSEPORT but not listening: nobody else is given the port, and the server,
@@ -237,18 +260,28 @@ class LocalCluster:
                 )
             time.sleep(0.05)
 
-    def _kill(self, task_type: str, index: int) -> None:
+    def _signal(self, task_type: str, index: int, number: signal.Signals) -> None:
         process = self.process(task_type, index)
-        process.send_signal(signal.SIGKILL)
+        self._had_faults = True
+        process.send_signal(number)
         process.wait()
 
     def _restart(self, task_type: str, index: int) -> None:
-        self._kill(task_type, index)
+        self._signal(task_type, index, signal.SIGKILL)
         stdin = self.process(task_type, index).stdin
         if stdin:
             stdin.close()
         self._spawn(task_type, index)
         self._wait_until_listening(task_type, index)
+
+
+class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
+    """Cluster resolver of a `LocalCluster`; names its worker and ps tasks."""
+
+    def __init__(self, cluster: LocalCluster):
+        """Creates the resolver of a running cluster."""
+        super().__init__(tf.train.ClusterSpec(cluster.addresses), rpc_layer="grpc")
+        self.local_cluster = cluster
 
 
 def _ipv6() -> bool:

@@ -13,6 +13,7 @@ from absl import logging
 
 from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, WorkerCache
+from het_tf.distribute.cluster import LocalClusterResolver
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
 from het_tf.distribute.threads import call_in_daemon
@@ -30,7 +31,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     something on a given worker, flushing the workers' caches, and errors that name the parameter
     server that died. `het_tf.keras.Model` trains with it.
 
-    TensorFlow allows one cluster per process, hence one strategy per process.
+    Make it before anything else: connecting to a cluster gives this process's own devices another
+    name, and variables made before that can no longer be used.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._reports = CacheReports()
         self._monitor = health.HealthMonitor(self._addresses, self._task_down)
         self._flush_functions: dict[int, Callable[[], tf.Tensor]] = {}
+        if isinstance(cluster_resolver, LocalClusterResolver):
+            cluster_resolver.local_cluster.attach(self)
 
     # The cluster.
 
@@ -74,6 +78,16 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return sum(task_type == "ps" for task_type, _ in self._addresses)
 
     @property
+    def idle(self) -> bool:
+        """Whether no scheduled closure is waiting, running or has failed."""
+        if self._cluster_coordinator is None:
+            return True
+        try:
+            return self.coordinator.done()
+        except Exception:  # What a closure raised; nobody is left to wait for it.
+            return False
+
+    @property
     def health(self) -> health.HealthMonitor:
         """Monitor of all tasks. It probes only between its `start` and `stop`."""
         return self._monitor
@@ -87,7 +101,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return self._device("ps", index)
 
     def task_address(self, task_type: str, index: int) -> str:
-        """"host:port" of a "worker" or "ps" task."""
+        """ "host:port" of a "worker" or "ps" task."""
         self._device(task_type, index)
         return self._addresses[task_type, index]
 
@@ -113,9 +127,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         with tf.device(self.worker_device(index)):
             result = fn(*args)
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-            return tf.nest.map_structure(
-                lambda x: tf.identity(x) if tf.is_tensor(x) else x, result
-            )
+            return tf.nest.map_structure(lambda x: tf.identity(x) if tf.is_tensor(x) else x, result)
 
     # Caches.
 
@@ -175,10 +187,11 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             waiting = call_in_daemon(self.coordinator.join)
             while True:
                 try:
-                    return waiting.result(timeout=1.0)
+                    waiting.result(timeout=1.0)
+                    return
                 except concurrent.futures.TimeoutError:
                     self.raise_if_ps_lost()
-                except tf.errors.OpError as error:
+                except Exception as error:
                     raise self.explain(error) from error
 
     def raise_if_ps_lost(self) -> None:
@@ -197,8 +210,10 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
           error: what a closure, `run_on_worker` or the coordinator raised.
 
         Returns:
-          A `tf.errors.UnavailableError` naming the task and its address, or `error` itself.
+          A `tf.errors.UnavailableError` naming the task and its address, or the error itself.
         """
+        # The coordinator wraps what happened when a closure's dataset was made.
+        error = getattr(error, "original_exception", error)
         if not isinstance(error, tf.errors.OpError):
             return error
         named = {("ps", int(i)) for i in _PS_DEVICE.findall(str(error))} & set(self._addresses)
@@ -307,4 +322,3 @@ def _is_stale_worker_error(error: tf.errors.OpError) -> bool:
             tf.errors.NotFoundError,
         ),
     ) and "/job:worker" in str(error)
-

@@ -24,5 +24,5 @@ def call_in_daemon(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Fut
         else:
             future.set_result(result)
 
-    threading.Thread(target=run, name=f"het-{fn.__name__}", daemon=True).start()
+    threading.Thread(target=run, name="het-call", daemon=True).start()
     return future

@@ -70,9 +70,7 @@ class StepClosure:
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
         signature = stacked_signature(element_spec)
-        self.on_batches = tf.function(
-            self._on_batches, input_signature=signature, autograph=False
-        )
+        self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
         self.on_iterator = tf.function(self._on_iterator, autograph=False)
 
     @property
@@ -90,7 +88,7 @@ class StepClosure:
             steps=int(header[1]),
             cache_reports=reports.reshape(-1, REPORT_SIZE),
             metric_states=states.view(np.float64),
-            step_logs=dict(zip(self._extra_names(), logs.view(np.float64).tolist())),
+            step_logs=dict(zip(self._extra_names(), logs.view(np.float64).tolist(), strict=True)),
         )
 
     # Traced.
@@ -116,9 +114,7 @@ class StepClosure:
             del logs
             states, logs = self._step(batch.get_value(), states)
             # Not one batch more than is used: what is taken here is gone.
-            batch = tf.cond(
-                step + 1 < num_steps, iterator.get_next_as_optional, lambda: batch
-            )
+            batch = tf.cond(step + 1 < num_steps, iterator.get_next_as_optional, lambda: batch)
             return step + 1, states, logs, batch
 
         return self._loop(cond, body, (iterator.get_next_as_optional(),))
@@ -145,7 +141,7 @@ class StepClosure:
     def _replica_step(self, batch: Batch, states: States) -> tuple[States, tf.Tensor]:
         model = self._model
         optimizer = model.optimizer if self._training else None
-        captured = list(zip(self._metrics, states))
+        captured = list(zip(self._metrics, states, strict=True))
         others = list(model.variables)
         if optimizer is not None:
             # Keras counts by reading and assigning, which loses counts when workers overlap.
@@ -170,17 +166,13 @@ class StepClosure:
 class PredictClosure:
     """Runs `model.predict_step` over several batches on a worker."""
 
-    def __init__(
-        self, model: keras.Model, strategy: HetParameterServerStrategy, element_spec: Any
-    ):
+    def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy, element_spec: Any):
         """Prepares the function; it is traced on first use. Arguments as for `StepClosure`."""
         self._model = model
         self._strategy = strategy
         self._element_spec = element_spec
         signature = stacked_signature(element_spec)
-        self.on_batches = tf.function(
-            self._on_batches, input_signature=signature, autograph=False
-        )
+        self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
 
     def _on_batches(self, *stacked: tf.Tensor) -> Any:
         """Outputs of the model, each stacked over the steps: [steps, batch, ...]."""
@@ -216,7 +208,8 @@ def take_batch(element_spec: Any, stacked: tuple[tf.Tensor, ...], step: tf.Tenso
     """The batch of one step out of components stacked over steps, shaped as `element_spec`."""
     flat_spec = tf.nest.flatten(element_spec, expand_composites=True)
     components = [
-        tf.ensure_shape(component[step], spec.shape) for component, spec in zip(stacked, flat_spec)
+        tf.ensure_shape(component[step], spec.shape)
+        for component, spec in zip(stacked, flat_spec, strict=True)
     ]
     return tf.nest.pack_sequence_as(element_spec, components, expand_composites=True)
 

@@ -44,6 +44,7 @@ class Pass(abc.ABC):
     def next_work(self, in_flight: int) -> Work | None:
         """Work for the next closure; None when there is none, or none until others finish."""
 
+    @abc.abstractmethod
     def finished(self, work: Work, worker: int, steps: int) -> None:
         """Takes in how many steps the closure for `work` did, and where."""
 
@@ -130,15 +131,20 @@ class _StreamPass(Pass):
             batch = self._next_batch()
             if batch is None:
                 break
-            if group and any(a.shape != b.shape for a, b in zip(group[0], batch)):
+            if group and any(a.shape != b.shape for a, b in zip(group[0], batch, strict=True)):
                 self._held = batch
                 break
             group.append(batch)
         if not group:
             return None
-        work = Work(self._index, tuple(tf.stack(parts) for parts in zip(*group)), len(group))
+        work = Work(
+            self._index, tuple(tf.stack(parts) for parts in zip(*group, strict=True)), len(group)
+        )
         self._index += 1
         return work
+
+    def finished(self, work: Work, worker: int, steps: int) -> None:
+        del work, worker, steps  # A closure that brings its batches does them all.
 
     def _next_batch(self) -> list[tf.Tensor] | None:
         if self._held is not None:
@@ -150,9 +156,7 @@ class _StreamPass(Pass):
             batch = next(self._stream)
         except StopIteration:
             if self._steps is not None and self._taken < self._steps:
-                logging.warning(
-                    "the data ended after %d of %d steps", self._taken, self._steps
-                )
+                logging.warning("the data ended after %d of %d steps", self._taken, self._steps)
                 self._steps = self._taken
             else:
                 self._on_end(self._taken)

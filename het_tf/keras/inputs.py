@@ -78,26 +78,36 @@ def check_alone(y: Any, sample_weight: Any, batch_size: int | None, what: str) -
 
 
 def split_validation(
-    arrays: tuple[Any, Any, Any], fraction: float
-) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Splits (x, y, sample_weight) arrays; the last `fraction` of the examples is the second part.
+    x: Any, y: Any, sample_weight: Any, fraction: float
+) -> tuple[list[Any], list[Any]]:
+    """Splits arrays; the last `fraction` of the examples is the second part.
+
+    Returns:
+      `[x, y, sample_weight]` of both parts; None where None was given.
 
     Raises:
       ValueError: the data is not arrays, or one of the parts would be empty.
     """
-    if isinstance(arrays[0], tf.data.Dataset) or is_dataset_function(arrays[0]):
+    if isinstance(x, tf.data.Dataset) or is_dataset_function(x):
         raise ValueError("validation_split needs arrays; pass validation_data instead.")
-    arrays = tf.nest.map_structure(_as_array, _lists_to_tuples(arrays))
-    length = len(tf.nest.flatten(arrays)[0])
+    arrays = [
+        None if part is None else tf.nest.map_structure(_as_array, _lists_to_tuples(part))
+        for part in (x, y, sample_weight)
+    ]
+    length = len(tf.nest.flatten(arrays[0])[0])
     split = int(length * (1.0 - fraction))
     if not 0 < split < length:
         raise ValueError(
             f"validation_split={fraction} leaves no data on one side of {length} examples."
         )
-    return (
-        tf.nest.map_structure(lambda a: a[:split], arrays),
-        tf.nest.map_structure(lambda a: a[split:], arrays),
-    )
+
+    def cut(where: slice) -> list[Any]:
+        return [
+            None if part is None else tf.nest.map_structure(lambda a: a[where], part)
+            for part in arrays
+        ]
+
+    return cut(slice(None, split)), cut(slice(split, None))
 
 
 def worker_dataset_fn(
@@ -137,7 +147,9 @@ def worker_dataset_fn(
     return of_this_worker
 
 
-def then(fn: DatasetFunction, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> DatasetFunction:
+def then(
+    fn: DatasetFunction, change: Callable[[tf.data.Dataset], tf.data.Dataset]
+) -> DatasetFunction:
     """A dataset function of the same kind that returns `change` of what `fn` returns."""
     if takes_context(fn):
         return lambda context: change(fn(context))
@@ -161,19 +173,25 @@ def takes_context(fn: DatasetFunction) -> bool:
     return any(p.kind in positional for p in parameters)
 
 
-def can_be_copied(dataset: tf.data.Dataset) -> bool:
-    """Whether workers can read a dataset that was made here.
+def as_copies(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset] | None:
+    """A function that makes a copy of a dataset wherever it is run.
 
-    They cannot when it needs something of this process, such as a Python function.
+    Returns:
+      The function; None if the dataset needs something of this process, such as a Python function,
+      and so cannot be read elsewhere.
     """
     try:
-        tf.raw_ops.DatasetToGraphV2(
+        graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
             external_state_policy=2,  # FAIL
+            strip_device_assignment=True,
         )
     except tf.errors.OpError:
-        return False
-    return True
+        return None
+    spec = dataset.element_spec
+    return lambda: tf.data.experimental.from_variant(
+        tf.raw_ops.DatasetFromGraph(graph_def=graph), spec
+    )
 
 
 def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.data.Dataset:

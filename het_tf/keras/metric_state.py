@@ -92,7 +92,7 @@ class MetricSums:
 
         @tf.function
         def results(*states: tf.Tensor) -> dict[str, tf.Tensor]:
-            with MetricScope(list(zip(self._variables, states))):
+            with MetricScope(list(zip(self._variables, states, strict=True))):
                 return model.get_metrics_result()
 
         self._results = results
@@ -116,12 +116,12 @@ class MetricSums:
 
     def write(self) -> None:
         """Writes the sums into the metrics' variables, for whoever asks `metric.result()`."""
-        for variable, state in zip(self._variables, self._states()):
+        for variable, state in zip(self._variables, self._states(), strict=True):
             variable.assign(state)
 
     def _states(self) -> list[tf.Tensor]:
-        parts = np.split(self._sums, np.cumsum(self._sizes)[:-1]) if self._sizes else []
+        parts = np.split(self._sums, np.cumsum(self._sizes))[:-1]
         return [
             tf.constant(part.reshape(v.shape).astype(v.dtype), v.dtype)
-            for part, v in zip(parts, self._variables)
+            for part, v in zip(parts, self._variables, strict=True)
         ]

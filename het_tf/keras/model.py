@@ -77,13 +77,9 @@ class _ParameterServerFit:
         if run_eagerly:
             raise ValueError("run_eagerly does not work under HetParameterServerStrategy.")
         if jit_compile is True:
-            warnings.warn(
-                "jit_compile is ignored under HetParameterServerStrategy.", stacklevel=2
-            )
+            warnings.warn("jit_compile is ignored under HetParameterServerStrategy.", stacklevel=2)
         with self.distribute_strategy.scope():
-            super().compile(
-                **arguments, steps_per_execution=steps_per_execution, jit_compile=False
-            )
+            super().compile(**arguments, steps_per_execution=steps_per_execution, jit_compile=False)
         trainer.forget_compiled()
 
     def fit(

@@ -13,9 +13,10 @@ from absl import logging
 
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
-from het_tf.keras import _compat, inputs
+from het_tf.keras import _compat, checks, inputs
 from het_tf.keras.closures import PredictClosure, StepClosure
-from het_tf.keras.feeds import Feed, Pass, StreamFeed, WorkerFeed
+from het_tf.keras.data import eval_feed, predict_feed, train_feed, validation_feed
+from het_tf.keras.feeds import Feed, Pass, StreamFeed
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
 
 # Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
@@ -35,7 +36,7 @@ class ParameterServerTrainer:
         self._strategy = strategy
         self._closures: dict[Any, Any] = {}
         self._sums: MetricSums | None = None
-        self._metrics: list[keras.Variable] = []
+        self._metrics: list[int] = []  # ids of the variables in _sums
         self._built = False
 
     def forget_compiled(self) -> None:
@@ -70,10 +71,17 @@ class ParameterServerTrainer:
         model = self._model
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = inputs.split_validation(
-                (x, y, sample_weight), validation_split
+                x, y, sample_weight, validation_split
             )
-        feed = self._train_feed(
-            x, y, sample_weight, batch_size, shuffle, steps_per_epoch, class_weight
+        feed = train_feed(
+            self._strategy,
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            steps=steps_per_epoch,
+            class_weight=class_weight,
         )
         self._build(feed.element_spec)
         callbacks = self._callback_list(callbacks, verbose, epochs, feed, history=True)
@@ -96,8 +104,9 @@ class ParameterServerTrainer:
                 self._strategy.flush()
                 if validation_data is not None and _is_due(epoch, validation_freq):
                     if val_feed is None:
-                        val_feed = self._eval_feed(
-                            *_unpack(validation_data),
+                        val_feed = validation_feed(
+                            self._strategy,
+                            validation_data,
                             validation_batch_size or batch_size,
                             validation_steps,
                         )
@@ -125,7 +134,7 @@ class ParameterServerTrainer:
         return_dict: bool,
     ) -> Logs | list[float] | float:
         """Evaluates; returns the metrics as `keras.Model.evaluate` does."""
-        feed = self._eval_feed(x, y, sample_weight, batch_size, steps)
+        feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
         self._build(feed.element_spec)
         callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
         logs = self._evaluate(feed, callbacks)
@@ -144,15 +153,10 @@ class ParameterServerTrainer:
         callbacks: Any,
     ) -> Any:
         """Predicts; returns arrays in the order of the input."""
-        if inputs.is_dataset_function(x):
-            inputs.check_alone(None, None, batch_size, "a function")
-            dataset = inputs.call_once(x)
-        else:
-            dataset = inputs.as_dataset(x, batch_size=batch_size)
-        feed = StreamFeed(dataset, steps)
+        feed = predict_feed(x, batch_size, steps)
         with self._strategy.scope():
             _build_weights(self._model, feed.element_spec)
-        self._check_placement(self._model.variables)
+        checks.check_placement(self._model.variables)
         callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
         self._strategy.flush()
         self._model.stop_predicting = False
@@ -161,49 +165,6 @@ class ParameterServerTrainer:
         callbacks.on_predict_end()
         return outputs
 
-    # Data.
-
-    def _train_feed(
-        self,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        batch_size: int | None,
-        shuffle: bool,
-        steps: int | None,
-        class_weight: Mapping[int, float] | None,
-    ) -> Feed:
-        if class_weight is not None and sample_weight is not None:
-            raise ValueError("class_weight and sample_weight cannot be given together.")
-
-        def weighed(dataset: tf.data.Dataset) -> tf.data.Dataset:
-            return dataset if class_weight is None else inputs.weigh_classes(dataset, class_weight)
-
-        if inputs.is_dataset_function(x):
-            inputs.check_alone(y, sample_weight, batch_size, "a function")
-            return WorkerFeed(self._strategy, inputs.then(x, weighed), steps)
-        dataset = weighed(inputs.as_dataset(x, y, sample_weight, batch_size, shuffle))
-        if steps is None or not isinstance(x, tf.data.Dataset):
-            return StreamFeed(dataset, steps, endless=steps is not None)
-        if not inputs.can_be_copied(dataset):
-            logging.info("the dataset needs this process, so its batches are sent from here")
-            return StreamFeed(dataset, steps, endless=True)
-
-        def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return dataset.repeat().shard(context.num_input_pipelines, context.input_pipeline_id)
-
-        return WorkerFeed(self._strategy, share, steps)
-
-    def _eval_feed(
-        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None
-    ) -> Feed:
-        if inputs.is_dataset_function(x):
-            inputs.check_alone(y, sample_weight, None, "a function")
-            return WorkerFeed(self._strategy, x, steps)
-        if isinstance(x, tf.data.Dataset):
-            batch_size = None  # `fit` may hand on the batch size of its arrays.
-        return StreamFeed(inputs.as_dataset(x, y, sample_weight, batch_size), steps)
-
     # Building.
 
     def _build(self, element_spec: Any) -> None:
@@ -211,32 +172,18 @@ class ParameterServerTrainer:
         if not model.compiled:
             raise ValueError("Call compile() before fit() or evaluate().")
         if not self._built:
-            if self._strategy.num_replicas_in_sync > 1:
-                raise ValueError(
-                    "het_tf.keras.Model uses one GPU per worker task, but the workers have "
-                    f"{self._strategy.num_replicas_in_sync}: start one worker per GPU, each with "
-                    "its own CUDA_VISIBLE_DEVICES."
-                )
+            checks.check_one_gpu(self._strategy)
             with self._strategy.scope():
                 _compat.build_from_spec(model, element_spec)
-            _check_optimizer(model.optimizer)
-            self._check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
+            checks.check_optimizer(model.optimizer)
+            checks.check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
             check_resets_to_zero(model)
             self._built = True
-        metrics = metric_variables(model)
-        if self._sums is None or any(a is not b for a, b in zip(metrics, self._metrics)):
+        metrics = [id(variable) for variable in metric_variables(model)]
+        if self._sums is None or metrics != self._metrics:
             self._metrics = metrics
             self._sums = MetricSums(model)
             self._closures.clear()
-
-    def _check_placement(self, variables: list[keras.Variable]) -> None:
-        for variable in variables:
-            if "/job:ps" not in variable.value.device:
-                raise ValueError(
-                    f"Variable {variable.path!r} was not made under the strategy, so the workers "
-                    "cannot use it: make the model, its layers and the optimizer inside "
-                    "`with strategy.scope():`."
-                )
 
     def _step_closure(self, feed: Feed, training: bool) -> StepClosure:
         key = (training, _hashable(feed.element_spec), len(self._strategy.caches))
@@ -397,27 +344,6 @@ def _build_weights(model: keras.Model, element_spec: Any) -> None:
 
 def _symbol(spec: tf.TypeSpec) -> keras.KerasTensor:
     return keras.KerasTensor(spec.shape, spec.dtype.name)
-
-
-def _check_optimizer(optimizer: keras.optimizers.Optimizer | None) -> None:
-    if optimizer is None:
-        return
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "Loss scaling (mixed_float16) counts good steps in a variable, which asynchronous "
-            "workers would spoil; use mixed_bfloat16 or float32."
-        )
-    if optimizer.gradient_accumulation_steps:
-        raise ValueError(
-            "gradient_accumulation_steps does not work with asynchronous workers, which would mix "
-            "their gradients; use a larger batch."
-        )
-
-
-def _unpack(data: Any) -> tuple[Any, Any, Any]:
-    if isinstance(data, (tuple, list)):
-        return keras.utils.unpack_x_y_sample_weight(tuple(data))
-    return data, None, None
 
 
 def _is_due(epoch: int, freq: int | list[int]) -> bool:

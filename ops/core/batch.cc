@@ -1,35 +1,29 @@
 #include "ops/core/batch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include "ops/core/hash.h"
+#include "ops/core/prefetch.h"
+#include "ops/core/simd.h"
 
 namespace het_tf {
 namespace {
 
 bool AllFinite(const float* x, int n) {
-  float lanes[8] = {0};  // x * 0 is NaN exactly for infinities and NaN
-  int i = 0;
-  for (; i + 8 <= n; i += 8) {
-    for (int j = 0; j < 8; ++j) lanes[j] += x[i + j] * 0.0f;
-  }
-  float rest = 0;
-  for (; i < n; ++i) rest += x[i] * 0.0f;
-  for (int j = 0; j < 8; ++j) rest += lanes[j];
-  return rest == 0;
+  // x * 0 is NaN exactly for infinities and NaN.
+  return SumOf(x, n, [](Float8 part) { return part * 0.0f; }) == 0;
 }
 
 }  // namespace
 
-Batch::Batch(const int64_t* ids, int64_t n) : positions(n) {
+Batch::Batch(const int64_t* ids, int64_t n) : key_of(n), positions(n) {
   size_t capacity = 16;
   while (capacity < 2 * static_cast<size_t>(n)) capacity *= 2;
   const size_t mask = capacity - 1;
   constexpr int32_t kEmpty = -1;
   std::vector<int32_t> table(capacity, kEmpty);
-  std::vector<int32_t> unique_of(n);
-  std::vector<int32_t> count;
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = HashKey(ids[i]);
     size_t at = hash & mask;
@@ -38,26 +32,28 @@ Batch::Batch(const int64_t* ids, int64_t n) : positions(n) {
       table[at] = static_cast<int32_t>(keys.size());
       keys.push_back(ids[i]);
       hashes.push_back(hash);
-      count.push_back(0);
+      begin.push_back(0);
     }
-    unique_of[i] = table[at];
-    ++count[table[at]];
+    key_of[i] = table[at];
+    ++begin[table[at]];
   }
-  begin.resize(keys.size() + 1);
+  // begin holds counts; make each the end of its key's places, then fill from behind.
   int32_t total = 0;
-  for (size_t u = 0; u < keys.size(); ++u) {
-    begin[u] = total;
-    total += count[u];
-    count[u] = begin[u];
-  }
-  begin[keys.size()] = total;
-  for (int64_t i = 0; i < n; ++i) positions[count[unique_of[i]]++] = static_cast<int32_t>(i);
+  for (int32_t& count : begin) count = total += count;
+  begin.push_back(total);
+  for (int64_t i = n; i-- > 0;) positions[--begin[key_of[i]]] = static_cast<int32_t>(i);
 }
 
-void Batch::Scatter(int64_t u, const float* row, int dim, float* out) const {
-  for (int32_t p = begin[u]; p < begin[u + 1]; ++p) {
-    std::memcpy(out + static_cast<int64_t>(positions[p]) * dim, row, sizeof(float) * dim);
-  }
+void Batch::Gather(const float* const* rows, int dim, const ParallelFor& parallel_for,
+                   float* out) const {
+  const size_t row_bytes = sizeof(float) * dim;
+  parallel_for(num_ids(), dim, [&](int64_t first, int64_t last) {
+    constexpr int64_t kAhead = 8;
+    for (int64_t i = first; i < last; ++i) {
+      if (i + kAhead < last) Prefetch(rows[key_of[i + kAhead]], row_bytes);
+      std::memcpy(out + i * dim, rows[key_of[i]], row_bytes);
+    }
+  });
 }
 
 GradientSums::GradientSums(const Batch& batch, const float* gradients, int dim,
@@ -70,15 +66,20 @@ GradientSums::GradientSums(const Batch& batch, const float* gradients, int dim,
     repeated += batch.begin[u + 1] - batch.begin[u] > 1;
   }
   scratch_.resize(repeated * dim);
+  const size_t row_bytes = sizeof(float) * dim;
   std::atomic<int64_t> num_nonfinite{0};
   parallel_for(batch.num_keys(), 10 * dim, [&](int64_t first, int64_t last) {
+    constexpr int64_t kAhead = 8;
+    const int64_t last_position = batch.begin[last] - 1;
     for (int64_t u = first; u < last; ++u) {
+      const int64_t ahead = std::min<int64_t>(batch.begin[u] + kAhead, last_position);
+      Prefetch(gradients + static_cast<int64_t>(batch.positions[ahead]) * dim, row_bytes);
       const int32_t* place = &batch.positions[batch.begin[u]];
       const int32_t* end = batch.positions.data() + batch.begin[u + 1];
       const float* sum = gradients + static_cast<int64_t>(*place) * dim;
       if (end - place > 1) {
         float* out = &scratch_[scratch_row[u] * dim];
-        std::memcpy(out, sum, sizeof(float) * dim);
+        std::memcpy(out, sum, row_bytes);
         while (++place != end) {
           const float* gradient = gradients + static_cast<int64_t>(*place) * dim;
           for (int i = 0; i < dim; ++i) out[i] += gradient[i];

@@ -35,11 +35,13 @@ struct Batch {
   int64_t num_ids() const { return static_cast<int64_t>(positions.size()); }
   int64_t num_keys() const { return static_cast<int64_t>(keys.size()); }
 
-  // Copies the row of unique key u to each of its places. row: (dim), out: (num_ids, dim).
-  void Scatter(int64_t u, const float* row, int dim, float* out) const;
+  // Copies each id's row. rows: (num_keys) pointers to (dim), out: (num_ids, dim).
+  void Gather(const float* const* rows, int dim, const ParallelFor& parallel_for,
+              float* out) const;
 
   std::vector<int64_t> keys;       // (num_keys)
   std::vector<uint64_t> hashes;    // (num_keys)
+  std::vector<int32_t> key_of;     // (num_ids): which of the keys
   std::vector<int32_t> begin;      // (num_keys + 1)
   std::vector<int32_t> positions;  // (num_ids): where key u occurs, from begin[u] to begin[u + 1]
 };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ops/core/hash.h"
+#include "ops/core/prefetch.h"
 
 namespace het_tf {
 namespace {
@@ -52,7 +53,7 @@ Cache::Cache(const CacheConfig& config, RowKit kit)
       row_dim_(kit_.optimizer->row_dim()),
       wire_width_(config.server_applies ? kit_.optimizer->dim() : row_dim_),
       id_(RandomId()),
-      lines_(RoundUpTo8(sizeof(Line) + 2 * sizeof(float) * row_dim_)),
+      lines_(RoundUpTo8(sizeof(Line) + 2 * sizeof(float) * row_dim_), &arena_),
       eviction_(config.policy, config.capacity),
       shards_(config.rows.num_shards) {}
 
@@ -259,7 +260,7 @@ void Cache::CutPush(int shard, std::vector<uint32_t>* forced) {
   int64_t updates = 0;
   for (int64_t r = 0; r < rows; ++r) {
     if (r + 4 < rows) {
-      PrefetchBytes(lines_[push.slots[r + 4]], lines_.record_bytes());
+      Prefetch(lines_[push.slots[r + 4]], lines_.record_bytes());
     }
     const uint32_t slot = push.slots[r];
     Line* line = LineAt(slot);
@@ -466,15 +467,9 @@ Status Cache::Fill(Ticket* ticket, const std::vector<Bytes>& replies,
     counters_.Add(CacheCounter::kBytesDown, replies[s].size);
   }
   const Batch& batch = ticket->batch();
-  parallel_for(batch.num_keys(), 4 * dim(), [&](int64_t first, int64_t last) {
-    constexpr int64_t kAhead = 4;
-    for (int64_t u = first; u < last; ++u) {
-      if (u + kAhead < last) {
-        PrefetchBytes(lines_[ticket->slots_[u + kAhead]], sizeof(Line) + sizeof(float) * dim());
-      }
-      batch.Scatter(u, RowAt(ticket->slots_[u]), dim(), out);
-    }
-  });
+  std::vector<const float*> rows(batch.num_keys());
+  for (int64_t u = 0; u < batch.num_keys(); ++u) rows[u] = RowAt(ticket->slots_[u]);
+  batch.Gather(rows.data(), dim(), parallel_for, out);
   ticket->filled_ = true;
   return Status();
 }
@@ -506,7 +501,7 @@ Status Cache::Update(Ticket* ticket, const float* gradients, float learning_rate
     int64_t my_updates = 0, my_lost = 0, my_due = 0;
     for (int64_t u = first; u < last; ++u) {
       if (u + kAhead < last) {
-        PrefetchBytes(lines_[ticket->slots_[u + kAhead]], lines_.record_bytes());
+        Prefetch(lines_[ticket->slots_[u + kAhead]], lines_.record_bytes());
       }
       const float* gradient = sums[u];
       if (gradient == nullptr) continue;

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/core/arena.h"
 #include "ops/core/batch.h"
 #include "ops/core/eviction.h"
 #include "ops/core/index.h"
@@ -220,6 +221,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
 
   std::mutex mutex_;
   Index index_;
+  Arena arena_;
   Slab lines_;
   Eviction eviction_;
   std::vector<Shard> shards_;

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/core/arena.h"
 #include "ops/core/hash.h"
 
 namespace het_tf {
@@ -38,8 +39,9 @@ class Index {
   uint32_t Find(uint64_t hash, const Matches& matches) const {
     if (buckets_.empty()) return kNone;
     const uint8_t tag = TagOfHash(hash);
-    uint32_t b = BucketOf(hash);
-    while (true) {
+    const uint32_t home = BucketOf(hash);
+    uint32_t b = home;
+    do {
       const Bucket& bucket = buckets_[b];
       for (uint32_t hits = bucket.TagMatches(tag); hits != 0; hits &= hits - 1) {
         const uint32_t slot = bucket.slots[__builtin_ctz(hits)];
@@ -47,7 +49,8 @@ class Index {
       }
       if (bucket.overflowed == 0) return kNone;
       b = Next(b);
-    }
+    } while (b != home);  // all buckets may have overflowed, when there are few
+    return kNone;
   }
 
   // The slot of the first tag match in the hash's own bucket: what Find will look at first.
@@ -85,7 +88,7 @@ class Index {
   }
 
   void Clear() {
-    std::vector<Bucket>().swap(buckets_);
+    Buckets().swap(buckets_);
     size_ = 0;
   }
 
@@ -121,6 +124,8 @@ class Index {
   };
   static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
+  using Buckets = std::vector<Bucket, BlockAllocator<Bucket>>;
+
   uint32_t BucketOf(uint64_t hash) const { return BucketOfHash(hash, buckets_.size()); }
   uint32_t Next(uint32_t b) const { return b + 1 == buckets_.size() ? 0 : b + 1; }
 
@@ -142,7 +147,7 @@ class Index {
 
   template <typename HashOf>
   void Grow(const HashOf& hash_of) {
-    std::vector<Bucket> old;
+    Buckets old;
     old.swap(buckets_);
     buckets_.resize(old.empty() ? 1 : old.size() + (old.size() + 1) / 2);
     for (const Bucket& bucket : old) {
@@ -152,7 +157,7 @@ class Index {
     }
   }
 
-  std::vector<Bucket> buckets_;
+  Buckets buckets_;
   int64_t size_ = 0;
 };
 
@@ -173,10 +178,6 @@ void VisitAhead(const Index& index, int64_t n, const HashAt& hash_at,
     }
     if (i >= 0) visit(i);
   }
-}
-
-inline void PrefetchBytes(const char* begin, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(begin + at);
 }
 
 }  // namespace het_tf

@@ -4,21 +4,14 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/core/simd.h"
 #include "ops/core/spec.h"
 
 namespace het_tf {
 namespace {
 
-// Eight partial sums, so that the result is the same for every vector width.
 float SumOfSquares(const float* x, int n) {
-  float lanes[8] = {0};
-  int i = 0;
-  for (; i + 8 <= n; i += 8) {
-    for (int j = 0; j < 8; ++j) lanes[j] += x[i + j] * x[i + j];
-  }
-  for (int j = 0; i < n; ++i, ++j) lanes[j] += x[i] * x[i];
-  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
-         ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+  return SumOf(x, n, [](Float8 part) { return part * part; });
 }
 
 class Sgd final : public Optimizer {

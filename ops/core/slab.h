@@ -5,21 +5,21 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
+
+#include "ops/core/arena.h"
 
 namespace het_tf {
 
 class Slab {
  public:
-  explicit Slab(size_t record_bytes) : record_bytes_(record_bytes) {}
+  // The records are in the arena's memory, which several slabs may share.
+  Slab(size_t record_bytes, Arena* arena) : record_bytes_(record_bytes), arena_(arena) {}
 
   size_t record_bytes() const { return record_bytes_; }
 
   char* operator[](uint32_t slot) const {
-    return chunks_[slot >> kChunkBits].get() + (slot & kChunkMask) * record_bytes_;
+    return chunks_[slot >> kChunkBits] + (slot & kChunkMask) * record_bytes_;
   }
 
   // A slot whose bytes are not initialised. Freed slots come back first.
@@ -29,16 +29,13 @@ class Slab {
       free_.pop_back();
       return slot;
     }
-    if ((end_ & kChunkMask) == 0) {
-      const size_t bytes = ((record_bytes_ << kChunkBits) + 63) & ~size_t{63};
-      chunks_.emplace_back(static_cast<char*>(std::aligned_alloc(64, bytes)));
-      if (!chunks_.back()) throw std::bad_alloc();
-    }
+    if ((end_ & kChunkMask) == 0) chunks_.push_back(arena_->Allocate(record_bytes_ << kChunkBits));
     return end_++;
   }
 
   void Free(uint32_t slot) { free_.push_back(slot); }
 
+  // To be followed by clearing the arena.
   void Clear() {
     chunks_.clear();
     free_.clear();
@@ -49,19 +46,16 @@ class Slab {
   uint32_t end() const { return end_; }
 
   int64_t bytes() const {
-    return static_cast<int64_t>(chunks_.size()) * (record_bytes_ << kChunkBits);
+    return static_cast<int64_t>(chunks_.size() * (record_bytes_ << kChunkBits));
   }
 
  private:
-  static constexpr int kChunkBits = 10;
+  static constexpr int kChunkBits = 8;
   static constexpr uint32_t kChunkMask = (1u << kChunkBits) - 1;
 
-  struct FreeDeleter {
-    void operator()(char* chunk) const { std::free(chunk); }
-  };
-
   const size_t record_bytes_;
-  std::vector<std::unique_ptr<char, FreeDeleter>> chunks_;
+  Arena* const arena_;
+  std::vector<char*> chunks_;
   std::vector<uint32_t> free_;
   uint32_t end_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "ops/core/hash.h"
+#include "ops/core/prefetch.h"
 
 namespace het_tf {
 namespace {
@@ -36,9 +37,12 @@ int64_t WrappingSubtract(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
 }
 
-// Cycles a row costs, for splitting work: measured with perf on the workload of
-// benchmarks/local_step.py, where a probe is two to three cache misses.
+// Cycles that a stripe's share of the rows costs, for splitting work. Measured with perf on the
+// workload of benchmarks/local_step.py: a probe is two to three cache misses, in part hidden.
 constexpr int64_t kProbeCycles = 200;
+int64_t StripeCost(int64_t rows, int64_t floats_a_row) {
+  return rows * (kProbeCycles + 2 * floats_a_row) / Table::kNumStripes + 1;
+}
 
 }  // namespace
 
@@ -66,7 +70,9 @@ Table::Table(const RowConfig& config, int shard, RowKit kit)
       kit_(std::move(kit)),
       row_dim_(kit_.optimizer->row_dim()),
       record_bytes_(kRowOffset + sizeof(float) * row_dim_) {
-  for (int s = 0; s < kNumStripes; ++s) stripes_.push_back(std::make_unique<Stripe>(record_bytes_));
+  for (int s = 0; s < kNumStripes; ++s) {
+    stripes_.push_back(std::make_unique<Stripe>(record_bytes_, &arena_));
+  }
   NewIncarnation();
 }
 
@@ -115,31 +121,40 @@ Status Table::Lookup(const Batch& batch, const ParallelFor& parallel_for, float*
   const Groups groups(batch.num_keys(), kNumStripes, [&](int64_t u) {
     return StripeOfHash(batch.hashes[u], kNumStripes);
   });
-  const int64_t stripe_cost = batch.num_keys() * (kProbeCycles + 2 * dim()) / kNumStripes + 1;
-  parallel_for(kNumStripes, stripe_cost, [&](int64_t first, int64_t last) {
-    std::vector<float> initial(dim());
+  // All stripes at once, since rows are read in the order of the ids. Nobody locks two stripes in
+  // another order, so this cannot deadlock.
+  std::vector<std::shared_lock<std::shared_mutex>> locks;
+  locks.reserve(kNumStripes);
+  for (const auto& stripe : stripes_) locks.emplace_back(stripe->mutex);
+  std::vector<const float*> rows(batch.num_keys(), nullptr);
+  parallel_for(kNumStripes, StripeCost(batch.num_keys(), 0), [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       const Stripe& stripe = *stripes_[s];
       const int32_t* keys = groups.order.data() + groups.begin[s];
-      std::shared_lock<std::shared_mutex> lock(stripe.mutex);
       VisitAhead(
           stripe.index, groups.size(s), [&](int64_t i) { return batch.hashes[keys[i]]; },
           [&](uint32_t slot) {
-            PrefetchBytes(stripe.records[slot], kRowOffset + sizeof(float) * dim());
+            Prefetch(stripe.records[slot], kRowOffset + sizeof(float) * dim());
           },
           [&](int64_t i) {
             const int32_t u = keys[i];
             const uint32_t slot = Find(stripe, batch.hashes[u], batch.keys[u]);
-            const float* row = initial.data();
-            if (slot != Index::kNone) {
-              row = RowOf(const_cast<const char*>(stripe.records[slot]));
-            } else {
-              kit_.initializer.Fill(batch.keys[u], dim(), initial.data());
-            }
-            batch.Scatter(u, row, dim(), out);
+            if (slot != Index::kNone) rows[u] = RowOf(stripe.records[slot]);
           });
     }
   });
+  std::vector<int64_t> unknown;
+  for (int64_t u = 0; u < batch.num_keys(); ++u) {
+    if (rows[u] == nullptr) unknown.push_back(u);
+  }
+  std::vector<float> initial(unknown.size() * dim());
+  parallel_for(unknown.size(), 10 * dim(), [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      kit_.initializer.Fill(batch.keys[unknown[i]], dim(), &initial[i * dim()]);
+      rows[unknown[i]] = &initial[i * dim()];
+    }
+  });
+  batch.Gather(rows.data(), dim(), parallel_for, out);
   return Status();
 }
 
@@ -158,15 +173,15 @@ Status Table::Apply(const Batch& batch, const float* gradients, float learning_r
   const Groups groups(batch.num_keys(), kNumStripes, [&](int64_t u) {
     return StripeOfHash(batch.hashes[u], kNumStripes);
   });
-  const int64_t stripe_cost = batch.num_keys() * (kProbeCycles + 4 * row_dim_) / kNumStripes + 1;
-  parallel_for(kNumStripes, stripe_cost, [&](int64_t first, int64_t last) {
+  const int64_t cost = StripeCost(batch.num_keys(), 2 * row_dim_);
+  parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       Stripe& stripe = *stripes_[s];
       const int32_t* keys = groups.order.data() + groups.begin[s];
       std::unique_lock<std::shared_mutex> lock(stripe.mutex);
       VisitAhead(
           stripe.index, groups.size(s), [&](int64_t i) { return batch.hashes[keys[i]]; },
-          [&](uint32_t slot) { PrefetchBytes(stripe.records[slot], record_bytes_); },
+          [&](uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
           [&](int64_t i) {
             const int32_t u = keys[i];
             if (sums[u] == nullptr) return;
@@ -260,15 +275,14 @@ void Table::Merge(const PushView& push, bool server_applies, const ParallelFor& 
   for (int64_t r = 0; r < push.num_rows; ++r) hashes[r] = HashKey(push.rows[r].key);
   const Groups groups(push.num_rows, kNumStripes,
                       [&](int64_t r) { return StripeOfHash(hashes[r], kNumStripes); });
-  const int64_t stripe_cost = push.num_rows * (kProbeCycles + 2 * row_dim_) / kNumStripes + 1;
-  parallel_for(kNumStripes, stripe_cost, [&](int64_t first, int64_t last) {
+  parallel_for(kNumStripes, StripeCost(push.num_rows, row_dim_), [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       Stripe& stripe = *stripes_[s];
       const int32_t* rows = groups.order.data() + groups.begin[s];
       std::unique_lock<std::shared_mutex> lock(stripe.mutex);
       VisitAhead(
           stripe.index, groups.size(s), [&](int64_t i) { return hashes[rows[i]]; },
-          [&](uint32_t slot) { PrefetchBytes(stripe.records[slot], record_bytes_); },
+          [&](uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
           [&](int64_t i) {
             const PushRow& push_row = push.rows[rows[i]];
             const float* data = push.data + static_cast<int64_t>(rows[i]) * width;
@@ -305,7 +319,7 @@ void Table::Answer(const RequestView& request, bool restarted, uint64_t acknowle
   // First which rows go, then, once the reply has its memory, the rows themselves. Records never
   // move and are not freed while contents_ is held, so a pointer to one stays good in between.
   std::vector<const char*> found(num_queries, nullptr);
-  parallel_for(kNumStripes, num_queries * kProbeCycles / kNumStripes + 1,
+  parallel_for(kNumStripes, StripeCost(num_queries, 0),
                [&](int64_t first, int64_t last) {
                  for (int64_t s = first; s < last; ++s) {
                    const Stripe& stripe = *stripes_[s];
@@ -345,7 +359,7 @@ void Table::Answer(const RequestView& request, bool restarted, uint64_t acknowle
   std::memcpy(reply, &reply_header, sizeof(reply_header));
   auto* rows = reinterpret_cast<ReplyRow*>(reply + sizeof(ReplyHeader));
   auto* data = reinterpret_cast<float*>(rows + num_rows);
-  parallel_for(kNumStripes, num_rows * 2 * width / kNumStripes + 1,
+  parallel_for(kNumStripes, StripeCost(num_rows, width),
                [&](int64_t first, int64_t last) {
                  for (int64_t s = first; s < last; ++s) {
                    std::shared_lock<std::shared_mutex> lock(stripes_[s]->mutex);
@@ -411,6 +425,7 @@ void Table::Clear() {
     stripe->index.Clear();
     stripe->records.Clear();
   }
+  arena_.Clear();
   NewIncarnation();
 }
 

@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ops/core/arena.h"
 #include "ops/core/batch.h"
 #include "ops/core/index.h"
 #include "ops/core/message.h"
@@ -97,7 +98,7 @@ class Table {
 
  private:
   struct Stripe {
-    explicit Stripe(size_t record_bytes) : records(record_bytes) {}
+    Stripe(size_t record_bytes, Arena* arena) : records(record_bytes, arena) {}
 
     mutable std::shared_mutex mutex;
     Index index;
@@ -133,6 +134,7 @@ class Table {
   // Held shared by what reads or writes rows, exclusively by what replaces them all.
   mutable std::shared_mutex contents_;
   uint64_t incarnation_ = 0;
+  Arena arena_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
 
   std::mutex sessions_mutex_;

@@ -1,0 +1,46 @@
+"""What asynchronous training asks of a model, checked with errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import keras
+
+from het_tf.distribute import HetParameterServerStrategy
+
+
+def check_one_gpu(strategy: HetParameterServerStrategy) -> None:
+    """Raises a ValueError if a worker task has several GPUs."""
+    if strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "het_tf.keras.Model uses one GPU per worker task, but the workers have "
+            f"{strategy.num_replicas_in_sync}: start one worker per GPU, each with its own "
+            "CUDA_VISIBLE_DEVICES."
+        )
+
+
+def check_placement(variables: Iterable[keras.Variable]) -> None:
+    """Raises a ValueError for a variable that is not on a parameter server."""
+    for variable in variables:
+        if "/job:ps" not in variable.value.device:
+            raise ValueError(
+                f"Variable {variable.path!r} was not made under the strategy, so the workers "
+                "cannot use it: make the model, its layers and the optimizer inside "
+                "`with strategy.scope():`."
+            )
+
+
+def check_optimizer(optimizer: keras.optimizers.Optimizer | None) -> None:
+    """Raises a ValueError for an optimizer whose state asynchronous workers would spoil."""
+    if optimizer is None:
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Loss scaling (mixed_float16) counts good steps in a variable, which asynchronous "
+            "workers would spoil; use mixed_bfloat16 or float32."
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "gradient_accumulation_steps does not work with asynchronous workers, which would mix "
+            "their gradients; use a larger batch."
+        )

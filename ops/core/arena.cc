@@ -1,0 +1,74 @@
+#include "ops/core/arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace het_tf {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+// Address space, not memory: a page is taken when it is first touched.
+constexpr size_t kRegionBytes = size_t{64} << 20;
+
+size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Aligned to a huge page. bytes: a multiple of kHugePage.
+char* Map(size_t bytes) {
+  const size_t mapped = bytes + kHugePage;
+  void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  char* begin = static_cast<char*>(memory);
+  char* aligned = begin + (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (aligned > begin) munmap(begin, aligned - begin);
+  char* end = begin + mapped;
+  if (end > aligned + bytes) munmap(aligned + bytes, end - (aligned + bytes));
+  madvise(aligned, bytes, MADV_HUGEPAGE);  // advice only: without, the pages are small
+  return aligned;
+}
+
+}  // namespace
+
+char* Arena::Allocate(size_t bytes) {
+  bytes = RoundUp(bytes, 64);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > left_) {
+    const size_t region = std::max(kRegionBytes, RoundUp(bytes, kHugePage));
+    at_ = Map(region);
+    left_ = region;
+    regions_.push_back({at_, region});
+  }
+  char* taken = at_;
+  at_ += bytes;
+  left_ -= bytes;
+  return taken;
+}
+
+void Arena::Clear() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Region& region : regions_) munmap(region.begin, region.bytes);
+  regions_.clear();
+  at_ = nullptr;
+  left_ = 0;
+}
+
+void* AllocateBlock(size_t bytes) {
+  if (bytes >= kHugePage) return Map(RoundUp(bytes, kHugePage));
+  void* block = std::aligned_alloc(64, RoundUp(bytes, 64));
+  if (block == nullptr) throw std::bad_alloc();
+  return block;
+}
+
+void FreeBlock(void* block, size_t bytes) {
+  if (bytes >= kHugePage) {
+    munmap(block, RoundUp(bytes, kHugePage));
+  } else {
+    std::free(block);
+  }
+}
+
+}  // namespace het_tf

@@ -1,0 +1,182 @@
+// What several of the tests need: statuses as expectations, threads, hand-made requests, snapshots.
+
+#ifndef HET_TF_OPS_CORE_TESTING_H_
+#define HET_TF_OPS_CORE_TESTING_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ops/core/message.h"
+#include "ops/core/parallel.h"
+#include "ops/core/row_config.h"
+#include "ops/core/status.h"
+#include "ops/core/table.h"
+
+#define EXPECT_OK(expr) EXPECT_TRUE(::het_tf::testing::IsOk(expr))
+#define ASSERT_OK(expr) ASSERT_TRUE(::het_tf::testing::IsOk(expr))
+// The error's message must hold the text: what it names is part of what it is for.
+#define EXPECT_REFUSED(expr, text) EXPECT_TRUE(::het_tf::testing::IsRefused(expr, text))
+
+namespace het_tf {
+namespace testing {
+
+inline ::testing::AssertionResult IsOk(const Status& status) {
+  if (status.ok()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << status.message();
+}
+
+inline ::testing::AssertionResult IsRefused(const Status& status, const std::string& text) {
+  if (status.ok()) return ::testing::AssertionFailure() << "was not refused";
+  if (status.message().find(text) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "'" << status.message() << "' lacks '" << text << "'";
+}
+
+using Random = std::mt19937_64;
+
+// Below n. The standard distributions differ between libraries, and then so would the tests.
+inline int64_t Below(Random* random, int64_t n) { return (*random)() % static_cast<uint64_t>(n); }
+inline bool Chance(Random* random, double p) { return (*random)() < p * 0x1p64; }
+
+inline void RunThreads(int n, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < n; ++t) threads.emplace_back(body, t);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A ParallelFor that splits even the smallest work.
+inline void ThreadedFor(int64_t total, int64_t /*cost*/,
+                        const std::function<void(int64_t, int64_t)>& body) {
+  constexpr int kThreads = 3;
+  RunThreads(kThreads, [&](int t) {
+    const int64_t first = total * t / kThreads, last = total * (t + 1) / kThreads;
+    if (first < last) body(first, last);
+  });
+}
+
+// On the heap and of the exact size, so that AddressSanitizer sees a read beyond the end.
+using Buffer = std::vector<char>;
+
+template <typename T>
+void Append(Buffer* buffer, const T* items, size_t n) {
+  const char* bytes = reinterpret_cast<const char*>(items);
+  buffer->insert(buffer->end(), bytes, bytes + n * sizeof(T));
+}
+
+// A request written by hand: what a cache sends, and what none would.
+struct RequestBuilder {
+  struct Push {
+    uint64_t sequence;
+    std::vector<PushRow> rows;
+    std::vector<float> data;
+    float learning_rate = 1;
+  };
+
+  RequestHeader header = {kRequestMagic, kMessageVersion, 0, 7, 0, 0, 1, 0, 0, 0, 0, 0};
+  std::vector<Push> pushes;
+  std::vector<Check> checks;
+  std::vector<int64_t> absent;
+
+  Buffer Encode() const {
+    RequestHeader counted = header;
+    counted.num_batches = pushes.size();
+    counted.num_checks = checks.size();
+    counted.num_absent = absent.size();
+    Buffer bytes;
+    Append(&bytes, &counted, 1);
+    for (const Push& push : pushes) {
+      const PushHeader push_header = {push.sequence, push.learning_rate,
+                                      static_cast<uint32_t>(push.rows.size())};
+      Append(&bytes, &push_header, 1);
+      Append(&bytes, push.rows.data(), push.rows.size());
+      Append(&bytes, push.data.data(), push.data.size());
+      bytes.resize((bytes.size() + 7) / 8 * 8);
+    }
+    Append(&bytes, checks.data(), checks.size());
+    Append(&bytes, absent.data(), absent.size());
+    return Buffer(bytes);
+  }
+};
+
+inline Status Sync(Table* table, const Buffer& request, Buffer* reply,
+                   const ParallelFor& parallel_for = SerialFor) {
+  return table->Sync(request.data(), request.size(), parallel_for, [&](size_t bytes) {
+    reply->resize(bytes);
+    return reply->data();
+  });
+}
+
+inline std::unique_ptr<Table> MakeTable(const RowConfig& config, int shard = 0) {
+  std::unique_ptr<Table> table;
+  EXPECT_OK(Table::Create(config, shard, &table));
+  return table;
+}
+
+struct TableRow {
+  std::vector<float> value, slots;
+  int64_t clock = 0;
+
+  bool operator==(const TableRow& other) const {
+    return value == other.value && slots == other.slots && clock == other.clock;
+  }
+};
+using TableRows = std::map<int64_t, TableRow>;
+
+inline TableRows Snapshot(const Table& table, int first = 0, int last = Table::kNumStripes) {
+  std::vector<int64_t> keys, clocks;
+  std::vector<float> values, slots;
+  EXPECT_OK(table.Export(first, last, [&](int64_t n) {
+    keys.resize(n);
+    clocks.resize(n);
+    values.resize(n * table.dim());
+    slots.resize(n * table.slot_dim());
+    return Table::Rows{keys.data(), values.data(), slots.data(), clocks.data()};
+  }));
+  TableRows rows;
+  for (size_t r = 0; r < keys.size(); ++r) {
+    const float* value = values.data() + r * table.dim();
+    const float* slot = slots.data() + r * table.slot_dim();
+    const TableRow row = {{value, value + table.dim()}, {slot, slot + table.slot_dim()}, clocks[r]};
+    EXPECT_TRUE(rows.emplace(keys[r], row).second) << "key " << keys[r] << " was exported twice";
+  }
+  return rows;
+}
+
+inline Status Restore(Table* table, const TableRows& rows) {
+  std::vector<int64_t> keys, clocks;
+  std::vector<float> values, slots;
+  for (const auto& [key, row] : rows) {
+    keys.push_back(key);
+    clocks.push_back(row.clock);
+    values.insert(values.end(), row.value.begin(), row.value.end());
+    slots.insert(slots.end(), row.slots.begin(), row.slots.end());
+  }
+  return table->Import({keys.data(), values.data(), slots.data(), clocks.data()}, keys.size());
+}
+
+inline std::vector<float> LookupRows(const Table& table, const std::vector<int64_t>& ids) {
+  std::vector<float> out(ids.size() * table.dim());
+  EXPECT_OK(table.Lookup(Batch(ids.data(), ids.size()), SerialFor, out.data()));
+  return out;
+}
+
+inline Status ApplyRows(Table* table, const std::vector<int64_t>& ids,
+                        const std::vector<float>& gradients, float learning_rate = 1,
+                        Nonfinite nonfinite = Nonfinite::kError) {
+  return table->Apply(Batch(ids.data(), ids.size()), gradients.data(), learning_rate, nonfinite,
+                      SerialFor);
+}
+
+}  // namespace testing
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_TESTING_H_

@@ -1,0 +1,25 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import het_tf
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[het_tf.distribute.LocalCluster]:
+    """Three workers and two parameter servers, shared: do not kill any of them."""
+    log_dir = tmp_path_factory.mktemp("cluster")
+    with het_tf.distribute.LocalCluster(num_workers=3, num_ps=2, log_dir=log_dir) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def strategy(
+    cluster: het_tf.distribute.LocalCluster,
+) -> het_tf.distribute.HetParameterServerStrategy:
+    """The strategy on `cluster`. Variables made before it was first asked for are lost."""
+    return het_tf.distribute.HetParameterServerStrategy(cluster.resolver)

@@ -1,0 +1,56 @@
+"""Probing tasks."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from het_tf.distribute import health
+from het_tf.distribute.health import HealthMonitor, TaskState
+
+
+def test_refused_when_nobody_listens():
+    with socket.socket() as reserved:
+        reserved.bind(("localhost", 0))
+        address = f"localhost:{reserved.getsockname()[1]}"
+        assert health.probe(address, timeout=5) is TaskState.REFUSED
+
+
+def test_silent_when_only_the_kernel_answers():
+    with socket.create_server(("localhost", 0)) as listening:
+        address = f"localhost:{listening.getsockname()[1]}"
+        assert health.probe(address, timeout=1) is TaskState.SILENT
+
+
+def test_up_when_a_server_answers(cluster):
+    for addresses in cluster.addresses.values():
+        assert all(health.probe(address) is TaskState.UP for address in addresses)
+
+
+def test_monitor_notices_loss_and_return(monkeypatch):
+    monkeypatch.setattr(health, "PROBE_INTERVAL", 0.01)
+    state = {"now": TaskState.UP}
+    monkeypatch.setattr(health, "probe", lambda address: state["now"])
+    down = threading.Event()
+    seen = []
+
+    def on_down(task, state):
+        seen.append((task, state))
+        down.set()
+
+    task = ("ps", 0)
+    with HealthMonitor({task: "host:1"}, on_down) as monitor:
+        assert monitor.failing() == {}
+        state["now"] = TaskState.SILENT
+        assert down.wait(10)
+        assert monitor.failing() == {task: TaskState.SILENT}
+        assert monitor.lost("ps", grace=0.0) == {task: TaskState.SILENT}
+        assert monitor.lost("ps", grace=1e6) == {}
+        assert monitor.lost("worker", grace=0.0) == {}
+        state["now"] = TaskState.UP
+        for _ in range(1000):
+            if not monitor.failing():
+                break
+            threading.Event().wait(0.01)
+        assert monitor.failing() == {}
+    assert seen == [(task, TaskState.SILENT)]

@@ -1,0 +1,190 @@
+"""HetParameterServerStrategy and ClosureRunner on real processes."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from het_tf.distribute import LocalCluster
+from het_tf.distribute.closures import ClosureRunner
+
+NO_ROW = -1
+
+
+class TableCache:
+    """Stands in for a cache: its report is kept in a hash table that each worker has of its own."""
+
+    name = "stand-in"
+
+    def __init__(self, shared_name):
+        self._shared_name = shared_name
+
+    def _handle(self):
+        return tf.raw_ops.MutableHashTableV2(
+            key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name
+        )
+
+    def _set(self, keys, values):
+        return tf.raw_ops.LookupTableInsertV2(
+            table_handle=self._handle(),
+            keys=tf.constant(keys, tf.int64),
+            values=tf.stack([tf.cast(value, tf.int64) for value in values]),
+        )
+
+    def train_op(self, updates):
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        return self._set([0, 1, 2, 3], [worker, 1000 + worker, updates, updates])
+
+    def flush_op(self):
+        with tf.control_dependencies([self._set([2], [0])]):
+            return tf.constant(0)
+
+    def report_op(self):
+        return tf.raw_ops.LookupTableFindV2(
+            table_handle=self._handle(),
+            keys=tf.range(4, dtype=tf.int64),
+            default_value=tf.constant(NO_ROW, tf.int64),
+        )
+
+
+def test_is_a_parameter_server_strategy(strategy, cluster):
+    assert isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    assert (strategy.num_workers, strategy.num_ps) == (3, 2)
+    assert strategy.coordinator is strategy.coordinator
+    assert strategy.worker_device(2) == "/job:worker/replica:0/task:2/device:CPU:0"
+    assert strategy.ps_device(1) == "/job:ps/replica:0/task:1/device:CPU:0"
+    assert strategy.task_address("ps", 1) == cluster.addresses["ps"][1]
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    assert "/job:ps" in variable.device
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_names_a_worker_that_is_not_there(strategy, index):
+    with pytest.raises(ValueError, match=f"no worker {index}: the cluster has 3 worker tasks"):
+        strategy.worker_device(index)
+
+
+def test_log_and_process_of_a_task(cluster):
+    assert "worker 1 serves" in cluster.log("worker", 1)
+    assert cluster.process("ps", 0).poll() is None
+    with pytest.raises(ValueError, match="no task ps 2 in this cluster"):
+        cluster.process("ps", 2)
+
+
+def test_server_that_dies_at_start_shows_its_log():
+    with (
+        pytest.raises(
+            RuntimeError, match=r"ps 0 exited with status(.|\n)*/no/such/python"
+        ) as error,
+        LocalCluster(1, 1, env={"PYTHONHOME": "/no/such/python"}),
+    ):
+        pass
+    assert "The end of its log" in str(error.value)
+
+
+def test_run_on_worker_sees_the_resources_of_closures(strategy):
+    cache = TableCache("run_on_worker")
+
+    @tf.function
+    def train(updates):
+        with tf.control_dependencies([cache.train_op(updates)]):
+            return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+    last = {}
+    with ClosureRunner(strategy, max_in_flight=1) as runner:
+        for i in range(30):
+            runner.schedule(train, (tf.constant(i, tf.int64),), i)
+            tag, worker = runner.wait()
+            last[int(worker)] = tag
+    for worker in range(strategy.num_workers):
+        report = strategy.run_on_worker(worker, tf.function(cache.report_op))
+        assert "/job:chief" in report.device
+        expected = [worker, 1000 + worker] + 2 * [last[worker]] if worker in last else 4 * [NO_ROW]
+        assert report.numpy().tolist() == expected
+
+
+def test_run_on_worker_runs_plain_functions(strategy):
+    result = strategy.run_on_worker(
+        1, lambda a: {"sum": tf.add(a, 1.0), "where": tf.add(a, 1.0).device}, 2.0
+    )
+    assert "/job:worker/replica:0/task:1" in result["where"]
+    assert float(result["sum"]) == 3.0
+
+
+def test_flush_reaches_every_worker(strategy):
+    cache = TableCache("flush")
+    before = strategy.caches
+    strategy.register_cache(cache)
+    strategy.register_cache(cache)
+    assert strategy.caches == (*before, cache)
+
+    @tf.function
+    def train():
+        with tf.control_dependencies([cache.train_op(5)]):
+            return strategy.cache_report_ops()
+
+    with ClosureRunner(strategy) as runner:
+        for i in range(20):
+            runner.schedule(train, (), i)
+            while not runner.has_room:
+                strategy.note_cache_reports(runner.wait()[1])
+        while runner.in_flight:
+            strategy.note_cache_reports(runner.wait()[1])
+    reports = strategy.last_cache_reports(cache)
+    assert reports
+    assert all((r.pending, r.cache_id) == (5, 1000 + w) for w, r in reports.items())
+    strategy.flush()
+    assert all(strategy.last_cache_reports(cache)[w].pending == 0 for w in reports)
+    for worker in reports:
+        report = strategy.run_on_worker(worker, tf.function(cache.report_op))
+        assert report.numpy().tolist() == [worker, 1000 + worker, 0, 5]
+
+
+def test_runner_hands_back_every_result_once(strategy):
+    @tf.function
+    def square(x):
+        return x * x
+
+    results = {}
+    with ClosureRunner(strategy) as runner:
+        for i in range(50):
+            runner.schedule(square, (tf.constant(i),), i)
+            assert runner.in_flight <= 2 * strategy.num_workers
+            while not runner.has_room:
+                tag, value = runner.wait()
+                assert tag not in results
+                results[tag] = int(value)
+        while runner.in_flight:
+            tag, value = runner.wait()
+            results[tag] = int(value)
+    assert results == {i: i * i for i in range(50)}
+    assert strategy.idle
+
+
+def test_runner_raises_what_a_closure_raised(strategy):
+    @tf.function
+    def fail(i):
+        tf.debugging.assert_less(i, 5, message="it is too large")
+        return i
+
+    def run():
+        with ClosureRunner(strategy) as runner:
+            for i in range(20):
+                runner.schedule(fail, (tf.constant(i),), i)
+                while not runner.has_room:
+                    runner.wait()
+            while runner.in_flight:
+                runner.wait()
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="it is too large"):
+        run()
+    assert strategy.idle  # Nothing is left of it, so the next closure runs.
+    with ClosureRunner(strategy) as runner:
+        runner.schedule(fail, (tf.constant(1),), "again")
+        assert runner.wait() == ("again", 1)
+
+
+def test_explain_leaves_other_errors_alone(strategy):
+    for error in (ValueError("x"), tf.errors.InvalidArgumentError(None, None, "bad shape")):
+        assert strategy.explain(error) is error
