@@ -5,6 +5,7 @@ HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFlow and Keras.
 
 from het_tf import distribute, initializers, keras, layers, ops, optimizers
 from het_tf.cache import CacheConfig
+from het_tf.export import export_saved_model
 from het_tf.table import EmbeddingTable, TableExport
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "EmbeddingTable",
     "TableExport",
     "distribute",
+    "export_saved_model",
     "initializers",
     "keras",
     "layers",

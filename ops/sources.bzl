@@ -31,8 +31,10 @@ CORE_TESTS = [
     "ops/core/batch_test.cc",
     "ops/core/index_test.cc",
     "ops/core/initializer_test.cc",
+    "ops/core/message_test.cc",
     "ops/core/optimizer_test.cc",
     "ops/core/spec_test.cc",
+    "ops/core/table_test.cc",
 ]
 
 # Flags of every build, tests included. No contraction to FMA, because results must not depend on the

@@ -8,6 +8,10 @@ import pytest
 
 import het_tf
 
+# TensorFlow's coordinator raises in its destructor if a closure ever failed; pytest does not survive
+# that where it happens to hit. So it lives as long as the process.
+_kept_alive: list[object] = []
+
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[het_tf.distribute.LocalCluster]:
@@ -22,4 +26,6 @@ def strategy(
     cluster: het_tf.distribute.LocalCluster,
 ) -> het_tf.distribute.HetParameterServerStrategy:
     """The strategy on `cluster`. Variables made before it was first asked for are lost."""
-    return het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    made = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    _kept_alive.extend([made, made.coordinator])
+    return made

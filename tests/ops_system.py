@@ -20,8 +20,6 @@ _NOTHING = tf.zeros([0], tf.uint8)
 
 
 class OpsSystem:
-    supports = frozenset({"lost", "answer_lost", "twice", "redeliver", "crash", "restart"})
-
     def __init__(
         self,
         setup: Setup,
@@ -32,6 +30,10 @@ class OpsSystem:
         server_applies: bool = False,
     ):
         """`server_applies`: no caches, the shards apply the optimizer; the bounds are then 0."""
+        self.supports = {"lost", "answer_lost", "twice", "redeliver", "crash"}
+        if setup.read_bound is not None:
+            # A cache that need not ask for rows it has learns of a restart only by its next push.
+            self.supports.add("restart")
         self.setup = setup
         self.learning_rate = learning_rate
         self._row = {

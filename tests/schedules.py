@@ -9,7 +9,7 @@ integer gradients, so that an update applied to the wrong row cannot hide.
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +27,7 @@ class System(Protocol):
     it when it pushes in the same step, and is then not repeated: the update counts as made.
     """
 
-    supports: frozenset[str]  # of "lost", "answer_lost", "twice", "redeliver", "crash", "restart"
+    supports: Collection[str]  # of "lost", "answer_lost", "twice", "redeliver", "crash", "restart"
 
     def lookup(self, worker: int, keys: Sequence[int]) -> np.ndarray: ...  # [len(keys), dim]
     def update(self, worker: int, keys: Sequence[int], grads: np.ndarray) -> None: ...

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from ops_system import OpsSystem
 from schedules import run, schedules
 
-repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=150)
+repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=20)
 
 
 def run_on_ops(schedule, **options):

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from het_tf import initializers, ops, optimizers
 from het_tf.cache import CacheConfig, WorkerCache
+from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport, sum_stats
 
 
@@ -132,6 +133,9 @@ class HetEmbedding(keras.layers.Layer):
         ids = tf.convert_to_tensor(inputs)
         if not ids.dtype.is_integer:
             raise ValueError(f"inputs of layer {self.name} must be integers, not {ids.dtype.name}")
+        frozen = frozen_table(self)
+        if frozen is not None:
+            return tf.cast(frozen(tf.cast(ids, tf.int64)), self.compute_dtype)
         batch = ops.dedup(tf.cast(ids, tf.int64))
 
         @tf.custom_gradient

@@ -58,8 +58,8 @@ TEST(BatchTest, MatchesAMapOverRandomBatches) {
 
 TEST(BatchTest, KeysThatNarrowerTypesWouldMergeStayDistinct) {
   std::vector<int64_t> ids;
-  for (const int64_t edge : {int64_t{1} << 24, int64_t{1} << 31, int64_t{1} << 32, int64_t{1} << 53,
-                             int64_t{1} << 62}) {
+  for (const int64_t edge :
+       {int64_t{1} << 24, int64_t{1} << 31, int64_t{1} << 32, int64_t{1} << 53, int64_t{1} << 62}) {
     for (int64_t offset = -2; offset <= 2; ++offset) {
       ids.push_back(edge + offset);
       ids.push_back(-(edge + offset));

@@ -83,6 +83,9 @@ Status Initializer::Parse(const std::string& text, int64_t seed, Initializer* in
     return spec.Invalid("known are zeros, constant, uniform, normal, truncated_normal");
   }
   HET_RETURN_IF_ERROR(spec.Finish());
+  if (!std::isfinite(result.a_) || !std::isfinite(result.b_)) {
+    return spec.Invalid("a value is beyond the range of a float");
+  }
   *initializer = result;
   return Status();
 }

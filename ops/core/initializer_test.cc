@@ -51,9 +51,8 @@ TEST(PhiloxTest, KnownAnswers) {
   constexpr uint32_t kOnes = 0xffffffff;
   EXPECT_EQ(Philox4x32({kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes}),
             (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(
-      Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-      (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  EXPECT_EQ(Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 TEST(InitializerTest, ConstantsNeedNoRandomNumbers) {
@@ -77,9 +76,9 @@ TEST(InitializerTest, UniformIsThePhiloxWordOfSeedKeyAndColumn) {
   const int64_t seed = 0x123456789abcdef0, key = -0x7edcba9876543210;
   const std::vector<float> row = Row(Make("uniform minval=-1 maxval=1", seed), key, 8);
   for (uint32_t column = 0; column < 8; ++column) {
-    const Words words = Philox4x32(
-        {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), column / 4, 0},
-        {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    const Words words =
+        Philox4x32({static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), column / 4, 0},
+                   {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
     EXPECT_EQ(row[column], -1 + static_cast<float>(words[column % 4] >> 8) * 0x1p-24f * 2);
   }
 }

@@ -85,7 +85,9 @@ class BiasCorrection {
     for (size_t t = 1; t < first_.size(); ++t) first_[t] = Compute(t);
   }
   float operator()(float t) const {
-    return t < static_cast<float>(first_.size()) ? first_[static_cast<size_t>(t)] : Compute(t);
+    // A row from a message or a checkpoint may hold any t.
+    const bool known = t >= 0 && t < static_cast<float>(first_.size());
+    return known ? first_[static_cast<size_t>(t)] : Compute(t);
   }
 
  private:

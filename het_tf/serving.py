@@ -1,0 +1,148 @@
+"""Embedding tables as stock TensorFlow serves them: fixed rows, no het_tf ops."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from het_tf.table import EmbeddingTable
+
+_MASK_32 = (1 << 32) - 1
+
+
+class FrozenTable(tf.Module):
+    """The rows of a table at one time, for lookups with stock ops only.
+
+    A key that has no row reads as its initial value, as in the table: equal for zeros, constant and
+    uniform, and up to rounding for the normal distributions.
+    """
+
+    def __init__(self, table: EmbeddingTable, directory: pathlib.Path):
+        """Copies the rows of `table`.
+
+        Args:
+          table: what to copy. Caches must have been flushed.
+          directory: where to write the file of keys, which saving copies into the SavedModel.
+        """
+        super().__init__()
+        rows = table.export()
+        # A file, because keys in the graph would come to an end at its limit of 2 GB.
+        if not rows.keys.size:  # neither a file nor a variable of no rows works: take any
+            key = np.zeros([1], np.int64)
+            rows = dataclasses.replace(rows, keys=key, values=table.lookup(key))
+        keys = directory / f"keys_{table.shared_name.replace('/', '_')}.txt"
+        np.savetxt(keys, rows.keys, fmt="%d")
+        self.index = tf.lookup.StaticHashTable(
+            tf.lookup.TextFileInitializer(
+                str(keys), tf.int64, 0, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+            ),
+            default_value=-1,
+        )
+        self.values = tf.Variable(rows.values, trainable=False)
+        self._dim = table.dim
+        self._seed = table.row_attributes["seed"]
+        kind, *parameters = table.row_attributes["initializer"].split()
+        self._kind = kind
+        self._parameters = {n: float(v) for n, v in (p.split("=") for p in parameters)}
+
+    def __call__(self, ids: tf.Tensor) -> tf.Tensor:
+        """Reads rows.
+
+        Args:
+          ids: int64 of any shape.
+
+        Returns:
+          float32 [*ids.shape, dim].
+        """
+        flat = tf.reshape(ids, [-1])
+        places = self.index.lookup(flat)
+        rows = tf.gather(self.values, tf.maximum(places, 0))
+        unknown = tf.where(places < 0)
+        initial = self._initial_values(tf.gather_nd(flat, unknown))
+        rows = tf.tensor_scatter_nd_update(rows, unknown, initial)
+        return tf.reshape(rows, tf.concat([tf.shape(ids), [self._dim]], 0))
+
+    def _initial_values(self, keys: tf.Tensor) -> tf.Tensor:
+        """What ops/core/initializer.cc computes. keys: int64 [n]; returns float32 [n, dim]."""
+        parameters = self._parameters
+        if self._kind in ("zeros", "constant"):
+            return tf.fill([tf.size(keys), self._dim], parameters.get("value", 0.0))
+        words = _philox(keys, -(-self._dim // 4), self._seed)
+        unit = tf.cast(words // 256, tf.float32) * 2**-24
+        if self._kind == "uniform":
+            low, high = np.float32(parameters["minval"]), parameters["maxval"]
+            values = low + unit * np.float32(high - parameters["minval"])
+        else:
+            mean, stddev = np.float32(parameters["mean"]), np.float32(parameters["stddev"])
+            if self._kind == "normal":
+                radius = tf.sqrt(-2.0 * tf.math.log(unit[..., 0::2] + 2**-24))
+                angle = np.float32(2 * np.pi) * unit[..., 1::2]
+                pairs = [radius * tf.cos(angle), radius * tf.sin(angle)]
+                normal = tf.reshape(tf.stack(pairs, -1), tf.shape(unit))
+            else:
+                low = 0.022750131948179195  # P(x < -2)
+                p = low + (tf.cast(unit, tf.float64) + 2**-25) * (1 - 2 * low)
+                normal = tf.cast(tf.math.ndtri(p), tf.float32)
+            values = mean + stddev * normal
+        return tf.reshape(values, [tf.size(keys), -1])[:, : self._dim]
+
+
+def _philox(keys: tf.Tensor, blocks: int, seed: int) -> tf.Tensor:
+    """Philox 4x32-10 with stock ops. keys: int64 [n]; returns 32-bit words, uint64 [n, blocks, 4]."""
+    key = tf.bitcast(keys, tf.uint64)[:, tf.newaxis]
+    mask = tf.constant(_MASK_32, tf.uint64)
+    zero = tf.zeros([tf.size(keys), blocks], tf.uint64)
+    counter = [
+        tf.bitwise.bitwise_and(key, mask) + zero,
+        tf.bitwise.right_shift(key, tf.constant(32, tf.uint64)) + zero,
+        tf.range(blocks, dtype=tf.int64)[tf.newaxis, :],
+        zero,
+    ]
+    counter[2] = tf.cast(counter[2], tf.uint64) + zero
+    round_keys = [seed & _MASK_32, (seed >> 32) & _MASK_32]
+    for _ in range(10):
+        products = [
+            tf.constant(0xD2511F53, tf.uint64) * counter[0],
+            tf.constant(0xCD9E8D57, tf.uint64) * counter[2],
+        ]
+        high = [tf.bitwise.right_shift(p, tf.constant(32, tf.uint64)) for p in products]
+        low = [tf.bitwise.bitwise_and(p, mask) for p in products]
+        first = [tf.constant(k, tf.uint64) for k in round_keys]
+        counter = [
+            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high[1], counter[1]), first[0]),
+            low[1],
+            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high[0], counter[3]), first[1]),
+            low[0],
+        ]
+        round_keys = [
+            (round_keys[0] + 0x9E3779B9) & _MASK_32,
+            (round_keys[1] + 0xBB67AE85) & _MASK_32,
+        ]
+    return tf.stack(counter, -1)
+
+
+_frozen: contextvars.ContextVar[Mapping[int, FrozenTable]] = contextvars.ContextVar(
+    "het_tf_frozen_tables", default={}
+)
+
+
+@contextlib.contextmanager
+def lookups_from(tables: Mapping[Any, FrozenTable]) -> Iterator[None]:
+    """Within this context, the layers given read from frozen tables. tables: by layer."""
+    token = _frozen.set({id(layer): table for layer, table in tables.items()})
+    try:
+        yield
+    finally:
+        _frozen.reset(token)
+
+
+def frozen_table(layer: Any) -> FrozenTable | None:
+    """What `layer` reads from in place of its own table, if anything."""
+    return _frozen.get().get(id(layer))

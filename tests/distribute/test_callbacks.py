@@ -1,0 +1,177 @@
+"""Keras callbacks on a cluster."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import small_models as sm
+
+import het_tf.keras
+
+
+@pytest.fixture(scope="module")
+def model(strategy):
+    with strategy.scope():
+        made = sm.make_classifier(het_tf.keras.Model)
+        made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], steps_per_execution=4)
+    return made
+
+
+@pytest.fixture(scope="module")
+def data():
+    return sm.make_data(160)
+
+
+def test_every_hook_is_called_in_order(model, data):
+    recorder = sm.Recorder()
+    model.fit(
+        *data,
+        batch_size=16,
+        epochs=4,
+        initial_epoch=2,
+        validation_data=data,
+        validation_freq=2,
+        callbacks=[recorder],
+        verbose=0,
+    )
+    calls = recorder.calls
+    assert calls[0] == "train_begin"
+    assert calls[-1] == "train_end"
+    outer = [c for c in calls if "batch" not in c]
+    assert outer == [
+        "train_begin",
+        "epoch_begin 2",
+        "epoch_end 2",
+        "epoch_begin 3",
+        "test_begin",
+        "test_end",
+        "epoch_end 3",
+        "train_end",
+    ]
+    # 10 steps in closures of 4, 4 and 2, in whichever order they finished.
+    first_epoch = calls[calls.index("epoch_begin 2") : calls.index("epoch_end 2")]
+    begins = [int(c.split()[1]) for c in first_epoch if c.startswith("batch_begin")]
+    ends = [int(c.split()[1]) for c in first_epoch if c.startswith("batch_end")]
+    assert len(begins) == len(ends) == 3
+    assert begins[0] == 0
+    assert ends[-1] == 9
+    assert [b - 1 for b in begins[1:]] == ends[:-1]
+    assert set(recorder.logs[f"batch_end {ends[0]}"][0]) == {"loss", "mae"}
+    assert set(recorder.logs["epoch_end 3"][0]) == {"loss", "mae", "val_loss", "val_mae"}
+    assert recorder.logs["epoch_end 2"][0] == pytest.approx(recorder.logs["batch_end 9"][0])
+
+
+def test_predict_hooks_have_the_outputs_in_order(model, data):
+    recorder = sm.Recorder()
+    outputs = model.predict(data[0], batch_size=16, callbacks=[recorder], verbose=0)
+    assert recorder.calls[0] == "predict_begin"
+    assert recorder.calls[-1] == "predict_end"
+    batches = [c for c in recorder.calls if c.startswith("predict_batch_end")]
+    assert batches == [f"predict_batch_end {i}" for i in (3, 7, 9)]
+    seen = [recorder.logs[call][0]["outputs"] for call in batches]
+    np.testing.assert_array_equal(np.concatenate(seen), outputs)
+
+
+def test_early_stopping_and_learning_rate_and_checkpoint(model, data, tmp_path):
+    path = tmp_path / "best.weights.h5"
+    rates = []
+    history = model.fit(
+        *data,
+        batch_size=16,
+        epochs=9,
+        validation_data=data,
+        callbacks=[
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.0 if epoch else 0.01),
+            keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),
+            keras.callbacks.ModelCheckpoint(path, save_weights_only=True),
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda *_: rates.append(float(model.optimizer.learning_rate.numpy()))
+            ),
+        ],
+        verbose=0,
+    )
+    # With a rate of zero the second epoch does not improve on the first.
+    assert len(history.history["loss"]) == 2
+    assert rates == pytest.approx([0.01, 0.0])
+    assert model.stop_training
+    weights = model.get_weights()
+    model.set_weights([0 * w for w in weights])
+    model.load_weights(path)
+    assert all(np.array_equal(a, b) for a, b in zip(weights, model.get_weights(), strict=True))
+    model.optimizer.learning_rate = 0.1
+
+
+def test_stopping_within_an_epoch(model, data):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    before = int(model.optimizer.iterations.numpy())
+    recorder = sm.Recorder()
+    model.fit(*data, batch_size=2, epochs=5, callbacks=[Stop(), recorder], verbose=0)
+    done = int(model.optimizer.iterations.numpy()) - before
+    # What was under way is finished and counted, nothing more is begun.
+    assert 0 < done < 80
+    ends = [c for c in recorder.calls if c.startswith("batch_end")]
+    assert ends[-1] == f"batch_end {done - 1}"
+    assert "epoch_end 0" in recorder.calls
+    assert "epoch_begin 1" not in recorder.calls
+
+
+def test_tensorboard_and_csv_write_files(model, data, tmp_path):
+    model.fit(
+        *data,
+        batch_size=16,
+        epochs=2,
+        callbacks=[
+            keras.callbacks.TensorBoard(tmp_path / "tb", update_freq=1),
+            keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        ],
+        verbose=0,
+    )
+    assert list((tmp_path / "tb").rglob("events*"))
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+
+
+def test_progress_bar(model, data, capsys):
+    model.fit(*data, batch_size=16, verbose=2)
+    out = capsys.readouterr().out
+    assert "10/10" in out
+    assert "mae" in out
+
+
+def test_callback_that_raises_ends_fit_and_flushes(model, data, strategy, monkeypatch):
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise RuntimeError("enough")
+
+    flushed = []
+    monkeypatch.setattr(strategy, "flush", lambda: flushed.append(strategy.join()))
+    with pytest.raises(RuntimeError, match="enough"):
+        model.fit(*data, batch_size=16, callbacks=[Fail()], verbose=0)
+    assert flushed == [None]
+    assert strategy.idle
+
+
+def test_flush_comes_before_what_needs_it(model, data, strategy, monkeypatch):
+    order = []
+    monkeypatch.setattr(strategy, "flush", lambda: order.append("flush"))
+
+    class Note(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            order.append("epoch_end")
+
+        def on_test_begin(self, logs=None):
+            order.append("test")
+
+        def on_predict_begin(self, logs=None):
+            order.append("predict")
+
+    model.fit(*data, batch_size=40, validation_data=data, callbacks=[Note()], verbose=0)
+    model.predict(data[0], callbacks=[Note()], verbose=0)
+    for event in ("epoch_end", "test", "predict"):
+        assert "flush" in order[: order.index(event)]
+    assert order[order.index("test") - 1] == "flush"
+    assert order[order.index("predict") - 1] == "flush"
+    assert order[order.index("epoch_end") + 1] == "flush"

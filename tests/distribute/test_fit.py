@@ -1,0 +1,154 @@
+"""`fit` on three workers and two parameter servers."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import small_models as sm
+import tensorflow as tf
+
+import het_tf.keras
+
+
+@pytest.fixture
+def classifier(strategy):
+    with strategy.scope():
+        model = sm.make_classifier(het_tf.keras.Model)
+        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=["accuracy", "auc"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def id_counter(strategy):
+    with strategy.scope():
+        return sm.make_id_counter(het_tf.keras.Model, 100, steps_per_execution=3)
+
+
+def test_learns_and_counts_its_steps(classifier):
+    x, y = sm.make_data(960)
+    before = classifier.get_weights()
+    history = classifier.fit(x, y, batch_size=32, epochs=4, verbose=0)
+    losses = history.history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    assert history.history["auc"][-1] > 0.9
+    assert all(np.any(a != b) for a, b in zip(before, classifier.get_weights(), strict=True))
+    assert int(classifier.optimizer.iterations.numpy()) == 4 * 30
+    assert all("/job:ps" in v.value.device for v in classifier.variables)
+
+
+def counts_after_fit(model, *args, **kwargs):
+    model.fit(*args, verbose=0, **kwargs)
+    return model.counter.counts.numpy().astype(int).tolist()
+
+
+def test_every_batch_of_a_dataset_once_per_epoch(id_counter):
+    # 14 batches, the last one smaller, neither divisible by the steps per closure nor the workers.
+    dataset = sm.id_dataset(range(97), 7).unbatch().shuffle(97).batch(7)
+    counts = counts_after_fit(id_counter, dataset, epochs=2)
+    assert counts == 97 * [1] + 3 * [0]
+
+
+def test_every_example_of_arrays_once_per_epoch(id_counter):
+    ids = np.arange(50, dtype=np.float32).reshape(-1, 1)
+    counts = counts_after_fit(id_counter, ids, ids, batch_size=8, epochs=2)
+    assert counts == 50 * [1] + 50 * [0]
+
+
+def test_every_share_of_a_function_once_per_epoch(id_counter):
+    # Shares of 0, 1 and 60 examples: empty, a part of a closure, and many closures.
+    shares = [range(0), range(1), range(1, 61)]
+
+    def share(context):
+        assert context.num_input_pipelines == 3
+        return sm.id_dataset(shares[context.input_pipeline_id], 4)
+
+    counts = counts_after_fit(id_counter, share, epochs=2)
+    assert counts == 61 * [1] + 39 * [0]
+
+
+def test_function_without_argument_is_read_whole_by_every_worker(id_counter):
+    counts = counts_after_fit(id_counter, lambda: sm.id_dataset(range(20), 4))
+    assert counts == 20 * [3] + 80 * [0]
+
+
+def test_steps_per_epoch_repeats_the_data(id_counter):
+    iterations = id_counter.optimizer.iterations
+    for x in (
+        sm.id_dataset(range(12), 2),
+        lambda context: sm.id_dataset(range(12), 2),
+        np.arange(12, dtype=np.float32).reshape(-1, 1),
+    ):
+        before = int(iterations.numpy())
+        y = x if isinstance(x, np.ndarray) else None
+        batch_size = 2 if y is not None else None
+        counts = counts_after_fit(
+            id_counter, x, y, batch_size=batch_size, epochs=2, steps_per_epoch=20
+        )
+        assert sum(counts) == 40
+        assert int(iterations.numpy()) - before == 40
+
+
+def test_dataset_of_this_process_is_sent_to_the_workers(id_counter):
+    def generate():
+        for i in range(30):
+            yield np.full([2, 1], i, np.float32), np.full([2, 1], i, np.float32)
+
+    spec = tf.TensorSpec([2, 1], tf.float32)
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=(spec, spec))
+    assert counts_after_fit(id_counter, dataset)[:31] == 30 * [2] + [0]
+    assert sum(counts_after_fit(id_counter, dataset, steps_per_epoch=40)) == 80
+
+
+def test_infinite_dataset_needs_steps(id_counter):
+    with pytest.raises(ValueError, match="infinite: pass steps_per_epoch"):
+        id_counter.fit(sm.id_dataset(range(9), 3).repeat(), verbose=0)
+
+
+def test_empty_data_is_an_error(id_counter):
+    with pytest.raises(ValueError, match="no batches"):
+        id_counter.fit(sm.id_dataset(range(0), 3), verbose=0)
+    with pytest.raises(ValueError, match="all workers are empty"):
+        id_counter.fit(lambda: sm.id_dataset(range(0), 3), steps_per_epoch=3, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (lambda: 5, TypeError, "must return a tf.data.Dataset, got int"),
+        ((i for i in range(3)), TypeError, "must be a function that returns"),
+        ({"a": np.zeros([3, 1]), "b": np.zeros([4, 1])}, ValueError, "same number of examples"),
+        (None, TypeError, "got NoneType"),
+    ],
+)
+def test_names_what_is_wrong_with_the_data(id_counter, x, error, message):
+    with pytest.raises(error, match=message):
+        id_counter.fit(x, verbose=0)
+
+
+def test_arguments_that_do_not_go_with_a_dataset(id_counter):
+    dataset = sm.id_dataset(range(9), 3)
+    with pytest.raises(ValueError, match="`y` cannot be given when the data is a tf.data.Dataset"):
+        id_counter.fit(dataset, np.zeros(9))
+    with pytest.raises(ValueError, match="`batch_size` cannot be given"):
+        id_counter.fit(dataset, batch_size=3)
+    with pytest.raises(ValueError, match="`batch_size` cannot be given when the data is a func"):
+        id_counter.fit(lambda: dataset, batch_size=3)
+    with pytest.raises(ValueError, match="validation_split needs arrays"):
+        id_counter.fit(dataset, validation_split=0.5)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "many"])
+def test_bad_steps_per_execution(steps):
+    with pytest.raises(ValueError, match="steps_per_execution must be"):
+        sm.make_classifier(het_tf.keras.Model).compile("sgd", steps_per_execution=steps)
+
+
+def test_data_that_fails_reports_its_error(id_counter, strategy):
+    dataset = sm.id_dataset(range(40), 2).map(
+        lambda x, y: (tf.debugging.check_numerics(1.0 / (x - 21.0), "bad x"), y)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad x"):
+        id_counter.fit(dataset, steps_per_epoch=40, verbose=0)
+    assert strategy.idle
+    assert counts_after_fit(id_counter, sm.id_dataset(range(9), 3))[:9] == 9 * [1]

@@ -1,0 +1,171 @@
+"""What kinds of models and compile arguments `fit` takes on a cluster."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import small_models as sm
+import tensorflow as tf
+
+import het_tf.keras
+
+
+class Subclassed(het_tf.keras.Model):
+    """Not built until it sees data; dict inputs; a loss of its own added."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4, activation="relu")
+        self.norm = keras.layers.BatchNormalization()
+        self.dropout = keras.layers.Dropout(0.1)
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs, training=False):
+        hidden = self.hidden(keras.ops.concatenate([inputs["a"], inputs["b"]], -1))
+        self.add_loss(0.01 * keras.ops.mean(hidden))
+        return self.out(self.dropout(self.norm(hidden, training=training), training=training))
+
+
+def test_subclassed_model_with_dict_inputs_weights_and_added_loss(strategy):
+    x, y = sm.make_data(192)
+    inputs = {"a": x[:, :2], "b": x[:, 2:]}
+    with strategy.scope():
+        model = Subclassed()
+        model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
+    history = model.fit(
+        inputs, y, sample_weight=np.linspace(0, 1, 192), batch_size=16, epochs=3, verbose=0
+    )
+    assert set(history.history) == {"loss", "mae", "mse"}
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert np.any(model.norm.moving_mean.numpy() != 0)
+    assert int(model.optimizer.iterations.numpy()) == 36
+
+
+def test_several_outputs_and_losses(strategy):
+    x, y = sm.make_data(96)
+    with strategy.scope():
+        inputs = keras.Input((sm.FEATURES,))
+        outputs = {
+            "up": keras.layers.Dense(1, name="up")(inputs),
+            "down": keras.layers.Dense(1, name="down")(inputs),
+        }
+        model = het_tf.keras.Model(inputs, outputs)
+        model.compile(
+            "sgd",
+            loss={"up": "mse", "down": "mae"},
+            loss_weights={"up": 1.0, "down": 0.5},
+            metrics={"up": ["mae"]},
+        )
+    dataset = tf.data.Dataset.from_tensor_slices((x, {"up": y, "down": -y})).batch(16)
+    history = model.fit(dataset, verbose=0)
+    assert set(history.history) == {"loss", "up_loss", "down_loss", "up_mae"}
+    logs = model.evaluate(dataset, verbose=0, return_dict=True)
+    np.testing.assert_allclose(logs["loss"], logs["up_loss"] + 0.5 * logs["down_loss"], rtol=1e-5)
+
+
+def test_sequential(strategy):
+    x, y = sm.make_data(96)
+    with strategy.scope():
+        model = het_tf.keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+class OwnStep(het_tf.keras.Model):
+    """Overrides `train_step`, with a metric and a log of its own."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = keras.metrics.Sum(name="seen")
+
+    @property
+    def metrics(self):
+        return [self.seen]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.seen.update_state(tf.ones(tf.shape(x)[0]))
+        return {"seen": self.seen.result(), "last_loss": loss}
+
+
+def test_own_train_step_is_used(strategy):
+    x, y = sm.make_data(100)
+    with strategy.scope():
+        inputs = keras.Input((sm.FEATURES,))
+        model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.05))
+    history = model.fit(x, y, batch_size=16, epochs=3, verbose=0).history
+    assert history["seen"] == [100.0, 100.0, 100.0]
+    assert set(history) == {"seen", "last_loss"}
+    assert float(model.seen.result()) == 100.0
+
+
+def test_class_weight_weighs(strategy):
+    x, y = sm.make_data(90)
+    with strategy.scope():
+        model = sm.make_classifier(het_tf.keras.Model)
+        model.compile(keras.optimizers.SGD(0.0), "mse", weighted_metrics=["mse"])
+    weights = {0: 3.0, 1: 0.5}
+    squares = (model.predict(x, verbose=0) - y)[:, 0] ** 2
+    per_example = np.where(y[:, 0] > 0, 0.5, 3.0)
+    expected = np.sum(squares * per_example) / np.sum(per_example)
+    for data in ((x, y), (tf.data.Dataset.from_tensor_slices((x, y)).batch(15), None)):
+        history = model.fit(*data, class_weight=weights, verbose=0).history
+        np.testing.assert_allclose(history["mse"][0], expected, rtol=1e-5)
+
+
+def test_compiling_again_takes_effect(strategy):
+    x, y = sm.make_data(64)
+    with strategy.scope():
+        model = sm.make_classifier(het_tf.keras.Model)
+    model.compile("sgd", "mse")
+    assert set(model.fit(x, y, verbose=0).history) == {"loss"}
+    model.compile("adam", "mse", metrics=["mae"])
+    assert set(model.fit(x, y, verbose=0).history) == {"loss", "mae"}
+
+
+class Smallest(keras.metrics.Metric):
+    """Not a sum."""
+
+    def __init__(self):
+        super().__init__(name="smallest")
+        self.value = self.add_weight(initializer=lambda shape, dtype: tf.fill(shape, 9e9))
+
+    def reset_state(self):
+        self.value.assign(9e9)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(tf.minimum(self.value, tf.reduce_min(y_pred)))
+
+    def result(self):
+        return self.value
+
+
+def test_what_cannot_be_trained_asynchronously_is_named(strategy):
+    x, y = sm.make_data(32)
+    with strategy.scope():
+        model = sm.make_classifier(het_tf.keras.Model)
+        accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
+        scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    model.compile("sgd", "mse", metrics=[Smallest()])
+    with pytest.raises(ValueError, match="'smallest' .* does not reset to zero"):
+        model.fit(x, y, verbose=0)
+    model.compile(accumulating, "mse")
+    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
+        model.fit(x, y, verbose=0)
+    model.compile(scaling, "mse")
+    with pytest.raises(ValueError, match="mixed_bfloat16"):
+        model.fit(x, y, verbose=0)
+    with pytest.raises(ValueError, match="run_eagerly"):
+        model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.warns(UserWarning, match="jit_compile is ignored"):
+        model.compile("sgd", "mse", jit_compile=True)
+    model.compile(keras.optimizers.SGD(), "mse")  # The optimizer was made outside the scope.
+    with pytest.raises(ValueError, match="was not made under the strategy"):
+        model.fit(x, y, verbose=0)
