@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from zipf import zipf_ids
 
 from het_tf import ops, optimizers
 from het_tf.cache import CacheConfig, WorkerCache
@@ -30,14 +31,6 @@ _STEPS = flags.DEFINE_integer("steps", 200, "timed steps of each program")
 _BATCHES = flags.DEFINE_integer("batches", 20, "different batches, used in turn")
 
 Step = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-
-
-def zipf_ids(rng: np.random.Generator, rows: int, exponent: float, size: int) -> np.ndarray:
-    """Ids from a Zipf distribution cut at `rows`, frequent ones spread over the key range."""
-    weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
-    cumulative = np.cumsum(weights)
-    ranks = np.searchsorted(cumulative, rng.random(size) * cumulative[-1])
-    return np.random.default_rng(7).permutation(rows)[ranks].astype(np.int64)
 
 
 def tensorflow_step() -> tuple[Step, Step]:

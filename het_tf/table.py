@@ -16,7 +16,7 @@ from het_tf import initializers, ops, optimizers
 
 # Rows are exported in parts of about this size.
 _EXPORT_PART_BYTES = 256 << 20
-_MAX_EXPORT_PARTS = 64
+_MAX_EXPORT_PARTS = 32
 
 
 @dataclasses.dataclass(frozen=True)

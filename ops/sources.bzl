@@ -8,11 +8,15 @@ CORE_SOURCES = [
     "ops/core/arena.cc",
     "ops/core/batch.cc",
     "ops/core/cache.cc",
+    "ops/core/cache_fill.cc",
+    "ops/core/cache_lookup.cc",
+    "ops/core/cache_update.cc",
     "ops/core/initializer.cc",
     "ops/core/message.cc",
     "ops/core/optimizer.cc",
     "ops/core/spec.cc",
     "ops/core/table.cc",
+    "ops/core/table_sync.cc",
 ]
 
 # TensorFlow kernels and op registrations.
@@ -34,6 +38,7 @@ CORE_TESTS = [
     "ops/core/message_test.cc",
     "ops/core/optimizer_test.cc",
     "ops/core/spec_test.cc",
+    "ops/core/table_sync_test.cc",
     "ops/core/table_test.cc",
 ]
 

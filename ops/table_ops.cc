@@ -151,7 +151,7 @@ Reads a part of the rows, in no particular order. The parts are disjoint and mak
 
 table: A shard.
 part: Scalar in [0, num_parts).
-num_parts: Scalar; beyond 64 parts some are empty.
+num_parts: Scalar; beyond 32 parts some are empty.
 keys: [rows].
 values: [rows, dim].
 slots: [rows, slot_dim], the optimizer's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,11 @@ class ClosureRunner:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        """Waits for closures under way; what becomes of them no longer matters."""
+        if self._in_flight and not self._abandoned.is_set():
+            self._abandoned.set()
+            with contextlib.suppress(Exception):
+                self._strategy.join()
         self._abandoned.set()
         self._strategy.health.stop()
 
@@ -89,7 +95,11 @@ class ClosureRunner:
                 tag, result, error = self._finished.get(timeout=_POLL)
                 break
             except queue.Empty:
-                self._strategy.raise_if_ps_lost()
+                try:
+                    self._strategy.raise_if_ps_lost()
+                except tf.errors.UnavailableError:
+                    self._abandoned.set()  # The closures under way may never end.
+                    raise
         self._in_flight -= 1
         if error is not None:
             raise self._failed(error) from error

@@ -32,10 +32,10 @@ def check_resets_to_zero(model: keras.Model) -> None:
         for variable in metric.variables:
             if np.any(variable.numpy() != 0):
                 raise ValueError(
-                    f"Metric {metric.name!r} cannot be used under HetParameterServerStrategy: its "
-                    f"variable {variable.path!r} does not reset to zero. The states of metrics are "
-                    "added up over workers, so a metric must be a sum over examples (as "
-                    "keras.metrics.Mean, AUC and all others of Keras are)."
+                    f"The metric with the variable {variable.path!r} cannot be used under "
+                    "HetParameterServerStrategy, since the variable does not reset to zero. The "
+                    "states of metrics are added up over workers, so they must be sums over "
+                    "examples (as those of all of Keras' metrics are)."
                 )
 
 

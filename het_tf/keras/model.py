@@ -82,6 +82,12 @@ class _ParameterServerFit:
             super().compile(**arguments, steps_per_execution=steps_per_execution, jit_compile=False)
         trainer.forget_compiled()
 
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a loaded model as the saved one was; called by Keras."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
     def fit(
         self,
         x: Any = None,

@@ -36,8 +36,7 @@ struct Batch {
   int64_t num_keys() const { return static_cast<int64_t>(keys.size()); }
 
   // Copies each id's row. rows: (num_keys) pointers to (dim), out: (num_ids, dim).
-  void Gather(const float* const* rows, int dim, const ParallelFor& parallel_for,
-              float* out) const;
+  void Gather(const float* const* rows, int dim, const ParallelFor& parallel_for, float* out) const;
 
   std::vector<int64_t> keys;       // (num_keys)
   std::vector<uint64_t> hashes;    // (num_keys)
@@ -50,7 +49,8 @@ struct Batch {
 class GradientSums {
  public:
   // gradients: (num_ids, dim), which must outlive this.
-  GradientSums(const Batch& batch, const float* gradients, int dim, const ParallelFor& parallel_for);
+  GradientSums(const Batch& batch, const float* gradients, int dim,
+               const ParallelFor& parallel_for);
 
   // (dim). The sum is not finite for num_nonfinite() keys, and then it is nullptr.
   const float* operator[](int64_t u) const { return sums_[u]; }

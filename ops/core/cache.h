@@ -37,34 +37,34 @@
 namespace het_tf {
 
 enum class CacheCounter {
-  kLookups,            // calls
-  kIds,                // ids looked up
-  kKeys,               // unique keys among them
-  kHits,               // keys whose row was in the cache
-  kStaleHits,          // hits whose row the shard sent again, since it had passed the read bound
-  kMisses,             // keys whose row was not in the cache
-  kInitialized,        // misses of rows that nobody had updated: computed here, not sent
-  kUpdates,            // one a key and step
-  kNonfiniteSkipped,   // updates skipped for NaN or infinity
+  kLookups,           // calls
+  kIds,               // ids looked up
+  kKeys,              // unique keys among them
+  kHits,              // keys whose row was in the cache
+  kStaleHits,         // hits whose row the shard sent again, since it had passed the read bound
+  kMisses,            // keys whose row was not in the cache
+  kInitialized,       // misses of rows that nobody had updated: computed here, not sent
+  kUpdates,           // one a key and step
+  kNonfiniteSkipped,  // updates skipped for NaN or infinity
   kRowsPushed,
-  kUpdatesPushed,      // the updates that the pushed rows carried
+  kUpdatesPushed,  // the updates that the pushed rows carried
   kEvictions,
-  kDirtyEvictions,     // evictions of rows with updates not yet sent
-  kUpdatesLost,        // updates not yet sent when their shard was cleared or restored
+  kDirtyEvictions,  // evictions of rows with updates not yet sent
+  kUpdatesLost,     // updates not yet sent when their shard was cleared or restored
   kMessages,
-  kBytesUp,            // of requests
-  kBytesUpPush,        // the part of kBytesUp that pushes take
-  kBytesDown,          // of replies
-  kRows,               // rows in the cache now
-  kPending,            // updates not yet known to be merged, now
+  kBytesUp,      // of requests
+  kBytesUpPush,  // the part of kBytesUp that pushes take
+  kBytesDown,    // of replies
+  kRows,         // rows in the cache now
+  kPending,      // updates not yet known to be merged, now
   kNumCounters
 };
 inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCounterNames = {
-    "lookups",         "ids",         "keys",          "hits",
-    "stale_hits",      "misses",      "initialized",   "updates",
-    "nonfinite_skipped", "rows_pushed", "updates_pushed", "evictions",
-    "dirty_evictions", "updates_lost", "messages",      "bytes_up",
-    "bytes_up_push",   "bytes_down",  "rows",          "pending"};
+    "lookups",           "ids",          "keys",           "hits",
+    "stale_hits",        "misses",       "initialized",    "updates",
+    "nonfinite_skipped", "rows_pushed",  "updates_pushed", "evictions",
+    "dirty_evictions",   "updates_lost", "messages",       "bytes_up",
+    "bytes_up_push",     "bytes_down",   "rows",           "pending"};
 
 struct CacheConfig {
   RowConfig rows;
@@ -97,7 +97,7 @@ class Ticket {
 
   struct Request {
     bool sent = false;
-    uint64_t cut = 0;             // the last sequence cut when the request was
+    uint64_t cut = 0;  // the last sequence cut when the request was
     int64_t num_checks = 0;
     std::vector<uint32_t> slots;  // (queries): the lines asked for
   };
@@ -149,6 +149,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
  private:
   friend class Ticket;
 
+  // Cycles a key costs, for splitting work; measured as kProbeCycles in table_record.h.
+  static constexpr int64_t kKeyCycles = 150;
+
   // Followed by row[row_dim] (value and slots, with own updates) and delta[row_dim] (what own
   // updates since the last push changed; gradients where the server applies them).
   struct Line {
@@ -187,7 +190,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   Cache(const CacheConfig& config, RowKit kit);
 
   Line* LineAt(uint32_t slot) const { return reinterpret_cast<Line*>(lines_[slot]); }
-  float* RowAt(uint32_t slot) const { return reinterpret_cast<float*>(lines_[slot] + sizeof(Line)); }
+  float* RowAt(uint32_t slot) const {
+    return reinterpret_cast<float*>(lines_[slot] + sizeof(Line));
+  }
   float* DeltaAt(uint32_t slot) const { return RowAt(slot) + row_dim_; }
 
   // All of these need mutex_.

@@ -17,7 +17,7 @@ float Unit(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 // The inverse of the normal distribution function: Acklam's rational approximation, then one step
 // of Halley's method, which takes it to the precision of a double.
 double NormalQuantile(double p) {
-  static const double a[] = {-3.969683028665376e+01, 2.209460984245205e+02, -2.759285104469687e+02,
+  static const double a[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
                              1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
   static const double b[] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02,
                              6.680131188771972e+01, -1.328068155288572e+01};
@@ -123,9 +123,10 @@ void Initializer::Fill(int64_t key, int dim, float* row) const {
   }
   const uint64_t k = static_cast<uint64_t>(key);
   for (int column = 0; column < dim; column += 4) {
-    const auto words = Philox4x32({static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32),
-                                   static_cast<uint32_t>(column / 4), 0},
-                                  {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+    const auto words =
+        Philox4x32({static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32),
+                    static_cast<uint32_t>(column / 4), 0},
+                   {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
     float block[4];
     FillBlock(words, block);
     std::memcpy(row + column, block, sizeof(float) * std::min(4, dim - column));

@@ -109,8 +109,8 @@ Status ReplyView::Parse(const char* bytes, size_t size, ReplyView* view) {
   }
   if (header->num_rows < 0 || header->num_rows > header->num_queries || header->width < 1 ||
       static_cast<uint64_t>(header->width) > kMaxWidth || header->num_queries >= 2 * kMaxCount) {
-    return InvalidArgument("reply has num_rows = ", header->num_rows, ", num_queries = ",
-                           header->num_queries, ", width = ", header->width);
+    return InvalidArgument("reply has num_rows = ", header->num_rows,
+                           ", num_queries = ", header->num_queries, ", width = ", header->width);
   }
   view->rows = cursor.Take<ReplyRow>(header->num_rows);
   view->data = view->rows ? reinterpret_cast<const float*>(

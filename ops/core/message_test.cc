@@ -179,7 +179,7 @@ TEST(RequestTest, CountsTooLargeForTheirBytesAreRefused) {
     Buffer bytes = SmallRequest().Encode();
     reinterpret_cast<PushHeader*>(bytes.data() + sizeof(RequestHeader))->rows = n;
     RequestView view;
-    EXPECT_REFUSED(Parse(bytes, &view), "request ends within push 0");
+    EXPECT_REFUSED(Parse(bytes, &view), "request ends within push");
   }
 }
 

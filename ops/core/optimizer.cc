@@ -47,7 +47,8 @@ class Momentum final : public Optimizer {
 // slots: accumulator[dim]
 class Adagrad final : public Optimizer {
  public:
-  Adagrad(int dim, float initial, float epsilon) : Optimizer(dim, dim, initial), epsilon_(epsilon) {}
+  Adagrad(int dim, float initial, float epsilon)
+      : Optimizer(dim, dim, initial), epsilon_(epsilon) {}
 
  private:
   void Step(float* row, const float* gradient, float learning_rate) const override {
@@ -142,7 +143,8 @@ class Adam final : public Optimizer {
   const BiasCorrection correction_;
 };
 
-// slots: n[dim], z[dim]. The weight follows from them, so merging adds to n and z and recomputes it.
+// slots: n[dim], z[dim]. The weight follows from them, so merging adds to n and z and recomputes
+// it.
 class Ftrl final : public Optimizer {
  public:
   Ftrl(int dim, float initial, float l1, float l2, float l2_shrinkage, float beta)

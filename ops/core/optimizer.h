@@ -2,8 +2,8 @@
 //
 // A row is value[dim] followed by slots[slot_dim], contiguous. Formulas and defaults are those of
 // Keras where Keras has the optimizer. Two differ on purpose, because a table has no global step:
-// Adam's bias correction counts the updates of its own row (the last slot), and weight decay acts on
-// a row when it is updated.
+// Adam's bias correction counts the updates of its own row (the last slot), and weight decay acts
+// on a row when it is updated.
 
 #ifndef HET_TF_OPS_CORE_OPTIMIZER_H_
 #define HET_TF_OPS_CORE_OPTIMIZER_H_

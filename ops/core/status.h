@@ -49,10 +49,10 @@ Status ResourceExhausted(const Parts&... parts) {
 
 }  // namespace het_tf
 
-#define HET_RETURN_IF_ERROR(expr)                   \
-  do {                                              \
-    ::het_tf::Status het_status = (expr);           \
-    if (!het_status.ok()) return het_status;        \
+#define HET_RETURN_IF_ERROR(expr)            \
+  do {                                       \
+    ::het_tf::Status het_status = (expr);    \
+    if (!het_status.ok()) return het_status; \
   } while (0)
 
 #endif  // HET_TF_OPS_CORE_STATUS_H_

@@ -51,7 +51,7 @@ enum class Nonfinite { kError, kSkip };
 
 class Table {
  public:
-  static constexpr int kNumStripes = 64;
+  static constexpr int kNumStripes = 32;
 
   static Status Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table);
 

@@ -16,9 +16,7 @@ class DedupOp : public tensorflow::OpKernel {
     OP_REQUIRES(context, ids.NumElements() <= std::numeric_limits<int32_t>::max(),
                 absl::InvalidArgumentError(
                     StrCat("ids holds ", ids.NumElements(), " ids, more than 2147483647")));
-    auto batch = std::make_shared<Batch>(
-        ids.flat<int64_t>().data(),
-        ids.NumElements());
+    auto batch = std::make_shared<Batch>(ids.flat<int64_t>().data(), ids.NumElements());
     OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(batch)));
   }
 };

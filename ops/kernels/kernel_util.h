@@ -39,8 +39,7 @@ inline absl::Status ToTf(const Status& status) {
 
 inline ParallelFor PoolOf(tensorflow::OpKernelContext* context) {
   auto* workers = context->device()->tensorflow_cpu_worker_threads()->workers;
-  return [workers](int64_t total, int64_t cost,
-                   const std::function<void(int64_t, int64_t)>& body) {
+  return [workers](int64_t total, int64_t cost, const std::function<void(int64_t, int64_t)>& body) {
     using Params = tensorflow::thread::ThreadPool::SchedulingParams;
     workers->ParallelFor(total, Params::Adaptive(cost), body);
   };
@@ -85,9 +84,8 @@ absl::Status GetVariant(tensorflow::OpKernelContext* context, const char* name,
     variant = tensor->scalar<tensorflow::Variant>()().get<SharedVariant<T>>();
   }
   if (variant == nullptr || variant->get() == nullptr) {
-    return absl::InvalidArgumentError(
-        StrCat(name, " does not hold a ", T::kVariantName, " of this process, but ",
-               tensor->DebugString()));
+    return absl::InvalidArgumentError(StrCat(name, " does not hold a ", T::kVariantName,
+                                             " of this process, but ", tensor->DebugString()));
   }
   *object = variant->shared();
   return absl::OkStatus();
@@ -111,8 +109,8 @@ inline absl::Status GetMatrix(tensorflow::OpKernelContext* context, const char* 
   TF_RETURN_IF_ERROR(context->input(name, matrix));
   const tensorflow::TensorShape& shape = (*matrix)->shape();
   if (shape.dims() != 2 || shape.dim_size(0) != rows || shape.dim_size(1) != columns) {
-    return absl::InvalidArgumentError(StrCat(name, " has shape ", shape.DebugString(),
-                                             ", expected [", rows, ",", columns, "]"));
+    return absl::InvalidArgumentError(
+        StrCat(name, " has shape ", shape.DebugString(), ", expected [", rows, ",", columns, "]"));
   }
   return absl::OkStatus();
 }

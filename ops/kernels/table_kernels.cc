@@ -95,8 +95,7 @@ class TableApplyOp : public TableKernel {
     std::shared_ptr<Batch> batch;
     TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
     const Tensor* gradients;
-    TF_RETURN_IF_ERROR(
-        GetMatrix(context, "gradients", batch->num_ids(), table->dim(), &gradients));
+    TF_RETURN_IF_ERROR(GetMatrix(context, "gradients", batch->num_ids(), table->dim(), &gradients));
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
     return ToTf(table->Apply(*batch, gradients->flat<float>().data(), learning_rate,
@@ -115,8 +114,8 @@ class TableSyncOp : public TableKernel {
     const AlignedBytes request(context->input(1));
     absl::Status allocated;
     std::unique_ptr<char[]> discarded;
-    TF_RETURN_IF_ERROR(ToTf(table->Sync(
-        request.data(), request.size(), PoolOf(context), [&](size_t bytes) -> char* {
+    TF_RETURN_IF_ERROR(ToTf(
+        table->Sync(request.data(), request.size(), PoolOf(context), [&](size_t bytes) -> char* {
           Tensor* reply;
           allocated = context->allocate_output(0, {static_cast<int64_t>(bytes)}, &reply);
           if (allocated.ok()) return reinterpret_cast<char*>(reply->flat<uint8_t>().data());
@@ -201,9 +200,8 @@ class TableExportOp : public TableKernel {
       values = Tensor(tensorflow::DT_FLOAT, {rows, table->dim()});
       slots = Tensor(tensorflow::DT_FLOAT, {rows, table->slot_dim()});
       clocks = Tensor(tensorflow::DT_INT64, {rows});
-      return Table::Rows{keys.flat<int64_t>().data(),
-                         values.flat<float>().data(), slots.flat<float>().data(),
-                         clocks.flat<int64_t>().data()};
+      return Table::Rows{keys.flat<int64_t>().data(), values.flat<float>().data(),
+                         slots.flat<float>().data(), clocks.flat<int64_t>().data()};
     });
     TF_RETURN_IF_ERROR(ToTf(exported));
     context->set_output(0, keys);
@@ -234,11 +232,9 @@ class TableImportOp : public TableKernel {
       return absl::InvalidArgumentError(StrCat("clocks has shape ", clocks.shape().DebugString(),
                                                ", expected ", keys.shape().DebugString()));
     }
-    return ToTf(table->Import(
-        {keys.flat<int64_t>().data(),
-         values->flat<float>().data(), slots->flat<float>().data(),
-         clocks.flat<int64_t>().data()},
-        rows));
+    return ToTf(table->Import({keys.flat<int64_t>().data(), values->flat<float>().data(),
+                               slots->flat<float>().data(), clocks.flat<int64_t>().data()},
+                              rows));
   }
 };
 
