@@ -4,8 +4,10 @@
 
 Trains one embedding with row-wise Adagrad on ids drawn from a Zipf distribution, on a cluster of
 processes on localhost, without a cache and then with one for each staleness. All runs see the same
-batches, new ones in every step. What the steps of the warm-up send is not counted, nor are updates
-that still wait in a cache at the end.
+batches, new ones in every step. The steps of the warm-up are not counted: by default they fill the
+caches, since a cache that is still filling sends less. Updates that still wait in a cache at the
+end are not counted either; for staleness s to send as many as it keeps back, let a worker make a
+multiple of s steps.
 
   counted   the messages of het_tf, by its own counters: `HetEmbedding.cache_stats()`
   kernel    payload of every TCP connection between a worker and a parameter server (tcp_bytes.py):
@@ -41,7 +43,7 @@ _ROWS = flags.DEFINE_integer("rows", 1_000_000, "keys that ids are drawn from")
 _DIM = flags.DEFINE_integer("dim", 128, "columns of a row")
 _EXPONENT = flags.DEFINE_float("exponent", 1.05, "of the Zipf distribution")
 _STEPS = flags.DEFINE_integer("steps", 400, "counted steps of each run, of all workers together")
-_WARMUP = flags.DEFINE_integer("warmup", 200, "steps before those")
+_WARMUP = flags.DEFINE_integer("warmup", 400, "steps before those")
 _CAPACITY = flags.DEFINE_integer("capacity", 100_000, "rows of a worker's cache")
 _STALENESS = flags.DEFINE_list("staleness", ["0", "10", "100", "unbounded"], "one run each")
 _WORKERS = flags.DEFINE_integer("workers", 2, "worker processes")
@@ -50,6 +52,7 @@ _TOLERANCE = flags.DEFINE_float("tolerance", 0.1, "between the two counts, relat
 _JSON = flags.DEFINE_string("json", None, "file to write the figures to")
 
 _STEPS_PER_CLOSURE = 10
+_IDLE_STEPS = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +173,9 @@ def measure_all() -> tuple[list[Figures], Figures]:
         for mode, cache in modes:
             run = Run(cluster, strategy, cache)
             runs.append(run.measure(mode, ids[: _WARMUP.value], ids[_WARMUP.value :]))
-        one_batch = np.broadcast_to(ids[0], shape)
-        cache = het_tf.CacheConfig(_IDS.value, staleness=None)
-        idle = Run(cluster, strategy, cache).measure(
-            "no messages", one_batch[: _WARMUP.value], one_batch[_WARMUP.value :]
-        )
+        one_batch = np.broadcast_to(ids[0], (_IDLE_STEPS, _IDS.value))
+        run = Run(cluster, strategy, het_tf.CacheConfig(_IDS.value, staleness=None))
+        idle = run.measure("no messages", one_batch, one_batch)
     return runs, idle
 
 

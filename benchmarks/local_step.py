@@ -136,7 +136,9 @@ def main(argv: list[str]) -> None:
     medians = {key: 1000 * float(np.median(values)) for key, values in times.items()}
     for name in programs:
         ratio = medians[name, "step"] / medians["TensorFlow", "step"]
-        print(f"{name:12}{medians[name, 'forward']:12.3f}{medians[name, 'step']:12.3f}{ratio:20.2f}")
+        print(
+            f"{name:12}{medians[name, 'forward']:12.3f}{medians[name, 'step']:12.3f}{ratio:20.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -205,7 +205,8 @@ class EmbeddingTable:
     def _create(self, shard: int) -> tf.Tensor:
         device = self.devices[shard] if self.devices else "/device:CPU:0"
         try:
-            with tf.device(device):
+            # Layers may be built while Keras traces a model.
+            with tf.init_scope(), tf.device(device):
                 return self.handle_op(shard)
         except tf.errors.NotFoundError as error:
             raise tf.errors.NotFoundError(

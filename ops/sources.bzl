@@ -33,6 +33,7 @@ OP_SOURCES = [
 # googletest files, one beside each source it tests.
 CORE_TESTS = [
     "ops/core/batch_test.cc",
+    "ops/core/cache_test.cc",
     "ops/core/index_test.cc",
     "ops/core/initializer_test.cc",
     "ops/core/message_test.cc",

@@ -8,8 +8,8 @@ import pytest
 
 import het_tf
 
-# TensorFlow's coordinator raises in its destructor if a closure ever failed; pytest does not survive
-# that where it happens to hit. So it lives as long as the process.
+# TensorFlow's coordinator raises in its destructor if a closure ever failed. Where that happens to
+# hit while pytest works on its summary, pytest ends with a SystemError. So it is kept alive.
 _kept_alive: list[object] = []
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-REPORT_SIZE = 4
+REPORT_SIZE = 5  # The cache's number here, and the four values of WorkerCache.report_op.
 
 
 class WorkerCache(Protocol):
@@ -61,32 +62,37 @@ class CacheReports:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._caches: list[WorkerCache] = []
+        self._caches: list[weakref.ref[WorkerCache]] = []  # A cache's number is its place here.
         self._last: dict[tuple[int, int], CacheReport] = {}  # (cache number, worker) -> report
 
     def register(self, cache: WorkerCache) -> None:
-        """Adds a cache; a second call with the same one does nothing."""
+        """Adds a cache, held weakly; a second call with the same one does nothing."""
         with self._lock:
-            if all(known is not cache for known in self._caches):
-                self._caches.append(cache)
+            if all(known() is not cache for known in self._caches):
+                self._caches.append(weakref.ref(cache))
 
     @property
     def caches(self) -> tuple[WorkerCache, ...]:
-        """The registered caches, in order of registration."""
-        with self._lock:
-            return tuple(self._caches)
+        """The registered caches that are still in use, in order of registration."""
+        return tuple(cache for _, cache in self._numbered())
 
     def report_ops(self) -> tf.Tensor:
-        """Ops for the end of a closure: int64[number of caches, 4], one report per row."""
-        reports = [tf.ensure_shape(c.report_op(), [REPORT_SIZE]) for c in self.caches]
-        if not reports:
-            return tf.zeros([0, REPORT_SIZE], tf.int64)
-        return tf.stack(reports)
+        """Ops for the end of a closure: int64[number of caches, REPORT_SIZE], a report per row."""
+        reports = [
+            tf.concat([[number], tf.ensure_shape(cache.report_op(), [REPORT_SIZE - 1])], 0)
+            for number, cache in self._numbered()
+        ]
+        return tf.stack(reports) if reports else tf.zeros([0, REPORT_SIZE], tf.int64)
+
+    def flush_functions(self) -> list[Callable[[], tf.Tensor]]:
+        """For every cache a function that flushes it where it is called and returns its report."""
+        return [_flush_function(number, cache) for number, cache in self._numbered()]
 
     def note(self, reports: np.ndarray | Sequence[Sequence[int]]) -> None:
         """Takes in what `report_ops` gave, and warns of caches that were replaced meanwhile."""
-        for number, row in enumerate(np.reshape(np.asarray(reports, np.int64), [-1, REPORT_SIZE])):
-            report = CacheReport(*(int(value) for value in row))
+        for row in np.reshape(np.asarray(reports, np.int64), [-1, REPORT_SIZE]):
+            number, *values = (int(value) for value in row)
+            report = CacheReport(*values)
             with self._lock:
                 before = self._last.get((number, report.worker))
                 self._last[number, report.worker] = report
@@ -104,14 +110,19 @@ class CacheReports:
 
     def last(self, cache: WorkerCache) -> dict[int, CacheReport]:
         """Worker task index -> last report of `cache`."""
+        numbers = [number for number, known in self._numbered() if known is cache]
         with self._lock:
-            for number, known in enumerate(self._caches):
-                if known is cache:
-                    return {w: r for (n, w), r in self._last.items() if n == number}
-        return {}
+            return {w: report for (n, w), report in self._last.items() if n in numbers}
+
+    def _numbered(self) -> list[tuple[int, WorkerCache]]:
+        with self._lock:
+            caches = [(number, known()) for number, known in enumerate(self._caches)]
+        return [(number, cache) for number, cache in caches if cache is not None]
 
     def _warn(self, number: int, report: CacheReport) -> None:
-        cache = self.caches[number]
+        cache = dict(self._numbered()).get(number)
+        if cache is None:
+            return  # Nobody uses it any more.
         logging.warning(
             "worker %d lost its cache %s (id %d): at most %d updates that it had not sent are lost "
             "(of %d it had made). The steps it was running are run again on another worker.",
@@ -121,3 +132,17 @@ class CacheReports:
             report.pending,
             report.updates,
         )
+
+
+def _flush_function(number: int, cache: WorkerCache) -> Callable[[], tf.Tensor]:
+    # Kept with the cache, to which its graph refers, so that the two are forgotten together.
+    flush = vars(cache).get("_flush_function")
+    if flush is None:
+
+        @tf.function(autograph=False)
+        def flush() -> tf.Tensor:
+            with tf.control_dependencies([cache.flush_op()]):
+                return tf.concat([[number], cache.report_op()], 0)
+
+        vars(cache)["_flush_function"] = flush
+    return flush

@@ -56,7 +56,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         super().__init__(cluster_resolver, variable_partitioner)
         self._reports = CacheReports()
         self._monitor = health.HealthMonitor(self._addresses, self._task_down)
-        self._flush_functions: dict[int, Callable[[], tf.Tensor]] = {}
         if isinstance(cluster_resolver, LocalClusterResolver):
             cluster_resolver.local_cluster.attach(self)
 
@@ -132,7 +131,10 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     # Caches.
 
     def register_cache(self, cache: WorkerCache) -> None:
-        """Has `flush` and the training loop look after `cache` (see `WorkerCache`)."""
+        """Has `flush` and the training loop look after `cache` (see `WorkerCache`).
+
+        It is held weakly: whoever made it keeps it.
+        """
         self._reports.register(cache)
 
     @property
@@ -144,7 +146,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Ops that report the state of every cache, for the end of a closure of your own.
 
         Returns:
-          int64[number of caches, 4]; hand the fetched value to `note_cache_reports`.
+          int64[number of caches, 5]; hand the fetched value to `note_cache_reports`.
         """
         return self._reports.report_ops()
 
@@ -165,12 +167,16 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
           tf.errors.UnavailableError: a parameter server is down; the message names it.
           Exception: what a scheduled closure raised.
         """
-        if not self.caches:
+        functions = self._reports.flush_functions()
+        if not functions:
             return
         self.join()
-        flushes = [call_in_daemon(self._flush_worker, i) for i in range(self.num_workers)]
-        for i, flush in enumerate(flushes):
-            self._finish_flush(i, flush)
+        flushes = [
+            call_in_daemon(self._flush_worker, worker, functions)
+            for worker in range(self.num_workers)
+        ]
+        for worker, flush in enumerate(flushes):
+            self._finish_flush(worker, flush)
 
     # Waiting and errors.
 
@@ -253,14 +259,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if task[0] == "worker" and state is health.TaskState.REFUSED:
             self._reports.worker_lost(task[1])
 
-    def _flush_worker(self, index: int) -> np.ndarray:
-        reports = []
-        for cache in self.caches:
-            flush = self._flush_functions.get(id(cache))
-            if flush is None:
-                flush = self._flush_functions.setdefault(id(cache), _flush_function(cache))
-            reports.append(self.run_on_worker(index, flush).numpy())
-        return np.stack(reports)
+    def _flush_worker(self, index: int, functions: list[Callable[[], tf.Tensor]]) -> np.ndarray:
+        return np.stack([self.run_on_worker(index, flush).numpy() for flush in functions])
 
     def _finish_flush(self, index: int, flush: concurrent.futures.Future[np.ndarray]) -> None:
         try:
@@ -299,15 +299,6 @@ def _checked_addresses(
         for task_type in ("ps", "worker")
         for i, address in enumerate(cluster[task_type])
     }
-
-
-def _flush_function(cache: WorkerCache) -> Callable[[], tf.Tensor]:
-    @tf.function
-    def flush() -> tf.Tensor:
-        with tf.control_dependencies([cache.flush_op()]):
-            return cache.report_op()
-
-    return flush
 
 
 def _is_stale_worker_error(error: tf.errors.OpError) -> bool:

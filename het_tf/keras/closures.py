@@ -27,7 +27,7 @@ class ClosureResult:
     Attributes:
       worker: task index of the worker that ran it.
       steps: steps done; fewer than asked for when the worker's data ended.
-      cache_reports: int64[caches, 4], see `HetParameterServerStrategy.note_cache_reports`.
+      cache_reports: int64[caches, 5], see `HetParameterServerStrategy.note_cache_reports`.
       metric_states: float64[all metric states], summed over the steps.
       step_logs: the logs of the last step that are no metric's result.
     """
@@ -67,6 +67,7 @@ class StepClosure:
         self._training = training
         self._metrics = metric_variables(model)
         self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
+        self._num_caches = 0  # When traced.
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
         signature = stacked_signature(element_spec)
@@ -80,8 +81,7 @@ class StepClosure:
 
     def unpack(self, packed: np.ndarray) -> ClosureResult:
         """Reads the vector that either function returns."""
-        num_caches = len(self._strategy.caches)
-        ends = np.cumsum([_HEADER, num_caches * REPORT_SIZE, self._num_states])
+        ends = np.cumsum([_HEADER, self._num_caches * REPORT_SIZE, self._num_states])
         header, reports, states, logs = np.split(packed, ends)
         return ClosureResult(
             worker=int(header[0]),
@@ -129,6 +129,7 @@ class StepClosure:
         )
         with tf.control_dependencies([steps]):
             reports = self._strategy.cache_report_ops()
+        self._num_caches = reports.shape[0]
         floats = [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states] + [logs]
         header = tf.stack([tf.cast(worker, tf.int64), tf.cast(steps, tf.int64)])
         return tf.concat(

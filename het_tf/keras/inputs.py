@@ -112,18 +112,22 @@ def split_validation(
 
 def worker_dataset_fn(
     fn: DatasetFunction, num_workers: int, repeat: bool
-) -> Callable[[], tf.data.Dataset]:
+) -> tf.types.experimental.ConcreteFunction:
     """What every worker runs to make its dataset.
 
     Args:
       fn: returns a batched `tf.data.Dataset`. If it takes an argument, that is a
         `tf.distribute.InputContext` with `num_input_pipelines` the number of workers and
-        `input_pipeline_id` the worker's index. It is called once for every worker, here.
+        `input_pipeline_id` the worker's index. It is called here, once for every worker.
       num_workers: number of workers.
       repeat: whether each worker starts over when its dataset ends.
 
     Returns:
-      A function without arguments, to be traced; the worker's index is found when it runs.
+      A function without arguments; which worker's dataset it makes is found out when it runs.
+
+    Raises:
+      TypeError: `fn` does not return a dataset.
+      ValueError: `fn` hands on a dataset that only this process can read.
     """
 
     def make(context: tf.distribute.InputContext | None) -> tf.data.Dataset:
@@ -135,16 +139,35 @@ def worker_dataset_fn(
             )
         return dataset.repeat() if repeat else dataset
 
-    if not takes_context(fn):
-        return lambda: make(None)
-    contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
+    contexts: list[tf.distribute.InputContext | None] = [None]
+    if takes_context(fn):
+        contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
+    made = _of_this_worker([functools.partial(make, context) for context in contexts])
+    if any(captured.dtype == tf.variant for captured in made.inputs):
+        # `fn` uses a dataset that was made before, which does not travel as a tensor.
+        copies = [as_copies(make(context)) for context in contexts]
+        if None in copies:
+            raise ValueError(
+                "The function given as data uses a dataset made outside it that only this process "
+                "can read, for instance because of a Python generator. Make it inside the "
+                "function, or pass the dataset itself."
+            )
+        made = _of_this_worker(copies)
+    return made
+
+
+def _of_this_worker(
+    makers: list[Callable[[], tf.data.Dataset]],
+) -> tf.types.experimental.ConcreteFunction:
+    """The dataset of the maker at the index of the worker on which it runs, or of the only one."""
 
     def of_this_worker() -> tf.data.Dataset:
+        if len(makers) == 1:
+            return makers[0]()
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        branches = [functools.partial(make, context) for context in contexts]
-        return tf.switch_case(tf.cast(index, tf.int32), branches)
+        return tf.switch_case(tf.cast(index, tf.int32), makers)
 
-    return of_this_worker
+    return tf.function(of_this_worker).get_concrete_function()
 
 
 def then(

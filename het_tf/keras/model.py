@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
 import keras
 
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.export import export_saved_model
 from het_tf.keras import _compat
 from het_tf.keras.trainer import ParameterServerTrainer
 
@@ -209,6 +211,26 @@ class _ParameterServerFit:
         arguments = dict(batch_size=batch_size, verbose=verbose, steps=steps, callbacks=callbacks)
         trainer = self._parameter_server_trainer
         return (super() if trainer is None else trainer).predict(x, **arguments)
+
+    def export(
+        self,
+        filepath: str | os.PathLike[str],
+        format: str = "tf_saved_model",
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """As `keras.Model.export`; a SavedModel needs no het_tf ops to be served.
+
+        See `het_tf.export_saved_model`. Other formats are left to Keras, which cannot export a
+        model with a `HetEmbedding` to them.
+        """
+        if format != "tf_saved_model":
+            super().export(
+                filepath, format, verbose=verbose, input_signature=input_signature, **kwargs
+            )
+            return
+        export_saved_model(self, filepath, input_signature)
 
 
 class Model(_ParameterServerFit, keras.Model):

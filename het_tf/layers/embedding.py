@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from het_tf import initializers, ops, optimizers
 from het_tf.cache import CacheConfig, WorkerCache
+from het_tf.checkpoint import TableState
 from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport, sum_stats
 
@@ -113,6 +114,7 @@ class HetEmbedding(keras.layers.Layer):
         )
         self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite)
         self._strategy = strategy if devices else None
+        self._table_state = TableState(self._read_rows, self._replace_rows)
         if hasattr(self._strategy, "register_cache"):
             self._strategy.register_cache(self._worker_cache)
         self.built = True
@@ -203,8 +205,7 @@ class HetEmbedding(keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         """Puts the weights and all rows of the table into a Keras weights file."""
         super().save_own_variables(store)
-        self.flush()
-        rows = self.table.export()
+        rows = self._read_rows()
         store["keys"], store["values"] = rows.keys, rows.values
         store["slots"], store["clocks"] = rows.slots, rows.clocks
 
@@ -212,10 +213,17 @@ class HetEmbedding(keras.layers.Layer):
         """Replaces the weights and all rows of the table; the caches start empty."""
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             variable.assign(store[str(i)])
-        self.table.clear()
-        self.table.import_(
+        self._replace_rows(
             TableExport(*(np.asarray(store[n]) for n in ("keys", "values", "slots", "clocks")))
         )
+
+    def _read_rows(self) -> TableExport:
+        self.flush()
+        return self.table.export()
+
+    def _replace_rows(self, rows: TableExport) -> None:
+        self.table.clear()
+        self.table.import_(rows)
         if self._strategy is not None:
             self._on_every_worker(self._worker_cache.clear_op)
 

@@ -57,6 +57,7 @@ class Table {
 
   int dim() const { return kit_.optimizer->dim(); }
   int slot_dim() const { return kit_.optimizer->slot_dim(); }
+  int num_shards() const { return config_.num_shards; }
 
   // Rows that have been updated or imported.
   int64_t size() const;

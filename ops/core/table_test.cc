@@ -98,8 +98,8 @@ TEST(TableTest, ExportThenImportIsTheSameTable) {
   EXPECT_EQ(rows.size(), 1000u);
   EXPECT_EQ(rows.at(7).clock, 1000);
   TableRows pieces = Snapshot(*table, 0, 10);
-  pieces.merge(Snapshot(*table, 10, 63));
-  pieces.merge(Snapshot(*table, 63, 64));
+  pieces.merge(Snapshot(*table, 10, Table::kNumStripes - 1));
+  pieces.merge(Snapshot(*table, Table::kNumStripes - 1, Table::kNumStripes));
   EXPECT_EQ(pieces, rows);
   EXPECT_TRUE(Snapshot(*table, 5, 5).empty());
   ASSERT_OK(Restore(copy.get(), rows));
@@ -109,7 +109,8 @@ TEST(TableTest, ExportThenImportIsTheSameTable) {
 
 TEST(TableTest, ExportOfStripesThatAreNotThereIsRefused) {
   const auto table = MakeTable(Plain());
-  for (const auto& [first, last] : {std::pair(-1, 3), std::pair(3, 2), std::pair(0, 65)}) {
+  for (const auto& [first, last] :
+       {std::pair(-1, 3), std::pair(3, 2), std::pair(0, Table::kNumStripes + 1)}) {
     EXPECT_REFUSED(table->Export(first, last, [](int64_t) { return Table::Rows{}; }), "stripes");
   }
 }

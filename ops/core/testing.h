@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -129,6 +130,12 @@ struct TableRow {
     return value == other.value && slots == other.slots && clock == other.clock;
   }
 };
+inline std::ostream& operator<<(std::ostream& out, const TableRow& row) {
+  for (const float x : row.value) out << x << ' ';
+  out << '|';
+  for (const float x : row.slots) out << ' ' << x;
+  return out << " @ " << row.clock;
+}
 using TableRows = std::map<int64_t, TableRow>;
 
 inline TableRows Snapshot(const Table& table, int first = 0, int last = Table::kNumStripes) {

@@ -27,7 +27,8 @@ class CacheResource : public tensorflow::ResourceBase {
   const std::shared_ptr<Cache> cache;
 };
 
-const char* PolicyName(Policy policy) { return policy == Policy::kLru ? "lru" : "lfu"; }
+std::string NameOf(Policy policy) { return policy == Policy::kLru ? "lru" : "lfu"; }
+std::string NameOf(Nonfinite nonfinite) { return nonfinite == Nonfinite::kSkip ? "skip" : "error"; }
 
 class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
  public:
@@ -58,12 +59,10 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     return AttributeCheck("cache", cinfo_.name())
         .SameRows(existing.rows, config_.rows)
         .Same("capacity", existing.capacity, config_.capacity)
-        .Same("policy", std::string(PolicyName(existing.policy)),
-              std::string(PolicyName(config_.policy)))
+        .Same("policy", NameOf(existing.policy), NameOf(config_.policy))
         .Same("read_bound", existing.read_bound, config_.read_bound)
         .Same("write_bound", existing.write_bound, config_.write_bound)
-        .Same("nonfinite", existing.nonfinite == Nonfinite::kSkip,
-              config_.nonfinite == Nonfinite::kSkip)
+        .Same("nonfinite", NameOf(existing.nonfinite), NameOf(config_.nonfinite))
         .Same("server_applies", existing.server_applies, config_.server_applies)
         .status();
   }

@@ -72,11 +72,19 @@ class TableKernel : public OpKernel {
   virtual absl::Status Compute(OpKernelContext* context, Table* table) = 0;
 };
 
+// Lookups and updates without a cache take any key.
+absl::Status CheckWhole(const Table& table) {
+  if (table.num_shards() == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(StrCat("table must have one shard, not ", table.num_shards(),
+                                           ": ask the shards of this one through a cache"));
+}
+
 class TableLookupOp : public TableKernel {
  public:
   using TableKernel::TableKernel;
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
+    TF_RETURN_IF_ERROR(CheckWhole(*table));
     std::shared_ptr<Batch> batch;
     TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
     Tensor* rows;
@@ -92,6 +100,7 @@ class TableApplyOp : public TableKernel {
   }
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
+    TF_RETURN_IF_ERROR(CheckWhole(*table));
     std::shared_ptr<Batch> batch;
     TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
     const Tensor* gradients;

@@ -46,16 +46,16 @@ def test_evaluate_equals_a_single_process(pair, data, expected):
     dataset = tf.data.Dataset.from_tensor_slices(data)
     for args in (data, (dataset.batch(13),), (shares(*data),)):
         logs = pair[0].evaluate(*args, verbose=0, return_dict=True)
-        assert list(logs) == list(expected)
-        np.testing.assert_allclose(list(logs.values()), list(expected.values()), rtol=1e-5)
+        assert logs == pytest.approx(expected, rel=1e-5)
 
 
 def test_evaluate_returns_what_keras_returns(pair, data, expected):
-    model = pair[0]
-    values = model.evaluate(*data, verbose=0)
-    np.testing.assert_allclose(values, list(expected.values()), rtol=1e-5)
+    model, local = pair
+    np.testing.assert_allclose(
+        model.evaluate(*data, verbose=0), local.evaluate(*data, verbose=0), rtol=1e-5
+    )
     by_metric = {name: float(value) for name, value in model.get_metrics_result().items()}
-    np.testing.assert_allclose(list(by_metric.values()), values, rtol=1e-5)
+    assert by_metric == pytest.approx(expected, rel=1e-5)
 
 
 def test_evaluate_some_steps(pair, data):

@@ -67,6 +67,19 @@ def test_every_share_of_a_function_once_per_epoch(id_counter):
     assert counts == 61 * [1] + 39 * [0]
 
 
+def test_function_may_share_out_a_dataset_made_before(id_counter):
+    dataset = sm.id_dataset(range(70), 4)
+    counts = counts_after_fit(
+        id_counter, lambda context: dataset.shard(3, context.input_pipeline_id), epochs=2
+    )
+    assert counts == 70 * [1] + 30 * [0]
+    generated = tf.data.Dataset.from_generator(
+        lambda: iter(()), output_signature=dataset.element_spec
+    )
+    with pytest.raises(ValueError, match="only this process can read"):
+        id_counter.fit(lambda: generated, verbose=0)
+
+
 def test_function_without_argument_is_read_whole_by_every_worker(id_counter):
     counts = counts_after_fit(id_counter, lambda: sm.id_dataset(range(20), 4))
     assert counts == 20 * [3] + 80 * [0]
@@ -128,7 +141,7 @@ def test_names_what_is_wrong_with_the_data(id_counter, x, error, message):
 
 def test_arguments_that_do_not_go_with_a_dataset(id_counter):
     dataset = sm.id_dataset(range(9), 3)
-    with pytest.raises(ValueError, match="`y` cannot be given when the data is a tf.data.Dataset"):
+    with pytest.raises(ValueError, match="`y` cannot be given when the data is a tf"):
         id_counter.fit(dataset, np.zeros(9))
     with pytest.raises(ValueError, match="`batch_size` cannot be given"):
         id_counter.fit(dataset, batch_size=3)

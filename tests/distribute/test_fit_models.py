@@ -154,7 +154,7 @@ def test_what_cannot_be_trained_asynchronously_is_named(strategy):
         accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
         scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     model.compile("sgd", "mse", metrics=[Smallest()])
-    with pytest.raises(ValueError, match="'smallest' .* does not reset to zero"):
+    with pytest.raises(ValueError, match=r"'smallest.* does not reset to zero"):
         model.fit(x, y, verbose=0)
     model.compile(accumulating, "mse")
     with pytest.raises(ValueError, match="gradient_accumulation_steps"):

@@ -4,47 +4,10 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
+from stand_in_cache import UNKNOWN, StandInCache
 
 from het_tf.distribute import LocalCluster
 from het_tf.distribute.closures import ClosureRunner
-
-NO_ROW = -1
-
-
-class TableCache:
-    """Stands in for a cache: its report is kept in a hash table that each worker has of its own."""
-
-    name = "stand-in"
-
-    def __init__(self, shared_name):
-        self._shared_name = shared_name
-
-    def _handle(self):
-        return tf.raw_ops.MutableHashTableV2(
-            key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name
-        )
-
-    def _set(self, keys, values):
-        return tf.raw_ops.LookupTableInsertV2(
-            table_handle=self._handle(),
-            keys=tf.constant(keys, tf.int64),
-            values=tf.stack([tf.cast(value, tf.int64) for value in values]),
-        )
-
-    def train_op(self, updates):
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return self._set([0, 1, 2, 3], [worker, 1000 + worker, updates, updates])
-
-    def flush_op(self):
-        with tf.control_dependencies([self._set([2], [0])]):
-            return tf.constant(0)
-
-    def report_op(self):
-        return tf.raw_ops.LookupTableFindV2(
-            table_handle=self._handle(),
-            keys=tf.range(4, dtype=tf.int64),
-            default_value=tf.constant(NO_ROW, tf.int64),
-        )
 
 
 def test_is_a_parameter_server_strategy(strategy, cluster):
@@ -84,23 +47,25 @@ def test_server_that_dies_at_start_shows_its_log():
 
 
 def test_run_on_worker_sees_the_resources_of_closures(strategy):
-    cache = TableCache("run_on_worker")
+    cache = StandInCache("run_on_worker")
 
     @tf.function
-    def train(updates):
-        with tf.control_dependencies([cache.train_op(updates)]):
+    def train():
+        with tf.control_dependencies([cache.update_op(1)]):
             return tf.distribute.coordinator.experimental_get_current_worker_index()
 
-    last = {}
-    with ClosureRunner(strategy, max_in_flight=1) as runner:
-        for i in range(30):
-            runner.schedule(train, (tf.constant(i, tf.int64),), i)
-            tag, worker = runner.wait()
-            last[int(worker)] = tag
-    for worker in range(strategy.num_workers):
+    runs = [0] * strategy.num_workers
+    with ClosureRunner(strategy) as runner:
+        for _ in range(30):
+            runner.schedule(train, (), None)
+            if not runner.has_room:
+                runs[runner.wait()[1]] += 1
+        while runner.in_flight:
+            runs[runner.wait()[1]] += 1
+    for worker, count in enumerate(runs):
         report = strategy.run_on_worker(worker, tf.function(cache.report_op))
         assert "/job:chief" in report.device
-        expected = [worker, 1000 + worker] + 2 * [last[worker]] if worker in last else 4 * [NO_ROW]
+        expected = [worker, 1000 + worker, count, count] if count else 4 * [UNKNOWN]
         assert report.numpy().tolist() == expected
 
 
@@ -113,7 +78,7 @@ def test_run_on_worker_runs_plain_functions(strategy):
 
 
 def test_flush_reaches_every_worker(strategy):
-    cache = TableCache("flush")
+    cache = StandInCache("flush")
     before = strategy.caches
     strategy.register_cache(cache)
     strategy.register_cache(cache)
@@ -121,7 +86,7 @@ def test_flush_reaches_every_worker(strategy):
 
     @tf.function
     def train():
-        with tf.control_dependencies([cache.train_op(5)]):
+        with tf.control_dependencies([cache.update_op(5)]):
             return strategy.cache_report_ops()
 
     with ClosureRunner(strategy) as runner:
@@ -133,12 +98,13 @@ def test_flush_reaches_every_worker(strategy):
             strategy.note_cache_reports(runner.wait()[1])
     reports = strategy.last_cache_reports(cache)
     assert reports
-    assert all((r.pending, r.cache_id) == (5, 1000 + w) for w, r in reports.items())
+    assert sum(report.pending for report in reports.values()) == 100
+    assert all(report.cache_id == 1000 + worker for worker, report in reports.items())
     strategy.flush()
     assert all(strategy.last_cache_reports(cache)[w].pending == 0 for w in reports)
-    for worker in reports:
+    for worker, before in reports.items():
         report = strategy.run_on_worker(worker, tf.function(cache.report_op))
-        assert report.numpy().tolist() == [worker, 1000 + worker, 0, 5]
+        assert report.numpy().tolist() == [worker, 1000 + worker, 0, before.updates]
 
 
 def test_runner_hands_back_every_result_once(strategy):

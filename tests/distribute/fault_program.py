@@ -1,0 +1,143 @@
+"""Trains while servers die, and prints what happened as JSON. Run by test_faults.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+import small_models as sm
+import stand_in_cache
+import tensorflow as tf
+
+import het_tf
+
+EXAMPLES = 400
+STEPS = EXAMPLES // 4
+
+
+class Training(het_tf.keras.Model):
+    """Tells the stand-in cache of every step."""
+
+    cache: stand_in_cache.StandInCache
+
+    def train_step(self, data):
+        with tf.control_dependencies([self.cache.update_op(10)]):
+            return super().train_step(data)
+
+
+class AtStep(keras.callbacks.Callback):
+    """Does something once, when a number of steps are done."""
+
+    def __init__(self, step, action):
+        super().__init__()
+        self._step, self._action = step, action
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._action is not None and batch >= self._step:
+            action, self._action = self._action, None
+            action()
+
+
+class Logged(logging.Handler):
+    """Keeps the texts of warnings."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+    def take(self):
+        texts, self.texts = self.texts, []
+        return texts
+
+
+def train_until_error(model, data, action):
+    """Fits with `action` in the middle; the error and how long it took."""
+    began = time.monotonic()
+    try:
+        model.fit(data, epochs=50, callbacks=[AtStep(STEPS // 4, action)], verbose=0)
+    except tf.errors.UnavailableError as error:
+        return {"error": str(error), "seconds": time.monotonic() - began}
+    return {"error": None, "seconds": time.monotonic() - began}
+
+
+def main():
+    logged = Logged()
+    logging.getLogger("absl").addHandler(logged)
+    out = {}
+    cluster = het_tf.distribute.LocalCluster(num_workers=2, num_ps=3)
+    cluster.start()
+    out["addresses"] = cluster.addresses
+    out["pids"] = [
+        cluster.process(task_type, i).pid
+        for task_type, addresses in cluster.addresses.items()
+        for i in range(len(addresses))
+    ]
+    strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    Training.cache = cache = stand_in_cache.StandInCache("faults")
+    strategy.register_cache(cache)
+    with strategy.scope():
+        model = sm.make_id_counter(Training, EXAMPLES, steps_per_execution=2)
+    data = sm.id_dataset(range(EXAMPLES), 4)
+
+    def counts():
+        return np.unique(model.counter.counts.numpy()).tolist()
+
+    def fit(x, *callbacks, **kwargs):
+        logged.take()
+        before = int(model.optimizer.iterations.numpy())
+        began = time.monotonic()
+        history = model.fit(x, callbacks=list(callbacks), verbose=0, **kwargs).history
+        return {
+            "loss": history["loss"],
+            "counts": counts(),
+            "ids": history["ids"],
+            "iterations": int(model.optimizer.iterations.numpy()) - before,
+            "warnings": logged.take(),
+            "seconds": time.monotonic() - began,
+        }
+
+    out["whole"] = fit(data, epochs=2)
+    pending = {}
+
+    def kill():
+        reports = strategy.last_cache_reports(cache)
+        pending.update({str(w): r.pending for w, r in reports.items()})
+        cluster.kill_worker(1)
+
+    out["worker killed"] = fit(data, AtStep(STEPS // 4, kill), epochs=2)
+    out["pending when killed"] = pending
+    out["without it"] = fit(data)
+    cluster.restart_worker(1)
+    out["restarted"] = fit(data, epochs=3)
+    out["workers that reported"] = sorted(strategy.last_cache_reports(cache))
+
+    def share(context):
+        half = EXAMPLES // 2
+        start = half * context.input_pipeline_id
+        return sm.id_dataset(range(start, start + half), 4)
+
+    out["shares"] = fit(share)
+    out["share lost"] = fit(share, AtStep(10, lambda: cluster.kill_worker(1)))
+    cluster.restart_worker(1)
+    fit(data)
+
+    ps = cluster.process("ps", 2)
+    out["ps stopped"] = train_until_error(model, data, lambda: ps.send_signal(signal.SIGSTOP))
+    ps.send_signal(signal.SIGCONT)
+    out["ps killed"] = train_until_error(model, data, lambda: cluster.kill_ps(0))
+    print(json.dumps(out))
+    sys.stdout.flush()
+    os._exit(0)  # As a crash would: the servers must notice.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Workers and parameter servers that die while training."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+PROGRAM = pathlib.Path(__file__).with_name("fault_program.py")
+
+
+@pytest.fixture(scope="module")
+def seen():
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_without_faults_every_example_counts_once(seen):
+    run = seen["whole"]
+    assert run["counts"] == [1.0]
+    assert run["ids"] == [400.0, 400.0]
+    assert run["iterations"] == 200
+    assert run["warnings"] == []
+
+
+def test_training_goes_on_without_a_killed_worker(seen):
+    run = seen["worker killed"]
+    # Every batch is trained, and counted once however often it was run.
+    assert run["counts"] == [1.0]
+    assert run["ids"] == [400.0, 400.0]
+    # A closure of two steps that was under way is run again.
+    assert 200 <= run["iterations"] <= 202
+    assert seen["without it"]["counts"] == [1.0]
+
+
+def test_log_says_how_many_updates_were_at_risk(seen):
+    text = "\n".join(seen["worker killed"]["warnings"])
+    found = re.search(r"worker 1 lost its cache stand-in .* at most (\d+) updates", text)
+    assert found, text
+    # What it had told when it was killed, and what it told of the closures that ended meanwhile.
+    at_risk = int(found.group(1))
+    assert seen["pending when killed"]["1"] <= at_risk <= seen["pending when killed"]["1"] + 80
+    assert text.count("worker 1 lost its cache") == 1
+
+
+def test_flush_skips_a_worker_that_is_down(seen):
+    text = "\n".join(seen["worker killed"]["warnings"])
+    assert re.search(r"not flushed: worker 1 at localhost:\d+ refuses connections", text)
+
+
+def test_restarted_worker_joins_in(seen):
+    assert seen["restarted"]["counts"] == [1.0]
+    assert seen["restarted"]["iterations"] == 300
+    assert seen["workers that reported"] == [0, 1]
+
+
+def test_share_of_a_killed_worker_is_given_up(seen):
+    assert seen["shares"]["counts"] == [1.0]
+    lost = seen["share lost"]
+    assert lost["counts"] == [0.0, 1.0]
+    assert "worker(s) [1] are down: the rest of their share" in "\n".join(lost["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("run", "task", "state"),
+    [("ps killed", 0, "refuses connections"), ("ps stopped", 2, "does not answer")],
+)
+def test_lost_parameter_server_is_named(seen, run, task, state):
+    error = seen[run]["error"]
+    address = seen["addresses"]["ps"][task]
+    assert error, "training went on"
+    assert f"Parameter server /job:ps/task:{task} at {address} {state}" in error
+    assert "resume from the last checkpoint" in error
+    assert seen[run]["seconds"] < 60
+
+
+def test_servers_end_with_the_process_that_started_them(seen):
+    deadline = time.monotonic() + 30
+    while any(is_server(pid) for pid in seen["pids"]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [pid for pid in seen["pids"] if is_server(pid)] == []
+
+
+def is_server(pid):
+    if not os.path.exists(f"/proc/{pid}"):
+        return False
+    with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+        return b"het_tf.server" in cmdline.read()
