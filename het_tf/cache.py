@@ -13,6 +13,7 @@ from het_tf._graph import handle_from_caller
 from het_tf.table import EmbeddingTable
 
 _UNBOUNDED = -1
+_AS_STALENESS: Any = "staleness"
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -38,13 +39,13 @@ class CacheConfig:
     capacity: int
     policy: str = "lfu"
     staleness: int | None = 100
-    read_bound: int | None = dataclasses.field(default=-1)
-    write_bound: int | None = dataclasses.field(default=-1)
+    read_bound: int | None = _AS_STALENESS
+    write_bound: int | None = _AS_STALENESS
     clock: str = "count"
 
     def __post_init__(self) -> None:
         for bound in ("read_bound", "write_bound"):
-            if getattr(self, bound) == -1:  # not given
+            if getattr(self, bound) is _AS_STALENESS:
                 object.__setattr__(self, bound, self.staleness)
         if self.capacity < 1:
             raise ValueError(f"capacity must be at least 1 row, not {self.capacity}")
@@ -144,9 +145,7 @@ class WorkerCache:
         return handle_from_caller(self.name, lambda: ops.cache_handle(**self._attributes))
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Operation:
-        ticket, requests = ops.cache_flush(
-            cache, num_shards=self.table.num_shards, all=everything
-        )
+        ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
         return self._exchange(cache, ticket, requests)
 
     def _exchange(

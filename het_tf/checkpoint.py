@@ -31,14 +31,10 @@ class TableState(tf.train.experimental.PythonState):
         """The rows, when a checkpoint is saved."""
         rows = self._read()
         buffer = io.BytesIO()
-        np.savez(
-            buffer, keys=rows.keys, values=rows.values, slots=rows.slots, clocks=rows.clocks
-        )
+        np.savez(buffer, keys=rows.keys, values=rows.values, slots=rows.slots, clocks=rows.clocks)
         return buffer.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
         """Sets the rows, when a checkpoint is restored."""
         with np.load(io.BytesIO(string_value)) as arrays:
-            self._write(
-                TableExport(*(arrays[n] for n in ("keys", "values", "slots", "clocks")))
-            )
+            self._write(TableExport(*(arrays[n] for n in ("keys", "values", "slots", "clocks"))))

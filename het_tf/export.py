@@ -54,7 +54,7 @@ def export_saved_model(
 
 def _embeddings(model: keras.Model) -> list[HetEmbedding]:
     """The model's embedding layers, flushed."""
-    layers = model._flatten_layers()  # noqa: SLF001 - there is no public list of nested layers
+    layers = model._flatten_layers()  # there is no public list of nested layers
     embeddings = [layer for layer in layers if isinstance(layer, HetEmbedding)]
     for layer in embeddings:
         layer.flush()

@@ -1,7 +1,7 @@
 """The op library: loading it, and its ops as Python functions.
 
-The ops are those that `ops/*_ops.cc` register, under their generated names without the prefix: `Het>CacheLookup` is
-`ops.cache_lookup`. Their documentation is in `help(ops.cache_lookup)`.
+The ops are those that `ops/*_ops.cc` register, under their generated names without the prefix:
+`Het>CacheLookup` is `ops.cache_lookup`. `help(ops.cache_lookup)` shows its documentation.
 """
 
 from __future__ import annotations
@@ -25,19 +25,24 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
       The module of generated op functions.
 
     Raises:
-      ImportError: the library is missing, was built for another TensorFlow, or does not load. The message says what to
-        do.
+      ImportError: the library is missing, was built for another TensorFlow, or does not load. The
+        message says what to do.
     """
-    remedy = "build it for this TensorFlow: `make ops` in a checkout, or `pip install --no-build-isolation .`"
+    remedy = (
+        "build it for this TensorFlow: `make ops` in a checkout, or"
+        " `pip install --no-build-isolation .`"
+    )
     try:
         built_for = json.loads(library.with_suffix(".json").read_text())["tensorflow"]
     except (OSError, ValueError, KeyError) as error:
-        raise ImportError(f"the het_tf ops at {library} are missing or incomplete; {remedy}") from error
+        raise ImportError(
+            f"the het_tf ops at {library} are missing or incomplete; {remedy}"
+        ) from error
     # The C++ interface of TensorFlow changes with every minor version.
     if built_for.split(".")[:2] != tf.__version__.split(".")[:2]:
         raise ImportError(
-            f"the het_tf ops at {library} are built for TensorFlow {built_for}, but this is TensorFlow"
-            f" {tf.__version__}; {remedy}, or install tensorflow=={built_for}"
+            f"the het_tf ops at {library} are built for TensorFlow {built_for}, but this is"
+            f" TensorFlow {tf.__version__}; {remedy}, or install tensorflow=={built_for}"
         )
     try:
         return tf.load_op_library(str(library))

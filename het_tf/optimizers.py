@@ -1,8 +1,9 @@
 """Optimizers of embedding rows.
 
-They run where the row is, in C++ (ops/core/optimizer.cc); these classes name one and its parameters. Formulas and
-defaults are those of `keras.optimizers` where it has the optimizer, with two differences: Adam's bias correction counts
-the updates of its own row, and weight decay acts on a row when it is updated.
+They run where the row is, in C++ (ops/core/optimizer.cc); these classes name one and its
+parameters. Formulas and defaults are those of `keras.optimizers` where it has the optimizer, with
+two differences: Adam's bias correction counts the updates of its own row, and weight decay acts on
+a row when it is updated.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Optimizer:
     """What all optimizers take.
 
     Attributes:
-      learning_rate: a number, or a `LearningRateSchedule`, which is asked with the number of updates that the layer
-        has made.
+      learning_rate: a number, or a `LearningRateSchedule`, which is asked with the number of
+        updates that the layer has made.
       weight_decay: each update first takes `learning_rate * weight_decay` of the row away; 0: off.
       clipnorm: bound of the L2 norm of a row's gradient; 0: off.
       max_norm: bound of the L2 norm of a row's value after an update; 0: off.
@@ -42,8 +43,8 @@ class Optimizer:
             return
         if not isinstance(self.learning_rate, (int, float)) or not self.learning_rate >= 0:
             raise ValueError(
-                f"learning_rate must be a number that is not negative, or a LearningRateSchedule, not"
-                f" {self.learning_rate!r}"
+                "learning_rate must be a number that is not negative, or a LearningRateSchedule,"
+                f" not {self.learning_rate!r}"
             )
 
     def spec(self) -> str:
@@ -112,7 +113,7 @@ class RowWiseAdagrad(Optimizer):
 
 @_register
 class Adam(Optimizer):
-    """`keras.optimizers.Adam` with the row's own updates as its iterations. Slots: m[dim], v[dim], t."""
+    """`keras.optimizers.Adam` by the row's own updates. Slots: m[dim], v[dim], t."""
 
     name: ClassVar[str] = "adam"
     beta_1: float = 0.9
@@ -122,7 +123,7 @@ class Adam(Optimizer):
 
 @_register
 class RowWiseAdam(Optimizer):
-    """Adam with one second moment a row, of the mean square of the gradient. Slots: m[dim], v, t."""
+    """Adam with one second moment a row, of the mean square. Slots: m[dim], v, t."""
 
     name: ClassVar[str] = "row_wise_adam"
     beta_1: float = 0.9
@@ -152,7 +153,7 @@ def get(identifier: Optimizer | dict[str, Any]) -> Optimizer:
         identifier = keras.saving.deserialize_keras_object(identifier)
     if not isinstance(identifier, Optimizer):
         raise ValueError(
-            f"optimizer must be one of het_tf.optimizers, for example het_tf.optimizers.RowWiseAdagrad(0.05), not"
-            f" {identifier!r}"
+            "optimizer must be one of het_tf.optimizers, for example"
+            f" het_tf.optimizers.RowWiseAdagrad(0.05), not {identifier!r}"
         )
     return identifier

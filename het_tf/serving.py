@@ -95,7 +95,7 @@ class FrozenTable(tf.Module):
 
 
 def _philox(keys: tf.Tensor, blocks: int, seed: int) -> tf.Tensor:
-    """Philox 4x32-10 with stock ops. keys: int64 [n]; returns 32-bit words, uint64 [n, blocks, 4]."""
+    """Philox 4x32-10 with stock ops. keys: int64 [n]; returns uint64 [n, blocks, 4] of 32 bits."""
     key = tf.bitcast(keys, tf.uint64)[:, tf.newaxis]
     mask = tf.constant(_MASK_32, tf.uint64)
     zero = tf.zeros([tf.size(keys), blocks], tf.uint64)
@@ -129,7 +129,7 @@ def _philox(keys: tf.Tensor, blocks: int, seed: int) -> tf.Tensor:
 
 
 _frozen: contextvars.ContextVar[Mapping[int, FrozenTable]] = contextvars.ContextVar(
-    "het_tf_frozen_tables", default={}
+    "het_tf_frozen_tables"
 )
 
 
@@ -145,4 +145,4 @@ def lookups_from(tables: Mapping[Any, FrozenTable]) -> Iterator[None]:
 
 def frozen_table(layer: Any) -> FrozenTable | None:
     """What `layer` reads from in place of its own table, if anything."""
-    return _frozen.get().get(id(layer))
+    return _frozen.get({}).get(id(layer))

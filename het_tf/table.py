@@ -1,4 +1,4 @@
-"""Embedding tables: rows by int64 key, spread over shards that live on parameter servers or here."""
+"""Embedding tables: rows by int64 key, on parameter servers or in this process."""
 
 from __future__ import annotations
 
@@ -159,20 +159,22 @@ class EmbeddingTable:
 
         Returns:
           float32 [*keys.shape, dim]; unknown keys have their initial value.
+
+        Raises:
+          ValueError: keys are not integers.
         """
-        keys = tf.convert_to_tensor(np.asarray(keys, np.int64))
-        if self.is_local:
-            rows = self.lookup_op(ops.dedup(keys))
-        else:
-            rows = self._remote_lookup(keys)
+        keys = np.asarray(keys)
+        if not np.issubdtype(keys.dtype, np.integer):
+            raise ValueError(f"keys must be integers, not {keys.dtype}")
+        keys = tf.convert_to_tensor(keys.astype(np.int64))
+        local = self.is_local
+        rows = self.lookup_op(ops.dedup(keys)) if local else self._remote_lookup(keys)
         return rows.numpy().reshape(*keys.shape, self.dim)
 
     def export(self) -> TableExport:
         """Reads all rows. Updates that caches have not sent are not in it: flush before."""
-        parts = [self._export_shard(handle) for handle in self._handles]
-        return TableExport(
-            *(np.concatenate(arrays) for arrays in zip(*sum(parts, []), strict=True))
-        )
+        parts = [part for handle in self._handles for part in self._export_shard(handle)]
+        return TableExport(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def import_(self, rows: TableExport) -> None:
         """Sets rows, replacing those that exist. Caches of the table drop what they hold.

@@ -34,6 +34,7 @@ OP_SOURCES = [
 CORE_TESTS = [
     "ops/core/batch_test.cc",
     "ops/core/cache_test.cc",
+    "ops/core/eviction_test.cc",
     "ops/core/index_test.cc",
     "ops/core/initializer_test.cc",
     "ops/core/message_test.cc",

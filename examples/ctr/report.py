@@ -64,7 +64,7 @@ class Meter(keras.callbacks.Callback):
 
 def table(baseline: Run, run: Run) -> str:
     """Both runs side by side, and how many times better the second one is."""
-    rows: list[tuple[str, str, str, str]] = [("", baseline.name, run.name, "")]
+    rows: list[tuple[str, str, str, str]] = [("", baseline.name, run.name, "gain")]
 
     def row(label: str, figure: Callable[[Run], Any], form: str, ratio: float | None = None):
         note = "" if ratio is None else f"{ratio:.1f}x"

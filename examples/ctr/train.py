@@ -108,7 +108,10 @@ def ask(saved_model: pathlib.Path, rows: movielens.Arrays) -> None:
     query = {name: ids[0].tolist() for name, ids in features.items()}
     serve = pathlib.Path(__file__).with_name("serve.py")
     command = [sys.executable, str(serve), str(saved_model), json.dumps(query)]
-    answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    served = subprocess.run(command, capture_output=True, text=True)
+    if served.returncode:
+        raise RuntimeError(f"{serve} failed:\n{served.stderr}")
+    answer = json.loads(served.stdout)
     liked = "did" if label[0] else "did not"
     print(
         f"Asked stock TensorFlow from {saved_model}: does user {query['user']} like movie "

@@ -233,6 +233,7 @@ class _ParameterServerFit:
         export_saved_model(self, filepath, input_signature)
 
 
+@keras.saving.register_keras_serializable(package="het_tf")
 class Model(_ParameterServerFit, keras.Model):
     """`keras.Model` whose `fit`, `evaluate` and `predict` work under `HetParameterServerStrategy`.
 
@@ -257,10 +258,12 @@ class Model(_ParameterServerFit, keras.Model):
 _KerasFunctional = _compat.functional_class()
 
 
+@keras.saving.register_keras_serializable(package="het_tf")
 class Functional(Model, _KerasFunctional):
     """What `Model(inputs, outputs)` makes."""
 
 
+@keras.saving.register_keras_serializable(package="het_tf")
 class Sequential(_ParameterServerFit, keras.Sequential):
     """`keras.Sequential` that also trains under `HetParameterServerStrategy`, see `Model`."""
 

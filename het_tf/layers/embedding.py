@@ -96,7 +96,7 @@ class HetEmbedding(keras.layers.Layer):
                 shape=(), initializer="zeros", dtype="int64", trainable=False, name="iterations"
             )
         else:
-            self.learning_rate = self.add_weight(
+            self._learning_rate = self.add_weight(
                 shape=(),
                 initializer=keras.initializers.Constant(schedule),
                 dtype="float32",
@@ -130,8 +130,30 @@ class HetEmbedding(keras.layers.Layer):
             raise ValueError(f"layer {self.name} has no table until it is built or called")
         return self._table
 
+    @property
+    def learning_rate(self) -> keras.Variable:
+        """The learning rate, where it is a number. Assign to it, and the next step uses it.
+
+        Raises:
+          ValueError: the layer is not built yet, or its learning rate follows a schedule.
+        """
+        if not hasattr(self, "_learning_rate"):
+            raise ValueError(
+                f"layer {self.name} has no learning rate until it is built, nor with a schedule"
+            )
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.learning_rate.assign(value)
+
     def call(self, inputs: Any) -> tf.Tensor:
         """Looks ids up; under a gradient tape, the backward pass updates their rows."""
+        if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
+            raise ValueError(
+                f"inputs of layer {self.name} must be a dense tensor, not a"
+                f" {type(inputs).__name__}: pad it, for example with its to_tensor()"
+            )
         ids = tf.convert_to_tensor(inputs)
         if not ids.dtype.is_integer:
             raise ValueError(f"inputs of layer {self.name} must be integers, not {ids.dtype.name}")
@@ -155,7 +177,7 @@ class HetEmbedding(keras.layers.Layer):
 
         rows = lookup(tf.convert_to_tensor(self._anchor.value))
         rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
-        rows.set_shape(ids.shape + [self.output_dim])
+        rows.set_shape(ids.shape.concatenate([self.output_dim]))
         return tf.cast(rows, self.compute_dtype)
 
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
@@ -167,7 +189,7 @@ class HetEmbedding(keras.layers.Layer):
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def flush(self) -> None:
-        """Sends what the workers' caches hold back. `fit`, `evaluate` and saving do it themselves."""
+        """Sends what the workers' caches hold back. `fit`, `evaluate` and saving do so anyway."""
         if self._strategy is not None:
             self._on_every_worker(self._worker_cache.flush_op)
 
@@ -233,7 +255,7 @@ class HetEmbedding(keras.layers.Layer):
             learning_rate = tf.cast(schedule(self._iterations.value), tf.float32)
             self._iterations.value.assign_add(1)
         else:
-            learning_rate = tf.convert_to_tensor(self.learning_rate.value)
+            learning_rate = tf.convert_to_tensor(self._learning_rate.value)
         gradients = tf.cast(gradients, tf.float32)
         if self._table.is_local:
             self._table.apply_op(ticket, gradients, learning_rate, self.nonfinite)

@@ -235,9 +235,7 @@ TEST(CacheTest, ServerAppliesTheOptimizer) {
   config.server_applies = true;
   config.read_bound = 0;
   Cluster cluster(config, 2);
-  const auto table = MakeTable(PlainConfig().rows.optimizer == "sgd"
-                                   ? RowConfig{1, "momentum momentum=0.5", "zeros"}
-                                   : RowConfig{});
+  const auto table = MakeTable({1, "momentum momentum=0.5", "zeros"});
   for (int step = 0; step < 6; ++step) {
     const Ids ids = {1, 2, step, 1};
     EXPECT_EQ(cluster.Step(step % 2, ids, {1, 2, 4, 8}, 0.25f), LookupRows(*table, ids));
@@ -334,7 +332,7 @@ TEST(CacheTest, OneWorkerIsLikeNoCache) {
       config.capacity = 15;
       SetStaleness(&config, staleness);
       Cluster cluster(config);
-      cluster.parallel_for = staleness == 3 ? ThreadedFor : testing::SerialFor;
+      cluster.parallel_for = staleness == 3 ? ThreadedFor : SerialFor;
       const auto table = MakeTable({4, optimizer, "uniform", 3});
       Random random(1);
       for (int step = 0; step < 60; ++step) {

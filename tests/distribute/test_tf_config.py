@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -76,17 +74,6 @@ def test_server_says_what_is_wrong(monkeypatch, text, message):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(SystemExit, match=message):
         server.main([])
-
-
-def test_server_is_a_module_to_run():
-    shown = subprocess.run(
-        [sys.executable, "-m", "het_tf.server", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert "TF_CONFIG" in shown.stdout
 
 
 def test_strategy_checks_tf_config(monkeypatch):
