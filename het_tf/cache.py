@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from het_tf import ops
 from het_tf._graph import handle_from_caller
-from het_tf.table import EmbeddingTable
+from het_tf.table import EmbeddingTable, cluster_devices, sum_stats
 
 _UNBOUNDED = -1
 _AS_STALENESS: Any = "staleness"
@@ -62,6 +64,11 @@ class CacheConfig:
         """The arguments, for Keras serialization."""
         return dataclasses.asdict(self)
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> CacheConfig:
+        """The inverse of `get_config`."""
+        return cls(**config)
+
 
 class WorkerCache:
     """Ops on the cache of a table, on the worker where they run.
@@ -102,16 +109,25 @@ class WorkerCache:
             }
             self._attributes |= {"capacity": config.capacity, "policy": config.policy, **bounds}
         self._writes_through = config is None or config.write_bound == 0
+        self._functions: dict[str, Any] = {}
+        if config is not None:
+            table.add_cache(self)
 
-    def lookup_op(self, batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def lookup_op(self, batch: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         """Reads the rows of a batch of `ops.dedup`.
+
+        Args:
+          batch: scalar variant.
+          fresh: read as with a `read_bound` of 0.
 
         Returns:
           rows: float32 [ids, dim].
           ticket: for `update_op`.
         """
         cache = self._handle_op()
-        ticket, requests = ops.cache_lookup(cache, batch, num_shards=self.table.num_shards)
+        ticket, requests = ops.cache_lookup(
+            cache, batch, num_shards=self.table.num_shards, fresh=fresh
+        )
         return self._exchange(cache, ticket, requests), ticket
 
     def update_op(
@@ -140,6 +156,37 @@ class WorkerCache:
     def report_op(self) -> tf.Tensor:
         """int64 [4]: the worker's task index, the cache's id, updates pending, updates made."""
         return ops.cache_report(self._handle_op())
+
+    # What runs eagerly, on all workers.
+
+    def flush(self) -> None:
+        """Sends every update that was not sent yet."""
+        self._on_every_worker(self.flush_op)
+
+    def clear(self) -> None:
+        """Forgets all rows, and updates that were not sent."""
+        self._on_every_worker(self.clear_op)
+
+    def stats(self) -> dict[str, int]:
+        """Counters (`CacheCounter` in ops/core/cache.h), summed over the workers."""
+        return sum_stats(self._on_every_worker(self.stats_op))
+
+    def _on_every_worker(self, build_ops: Callable[[], Any]) -> list[Any]:
+        function = self._functions.setdefault(
+            build_ops.__name__, tf.function(build_ops, autograph=False)
+        )
+        if self.table.is_local:
+            return [function()]
+        results = []
+        for device in cluster_devices("worker"):
+            try:
+                with tf.device(device):
+                    results.append(function())
+            except tf.errors.UnavailableError as error:
+                if "/job:ps" in error.message:
+                    raise
+                logging.warning("%s is down, and its cache with it: %s", device, error.message)
+        return results
 
     def _handle_op(self) -> tf.Tensor:
         return handle_from_caller(self.name, lambda: ops.cache_handle(**self._attributes))

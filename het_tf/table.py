@@ -88,6 +88,7 @@ class EmbeddingTable:
         }
         self._handles = [self._create(shard) for shard in range(self.num_shards)]
         self._sync_functions: dict[int, Any] = {}
+        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
         weakref.finalize(self, _destroy, self._handles).atexit = False
 
     @property
@@ -192,17 +193,29 @@ class EmbeddingTable:
             ops.table_import(
                 handle, rows.keys[mine], rows.values[mine], rows.slots[mine], rows.clocks[mine]
             )
+        self._clear_caches()
 
     def clear(self) -> None:
         """Drops all rows. Caches of the table drop what they hold."""
         for handle in self._handles:
             ops.table_clear(handle)
+        self._clear_caches()
 
     def stats(self) -> dict[str, int]:
         """Counters, summed over the shards (`TableCounter` in ops/core/table.h)."""
         return sum_stats(ops.table_stats(handle) for handle in self._handles)
 
+    def add_cache(self, cache: Any) -> None:
+        """Has `clear` and `import_` clear `cache` (a `WorkerCache`), for as long as it exists."""
+        self._caches.add(cache)
+
     # Inside.
+
+    def _clear_caches(self) -> None:
+        # Caches find out by themselves when they hear from a shard, but one without a bound may
+        # have no reason to ask.
+        for cache in tuple(self._caches):
+            cache.clear()
 
     def _create(self, shard: int) -> tf.Tensor:
         device = self.devices[shard] if self.devices else "/device:CPU:0"
@@ -248,6 +261,13 @@ class EmbeddingTable:
             [array.numpy() for array in ops.table_export(handle, part, parts)]
             for part in range(parts)
         ]
+
+
+def cluster_devices(job: str) -> list[str]:
+    """The CPU devices of a job's tasks ("ps" or "worker") in the connected cluster, by index."""
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    devices = [tf.DeviceSpec.from_string(name) for name in names]
+    return [d.to_string() for d in sorted(devices, key=lambda d: d.task or 0) if d.job == job]
 
 
 def sum_stats(stats: Any) -> dict[str, int]:

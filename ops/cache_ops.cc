@@ -48,6 +48,7 @@ REGISTER_OP("Het>CacheLookup")
     .Output("ticket: variant")
     .Output("requests: num_shards * uint8")
     .Attr("num_shards: int >= 1")
+    .Attr("fresh: bool = false")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
       return RequestShapes(c);
@@ -58,6 +59,7 @@ Begins a step: finds the rows of a batch and cuts one request for each shard.
 batch: From Dedup.
 ticket: Scalar; keeps the rows in the cache while it lives.
 requests: [bytes] each; 0 bytes: nothing to send.
+fresh: Read with a read_bound of 0, as for evaluation.
 )doc");
 
 REGISTER_OP("Het>CacheFill")

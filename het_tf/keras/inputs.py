@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -47,7 +48,7 @@ def as_dataset(
     if isinstance(x, tf.data.Dataset):
         check_alone(y, sample_weight, batch_size, "a tf.data.Dataset")
         return x
-    if x is None or inspect.isgenerator(x) or callable(x) or hasattr(x, "__getitems__"):
+    if x is None or inspect.isgenerator(x) or isinstance(x, keras.utils.PyDataset):
         raise TypeError(
             "Under HetParameterServerStrategy the data must be a function that returns a "
             f"tf.data.Dataset, a tf.data.Dataset, or arrays; got {type(x).__name__}."
@@ -250,10 +251,12 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
     return dataset.map(weigh)
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: Any) -> np.ndarray:
+    """An array of one input; floats in the precision of Keras, as in `keras.Model.fit`."""
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         raise TypeError("Pass ragged and sparse tensors in a tf.data.Dataset.")
-    return value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
+    array = value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
+    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
 
 def _lists_to_tuples(value: Any) -> Any:

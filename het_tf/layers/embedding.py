@@ -13,7 +13,7 @@ from het_tf import initializers, ops, optimizers
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
 from het_tf.serving import frozen_table
-from het_tf.table import EmbeddingTable, TableExport, sum_stats
+from het_tf.table import EmbeddingTable, TableExport, cluster_devices
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -147,8 +147,12 @@ class HetEmbedding(keras.layers.Layer):
     def learning_rate(self, value: float) -> None:
         self.learning_rate.assign(value)
 
-    def call(self, inputs: Any) -> tf.Tensor:
-        """Looks ids up; under a gradient tape, the backward pass updates their rows."""
+    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
+        """Looks ids up; under a gradient tape, the backward pass updates their rows.
+
+        With `training=False`, as Keras has it in `evaluate` and `predict`, a cached row that missed
+        any update merged into its table is fetched again, whatever the staleness.
+        """
         if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
             raise ValueError(
                 f"inputs of layer {self.name} must be a dense tensor, not a"
@@ -156,7 +160,10 @@ class HetEmbedding(keras.layers.Layer):
             )
         ids = tf.convert_to_tensor(inputs)
         if not ids.dtype.is_integer:
-            raise ValueError(f"inputs of layer {self.name} must be integers, not {ids.dtype.name}")
+            raise ValueError(
+                f"inputs of layer {self.name} must be integers, not {ids.dtype.name}; begin a model"
+                ' with keras.Input(..., dtype="int64"), or Keras makes them floats'
+            )
         frozen = frozen_table(self)
         if frozen is not None:
             return tf.cast(frozen(tf.cast(ids, tf.int64)), self.compute_dtype)
@@ -167,7 +174,7 @@ class HetEmbedding(keras.layers.Layer):
             if self._table.is_local:
                 rows, ticket = self._table.lookup_op(batch), batch
             else:
-                rows, ticket = self._worker_cache.lookup_op(batch)
+                rows, ticket = self._worker_cache.lookup_op(batch, fresh=training is False)
 
             def update(gradients: tf.Tensor) -> tf.Tensor:
                 self._update_op(ticket, gradients)
@@ -175,12 +182,14 @@ class HetEmbedding(keras.layers.Layer):
 
             return rows, update
 
-        rows = lookup(tf.convert_to_tensor(self._anchor.value))
+        anchor = tf.convert_to_tensor(self._anchor.value)
+        # A tape calls the gradients of all that it watched, asked for or not.
+        rows = lookup(anchor if self.trainable else tf.stop_gradient(anchor))
         rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
         rows.set_shape(ids.shape.concatenate([self.output_dim]))
         return tf.cast(rows, self.compute_dtype)
 
-    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
         """[*inputs.shape, output_dim]."""
         return keras.KerasTensor((*inputs.shape, self.output_dim), dtype=self.compute_dtype)
 
@@ -191,16 +200,15 @@ class HetEmbedding(keras.layers.Layer):
     def flush(self) -> None:
         """Sends what the workers' caches hold back. `fit`, `evaluate` and saving do so anyway."""
         if self._strategy is not None:
-            self._on_every_worker(self._worker_cache.flush_op)
+            # A strategy of ours passes over workers that are down, and says what they lost.
+            getattr(self._strategy, "flush", self._worker_cache.flush)()
 
     def cache_stats(self) -> dict[str, int]:
         """Counters of the caches (`CacheCounter` in ops/core/cache.h), summed over the workers.
 
         Empty without a strategy.
         """
-        if self._strategy is None:
-            return {}
-        return sum_stats(self._on_every_worker(self._worker_cache.stats_op))
+        return {} if self._strategy is None else self._worker_cache.stats()
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""
@@ -244,10 +252,10 @@ class HetEmbedding(keras.layers.Layer):
         return self.table.export()
 
     def _replace_rows(self, rows: TableExport) -> None:
+        # Rows of other shapes are refused before any is lost.
+        self.table.import_(TableExport(rows.keys[:0], rows.values[:0], rows.slots[:0], rows.clocks[:0]))
         self.table.clear()
         self.table.import_(rows)
-        if self._strategy is not None:
-            self._on_every_worker(self._worker_cache.clear_op)
 
     def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor) -> None:
         schedule = self.optimizer.learning_rate
@@ -262,28 +270,13 @@ class HetEmbedding(keras.layers.Layer):
         else:
             self._worker_cache.update_op(ticket, gradients, learning_rate)
 
-    def _on_every_worker(self, build_ops: Any) -> list[Any]:
-        function = tf.function(build_ops, autograph=False)
-        results = []
-        for worker in _tasks("worker"):
-            with tf.device(worker):
-                results.append(function())
-        return results
-
 
 def _parameter_servers(strategy: tf.distribute.Strategy) -> list[str]:
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        return _tasks("ps")
+        return cluster_devices("ps")
     if strategy.num_replicas_in_sync != 1:
         raise ValueError(
             f"HetEmbedding runs under a ParameterServerStrategy or without a strategy, not under"
             f" {type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas"
         )
     return []
-
-
-def _tasks(job: str) -> list[str]:
-    """The CPU devices of a job's tasks in the connected cluster, by task index."""
-    names = [device.name for device in tf.config.list_logical_devices("CPU")]
-    devices = [tf.DeviceSpec.from_string(name) for name in names]
-    return [d.to_string() for d in sorted(devices, key=lambda d: d.task or 0) if d.job == job]

@@ -122,7 +122,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   // Provides the memory of the request to a shard; 0 bytes: there is none this time.
   using AllocateRequest = std::function<char*(int shard, size_t bytes)>;
 
-  Status Lookup(std::shared_ptr<const Batch> batch, const ParallelFor& parallel_for,
+  // fresh: no cached row may have missed an update that its shard has merged, whatever the bound.
+  Status Lookup(std::shared_ptr<const Batch> batch, bool fresh, const ParallelFor& parallel_for,
                 const AllocateRequest& allocate, std::shared_ptr<Ticket>* ticket);
 
   struct Bytes {
@@ -158,6 +159,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
     int64_t key;
     int64_t base;     // the row's clock when last refreshed, moved by own merged updates
     double score;     // Eviction's
+    uint64_t pushed;  // sequence of the line's last push
     int32_t pending;  // own updates in delta
     int32_t sent;     // own updates in pushes not yet acknowledged
     int32_t holds;    // tickets that hold the line
@@ -207,12 +209,12 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void FindLines(Ticket* ticket, const ParallelFor& parallel_for);
   void CutPush(int shard, std::vector<uint32_t>* forced);
   void CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& asked,
-                  const AllocateRequest& allocate);
+                  int64_t read_bound, const AllocateRequest& allocate);
   void Acknowledge(Shard* shard, uint64_t sequence);
   void Reset(uint32_t slot);
   void ForgetShard(int shard);
   int64_t CheckBase(const Line& line) const;
-  void Install(uint32_t slot, int64_t clock, const float* row, bool outdated);
+  bool Install(uint32_t slot, int64_t clock, const float* row, uint64_t cut);
   void Initialize(uint32_t slot);
 
   // Needs nothing: a ticket's end.

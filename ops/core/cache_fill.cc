@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
+#include <unordered_map>
 
 #include "ops/core/cache.h"
 
@@ -26,21 +28,22 @@ void Cache::Acknowledge(Shard* shard, uint64_t sequence) {
   }
 }
 
-// outdated: pushes were cut after the request that this row answers.
-void Cache::Install(uint32_t slot, int64_t clock, const float* row, bool outdated) {
+// Puts a row that came back into its line. cut: the last push before the request that it answers.
+// Returns false if the row misses an own push made since: then it may be read, but not kept.
+bool Cache::Install(uint32_t slot, int64_t clock, const float* row, uint64_t cut) {
   Line* line = LineAt(slot);
   float* mine = RowAt(slot);
-  if (config_.server_applies) {
-    std::memcpy(mine, row, sizeof(float) * wire_width_);
-  } else if (!(line->flags & kFilled)) {
-    std::memcpy(mine, row, sizeof(float) * row_dim_);
-  } else {
-    if (outdated || clock < line->base) return;
-    std::memcpy(mine, row, sizeof(float) * row_dim_);
-    if (line->pending > 0) kit_.optimizer->Merge(mine, DeltaAt(slot), learning_rate_);
+  if (line->flags & kFilled && !config_.server_applies) {
+    if (line->pushed > cut) return false;
+    if (clock < line->base) return true;  // a later request was answered earlier
+  }
+  std::memcpy(mine, row, sizeof(float) * wire_width_);
+  if (line->pending > 0 && !config_.server_applies) {
+    kit_.optimizer->Merge(mine, DeltaAt(slot), learning_rate_);
   }
   line->base = clock;
   line->flags |= kFilled;
+  return true;
 }
 
 void Cache::Initialize(uint32_t slot) {
@@ -72,6 +75,8 @@ Status Cache::Fill(Ticket* ticket, const std::vector<Bytes>& replies,
 
   std::lock_guard<std::mutex> lock(mutex_);
   TakeReleased();
+  std::mutex read_once_mutex;
+  std::unordered_map<uint32_t, const float*> read_once;
   for (size_t s = 0; s < replies.size(); ++s) {
     const Ticket::Request& request = ticket->requests_[s];
     if (!request.sent) continue;
@@ -82,14 +87,17 @@ Status Cache::Fill(Ticket* ticket, const std::vector<Bytes>& replies,
       shard.incarnation = view.header.incarnation;
     }
     Acknowledge(&shard, view.header.acknowledged);
-    const bool outdated = shard.cut > request.cut;
     parallel_for(view.header.num_rows, 20 + 2 * wire_width_, [&](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; ++r) {
         if (r + 4 < last) {
           __builtin_prefetch(LineAt(request.slots[view.rows[r + 4].query]));
         }
-        Install(request.slots[view.rows[r].query], view.rows[r].clock, view.data + r * wire_width_,
-                outdated);
+        const uint32_t slot = request.slots[view.rows[r].query];
+        const float* row = view.data + r * wire_width_;
+        if (!Install(slot, view.rows[r].clock, row, request.cut)) {
+          std::lock_guard<std::mutex> rows_lock(read_once_mutex);
+          read_once[slot] = row;
+        }
       }
     });
     // No answer to an absent key: nobody has updated the row.
@@ -115,6 +123,12 @@ Status Cache::Fill(Ticket* ticket, const std::vector<Bytes>& replies,
   const Batch& batch = ticket->batch();
   std::vector<const float*> rows(batch.num_keys());
   for (int64_t u = 0; u < batch.num_keys(); ++u) rows[u] = RowAt(ticket->slots_[u]);
+  if (!read_once.empty()) {
+    for (int64_t u = 0; u < batch.num_keys(); ++u) {
+      const auto row = read_once.find(ticket->slots_[u]);
+      if (row != read_once.end()) rows[u] = row->second;
+    }
+  }
   batch.Gather(rows.data(), dim(), parallel_for, out);
   ticket->filled_ = true;
   return Status();

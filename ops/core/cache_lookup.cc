@@ -53,8 +53,9 @@ void Cache::FindLines(Ticket* ticket, const ParallelFor& parallel_for) {
   counters_.Add(CacheCounter::kMisses, batch.num_keys() - num_hits);
 }
 
-Status Cache::Lookup(std::shared_ptr<const Batch> batch, const ParallelFor& parallel_for,
-                     const AllocateRequest& allocate, std::shared_ptr<Ticket>* ticket) {
+Status Cache::Lookup(std::shared_ptr<const Batch> batch, bool fresh,
+                     const ParallelFor& parallel_for, const AllocateRequest& allocate,
+                     std::shared_ptr<Ticket>* ticket) {
   *ticket = std::make_shared<Ticket>(shared_from_this(), std::move(batch));
   std::lock_guard<std::mutex> lock(mutex_);
   TakeReleased();
@@ -65,7 +66,10 @@ Status Cache::Lookup(std::shared_ptr<const Batch> batch, const ParallelFor& para
   for (size_t u = 0; u < (*ticket)->slots_.size(); ++u) {
     asked[ShardOfHash((*ticket)->batch().hashes[u], num_shards())].push_back((*ticket)->slots_[u]);
   }
-  for (int s = 0; s < num_shards(); ++s) CutRequest(s, ticket->get(), asked[s], allocate);
+  const int64_t read_bound = fresh ? 0 : config_.read_bound;
+  for (int s = 0; s < num_shards(); ++s) {
+    CutRequest(s, ticket->get(), asked[s], read_bound, allocate);
+  }
   return Status();
 }
 
@@ -105,6 +109,7 @@ void Cache::CutPush(int shard, std::vector<uint32_t>* forced) {
     std::memcpy(wire_rows + r * sizeof(row), &row, sizeof(row));
     std::memcpy(data + r * wire_width_ * sizeof(float), DeltaAt(slot), wire_width_ * sizeof(float));
     std::memset(DeltaAt(slot), 0, sizeof(float) * row_dim_);
+    line->pushed = push.sequence;
     line->sent += line->pending;
     line->pending = 0;
     line->flags &= ~kQueued;
@@ -122,7 +127,7 @@ void Cache::CutPush(int shard, std::vector<uint32_t>* forced) {
 }
 
 void Cache::CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& asked,
-                       const AllocateRequest& allocate) {
+                       int64_t read_bound, const AllocateRequest& allocate) {
   Shard& state = shards_[shard];
   Ticket::Request& request = ticket->requests_[shard];
   std::vector<uint32_t> forced;
@@ -137,7 +142,7 @@ void Cache::CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& a
     if (!(line->flags & kFilled) || (line->flags & kForced) || config_.server_applies) {
       line->flags &= ~kForced;
       absent.push_back(slot);
-    } else if (config_.read_bound != kUnbounded) {
+    } else if (read_bound != kUnbounded) {
       slots.push_back(slot);
     }
   }
@@ -166,7 +171,7 @@ void Cache::CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& a
                                 static_cast<uint16_t>(config_.server_applies ? kServerApplies : 0),
                                 id_,
                                 state.incarnation,
-                                config_.read_bound,
+                                read_bound,
                                 static_cast<uint32_t>(dim()),
                                 static_cast<uint32_t>(kit_.optimizer->slot_dim()),
                                 static_cast<uint32_t>(shard),

@@ -82,7 +82,7 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<T
       if ((line.flags & kResident) && line.pending > 0) Enqueue(slot);
     }
   }
-  for (int s = 0; s < num_shards(); ++s) CutRequest(s, ticket->get(), {}, allocate);
+  for (int s = 0; s < num_shards(); ++s) CutRequest(s, ticket->get(), {}, config_.read_bound, allocate);
   return Status();
 }
 

@@ -137,15 +137,20 @@ class RequestKernel : public CacheKernel {
 
 class CacheLookupOp : public RequestKernel {
  public:
-  using RequestKernel::RequestKernel;
+  explicit CacheLookupOp(OpKernelConstruction* context) : RequestKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("fresh", &fresh_));
+  }
 
   absl::Status Request(OpKernelContext* context, Cache* cache,
                        const Cache::AllocateRequest& allocate,
                        std::shared_ptr<Ticket>* ticket) override {
     std::shared_ptr<Batch> batch;
     TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
-    return ToTf(cache->Lookup(std::move(batch), PoolOf(context), allocate, ticket));
+    return ToTf(cache->Lookup(std::move(batch), fresh_, PoolOf(context), allocate, ticket));
   }
+
+ private:
+  bool fresh_;
 };
 
 class CacheFlushOp : public RequestKernel {

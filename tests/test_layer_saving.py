@@ -1,0 +1,148 @@
+"""HetEmbedding in saved models, weights and configs, without a strategy."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import optimizers
+
+SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
+IDS = np.array([[0, -1, 5], [2**53 + 1, 2**63 - 1, 5], [2**24 + 1, 7, 7]])
+LABELS = np.array([1.0, -1.0, 0.5])
+
+
+def build(optimizer=None, **arguments) -> keras.Model:
+    arguments = {"seed": 11, "name": "users", **arguments}
+    inputs = keras.Input((3,), dtype="int64")
+    embedded = het_tf.layers.HetEmbedding(2, optimizer=optimizer, **arguments)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.ops.sum(embedded, axis=1)))
+    model.compile(keras.optimizers.SGD(0.01), loss="mse")
+    return model
+
+
+def fit(model: keras.Model, epochs: int = 3) -> list[float]:
+    return model.fit(IDS, LABELS, batch_size=1, epochs=epochs, shuffle=False, verbose=0).history[
+        "loss"
+    ]
+
+
+def table_of(model: keras.Model) -> het_tf.EmbeddingTable:
+    return model.get_layer("users").table
+
+
+def sorted_rows(model: keras.Model) -> list[np.ndarray]:
+    rows = table_of(model).export()
+    order = np.argsort(rows.keys)
+    return [getattr(rows, field.name)[order] for field in dataclasses.fields(rows)]
+
+
+OPTIMIZERS = [
+    optimizers.RowWiseAdagrad(0.1),
+    optimizers.SGD(0.1, weight_decay=0.1),
+    optimizers.Momentum(0.1, momentum=0.5, nesterov=True),
+    optimizers.Adagrad(SCHEDULE),
+    optimizers.Adam(SCHEDULE, clipnorm=1.0, max_norm=2.0),
+    optimizers.RowWiseAdam(0.1),
+    optimizers.Ftrl(0.1, l1=0.01),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each and each.name)
+@pytest.mark.parametrize("kind", ["keras", "weights.h5"])
+def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(tmp_path, kind, optimizer):
+    model = build(optimizer)
+    fit(model)
+    rows, predicted = sorted_rows(model), model.predict(IDS, verbose=0)
+    path = tmp_path / f"model.{kind}"
+    if kind == "keras":
+        model.save(path)
+        loaded = keras.models.load_model(path)
+    else:
+        model.save_weights(path)
+        loaded = build(optimizer)
+        fit(loaded, epochs=1)  # to be forgotten
+        loaded.load_weights(path)
+    assert table_of(loaded) is not table_of(model)
+    np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), predicted)
+    for saved, read in zip(rows, sorted_rows(loaded), strict=True):
+        np.testing.assert_array_equal(read, saved)
+    # Keys never updated, slots, iterations of the schedule: the same from here on.
+    unknown = table_of(loaded).lookup([123456789])
+    np.testing.assert_array_equal(unknown, table_of(model).lookup([123456789]))
+    assert fit(model) == fit(loaded)
+    for one, other in zip(sorted_rows(model), sorted_rows(loaded), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_table_without_rows_is_saved_and_loaded(tmp_path):
+    model = build()
+    predicted = model.predict(IDS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    fit(model)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    model.load_weights(tmp_path / "model.weights.h5")
+    for each in (loaded, model):
+        assert table_of(each).size() == 0
+        np.testing.assert_array_equal(each.predict(IDS, verbose=0), predicted)
+
+
+def test_an_assigned_learning_rate_is_saved(tmp_path):
+    model = build(optimizers.SGD(0.1))
+    model.get_layer("users").learning_rate = 0.25
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert float(loaded.get_layer("users").learning_rate.value) == 0.25
+
+
+def test_a_seed_that_was_drawn_is_saved(tmp_path):
+    """Rows never updated are not in the file, so they must come out of the seed again."""
+    model, other = build(seed=None), build(seed=None)
+    assert (table_of(model).lookup([1]) != table_of(other).lookup([1])).any()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(table_of(loaded).lookup([1]), table_of(model).lookup([1]))
+
+
+CONFIGS = [
+    {},
+    {"optimizer": optimizers.Adam(SCHEDULE, beta_1=0.5), "seed": -3, "mask_zero": True},
+    {"cache": het_tf.CacheConfig(capacity=10, policy="lru", staleness=None, clock="lamport")},
+    {"cache": het_tf.CacheConfig(capacity=10, read_bound=0, write_bound=None)},
+    {"embeddings_initializer": keras.initializers.TruncatedNormal(0.1, 0.2), "nonfinite": "skip"},
+    {"embeddings_initializer": "zeros", "name": "users", "dtype": "mixed_bfloat16"},
+]
+
+
+@pytest.mark.parametrize("arguments", CONFIGS)
+def test_config_round_trip(arguments):
+    layer = het_tf.layers.HetEmbedding(4, **{"optimizer": optimizers.SGD(0.3), **arguments})
+    config = layer.get_config()
+    again = het_tf.layers.HetEmbedding.from_config(json.loads(json.dumps(config)))
+    assert again.get_config() == config
+    assert again.cache == layer.cache
+    assert again.optimizer.spec() == layer.optimizer.spec()
+    serialized = keras.saving.serialize_keras_object(layer)
+    assert keras.saving.deserialize_keras_object(serialized).get_config() == config
+    if "cache" in arguments:
+        assert again.cache == arguments["cache"]
+
+
+def test_weights_of_another_table_are_refused(tmp_path):
+    model = build(optimizers.SGD(0.1))
+    fit(model)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = build(optimizers.Adam(0.1))  # has slots, which the file lacks
+    fit(other)
+    before = sorted_rows(other)
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match=r"slots has shape \[0,0\]"
+    ):
+        other.load_weights(tmp_path / "model.weights.h5")
+    for one, two in zip(before, sorted_rows(other), strict=True):
+        np.testing.assert_array_equal(one, two)
