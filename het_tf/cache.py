@@ -141,13 +141,13 @@ class WorkerCache:
         with tf.control_dependencies([update] if update is not None else []):
             return self._flush_op(cache, everything=False)
 
-    def flush_op(self) -> tf.Operation:
+    def flush_op(self) -> tf.Tensor:
         """Sends every update that was not sent yet."""
         return self._flush_op(self._handle_op(), everything=True)
 
-    def clear_op(self) -> tf.Operation:
+    def clear_op(self) -> None:
         """Forgets all rows, and updates that were not sent."""
-        return ops.cache_clear(self._handle_op())
+        ops.cache_clear(self._handle_op())
 
     def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Names and values of the counters (`CacheCounter` in ops/core/cache.h)."""
@@ -191,7 +191,7 @@ class WorkerCache:
     def _handle_op(self) -> tf.Tensor:
         return handle_from_caller(self.name, lambda: ops.cache_handle(**self._attributes))
 
-    def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Operation:
+    def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
         return self._exchange(cache, ticket, requests)
 

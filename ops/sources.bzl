@@ -33,12 +33,16 @@ OP_SOURCES = [
 # googletest files, one beside each source it tests.
 CORE_TESTS = [
     "ops/core/batch_test.cc",
+    "ops/core/cache_failure_test.cc",
+    "ops/core/cache_schedule_test.cc",
     "ops/core/cache_test.cc",
+    "ops/core/cache_thread_test.cc",
     "ops/core/eviction_test.cc",
     "ops/core/index_test.cc",
     "ops/core/initializer_test.cc",
     "ops/core/message_test.cc",
     "ops/core/optimizer_test.cc",
+    "ops/core/paper_code_faults_test.cc",
     "ops/core/spec_test.cc",
     "ops/core/table_sync_test.cc",
     "ops/core/table_test.cc",

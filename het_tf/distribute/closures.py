@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import queue
 import threading
@@ -45,20 +46,23 @@ class ClosureRunner:
         self._strategy = strategy
         self._max_in_flight = max_in_flight or 2 * strategy.num_workers
         self._in_flight = 0
+        self._to_schedule: queue.SimpleQueue[tuple[Any, Any, Any] | None] = queue.SimpleQueue()
+        self._scheduling: concurrent.futures.Future[None] | None = None
         self._finished: queue.SimpleQueue[tuple[Any, Any, Exception | None]] = queue.SimpleQueue()
         self._abandoned = threading.Event()
 
     def __enter__(self) -> ClosureRunner:
         self._strategy.health.start()
+        self._scheduling = call_in_daemon(self._schedule_in_order)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Waits for closures under way; what becomes of them no longer matters."""
-        if self._in_flight and not self._abandoned.is_set():
-            self._abandoned.set()
+        unfinished = self._in_flight and not self._abandoned.is_set()
+        self._abandon()
+        if unfinished:
             with contextlib.suppress(Exception):
-                self._strategy.join()
-        self._abandoned.set()
+                self._drain()
         self._strategy.health.stop()
 
     @property
@@ -73,12 +77,8 @@ class ClosureRunner:
 
     def schedule(self, fn: tf.types.experimental.PolymorphicFunction, args: Any, tag: Any) -> None:
         """Schedules `fn(*args)` on any worker; `wait` returns `tag` with its result."""
-        try:
-            remote = self._strategy.coordinator.schedule(fn, args=args)
-        except Exception as error:
-            raise self._failed(error) from error
         self._in_flight += 1
-        call_in_daemon(self._fetch, remote, tag)
+        self._to_schedule.put((fn, args, tag))
 
     def wait(self) -> tuple[Any, Any]:
         """Blocks until some closure has finished.
@@ -98,23 +98,56 @@ class ClosureRunner:
                 try:
                     self._strategy.raise_if_ps_lost()
                 except tf.errors.UnavailableError:
-                    self._abandoned.set()  # The closures under way may never end.
+                    self._abandon()  # The closures under way may never end.
                     raise
         self._in_flight -= 1
         if error is not None:
-            raise self._failed(error) from error
+            self._raise(error)
         return tag, result
 
-    def _failed(self, error: Exception) -> Exception:
-        self._abandoned.set()
+    def _raise(self, error: Exception) -> None:
+        """Ends the other closures and raises what is to be said about `error`."""
+        self._abandon()
         explained = self._strategy.explain(error)
         try:
-            self._strategy.join()  # Cancels the rest and clears the coordinator's own error.
+            self._drain()  # Cancels the rest and clears the coordinator's own error.
         except Exception as first:
             # A cancelled closure's result may be seen before that of the one which failed.
             if isinstance(error, tf.errors.CancelledError):
-                return first
-        return explained
+                explained = first
+        if explained is error:
+            raise error
+        raise explained from error
+
+    def _abandon(self) -> None:
+        """Schedules no more."""
+        self._abandoned.set()
+        self._to_schedule.put(None)
+
+    def _drain(self) -> None:
+        """After `_abandon`: waits until no closure is under way, or a parameter server is lost."""
+        assert self._scheduling is not None
+        while True:
+            try:
+                self._scheduling.result(timeout=_POLL)
+                break
+            except concurrent.futures.TimeoutError:
+                self._strategy.raise_if_ps_lost()
+        self._strategy.join()
+
+    def _schedule_in_order(self) -> None:
+        # In a thread since scheduling waits for all closures under way once one has failed, which
+        # takes minutes where they wait for a parameter server that hangs.
+        while (item := self._to_schedule.get()) is not None:
+            if self._abandoned.is_set():
+                continue
+            fn, args, tag = item
+            try:
+                remote = self._strategy.coordinator.schedule(fn, args=args)
+            except Exception as error:
+                self._finished.put((tag, None, error))
+            else:
+                call_in_daemon(self._fetch, remote, tag)
 
     def _fetch(self, remote: tf.distribute.coordinator.RemoteValue, tag: Any) -> None:
         while True:

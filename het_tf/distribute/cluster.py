@@ -198,10 +198,12 @@ class LocalCluster:
         # lost worker would bring the process down.
         strategy = self._strategy() if self._strategy is not None else None
         self._strategy = None
-        if strategy is None or self._had_faults or not strategy.idle:
+        if strategy is None or self._had_faults:
             return
         addresses = [address for tasks in self._cluster.values() for address in tasks]
         if any(probe(address, timeout=2.0) is not TaskState.UP for address in addresses):
+            return
+        if not strategy.idle:
             return
         tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({}), job_name="chief")
 

@@ -253,7 +253,8 @@ class HetEmbedding(keras.layers.Layer):
 
     def _replace_rows(self, rows: TableExport) -> None:
         # Rows of other shapes are refused before any is lost.
-        self.table.import_(TableExport(rows.keys[:0], rows.values[:0], rows.slots[:0], rows.clocks[:0]))
+        columns = rows.keys, rows.values, rows.slots, rows.clocks
+        self.table.import_(TableExport(*(column[:0] for column in columns)))
         self.table.clear()
         self.table.import_(rows)
 

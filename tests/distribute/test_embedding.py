@@ -1,0 +1,198 @@
+"""HetEmbedding on a real cluster."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+
+KEYS = 60
+EXAMPLES = 1200
+BATCH = 20
+WIDTH = 3
+
+
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    """Ids spread over all of int64, and a target that depends on each of them."""
+    rng = np.random.default_rng(3)
+    small = rng.integers(0, KEYS, (EXAMPLES, WIDTH))
+    ids = (small * (2**57 + 12345) - 2**62).astype(np.int64)
+    target = rng.normal(size=KEYS)[small].sum(1) > 0
+    return ids, target.astype(np.float32)
+
+
+def make_model(strategy, cache, optimizer=None):
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(
+            8, optimizer=optimizer or het_tf.optimizers.RowWiseAdagrad(0.5), seed=1, cache=cache
+        )
+        ids = keras.Input((WIDTH,), dtype="int64")
+        hidden = keras.layers.Flatten()(embedding(ids))
+        model = het_tf.keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(hidden))
+        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", steps_per_execution=3)
+    return model, embedding
+
+
+CACHES = {
+    "no cache": None,
+    "staleness 0": het_tf.CacheConfig(1000, staleness=0),
+    "staleness 10": het_tf.CacheConfig(1000, staleness=10),
+    "tiny": het_tf.CacheConfig(7, staleness=100, policy="lru"),
+    "unbounded": het_tf.CacheConfig(1000, staleness=None),
+    "lamport": het_tf.CacheConfig(1000, staleness=5, clock="lamport"),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_fit_trains_the_table(strategy, name):
+    ids, target = examples()
+    model, embedding = make_model(strategy, CACHES[name])
+    losses = model.fit(ids, target, batch_size=BATCH, epochs=4, verbose=0).history["loss"]
+
+    assert losses[-1] < losses[0] - 0.05
+    assert embedding.table.size() == KEYS
+    rows = embedding.table.export()
+    assert np.any(rows.values != initial_values(embedding, rows.keys))
+    stats = embedding.cache_stats()
+    assert stats["pending"] == 0
+    assert stats["updates"] == stats["updates_pushed"]
+    if name != "lamport":
+        assert rows.clocks.sum() == stats["updates"]
+
+
+def initial_values(embedding, keys):
+    untouched = het_tf.EmbeddingTable(8, het_tf.optimizers.SGD(), seed=embedding.seed)
+    return untouched.lookup(keys)
+
+
+def test_training_without_a_strategy_reaches_the_same_loss(strategy):
+    ids, target = examples()
+    embedding = het_tf.layers.HetEmbedding(
+        8, optimizer=het_tf.optimizers.RowWiseAdagrad(0.5), seed=1
+    )
+    model = keras.Sequential(
+        [
+            keras.Input((WIDTH,), dtype="int64"),
+            embedding,
+            keras.layers.Flatten(),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
+    alone = model.fit(ids, target, batch_size=BATCH, epochs=4, verbose=0).history["loss"][-1]
+    model, _ = make_model(strategy, het_tf.CacheConfig(1000, staleness=10))
+    together = model.fit(ids, target, batch_size=BATCH, epochs=4, verbose=0).history["loss"][-1]
+    assert together == pytest.approx(alone, abs=0.1)
+
+
+def test_integer_steps_of_all_workers_add_up(strategy):
+    """Nothing lost, nothing doubled: the rows are exactly the sum of what the workers did."""
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(
+            2,
+            optimizer=het_tf.optimizers.SGD(1.0),
+            embeddings_initializer="zeros",
+            cache=het_tf.CacheConfig(5, staleness=3),
+        )
+        embedding.build()
+
+    @tf.function
+    def steps(ids):
+        for _ in tf.range(4):
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(embedding(ids) * tf.constant([1.0, -2.0]))
+            tape.gradient(total, embedding.trainable_variables)
+
+    batches = np.random.default_rng(5).integers(0, 12, (30, 6))
+    for batch in batches:
+        strategy.coordinator.schedule(steps, (tf.constant(batch),))
+    strategy.flush()
+
+    expected = {key: -4 * np.sum(batches == key) for key in range(12)}
+    values = embedding.table.lookup(list(expected))
+    np.testing.assert_array_equal(values[:, 0], list(expected.values()))
+    np.testing.assert_array_equal(values[:, 1], -2 * values[:, 0])
+    rows = embedding.table.export()
+    updates = {key: 4 * sum(key in batch for batch in batches) for key in range(12)}
+    assert dict(zip(rows.keys.tolist(), rows.clocks.tolist(), strict=True)) == {
+        key: count for key, count in updates.items() if count
+    }
+
+
+def test_evaluate_reads_what_all_workers_have_done(strategy):
+    ids, target = examples()
+    model, _ = make_model(strategy, het_tf.CacheConfig(1000, staleness=None))
+    model.fit(ids, target, batch_size=BATCH, epochs=2, verbose=0)
+    predictions = model.predict(ids, batch_size=BATCH, verbose=0)[:, 0].astype(np.float64)
+    chance = np.where(target > 0, predictions, 1 - predictions)
+    expected = -np.log(chance).mean()
+    for _ in range(2):  # whatever worker gets which batch
+        loss = model.evaluate(ids, target, batch_size=BATCH, verbose=0)
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_saved_weights_have_all_updates_and_loaded_ones_reach_the_caches(strategy, tmp_path):
+    ids, target = examples()
+    model, embedding = make_model(strategy, het_tf.CacheConfig(1000, staleness=None))
+    model.fit(ids, target, batch_size=BATCH, epochs=1, verbose=0)
+    model.save_weights(tmp_path / "one.weights.h5")
+    expected = model.predict(ids, batch_size=BATCH, verbose=0)
+    updates = embedding.table.export().clocks.sum()
+    assert updates == embedding.cache_stats()["updates"]
+
+    model.fit(ids, target, batch_size=BATCH, epochs=1, verbose=0)
+    assert not np.allclose(model.predict(ids, batch_size=BATCH, verbose=0), expected)
+    model.load_weights(tmp_path / "one.weights.h5")
+
+    np.testing.assert_array_equal(model.predict(ids, batch_size=BATCH, verbose=0), expected)
+    assert embedding.table.export().clocks.sum() == updates
+    losses = model.fit(ids, target, batch_size=BATCH, epochs=1, verbose=0).history["loss"]
+    assert losses[0] < -np.log(np.where(target[:, None] > 0, expected, 1 - expected)).mean() + 0.1
+
+
+def test_export_from_a_cluster_is_served_by_stock_ops(strategy, tmp_path):
+    ids, target = examples()
+    model, _ = make_model(strategy, het_tf.CacheConfig(1000, staleness=None))
+    model.fit(ids, target, batch_size=BATCH, epochs=1, verbose=0)
+    model.export(tmp_path / "model")
+    query = np.concatenate([ids[:40], [[5, 6, 7]]])
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    expected = model.predict(query, batch_size=BATCH, verbose=0)
+    np.testing.assert_allclose(served.serve(tf.constant(query)), expected, rtol=1e-5)
+
+
+def test_clear_reaches_caches_without_a_bound(strategy):
+    ids, target = examples()
+    model, embedding = make_model(strategy, het_tf.CacheConfig(1000, staleness=None))
+    model.fit(ids, target, batch_size=BATCH, epochs=1, verbose=0)
+    embedding.table.clear()
+    assert embedding.table.size() == 0
+    assert embedding.cache_stats()["rows"] == 0
+
+
+def test_lookup_of_a_million_unknown_keys_adds_no_row(strategy):
+    _, embedding = make_model(strategy, None)
+    keys = np.arange(1_000_000) * 7919 - 2**61
+    values = embedding.table.lookup(keys)
+    assert embedding.table.size() == 0
+    np.testing.assert_array_equal(values, initial_values(embedding, keys))
+
+
+def test_nonfinite_gradient_fails_the_step_and_changes_nothing(strategy):
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(2, cache=het_tf.CacheConfig(10, staleness=0))
+        embedding.build()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(embedding(tf.constant([1, 2]))) * float("nan")
+        tape.gradient(loss, embedding.trainable_variables)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="gradients hold NaN or infinity"):
+        strategy.run_on_worker(0, step)
+    strategy.flush()
+    assert embedding.table.size() == 0

@@ -1,0 +1,271 @@
+"""A local EmbeddingTable: what rows start as, and the optimizers against those of Keras."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import optimizers
+from het_tf.cache import WorkerCache
+
+KEYS = np.array([0, 1, -1, 2**31, 2**32 + 1, 2**53 + 1, 2**63 - 1, -(2**63)])
+
+
+# Initial values: a function of seed, key and column.
+
+
+def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Philox 4x32-10 (Salmon et al., SC 2011). counter: uint64 [n, 4]; key: uint64 [2]."""
+    words, key, mask = counter.copy(), key.copy(), np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        low = words[:, 0] * np.uint64(0xD2511F53)
+        high = words[:, 2] * np.uint64(0xCD9E8D57)
+        words = np.stack(
+            [
+                high >> 32 ^ words[:, 1] ^ key[0],
+                high & mask,
+                low >> 32 ^ words[:, 3] ^ key[1],
+                low & mask,
+            ],
+            axis=1,
+        )
+        key = key + np.array([0x9E3779B9, 0xBB67AE85], np.uint64) & mask
+    return words
+
+
+def halves(number) -> np.ndarray:
+    """Low and high 32 bits."""
+    number = np.asarray(number, np.int64).astype(np.uint64)
+    return np.stack([number & np.uint64(0xFFFFFFFF), number >> np.uint64(32)], axis=-1)
+
+
+def random_words(seed: int, keys: np.ndarray, dim: int) -> np.ndarray:
+    """uint32 [keys, dim]: four columns from each counter (key, column / 4)."""
+    blocks = -(-dim // 4)
+    counter = np.zeros((len(keys), blocks, 4), np.uint64)
+    counter[..., :2] = halves(keys)[:, None]
+    counter[..., 2] = np.arange(blocks)
+    words = philox(counter.reshape(-1, 4), halves(seed))
+    return words.reshape(len(keys), -1)[:, :dim]
+
+
+def uniform(seed: int, keys: np.ndarray, dim: int, low: float, high: float) -> np.ndarray:
+    """In fp32, with the 24 bits that it holds."""
+    low, high = np.float32(low), np.float32(high)
+    unit = (random_words(seed, keys, dim) >> np.uint64(8)).astype(np.float32) * np.float32(2**-24)
+    return low + unit * (high - low)
+
+
+def normal(seed: int, keys: np.ndarray, dim: int, mean: float, stddev: float) -> np.ndarray:
+    """Box-Muller on pairs of columns."""
+    unit = (random_words(seed, keys, dim + dim % 2) >> np.uint64(8)) * 2.0**-24
+    radius, angle = np.sqrt(-2 * np.log(unit[:, ::2] + 2.0**-24)), 2 * np.pi * unit[:, 1::2]
+    pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
+    return mean + stddev * pairs.reshape(len(keys), -1)[:, :dim]
+
+
+def test_the_oracle_is_philox():
+    """The known answers of Random123: counter and key of all zeros, all ones, digits of pi."""
+    cases = [
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([2**32 - 1] * 4, [2**32 - 1] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ]
+    for counter, key, answer in cases:
+        words = philox(np.array([counter], np.uint64), np.array(key, np.uint64))
+        assert words[0].tolist() == answer
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**62 + 12345])
+@pytest.mark.parametrize("dim", [1, 4, 7])
+def test_uniform_and_normal_values_are_those_of_the_oracle(dim, seed):
+    for initializer, wanted in [
+        ("uniform", uniform(seed, KEYS, dim, -0.05, 0.05)),
+        (keras.initializers.RandomUniform(-1, 3), uniform(seed, KEYS, dim, -1, 3)),
+        ("normal", normal(seed, KEYS, dim, 0, 0.05)),
+        (keras.initializers.RandomNormal(2, 0.5), normal(seed, KEYS, dim, 2, 0.5)),
+    ]:
+        table = het_tf.EmbeddingTable(dim, optimizers.SGD(), initializer=initializer, seed=seed)
+        np.testing.assert_allclose(table.lookup(KEYS), wanted, rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "mean", "stddev", "furthest"),
+    [
+        ("zeros", 0, 0, 0),
+        ("ones", 1, 0, 0),
+        (keras.initializers.Constant(-2.5), -2.5, 0, 0),
+        (keras.initializers.RandomUniform(-3, 3), 0, 3**0.5, 3),
+        (keras.initializers.RandomNormal(1, 2), 1, 2, 14),
+        # Truncated at two standard deviations, 0.8796 remains of it.
+        (keras.initializers.TruncatedNormal(0, 1), 0, 0.87962566, 2),
+    ],
+)
+def test_moments_of_initial_values(initializer, mean, stddev, furthest):
+    table = het_tf.EmbeddingTable(16, optimizers.SGD(), initializer=initializer, seed=1)
+    values = table.lookup(np.arange(20000)).astype(np.float64)
+    assert np.abs(values.mean() - mean) <= 0.01 * stddev
+    assert np.abs(values.std() - stddev) <= 0.01 * stddev
+    assert np.abs(values - mean).max() <= furthest
+    for axis in (0, 1):  # no row and no column is far off
+        off = np.abs(values.mean(axis=axis) - mean).max()
+        assert off <= 6 * stddev / np.sqrt(values.shape[axis])
+
+
+class LocalShards(het_tf.EmbeddingTable):
+    """Several shards in this process, as parameter servers have one each."""
+
+    num_shards = 3
+
+
+def test_a_million_unknown_keys_leave_no_row_and_read_alike_on_any_number_of_shards():
+    keys = np.random.default_rng(4).integers(-(2**63), 2**63 - 1, 1_000_000)
+    arguments = {"optimizer": optimizers.RowWiseAdagrad(), "initializer": "uniform", "seed": 77}
+    whole, sharded = het_tf.EmbeddingTable(4, **arguments), LocalShards(4, **arguments)
+    values = whole.lookup(keys)
+    np.testing.assert_array_equal(values[::10], uniform(77, keys[::10], 4, -0.05, 0.05))
+    batch = het_tf.ops.dedup(tf.constant(keys))
+    for cache in (None, het_tf.CacheConfig(capacity=1000)):
+        rows, _ = WorkerCache(sharded, cache).lookup_op(batch)
+        np.testing.assert_array_equal(rows, values)
+    assert whole.size() == sharded.size() == 0
+    assert whole.export().keys.shape == sharded.export().keys.shape == (0,)
+
+
+def test_shards_share_the_keys_evenly():
+    keys = np.concatenate([np.arange(30000), np.arange(30000) * 2**20, -np.arange(1, 30001)])
+    for num_shards in (2, 3, 5):
+        counts = np.bincount(het_tf.ops.shard_of(keys, num_shards=num_shards))
+        np.testing.assert_allclose(counts, len(keys) / num_shards, rtol=0.03)
+
+
+# Rows out and in.
+
+
+def train(table: het_tf.EmbeddingTable, keys: np.ndarray, gradients: np.ndarray, rate=0.1) -> None:
+    batch = het_tf.ops.dedup(tf.constant(keys, tf.int64))
+    table.apply_op(batch, tf.constant(gradients, tf.float32), tf.constant(rate), "error")
+
+
+def test_rows_move_to_a_table_of_another_number_of_shards_and_back():
+    source = het_tf.EmbeddingTable(3, optimizers.Adam())
+    for step in range(1, 4):
+        train(source, KEYS[: 2 * step], np.full((2 * step, 3), step))
+    sharded = LocalShards(3, optimizers.Adam())
+    back = het_tf.EmbeddingTable(3, optimizers.Adam())
+    sharded.import_(source.export())
+    back.import_(sharded.export())
+    assert source.size() == sharded.size() == back.size() == 6
+    one, other = source.export(), back.export()
+    for field in dataclasses.fields(het_tf.TableExport):
+        np.testing.assert_array_equal(
+            getattr(one, field.name)[np.argsort(one.keys)],
+            getattr(other, field.name)[np.argsort(other.keys)],
+        )
+    back.clear()
+    assert back.size() == 0
+
+
+def test_an_export_in_parts_is_the_whole(monkeypatch):
+    table = het_tf.EmbeddingTable(2, optimizers.SGD())
+    train(table, np.arange(1000), np.ones((1000, 2)))
+    monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 500)
+    rows = table.export()
+    assert sorted(rows.keys) == list(range(1000))
+    np.testing.assert_array_equal(rows.values, table.lookup(rows.keys))
+
+
+# Optimizers: as Keras's, on a dense problem in which every row is updated in every step.
+
+SAME = [
+    (optimizers.SGD(0.1), keras.optimizers.SGD(0.1)),
+    (optimizers.SGD(0.1, weight_decay=0.2), keras.optimizers.SGD(0.1, weight_decay=0.2)),
+    (optimizers.Momentum(0.1), keras.optimizers.SGD(0.1, momentum=0.9)),
+    (
+        optimizers.Momentum(0.1, momentum=0.5, nesterov=True),
+        keras.optimizers.SGD(0.1, momentum=0.5, nesterov=True),
+    ),
+    (optimizers.Adagrad(0.1), keras.optimizers.Adagrad(0.1)),
+    (
+        optimizers.Adagrad(0.1, initial_accumulator_value=0.5, epsilon=1e-3),
+        keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.5, epsilon=1e-3),
+    ),
+    (optimizers.Adam(0.1), keras.optimizers.Adam(0.1)),
+    (
+        optimizers.Adam(0.1, beta_1=0.5, beta_2=0.9, epsilon=1e-3),
+        keras.optimizers.Adam(0.1, beta_1=0.5, beta_2=0.9, epsilon=1e-3),
+    ),
+    (optimizers.Ftrl(0.1), keras.optimizers.Ftrl(0.1)),
+    (
+        optimizers.Ftrl(
+            0.1, initial_accumulator_value=0.5, l1=0.01, l2=0.1, l2_shrinkage=0.01, beta=0.1
+        ),
+        keras.optimizers.Ftrl(
+            0.1,
+            initial_accumulator_value=0.5,
+            l1_regularization_strength=0.01,
+            l2_regularization_strength=0.1,
+            l2_shrinkage_regularization_strength=0.01,
+            beta=0.1,
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SAME, ids=lambda each: each.name)
+def test_optimizers_are_those_of_keras(ours, theirs):
+    random = np.random.default_rng(6)
+    table = het_tf.EmbeddingTable(5, ours, initializer="uniform", seed=9)
+    weights = keras.Variable(table.lookup(KEYS))
+    start = weights.numpy()
+    for _ in range(40):
+        gradients = random.normal(0.3, 1, weights.shape).astype(np.float32)
+        train(table, KEYS, gradients)
+        theirs.apply([keras.ops.convert_to_tensor(gradients)], [weights])
+    np.testing.assert_allclose(table.lookup(KEYS), weights.numpy(), rtol=1e-5, atol=1e-5)
+    assert np.abs(weights.numpy() - start).mean() > 0.1
+
+
+def row_wise(name: str, gradients: np.ndarray, rate: float) -> np.ndarray:
+    """The change of one row by the published formulas, in float64."""
+    value, moment, second = np.zeros(gradients.shape[1]), 0, 0.1 if "adagrad" in name else 0
+    for step, gradient in enumerate(gradients.astype(np.float64), 1):
+        square = np.mean(gradient**2)
+        if name == "row_wise_adagrad":
+            second += square
+            value -= rate * gradient / np.sqrt(second + 1e-7)
+        else:
+            moment = 0.9 * moment + 0.1 * gradient
+            second = 0.999 * second + 0.001 * square
+            correction = np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+            value -= rate * correction * moment / (np.sqrt(second) + 1e-7)
+    return value
+
+
+@pytest.mark.parametrize("optimizer", [optimizers.RowWiseAdagrad(), optimizers.RowWiseAdam()])
+def test_row_wise_optimizers_are_their_formulas(optimizer):
+    gradients = np.random.default_rng(8).normal(size=(50, 13)).astype(np.float32)
+    table = het_tf.EmbeddingTable(13, optimizer, initializer="zeros")
+    for gradient in gradients:
+        train(table, np.array([5]), gradient[None])
+    wanted = row_wise(optimizer.name, gradients, 0.1)
+    np.testing.assert_allclose(table.lookup([5])[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_clipnorm_and_max_norm():
+    table = het_tf.EmbeddingTable(
+        2, optimizers.SGD(clipnorm=5.0, max_norm=1.5), initializer="zeros"
+    )
+    train(table, np.array([1, 2, 3]), -np.array([[6, 8], [3, 4], [0.3, 0.4]]), rate=0.1)
+    wanted = [[0.3, 0.4], [0.3, 0.4], [0.03, 0.04]]
+    np.testing.assert_allclose(table.lookup([1, 2, 3]), wanted, rtol=1e-6)
+    for _ in range(9):
+        train(table, np.array([1]), -np.array([[6, 8]]), rate=0.1)
+    np.testing.assert_allclose(table.lookup([1]), [[0.9, 1.2]], rtol=1e-6)
