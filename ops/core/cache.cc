@@ -68,7 +68,8 @@ void Cache::TakeReleased() {
 uint32_t Cache::MakeLine(int64_t key, uint64_t hash) {
   const uint32_t slot = lines_.Allocate();
   Line* line = LineAt(slot);
-  *line = {key, -1, 0, 0, 0, 0, 0, static_cast<uint16_t>(ShardOfHash(hash, num_shards())), kResident};
+  *line = {key,       -1, 0, 0, 0, 0, 0, static_cast<uint16_t>(ShardOfHash(hash, num_shards())),
+           kResident, 0};
   std::memset(DeltaAt(slot), 0, sizeof(float) * row_dim_);
   index_.Insert(hash, slot, [&](uint32_t s) { return HashKey(LineAt(s)->key); });
   return slot;

@@ -165,6 +165,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
     int32_t holds;    // tickets that hold the line
     uint16_t shard;
     uint16_t flags;
+    float learning_rate;  // of the last own update
   };
   enum Flags : uint16_t {
     kFilled = 1,    // row is valid
@@ -208,8 +209,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void Enqueue(uint32_t slot);
   void FindLines(Ticket* ticket, const ParallelFor& parallel_for);
   void CutPush(int shard, std::vector<uint32_t>* forced);
-  void CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& asked,
-                  int64_t read_bound, const AllocateRequest& allocate);
+  void CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& asked, int64_t read_bound,
+                  const AllocateRequest& allocate);
   void Acknowledge(Shard* shard, uint64_t sequence);
   void Reset(uint32_t slot);
   void ForgetShard(int shard);
@@ -232,7 +233,6 @@ class Cache : public std::enable_shared_from_this<Cache> {
   Slab lines_;
   Eviction eviction_;
   std::vector<Shard> shards_;
-  float learning_rate_ = 0;  // of the last update
   int64_t num_pending_ = 0;  // updates in deltas and in unacknowledged pushes
   Counters<CacheCounter> counters_;
 

@@ -39,7 +39,7 @@ bool Cache::Install(uint32_t slot, int64_t clock, const float* row, uint64_t cut
   }
   std::memcpy(mine, row, sizeof(float) * wire_width_);
   if (line->pending > 0 && !config_.server_applies) {
-    kit_.optimizer->Merge(mine, DeltaAt(slot), learning_rate_);
+    kit_.optimizer->Merge(mine, DeltaAt(slot), line->learning_rate);
   }
   line->base = clock;
   line->flags |= kFilled;

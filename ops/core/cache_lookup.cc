@@ -1,5 +1,6 @@
 // Lookup: the lines of a batch, and the requests for what they lack.
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
@@ -83,14 +84,23 @@ int64_t Cache::CheckBase(const Line& line) const {
 // Moves the outbox into a push. forced takes the lines whose rows must come back.
 void Cache::CutPush(int shard, std::vector<uint32_t>* forced) {
   Shard& state = shards_[shard];
-  const int64_t rows = state.outbox.size();
   Push push;
   push.sequence = ++state.cut;
   push.slots.swap(state.outbox);
+  const float learning_rate = LineAt(push.slots.front())->learning_rate;
+  if (config_.server_applies || kit_.optimizer->MergeUsesLearningRate()) {
+    // A push has one learning rate; the rows of others stay for the next.
+    const auto others = std::stable_partition(
+        push.slots.begin(), push.slots.end(),
+        [&](uint32_t slot) { return LineAt(slot)->learning_rate == learning_rate; });
+    state.outbox.assign(others, push.slots.end());
+    push.slots.erase(others, push.slots.end());
+  }
+  const int64_t rows = push.slots.size();
   push.keys.resize(rows);
   push.pendings.resize(rows);
   push.bytes.resize(PushBytes(rows, wire_width_));
-  const PushHeader header = {push.sequence, learning_rate_, static_cast<uint32_t>(rows)};
+  const PushHeader header = {push.sequence, learning_rate, static_cast<uint32_t>(rows)};
   std::memcpy(push.bytes.data(), &header, sizeof(header));
   char* wire_rows = push.bytes.data() + sizeof(header);
   char* data = wire_rows + rows * sizeof(PushRow);
@@ -131,7 +141,7 @@ void Cache::CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& a
   Shard& state = shards_[shard];
   Ticket::Request& request = ticket->requests_[shard];
   std::vector<uint32_t> forced;
-  if (!state.outbox.empty()) CutPush(shard, &forced);
+  while (!state.outbox.empty()) CutPush(shard, &forced);
   request.cut = state.cut;
 
   // Checks first, then the keys whose row must come whatever its clock.

@@ -20,7 +20,6 @@ Status Cache::Update(Ticket* ticket, const float* gradients, float learning_rate
   std::lock_guard<std::mutex> lock(mutex_);
   TakeReleased();
   if (!ticket->filled_) return FailedPrecondition("ticket was not filled before its update");
-  learning_rate_ = learning_rate;
   const int32_t due =
       config_.server_applies ? 1
       : config_.write_bound == kUnbounded
@@ -52,6 +51,7 @@ Status Cache::Update(Ticket* ticket, const float* gradients, float learning_rate
         kit_.optimizer->Update(row, gradient, learning_rate);
         for (int i = 0; i < row_dim_; ++i) delta[i] += row[i] - old[i];
       }
+      line->learning_rate = learning_rate;
       my_due += ++line->pending >= due;
       ++my_updates;
     }
@@ -82,7 +82,8 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<T
       if ((line.flags & kResident) && line.pending > 0) Enqueue(slot);
     }
   }
-  for (int s = 0; s < num_shards(); ++s) CutRequest(s, ticket->get(), {}, config_.read_bound, allocate);
+  for (int s = 0; s < num_shards(); ++s)
+    CutRequest(s, ticket->get(), {}, config_.read_bound, allocate);
   return Status();
 }
 

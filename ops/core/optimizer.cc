@@ -169,6 +169,7 @@ class Ftrl final : public Optimizer {
     for (int i = dim_; i < row_dim(); ++i) row[i] += delta[i];
     for (int i = 0; i < dim_; ++i) row[i] = Weight(row[dim_ + i], row[2 * dim_ + i], learning_rate);
   }
+  bool MergeUsesLearningRate() const override { return true; }
 
  private:
   void Step(float* row, const float* gradient, float learning_rate) const override {

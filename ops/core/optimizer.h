@@ -40,8 +40,10 @@ class Optimizer {
   // One update. row: (row_dim), gradient: (dim).
   void Update(float* row, const float* gradient, float learning_rate) const;
 
-  // Adds what updates made elsewhere have changed. row, delta: (row_dim).
+  // Adds what updates made elsewhere have changed. row, delta: (row_dim). learning_rate: that of
+  // the last of these updates.
   virtual void Merge(float* row, const float* delta, float learning_rate) const;
+  virtual bool MergeUsesLearningRate() const { return false; }
 
  protected:
   Optimizer(int dim, int slot_dim, float initial_slot)

@@ -1,0 +1,113 @@
+"""Trains a HetEmbedding while servers die; prints what happened as JSON. Run by the test."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import het_tf
+
+BATCHES = 120
+BATCH = 20
+KEYS_A_BATCH = 40  # all different, so a step is that many updates
+STEPS_A_CLOSURE = 4
+
+
+class AtStep(keras.callbacks.Callback):
+    """Does something once, when a number of steps are done."""
+
+    def __init__(self, step, action):
+        super().__init__()
+        self._step, self._action = step, action
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._action is not None and batch >= self._step:
+            action, self._action = self._action, None
+            action()
+
+
+class Warnings(logging.Handler):
+    """Keeps the texts of warnings."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+def data():
+    rng = np.random.default_rng(1)
+    weights = rng.normal(size=400)
+    ids = np.stack([rng.permutation(400)[:KEYS_A_BATCH] for _ in range(BATCHES)])
+    ids = ids.reshape(BATCHES * BATCH, 2)
+    return ids, (weights[ids].sum(1) > 0).astype(np.float32)
+
+
+def main():
+    warnings = Warnings()
+    logging.getLogger("absl").addHandler(warnings)
+    cluster = het_tf.distribute.LocalCluster(num_workers=3, num_ps=2)
+    cluster.start()
+    strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(
+            8,
+            optimizer=het_tf.optimizers.RowWiseAdagrad(0.5),
+            seed=1,
+            cache=het_tf.CacheConfig(1000, staleness=20),
+        )
+        ids = keras.Input((2,), dtype="int64")
+        output = keras.layers.Dense(1, activation="sigmoid")(
+            keras.layers.Flatten()(embedding(ids))
+        )
+        model = het_tf.keras.Model(ids, output)
+        model.compile(
+            keras.optimizers.SGD(0.1), "binary_crossentropy", steps_per_execution=STEPS_A_CLOSURE
+        )
+    x, y = data()
+
+    def fit(epochs, *callbacks):
+        history = model.fit(
+            x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
+        )
+        rows = embedding.table.export()
+        return {
+            "loss": history.history["loss"],
+            "iterations": int(model.optimizer.iterations.numpy()),
+            "clocks": int(rows.clocks.sum()),
+            "finite": bool(np.isfinite(rows.values).all()),
+        }
+
+    out = {"whole": fit(3)}
+    out["worker killed"] = fit(4, AtStep(BATCHES // 2, lambda: cluster.kill_worker(1)))
+    out["warnings"] = list(warnings.texts)
+    out["addresses"] = cluster.addresses
+    began = time.monotonic()
+    try:
+        model.fit(
+            x,
+            y,
+            batch_size=BATCH,
+            epochs=100,
+            verbose=0,
+            callbacks=[AtStep(BATCHES // 2, lambda: cluster.kill_ps(1))],
+        )
+    except tf.errors.UnavailableError as error:
+        out["error"] = str(error)
+    out["seconds"] = time.monotonic() - began
+    print(json.dumps(out))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

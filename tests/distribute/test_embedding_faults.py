@@ -1,0 +1,55 @@
+"""Workers and parameter servers that die while a HetEmbedding is trained through its caches."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import embedding_fault_program as program
+import pytest
+
+PROGRAM = pathlib.Path(program.__file__)
+
+
+@pytest.fixture(scope="module")
+def seen():
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=400, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_three_workers_train_to_the_end(seen):
+    run = seen["whole"]
+    assert run["iterations"] == 3 * program.BATCHES
+    assert run["clocks"] == run["iterations"] * program.KEYS_A_BATCH
+    assert run["loss"] == sorted(run["loss"], reverse=True)
+    assert run["finite"]
+
+
+def test_a_killed_worker_loses_at_most_what_the_log_says(seen):
+    whole, run = seen["whole"], seen["worker killed"]
+    assert run["loss"][-1] < whole["loss"][-1]
+    text = "\n".join(seen["warnings"])
+    found = re.search(r"worker 1 lost its cache .* at most (\d+) updates", text)
+    assert found, text
+    at_risk = int(found.group(1))
+    # Each step counts itself once. A closure that the killed worker had not finished is run again
+    # elsewhere, so up to a closure's steps are counted, and their updates made, once more.
+    steps = run["iterations"] - whole["iterations"]
+    assert 4 * program.BATCHES <= steps <= 4 * program.BATCHES + program.STEPS_A_CLOSURE
+    made = run["clocks"] - whole["clocks"]
+    unfinished = program.STEPS_A_CLOSURE * program.KEYS_A_BATCH
+    assert made >= 4 * program.BATCHES * program.KEYS_A_BATCH - at_risk
+    assert made <= 4 * program.BATCHES * program.KEYS_A_BATCH + unfinished
+
+
+def test_a_killed_parameter_server_is_named(seen):
+    address = seen["addresses"]["ps"][1]
+    assert "error" in seen, "training went on"
+    assert f"Parameter server /job:ps/task:1 at {address}" in seen["error"]
+    assert seen["seconds"] < 60
