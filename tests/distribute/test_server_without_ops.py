@@ -1,0 +1,67 @@
+"""A parameter server that was not started with `python -m het_tf.server`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+SERVER = """
+import tensorflow as tf
+tf.distribute.Server(CLUSTER, job_name=JOB, task_index=0).join()
+"""
+
+PROGRAM = """
+import tensorflow as tf, het_tf
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+    tf.train.ClusterSpec(CLUSTER), rpc_layer="grpc"
+)
+strategy = het_tf.distribute.HetParameterServerStrategy(resolver)
+with strategy.scope():
+    layer = het_tf.layers.HetEmbedding(4)
+    try:
+        layer.build()
+    except tf.errors.NotFoundError as error:
+        print("ERROR", error.message, flush=True)
+import os
+os._exit(0)
+"""
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return f"localhost:{probe.getsockname()[1]}"
+
+
+def test_the_error_says_how_to_start_it():
+    cluster = {"worker": [free_address()], "ps": [free_address()], "chief": [free_address()]}
+    environment = {**os.environ, "GRPC_FAIL_FAST": "use_caller"}
+    servers = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"CLUSTER = {json.dumps(cluster)}; JOB = {job!r}\n{SERVER}"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for job in ("worker", "ps")
+    ]
+    try:
+        program = subprocess.run(
+            [sys.executable, "-c", f"CLUSTER = {json.dumps(cluster)}\n{PROGRAM}"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+    assert "ERROR /job:ps/replica:0/task:0/device:CPU:0 does not know the het_tf ops" in (
+        program.stdout
+    ), program.stderr[-3000:]
+    assert "python -m het_tf.server" in program.stdout
