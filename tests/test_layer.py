@@ -114,7 +114,7 @@ def test_a_model_whose_input_keras_takes_for_floats(dtype):
     """Keras's own Embedding takes them, and folds ids beyond 2^24 together."""
     begin = [] if dtype is None else [keras.Input((3,), dtype=dtype)]
     model = keras.Sequential([*begin, new_layer(name="users")])
-    with pytest.raises(ValueError, match="inputs of layer users must be integers, not float32; begin a"):
+    with pytest.raises(ValueError, match="users must be integers, not float32; begin a"):
         model(IDS)
 
 

@@ -84,7 +84,7 @@ TEST(CacheFailureTest, ALateReplyDoesNotUndoWhatWasPushedSince) {
   Cluster::Call late = cluster.Lookup(0, {1});
   cluster.Deliver(&late);
   cluster.Flush(0);
-  EXPECT_EQ(cluster.Fill(&late), Floats{-1});
+  EXPECT_LE(cluster.Fill(&late)[0], -10) << "what others did is beyond the read bound";
   EXPECT_EQ(cluster.Read(0, {1}), Floats{-11});
   EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-11}, {}, 2}}}));
 }
