@@ -74,8 +74,8 @@ class Cluster {
 
   Call Lookup(int w, const Ids& ids, bool fresh = false) const {
     Call call = NewCall(w);
-    EXPECT_OK(cache(w)->Lookup(std::make_shared<Batch>(ids.data(), ids.size()), fresh,
-                               parallel_for, Into(&call), &call.ticket));
+    EXPECT_OK(cache(w)->Lookup(std::make_shared<Batch>(ids.data(), ids.size()), fresh, parallel_for,
+                               Into(&call), &call.ticket));
     return call;
   }
 

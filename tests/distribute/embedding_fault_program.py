@@ -66,9 +66,7 @@ def main():
             cache=het_tf.CacheConfig(1000, staleness=20),
         )
         ids = keras.Input((2,), dtype="int64")
-        output = keras.layers.Dense(1, activation="sigmoid")(
-            keras.layers.Flatten()(embedding(ids))
-        )
+        output = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(embedding(ids)))
         model = het_tf.keras.Model(ids, output)
         model.compile(
             keras.optimizers.SGD(0.1), "binary_crossentropy", steps_per_execution=STEPS_A_CLOSURE
