@@ -273,11 +273,11 @@ class ParameterServerTrainer:
                 work, stacked = runner.wait()
                 results[work.index] = stacked
                 while handed_on in results:
+                    steps = tf.nest.flatten(results[handed_on])[0].shape[0]
                     results[handed_on] = outputs = tf.nest.map_structure(
                         lambda a: a.reshape(-1, *a.shape[2:]) if a.ndim > 1 else a,
                         results[handed_on],
                     )
-                    steps = tf.nest.flatten(stacked)[0].shape[0]
                     callbacks.on_predict_batch_begin(done)
                     callbacks.on_predict_batch_end(done + steps - 1, {"outputs": outputs})
                     handed_on, done = handed_on + 1, done + steps
