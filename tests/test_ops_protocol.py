@@ -93,22 +93,16 @@ def initializer_for(optimizer: optimizers.Optimizer) -> str:
     return "zeros" if optimizer in EXACT else "uniform"
 
 
-def steps_for(optimizer: optimizers.Optimizer):
-    # FTRL's weight follows from its slots and the rate of the last merge, wherever that happens: a
-    # rate that changes between update and merge shows.
-    return steps(optimizer in EXACT, isinstance(optimizer, optimizers.Ftrl))
-
-
 @functools.cache
-def steps(exact: bool, constant_rate: bool):
-    """(ids, gradients, learning rate): 12 keys, some of them repeated in a batch."""
+def steps(exact: bool):
+    """(ids, gradients, learning rate): 12 keys, some repeated in a batch, and a rate that falls."""
     random = np.random.default_rng(5)
     made = []
     for step in range(25):
         ids = random.choice(KEYS, random.integers(1, 9))
         shape = (len(ids), WideSetup.dim)
         grads = random.integers(-3, 4, shape) if exact else random.normal(size=shape)
-        rate = 1.0 if exact else 0.1 if constant_rate else 0.1 / (1 + step)
+        rate = 1.0 if exact else 0.1 / (1 + step)
         made.append((ids, grads.astype(np.float32), rate))
     return made
 
@@ -120,7 +114,7 @@ def setup_of_one_worker(shards: int, capacity: int, staleness: int | None) -> Wi
 def trained(setup: Setup, optimizer: optimizers.Optimizer, **options):
     options |= {"optimizer": optimizer, "initializer": initializer_for(optimizer)}
     with contextlib.closing(OpsSystem(setup, **options)) as system:
-        for ids, grads, rate in steps_for(optimizer):
+        for ids, grads, rate in steps(optimizer in EXACT):
             system.learning_rate = rate
             system.lookup(0, ids)
             system.update(0, ids, grads)
@@ -138,7 +132,7 @@ def trained_on_the_table(optimizer: optimizers.Optimizer):
         initializer=initializers.spec(initializer_for(optimizer)),
         seed=3,
     )
-    for ids, grads, rate in steps_for(optimizer):
+    for ids, grads, rate in steps(optimizer in EXACT):
         ops.table_apply(table, ops.dedup(tf.constant(ids, tf.int64)), grads, rate)
     keys, *columns = (each.numpy() for each in ops.table_export(table, 0, 1))
     return dict(zip(keys.tolist(), zip(*columns, strict=True), strict=True))
@@ -186,7 +180,7 @@ def test_a_what_is_read_on_the_way_is_as_without_a_cache(capacity, shards):
         contextlib.closing(OpsSystem(setup)) as cached,
         contextlib.closing(OpsSystem(bare, server_applies=True)) as uncached,
     ):
-        for ids, grads, _ in steps(exact=True, constant_rate=True):
+        for ids, grads, _ in steps(exact=True):
             rows = [system.lookup(0, ids) for system in (cached, uncached)]
             np.testing.assert_array_equal(*rows)
             for system in (cached, uncached):

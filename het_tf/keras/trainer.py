@@ -140,7 +140,12 @@ class ParameterServerTrainer:
         logs = self._evaluate(feed, callbacks)
         if return_dict:
             return logs
-        values = list(logs.values())
+        # The order of the metrics, which that of the logs is not in every version of Keras.
+        metrics = [
+            m for metric in self._model.metrics for m in getattr(metric, "metrics", [metric])
+        ]
+        names = [metric.name for metric in metrics if metric.name in logs]
+        values = [logs[name] for name in names + sorted(logs.keys() - set(names))]
         return values[0] if len(values) == 1 else values
 
     def predict(
