@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import uuid
@@ -86,10 +88,11 @@ class EmbeddingTable:
             "clock": clock,
             "num_shards": self.num_shards,
         }
+        _destroy_abandoned()
         self._handles = [self._create(shard) for shard in range(self.num_shards)]
         self._sync_functions: dict[int, Any] = {}
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
-        weakref.finalize(self, _destroy, self._handles).atexit = False
+        weakref.finalize(self, _abandoned.extend, self._handles).atexit = False
 
     @property
     def num_shards(self) -> int:
@@ -279,9 +282,14 @@ def sum_stats(stats: Any) -> dict[str, int]:
     return total
 
 
-def _destroy(handles: list[tf.Tensor]) -> None:
-    for handle in handles:
-        try:
+# Handles of tables that nobody holds any more. They are destroyed when the next table is made, and
+# not by the garbage collector: it may run while TensorFlow builds a graph and holds its lock.
+_abandoned: collections.deque[tf.Tensor] = collections.deque()
+
+
+def _destroy_abandoned() -> None:
+    while _abandoned:
+        handle = _abandoned.popleft()
+        # An error: the parameter server is gone, and the shard with it.
+        with contextlib.suppress(tf.errors.OpError), tf.init_scope():
             tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-        except tf.errors.OpError:  # the parameter server is gone, and the shard with it
-            return

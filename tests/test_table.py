@@ -1,6 +1,7 @@
 """A local EmbeddingTable: what rows start as, and the optimizers against those of Keras."""
 
 import dataclasses
+import gc
 
 import keras
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import het_tf
-from het_tf import optimizers
+from het_tf import ops, optimizers
 from het_tf.cache import WorkerCache
 
 KEYS = np.array([0, 1, -1, 2**31, 2**32 + 1, 2**53 + 1, 2**63 - 1, -(2**63)])
@@ -270,3 +271,16 @@ def test_clipnorm_and_max_norm():
     for _ in range(9):
         train(table, np.array([1]), -np.array([[6, 8]]), rate=0.1)
     np.testing.assert_allclose(table.lookup([1]), [[0.9, 1.2]], rtol=1e-6)
+
+
+def test_an_abandoned_table_is_destroyed_when_the_next_one_is_made():
+    table = het_tf.EmbeddingTable(2, optimizers.SGD())
+    values, no_slots = np.ones((1, 2), np.float32), np.zeros((1, 0), np.float32)
+    table.import_(het_tf.TableExport(np.array([1]), values, no_slots, np.array([1])))
+    handle = table._handles[0]
+    del table
+    gc.collect()  # only takes note: it may run while TensorFlow builds a graph
+    assert int(ops.table_size(handle)) == 1
+    het_tf.EmbeddingTable(2, optimizers.SGD())
+    with pytest.raises(tf.errors.NotFoundError):
+        ops.table_size(handle)

@@ -208,7 +208,7 @@ TEST(CacheScheduleTest, AReadMissesNoMoreThanTheBounds) {
       Random random(1);
       Counts total;
       int64_t most_missed = 0;
-      for (int step = 0; step < 2000; ++step) {
+      for (int step = 0; step < 600; ++step) {
         const int w = static_cast<int>(Below(&random, kWorkers));
         Cluster::Call call = cluster.Lookup(w, RandomIds(&random, 12));
         cluster.Deliver(&call);
@@ -254,7 +254,7 @@ TEST(CacheScheduleTest, LamportClocksOfTwoWorkersStayWithinTwiceTheStaleness) {
     const Ids all = {0, 1, 2, 3, 4};
     Random random(1);
     int64_t furthest = 0;
-    for (int step = 0; step < 1500; ++step) {
+    for (int step = 0; step < 600; ++step) {
       const int w = static_cast<int>(Below(&random, kWorkers));
       const Ids ids = RandomIds(&random, 5);
       const std::set<int64_t> keys(ids.begin(), ids.end());

@@ -332,7 +332,7 @@ TEST(FuzzTest, TablesSurviveAnyRequest) {
       const auto table = MakeTable({2, optimizer, "uniform", 1, clock});
       Random random(3);
       int accepted = 0;
-      for (int i = 0; i < 6000; ++i) {
+      for (int i = 0; i < 3000; ++i) {
         Buffer bytes = RandomRequest(&random, *table, 100).Encode();
         if (Chance(&random, 0.3)) Mutate(&random, &bytes);
         Buffer reply;
@@ -341,7 +341,7 @@ TEST(FuzzTest, TablesSurviveAnyRequest) {
         ReplyView view;
         EXPECT_OK(Parse(reply, &view));
       }
-      EXPECT_GT(accepted, 1000) << "too few to test anything";
+      EXPECT_GT(accepted, 500) << "too few to test anything";
       EXPECT_GT(table->size(), 0);
     }
   }
