@@ -237,6 +237,17 @@ def test_c_lamport_clocks_reach_twice_the_staleness_and_no_more(staleness):
         assert max(apart) == 2 * staleness
 
 
+def test_c_a_row_pushed_under_lamport_clocks_comes_back_and_under_count_clocks_need_not():
+    for clock, comes_back in (("lamport", True), ("count", False)):
+        setup = Setup(2, 1, capacity=9, read_bound=5, write_bound=5, clock=clock)
+        with contextlib.closing(WatchedOps(setup)) as system:
+            system.lookup(0, (0,))
+            other_worker_trains(system, 1, 1)
+            system.flush(1)
+            other_worker_trains(system, 0, 5)  # the bound: to be pushed by the next lookup
+            assert system.lookup(0, (0,))[0].tolist() == [5, comes_back, 0]
+
+
 # (d)
 
 

@@ -164,6 +164,29 @@ TEST(IndexTest, AbsentKeyIsNotSoughtForEver) {
   EXPECT_TRUE(rows.Has(24));
 }
 
+// Its own bucket is all that a probe reads once the keys that had to go on are gone again.
+TEST(IndexTest, EraseTakesBackThatABucketOverflowed) {
+  uint64_t product = 0;
+  const auto next_hash = [&] {  // the next of one tag
+    while (TagOfHash(HashWithProduct(product)) != 0x42) ++product;
+    return HashWithProduct(product++);
+  };
+  Index index;
+  std::vector<uint64_t> hashes;
+  const auto insert = [&] {
+    hashes.push_back(next_hash());
+    index.Insert(hashes.back(), hashes.size() - 1, [&](uint32_t slot) { return hashes[slot]; });
+  };
+  for (int i = 0; i < 13; ++i) insert();  // of the first bucket, which holds 12
+  index.Erase(hashes[12], 12);
+  const uint64_t absent = next_hash();
+  product = ~uint64_t{0} - 100000;
+  for (int i = 0; i < 5; ++i) insert();  // of the last bucket
+  int compared = 0;
+  EXPECT_EQ(index.Find(absent, [&](uint32_t) { return ++compared < 0; }), Index::kNone);
+  EXPECT_EQ(compared, 12);
+}
+
 TEST(IndexTest, MemoryIsAFewBytesAKey) {
   Rows rows(HashKey);
   constexpr int64_t kKeys = 100000;
