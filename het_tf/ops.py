@@ -73,3 +73,8 @@ cache_flush = _library.het_cache_flush
 cache_clear = _library.het_cache_clear
 cache_stats = _library.het_cache_stats
 cache_report = _library.het_cache_report
+
+process_tables = _library.het_process_tables
+process_table = _library.het_process_table
+process_caches = _library.het_process_caches
+process_cache = _library.het_process_cache

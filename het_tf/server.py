@@ -2,14 +2,16 @@
 
 The task is read from TF_CONFIG (see `het_tf.distribute.tf_config`). The het_tf ops are loaded
 before the server starts, so that the coordinator can place them on this task. The process serves
-until it is killed.
+until it is killed. On SIGTERM a worker first sends the updates that its caches hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,7 +20,12 @@ import tensorflow as tf
 
 from het_tf import ops
 from het_tf.distribute.environment import set_grpc_defaults
+from het_tf.distribute.last_flush import flush_caches
 from het_tf.distribute.tf_config import TaskConfig, read_tf_config
+from het_tf.distribute.threads import call_in_daemon
+
+# Seconds. Schedulers kill a process that is still there after a while (Kubernetes: 30 s).
+LAST_FLUSH_TIMEOUT = 20.0
 
 
 def start_server(task: TaskConfig) -> tf.distribute.Server:
@@ -65,6 +72,15 @@ def _exit_when_stdin_closes() -> None:
     threading.Thread(target=watch, name="watch-stdin", daemon=True).start()
 
 
+def _sigterm_socket() -> socket.socket:
+    """A socket that a byte comes from on SIGTERM, whichever thread the signal interrupts."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    return reader
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `python -m het_tf.server`."""
     parser = argparse.ArgumentParser(
@@ -79,15 +95,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.exit_with_parent:
         _exit_when_stdin_closes()
-    # `join` below blocks outside Python, where Python's own handler would never run.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    terminated = _sigterm_socket()
     try:
         task = read_tf_config()
         server = start_server(task)
     except ValueError as error:
         sys.exit(f"het_tf.server: {error}")
     print(f"het_tf.server: {task.task_type} {task.task_index} serves {task.address}", flush=True)
-    server.join()
+    terminated.recv(1)
+    if task.task_type == "worker":
+        _flush(server, task)
+    sys.stdout.flush()
+    os._exit(0)  # The server's threads never end.
+
+
+def _flush(server: tf.distribute.Server, task: TaskConfig) -> None:
+    name = f"het_tf.server: {task.task_type} {task.task_index}"
+    try:
+        flush = call_in_daemon(flush_caches, server.target, task, LAST_FLUSH_TIMEOUT)
+        caches = flush.result(timeout=LAST_FLUSH_TIMEOUT)
+        print(f"{name} ends; it has sent the last updates of {caches} cache(s)")
+    except concurrent.futures.TimeoutError:
+        print(f"{name} ends; it could not send its last updates in {LAST_FLUSH_TIMEOUT:g} s")
+    except tf.errors.OpError as error:
+        print(f"{name} ends; it could not send its last updates: {error.message}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ OP_SOURCES = [
     "ops/kernels/batch_kernels.cc",
     "ops/kernels/cache_kernels.cc",
     "ops/kernels/kernel_util.cc",
+    "ops/kernels/process_kernels.cc",
     "ops/kernels/table_kernels.cc",
+    "ops/process_ops.cc",
     "ops/table_ops.cc",
 ]
 

@@ -175,4 +175,11 @@ int64_t Cache::counter(CacheCounter counter) {
   return counters_.Get(counter);
 }
 
+std::vector<uint64_t> Cache::incarnations() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<uint64_t> incarnations;
+  for (const Shard& shard : shards_) incarnations.push_back(shard.incarnation);
+  return incarnations;
+}
+
 }  // namespace het_tf

@@ -147,6 +147,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
 
   int64_t counter(CacheCounter counter);
 
+  // (num_shards): of the table, as each shard last said; 0: never heard.
+  std::vector<uint64_t> incarnations();
+
  private:
   friend class Ticket;
 

@@ -41,6 +41,11 @@ Table::Table(const RowConfig& config, int shard, RowKit kit)
 
 void Table::NewIncarnation() { incarnation_ = RandomId(); }
 
+uint64_t Table::incarnation() const {
+  std::shared_lock<std::shared_mutex> contents(contents_);
+  return incarnation_;
+}
+
 int64_t Table::size() const {
   std::shared_lock<std::shared_mutex> contents(contents_);
   int64_t size = 0;

@@ -58,6 +58,8 @@ class Table {
   int dim() const { return kit_.optimizer->dim(); }
   int slot_dim() const { return kit_.optimizer->slot_dim(); }
   int num_shards() const { return config_.num_shards; }
+  // Names the rows since the table was made, imported or cleared.
+  uint64_t incarnation() const;
 
   // Rows that have been updated or imported.
   int64_t size() const;

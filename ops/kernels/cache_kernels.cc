@@ -4,6 +4,8 @@
 
 #include "ops/core/cache.h"
 #include "ops/kernels/kernel_util.h"
+#include "ops/kernels/process_registry.h"
+#include "ops/kernels/resources.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace het_tf {
@@ -13,19 +15,6 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-
-class CacheResource : public tensorflow::ResourceBase {
- public:
-  CacheResource(const CacheConfig& config, std::shared_ptr<Cache> cache)
-      : config(config), cache(std::move(cache)) {}
-
-  std::string DebugString() const override {
-    return StrCat("Het>Cache of ", config.capacity, " rows");
-  }
-
-  const CacheConfig config;
-  const std::shared_ptr<Cache> cache;
-};
 
 std::string NameOf(Policy policy) { return policy == Policy::kLru ? "lru" : "lfu"; }
 std::string NameOf(Nonfinite nonfinite) { return nonfinite == Nonfinite::kSkip ? "skip" : "error"; }
@@ -51,6 +40,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     std::shared_ptr<Cache> cache;
     TF_RETURN_IF_ERROR(ToTf(Cache::Create(config_, &cache)));
     *resource = new CacheResource(config_, std::move(cache));
+    ProcessRegistry<CacheResource>::Get().Add(*resource);
     return absl::OkStatus();
   }
 

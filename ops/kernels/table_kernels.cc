@@ -3,6 +3,8 @@
 
 #include "ops/core/table.h"
 #include "ops/kernels/kernel_util.h"
+#include "ops/kernels/process_registry.h"
+#include "ops/kernels/resources.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace het_tf {
@@ -13,22 +15,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-class TableResource : public tensorflow::ResourceBase {
- public:
-  TableResource(const RowConfig& config, int shard, std::unique_ptr<Table> table)
-      : config(config), shard(shard), table(std::move(table)) {}
-
-  std::string DebugString() const override {
-    return StrCat("Het>Table shard ", shard, " of ", config.num_shards, ", ", table->size(),
-                  " rows");
-  }
-  int64_t MemoryUsed() const override { return table->memory_bytes(); }
-
-  const RowConfig config;
-  const int shard;
-  const std::unique_ptr<Table> table;
-};
 
 class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
  public:
@@ -42,6 +28,7 @@ class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
     std::unique_ptr<Table> table;
     TF_RETURN_IF_ERROR(ToTf(Table::Create(config_, shard_, &table)));
     *resource = new TableResource(config_, shard_, std::move(table));
+    ProcessRegistry<TableResource>::Get().Add(*resource);
     return absl::OkStatus();
   }
 

@@ -88,6 +88,8 @@ def main():
     out = {"whole": fit(3)}
     out["worker killed"] = fit(4, AtStep(BATCHES // 2, lambda: cluster.kill_worker(1)))
     out["warnings"] = list(warnings.texts)
+    out["worker ended"] = fit(4, AtStep(BATCHES // 2, lambda: cluster.terminate_worker(2)))
+    out["log of the ended"] = cluster.log("worker", 2)
     out["addresses"] = cluster.addresses
     began = time.monotonic()
     try:

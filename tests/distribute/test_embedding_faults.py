@@ -48,6 +48,16 @@ def test_a_killed_worker_loses_at_most_what_the_log_says(seen):
     assert made <= 4 * program.BATCHES * program.KEYS_A_BATCH + unfinished
 
 
+def test_a_worker_that_is_told_to_end_sends_its_updates_first(seen):
+    run = seen["worker ended"]
+    assert "worker 2 ends; it has sent the last updates of 1 cache(s)" in seen["log of the ended"]
+    steps = run["iterations"] - seen["worker killed"]["iterations"]
+    assert 4 * program.BATCHES <= steps <= 4 * program.BATCHES + program.STEPS_A_CLOSURE
+    made = run["clocks"] - seen["worker killed"]["clocks"]
+    unfinished = program.STEPS_A_CLOSURE * program.KEYS_A_BATCH
+    assert 0 <= made - 4 * program.BATCHES * program.KEYS_A_BATCH <= unfinished
+
+
 def test_a_killed_parameter_server_is_named(seen):
     address = seen["addresses"]["ps"][1]
     assert "error" in seen, "training went on"

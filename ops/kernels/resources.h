@@ -1,0 +1,47 @@
+// What TensorFlow's resource managers hold: tables and caches.
+
+#ifndef HET_TF_OPS_KERNELS_RESOURCES_H_
+#define HET_TF_OPS_KERNELS_RESOURCES_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ops/core/cache.h"
+#include "ops/core/table.h"
+#include "tensorflow/core/framework/resource_base.h"
+
+namespace het_tf {
+
+class TableResource : public tensorflow::ResourceBase {
+ public:
+  TableResource(const RowConfig& config, int shard, std::unique_ptr<Table> table)
+      : config(config), shard(shard), table(std::move(table)) {}
+
+  std::string DebugString() const override {
+    return StrCat("Het>Table shard ", shard, " of ", config.num_shards, ", ", table->size(),
+                  " rows");
+  }
+  int64_t MemoryUsed() const override { return table->memory_bytes(); }
+
+  const RowConfig config;
+  const int shard;
+  const std::unique_ptr<Table> table;
+};
+
+class CacheResource : public tensorflow::ResourceBase {
+ public:
+  CacheResource(const CacheConfig& config, std::shared_ptr<Cache> cache)
+      : config(config), cache(std::move(cache)) {}
+
+  std::string DebugString() const override {
+    return StrCat("Het>Cache of ", config.capacity, " rows");
+  }
+
+  const CacheConfig config;
+  const std::shared_ptr<Cache> cache;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_KERNELS_RESOURCES_H_

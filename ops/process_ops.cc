@@ -1,0 +1,71 @@
+// Ops that find the tables and caches of a process by their numbers, whichever client made them.
+
+#include "ops/shape_util.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+absl::Status HandleShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Het>ProcessTables")
+    .Output("incarnations: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The incarnations of all table shards in this process.
+
+incarnations: [shards].
+)doc");
+
+REGISTER_OP("Het>ProcessTable")
+    .Input("incarnation: int64")
+    .Output("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(HandleShape)
+    .Doc(R"doc(
+A handle of a table shard in this process.
+
+incarnation: Scalar, from ProcessTables or ProcessCaches.
+table: Scalar.
+)doc");
+
+REGISTER_OP("Het>ProcessCaches")
+    .Output("shards: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(c->UnknownDim(), 2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The caches of this process that hold updates not yet known to be merged.
+
+shards: [shards, 2]. One row for each shard of each such cache, in the order of the shards: the
+  cache's id and the incarnation of the shard, 0 if the cache never heard from it.
+)doc");
+
+REGISTER_OP("Het>ProcessCache")
+    .Input("id: int64")
+    .Output("cache: resource")
+    .SetIsStateful()
+    .SetShapeFn(HandleShape)
+    .Doc(R"doc(
+A handle of a cache in this process.
+
+id: Scalar, from ProcessCaches.
+cache: Scalar.
+)doc");
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,52 @@
+"""The ops that find tables and caches by their numbers, and so from any client."""
+
+import pytest
+import tensorflow as tf
+from small_tables import INVALID, batch, filled_ticket, new_cache, new_table
+
+from het_tf import ops
+
+
+def shards_to_push():
+    return {tuple(row) for row in ops.process_caches().numpy().tolist()}
+
+
+def test_a_cache_is_listed_while_it_holds_updates():
+    before = shards_to_push()
+    table, cache = new_table(), new_cache()
+    ticket = filled_ticket(cache, 1, 2, table=table)
+    assert shards_to_push() == before
+    ops.cache_update(cache, ticket, tf.ones([2, 2]), 1.0)
+    ((cache_id, incarnation),) = shards_to_push() - before
+    assert incarnation in ops.process_tables().numpy()
+
+    same_cache, same_table = ops.process_cache(cache_id), ops.process_table(incarnation)
+    ticket, (request,) = ops.cache_flush(same_cache, num_shards=1, all=True)
+    ops.cache_fill(same_cache, ticket, [ops.table_sync(same_table, request)])
+    assert shards_to_push() == before
+    assert ops.table_lookup(table, batch(1)).numpy().tolist() == [[-1, -1]]
+
+
+def test_a_cleared_table_has_another_number():
+    table = new_table()
+    before = set(ops.process_tables().numpy())
+    ops.table_clear(table)
+    after = set(ops.process_tables().numpy())
+    assert len(before - after) == len(after - before) == 1
+
+
+def test_what_is_gone_is_not_found():
+    table = new_table()
+    before = set(ops.process_tables().numpy())
+    tf.raw_ops.DestroyResourceOp(resource=table)
+    (gone,) = before - set(ops.process_tables().numpy())
+    with pytest.raises(tf.errors.NotFoundError, match=f"the number {gone} in this process"):
+        ops.process_table(gone)
+    with pytest.raises(tf.errors.NotFoundError, match="the number 0 in this process"):
+        ops.process_cache(0)
+
+
+@pytest.mark.parametrize("op", [ops.process_table, ops.process_cache])
+def test_a_number_is_a_scalar(op):
+    with pytest.raises(INVALID, match=r"must be a scalar, not of shape \[1\]"):
+        op([1])
