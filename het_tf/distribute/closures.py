@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import gc
 import queue
 import threading
@@ -58,14 +57,23 @@ class ClosureRunner:
         self._scheduling = call_in_daemon(self._schedule_in_order)
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        """Waits for closures under way; what becomes of them no longer matters."""
+    def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
+        """Waits for closures under way; what becomes of them no longer matters.
+
+        Raises:
+          Exception: instead of a `tf.errors.CancelledError`: what the closure raised that failed.
+            TensorFlow then cancels what this thread is doing, too.
+        """
         unfinished = self._in_flight and not self._abandoned.is_set()
         self._abandon()
-        if unfinished:
-            with contextlib.suppress(Exception):
+        try:
+            if unfinished:
                 self._drain()
-        self._strategy.health.stop()
+        except Exception as first:
+            if isinstance(error, tf.errors.CancelledError):
+                raise first from error
+        finally:
+            self._strategy.health.stop()
 
     @property
     def in_flight(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import tensorflow as tf
 from stand_in_cache import UNKNOWN, StandInCache
@@ -149,6 +151,23 @@ def test_runner_raises_what_a_closure_raised(strategy):
     with ClosureRunner(strategy) as runner:
         runner.schedule(fail, (tf.constant(1),), "again")
         assert runner.wait() == ("again", 1)
+
+
+def test_runner_raises_what_a_closure_raised_and_not_what_was_cancelled_with_it(strategy):
+    @tf.function
+    def fails():
+        tf.debugging.assert_equal(1, tf.random.uniform([], 5, 6, tf.int32), "as it should")
+
+    def run():
+        with ClosureRunner(strategy) as runner:
+            runner.schedule(fails, (), None)
+            while strategy.idle:  # not scheduled yet
+                time.sleep(0.01)
+            raise tf.errors.CancelledError(None, None, "a function of this thread")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as it should"):
+        run()
+    assert strategy.idle
 
 
 def test_explain_leaves_other_errors_alone(strategy):
