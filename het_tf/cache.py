@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from het_tf import ops
+from het_tf import _abandoned, ops
 from het_tf._graph import handle_from_caller
 from het_tf.table import EmbeddingTable, cluster_devices, sum_stats
 
@@ -112,6 +114,8 @@ class WorkerCache:
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)
+        destroy = functools.partial(_destroy, self._attributes, table.is_local)
+        _abandoned.destroy_after(self, destroy)
 
     def lookup_op(self, batch: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         """Reads the rows of a batch of `ops.dedup`.
@@ -188,8 +192,17 @@ class WorkerCache:
                 logging.warning("%s is down, and its cache with it: %s", device, error.message)
         return results
 
+    @functools.cached_property
+    def _local_handle(self) -> tf.Tensor:
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            return ops.cache_handle(**self._attributes)
+
     def _handle_op(self) -> tf.Tensor:
-        return handle_from_caller(self.name, lambda: ops.cache_handle(**self._attributes))
+        if self.table.is_local:
+            return self._local_handle
+        # What is made here lives as long as the graph, and must not keep this object as long.
+        attributes = self._attributes
+        return handle_from_caller(self.name, lambda: ops.cache_handle(**attributes))
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
@@ -200,3 +213,11 @@ class WorkerCache:
     ) -> tf.Tensor:
         replies = [self.table.sync_op(shard, request) for shard, request in enumerate(requests)]
         return ops.cache_fill(cache, ticket, replies)
+
+
+def _destroy(attributes: dict[str, Any], is_local: bool) -> None:
+    for device in ["/device:CPU:0"] if is_local else cluster_devices("worker"):
+        # An error: the worker is gone, and its cache with it.
+        with contextlib.suppress(tf.errors.OpError), tf.device(device):
+            handle = ops.cache_handle(**attributes)
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

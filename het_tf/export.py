@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf.layers.embedding import HetEmbedding
+from het_tf.layers.embedding import embeddings_of
 from het_tf.serving import FrozenTable, lookups_from
 
 
@@ -35,8 +35,16 @@ def export_saved_model(
     specs = _input_signature(model, input_signature)
     with tempfile.TemporaryDirectory() as directory, tf.device("/device:CPU:0"):
         servable = tf.Module()
-        layers = _embeddings(model)
+        layers = embeddings_of(model)
+        for layer in layers:
+            layer.flush()
         servable.tables = [FrozenTable(x.table, pathlib.Path(directory)) for x in layers]
+        # What layers such as StringLookup hold.
+        servable.resources = [
+            node
+            for node in tf.train.TrackableView(model).descendants()
+            if isinstance(node, tf.saved_model.experimental.TrackableResource)
+        ]
         # Copies, because the model's own variables may be on parameter servers.
         servable.variables_ = [tf.Variable(v.numpy(), trainable=False) for v in model.variables]
 
@@ -50,15 +58,6 @@ def export_saved_model(
         servable.serve = tf.function(predict, input_signature=specs, autograph=False)
         signatures = {"serving_default": _named_outputs(servable.serve)}
         tf.saved_model.save(servable, os.fspath(path), signatures=signatures)
-
-
-def _embeddings(model: keras.Model) -> list[HetEmbedding]:
-    """The model's embedding layers, flushed."""
-    layers = model._flatten_layers()  # there is no public list of nested layers
-    embeddings = [layer for layer in layers if isinstance(layer, HetEmbedding)]
-    for layer in embeddings:
-        layer.flush()
-    return embeddings
 
 
 def _input_signature(model: keras.Model, given: Any) -> list[Any]:

@@ -114,8 +114,8 @@ def _flush(server: tf.distribute.Server, task: TaskConfig) -> None:
     name = f"het_tf.server: {task.task_type} {task.task_index}"
     try:
         flush = call_in_daemon(flush_caches, server.target, task, LAST_FLUSH_TIMEOUT)
-        caches = flush.result(timeout=LAST_FLUSH_TIMEOUT)
-        print(f"{name} ends; it has sent the last updates of {caches} cache(s)")
+        reached, lost = flush.result(timeout=LAST_FLUSH_TIMEOUT)
+        print(f"{name} ends; it has sent its last updates to {reached} shard(s), {lost} are down")
     except concurrent.futures.TimeoutError:
         print(f"{name} ends; it could not send its last updates in {LAST_FLUSH_TIMEOUT:g} s")
     except tf.errors.OpError as error:

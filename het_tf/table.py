@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from het_tf import initializers, ops, optimizers
+from het_tf import _abandoned, initializers, ops, optimizers
 
 # Rows are exported in parts of about this size.
 _EXPORT_PART_BYTES = 256 << 20
@@ -88,11 +87,11 @@ class EmbeddingTable:
             "clock": clock,
             "num_shards": self.num_shards,
         }
-        _destroy_abandoned()
+        _abandoned.destroy_all()
         self._handles = [self._create(shard) for shard in range(self.num_shards)]
         self._sync_functions: dict[int, Any] = {}
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
-        weakref.finalize(self, _abandoned.extend, self._handles).atexit = False
+        _abandoned.destroy_after(self, functools.partial(_destroy, self._handles))
 
     @property
     def num_shards(self) -> int:
@@ -282,14 +281,8 @@ def sum_stats(stats: Any) -> dict[str, int]:
     return total
 
 
-# Handles of tables that nobody holds any more. They are destroyed when the next table is made, and
-# not by the garbage collector: it may run while TensorFlow builds a graph and holds its lock.
-_abandoned: collections.deque[tf.Tensor] = collections.deque()
-
-
-def _destroy_abandoned() -> None:
-    while _abandoned:
-        handle = _abandoned.popleft()
+def _destroy(handles: list[tf.Tensor]) -> None:
+    for handle in handles:
         # An error: the parameter server is gone, and the shard with it.
-        with contextlib.suppress(tf.errors.OpError), tf.init_scope():
+        with contextlib.suppress(tf.errors.OpError):
             tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

@@ -43,6 +43,7 @@ table: Scalar.
 
 REGISTER_OP("Het>ProcessCaches")
     .Output("shards: int64")
+    .Attr("freeze: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Matrix(c->UnknownDim(), 2));
@@ -53,6 +54,7 @@ The caches of this process that hold updates not yet known to be merged.
 
 shards: [shards, 2]. One row for each shard of each such cache, in the order of the shards: the
   cache's id and the incarnation of the shard, 0 if the cache never heard from it.
+freeze: Before that, have every later lookup and update of every cache in this process fail.
 )doc");
 
 REGISTER_OP("Het>ProcessCache")

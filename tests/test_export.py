@@ -36,6 +36,21 @@ def trained_model(initializer) -> keras.Model:
     return model
 
 
+def test_lookup_layers_are_exported_with_it(tmp_path):
+    words, numbers = keras.Input((), dtype="string"), keras.Input((), dtype="int64")
+    known_words = keras.layers.StringLookup(vocabulary=["a", "b"])(words)
+    known_numbers = keras.layers.IntegerLookup(vocabulary=[2**40, 7])(numbers)
+    vectors = [
+        het_tf.layers.HetEmbedding(4, seed=i)(ids)
+        for i, ids in enumerate([known_words, known_numbers])
+    ]
+    model = het_tf.keras.Model([words, numbers], keras.layers.Add()(vectors))
+    model.export(tmp_path)
+    inputs = tf.constant(["b", "?"]), tf.constant([7, 2**40])
+    loaded = tf.saved_model.load(tmp_path)
+    np.testing.assert_array_equal(loaded.serve(*inputs), model(list(inputs)))
+
+
 @pytest.mark.parametrize(
     "initializer",
     [

@@ -1,10 +1,14 @@
 """The ops that find tables and caches by their numbers, and so from any client."""
 
+import gc
+
 import pytest
 import tensorflow as tf
 from small_tables import INVALID, batch, filled_ticket, new_cache, new_table
 
-from het_tf import ops
+from het_tf import ops, optimizers
+from het_tf.cache import CacheConfig, WorkerCache
+from het_tf.table import EmbeddingTable
 
 
 def shards_to_push():
@@ -46,7 +50,23 @@ def test_what_is_gone_is_not_found():
         ops.process_cache(0)
 
 
-@pytest.mark.parametrize("op", [ops.process_table, ops.process_cache])
-def test_a_number_is_a_scalar(op):
-    with pytest.raises(INVALID, match=r"must be a scalar, not of shape \[1\]"):
+@pytest.mark.parametrize(
+    ("op", "name"), [(ops.process_table, "incarnation"), (ops.process_cache, "id")]
+)
+def test_a_number_is_a_scalar(op, name):
+    with pytest.raises(INVALID, match=rf"{name} must be a scalar, not of shape \[1\]"):
         op([1])
+
+
+def test_a_cache_that_nobody_holds_is_destroyed_when_the_next_table_is_made():
+    before = shards_to_push()
+    table = EmbeddingTable(2, optimizers.SGD())
+    cache = WorkerCache(table, CacheConfig(9))
+    _, ticket = cache.lookup_op(batch(1))
+    cache.update_op(ticket, tf.ones([1, 2]), 1.0)
+    ((_, incarnation),) = shards_to_push() - before
+    del table, cache, ticket
+    gc.collect()
+    EmbeddingTable(2, optimizers.SGD())
+    assert shards_to_push() == before
+    assert incarnation not in ops.process_tables().numpy()

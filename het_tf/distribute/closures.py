@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import gc
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
@@ -46,7 +45,6 @@ class ClosureRunner:
         self._strategy = strategy
         self._max_in_flight = max_in_flight or 2 * strategy.num_workers
         self._in_flight = 0
-        self._collected = False
         self._to_schedule: queue.SimpleQueue[tuple[Any, Any, Any] | None] = queue.SimpleQueue()
         self._scheduling: concurrent.futures.Future[None] | None = None
         self._finished: queue.SimpleQueue[tuple[Any, Any, Exception | None]] = queue.SimpleQueue()
@@ -113,12 +111,6 @@ class ClosureRunner:
         self._in_flight -= 1
         if error is not None:
             self._raise(error)
-        if not self._collected:
-            # TensorFlow removes a function from all servers when Python collects it, and holds
-            # the interpreter's lock meanwhile: beside a server that hangs, nothing here would run
-            # for a minute or more. So what earlier passes and this one's tracing left goes now.
-            gc.collect()
-            self._collected = True
         return tag, result
 
     def _raise(self, error: Exception) -> None:

@@ -17,12 +17,16 @@ import tensorflow as tf
 from het_tf import ops
 from het_tf.distribute import health
 from het_tf.distribute.tf_config import TaskConfig
+from het_tf.distribute.threads import call_in_daemon
+
+_PROBE_TIMEOUT = 3.0  # seconds
 
 
-def flush_caches(target: str, task: TaskConfig, timeout: float) -> int:
-    """Sends every update that the caches of this process have not sent.
+def flush_caches(target: str, task: TaskConfig, timeout: float) -> tuple[int, int]:
+    """Sends every update that the caches of this process have not sent, and lets them make no more.
 
-    What a parameter server that is down should get is lost, as its table is.
+    A step that is under way fails with `tf.errors.CancelledError` at its next lookup or update, and
+    the training program runs it again on another worker.
 
     Args:
       target: of this process's server.
@@ -30,37 +34,43 @@ def flush_caches(target: str, task: TaskConfig, timeout: float) -> int:
       timeout: seconds that one step of it may take.
 
     Returns:
-      The number of caches that had something to send.
+      The number of shards, over all caches with something to send, that were reached, and of those
+      whose parameter server is down or has lost them.
 
     Raises:
       tf.errors.OpError: a parameter server failed meanwhile.
     """
-    here = f"/job:{task.task_type}/task:{task.task_index}/device:CPU:0"
+    here = f"/job:{task.task_type}/task:{task.task_index}"
+    addresses = task.cluster["ps"]
+    probes = [call_in_daemon(health.probe, address, _PROBE_TIMEOUT) for address in addresses]
     up = [
         f"/job:ps/task:{i}"
-        for i, address in enumerate(task.cluster["ps"])
-        if health.probe(address) is health.TaskState.UP
+        for i, probe in enumerate(probes)
+        if probe.result() is health.TaskState.UP
     ]
     config = tf.compat.v1.ConfigProto(
         # Without these the session would wait for all tasks of the cluster.
-        device_filters=[*up, f"/job:{task.task_type}/task:{task.task_index}"],
+        device_filters=[*up, here],
         operation_timeout_in_ms=int(1000 * timeout),
     )
 
     def run(build: Callable[[], Any]) -> Any:
-        with tf.Graph().as_default() as graph, tf.device(here):
+        with tf.Graph().as_default() as graph, tf.device(f"{here}/device:CPU:0"):
             fetches = build()
         with tf.compat.v1.Session(target, graph=graph, config=config) as session:
             return session.run(fetches)
 
     caches = collections.defaultdict(list)
-    for cache, incarnation in run(ops.process_caches).tolist():
+    for cache, incarnation in run(lambda: ops.process_caches(freeze=True)).tolist():
         caches[cache].append(incarnation)
-    if caches:
-        devices = run(lambda: _tables(up))
-        homes = {i: device for device, found in devices.items() for i in found.tolist()}
-        run(lambda: [_push(cache, shards, homes) for cache, shards in caches.items()])
-    return len(caches)
+    if not caches:
+        return 0, 0
+    devices = run(lambda: _tables(up))
+    homes = {i: device for device, found in devices.items() for i in found.tolist()}
+    run(lambda: [_push(cache, shards, homes) for cache, shards in caches.items()])
+    shards = [incarnation for shards in caches.values() for incarnation in shards if incarnation]
+    reached = sum(incarnation in homes for incarnation in shards)
+    return reached, len(shards) - reached
 
 
 def _tables(devices: list[str]) -> dict[str, tf.Tensor]:

@@ -18,8 +18,9 @@ from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
 from het_tf.distribute.threads import call_in_daemon
 
-# A worker that has not flushed after this long is treated as down.
-FLUSH_TIMEOUT = 45.0
+# Seconds between looks at the tasks that take part in a flush: one that no longer answers would be
+# waited for without end.
+FLUSH_CHECK_INTERVAL = 30.0
 
 _PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
 
@@ -263,22 +264,34 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return np.stack([self.run_on_worker(index, flush).numpy() for flush in functions])
 
     def _finish_flush(self, index: int, flush: concurrent.futures.Future[np.ndarray]) -> None:
-        try:
-            self._reports.note(flush.result(timeout=FLUSH_TIMEOUT))
-        except (tf.errors.OpError, concurrent.futures.TimeoutError) as error:
-            explained = self.explain(error)
-            if explained is not error:
-                raise explained from error
-            address = self._addresses["worker", index]
-            state = health.probe(address)
-            if isinstance(error, tf.errors.OpError) and state is health.TaskState.UP:
-                if not _is_stale_worker_error(error):
+        address = self._addresses["worker", index]
+        while True:
+            try:
+                self._reports.note(flush.result(timeout=FLUSH_CHECK_INTERVAL))
+                return
+            except concurrent.futures.TimeoutError:
+                self._raise_if_ps_down()
+                state = health.probe(address)
+                if state is health.TaskState.UP:
+                    continue  # It has much to send.
+                what = state.value
+            except tf.errors.OpError as error:
+                explained = self.explain(error)
+                if explained is not error:
+                    raise explained from error
+                state = health.probe(address)
+                if state is health.TaskState.UP and not _is_stale_worker_error(error):
                     raise
-                state_text = "was restarted"
-            else:
-                state_text = state.value
-            logging.warning("not flushed: worker %d at %s %s", index, address, state_text)
+                what = "was restarted" if state is health.TaskState.UP else state.value
+            logging.warning("not flushed: worker %d at %s %s", index, address, what)
             self._reports.worker_lost(index)
+            return
+
+    def _raise_if_ps_down(self) -> None:
+        for task, address in self._addresses.items():
+            if task[0] == "ps" and (state := health.probe(address)) is not health.TaskState.UP:
+                message = self._ps_lost_message(task, state.value)
+                raise tf.errors.UnavailableError(None, None, message)
 
 
 def _checked_addresses(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import keras
 
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.layers.embedding import embeddings_of
 
 
 def check_one_gpu(strategy: HetParameterServerStrategy) -> None:
@@ -44,3 +45,15 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer | None) -> None:
             "gradient_accumulation_steps does not work with asynchronous workers, which would mix "
             "their gradients; use a larger batch."
         )
+
+
+def check_callbacks(model: keras.Model, callbacks: keras.callbacks.CallbackList) -> None:
+    """Raises a ValueError for a callback that would restore a part of the model only."""
+    for callback in callbacks.callbacks:
+        if getattr(callback, "restore_best_weights", False) and embeddings_of(model):
+            raise ValueError(
+                f"{type(callback).__name__}(restore_best_weights=True) restores Keras weights, and "
+                f"not the table of layer {embeddings_of(model)[0].name!r}: use "
+                "ModelCheckpoint(path, save_best_only=True, save_weights_only=True), and "
+                "load_weights(path) afterwards."
+            )

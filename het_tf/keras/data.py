@@ -34,7 +34,7 @@ def train_feed(
 
     if inputs.is_dataset_function(x):
         inputs.check_alone(y, sample_weight, batch_size, "a function")
-        return WorkerFeed(strategy, inputs.then(x, weighed), steps)
+        return WorkerFeed(strategy, inputs.then(x, weighed), steps, endless=steps is not None)
     dataset = weighed(inputs.as_dataset(x, y, sample_weight, batch_size, shuffle))
     if steps is None or not isinstance(x, tf.data.Dataset):
         return StreamFeed(dataset, steps, endless=steps is not None)
@@ -46,7 +46,7 @@ def train_feed(
     def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return copy().repeat().shard(context.num_input_pipelines, context.input_pipeline_id)
 
-    return WorkerFeed(strategy, share, steps)
+    return WorkerFeed(strategy, share, steps, endless=True)
 
 
 def eval_feed(

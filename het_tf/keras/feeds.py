@@ -176,31 +176,31 @@ class WorkerFeed(Feed):
         strategy: HetParameterServerStrategy,
         fn: Callable[..., tf.data.Dataset],
         steps: int | None = None,
+        endless: bool = False,
     ):
         """Creates the datasets on the workers.
 
         Args:
           strategy: names the workers.
           fn: makes a worker's dataset, see `worker_dataset_fn`.
-          steps: batches per pass, over all workers; the datasets start over when they end, and the
-            next pass goes on where the last one stopped. When None a pass reads the dataset of
-            every worker once, from start to end.
+          steps: batches per pass, over all workers; the datasets start over when they end. When
+            None a pass reads the dataset of every worker once, from start to end.
+          endless: whether the next pass goes on where the last one stopped; otherwise each pass
+            reads from the start. Only with `steps`.
         """
         self._strategy = strategy
         self._steps = steps
-        repeat = steps is not None
-        make = worker_dataset_fn(fn, strategy.num_workers, repeat)
+        make = worker_dataset_fn(fn, strategy.num_workers, repeat=steps is not None)
         self._datasets = strategy.coordinator.create_per_worker_dataset(make)
         self.element_spec = self._datasets.element_spec
         self.num_steps = steps
-        self._iterator = iter(self._datasets) if repeat else None
+        self._iterator = iter(self._datasets) if endless else None
 
     def start(self, steps_per_closure: int) -> Pass:
+        iterator = iter(self._datasets) if self._iterator is None else self._iterator
         if self._steps is not None:
-            return _CountedPass(self._strategy, self._iterator, self._steps, steps_per_closure)
-        return _SharesPass(
-            self._strategy, iter(self._datasets), steps_per_closure, self._note_length
-        )
+            return _CountedPass(self._strategy, iterator, self._steps, steps_per_closure)
+        return _SharesPass(self._strategy, iterator, steps_per_closure, self._note_length)
 
     def _note_length(self, length: int) -> None:
         if self.num_steps is None:

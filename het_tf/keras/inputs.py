@@ -264,7 +264,7 @@ def _lists_to_tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _lists_to_tuples(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        if all(np.ndim(item) == 0 and not isinstance(item, dict) for item in value):
+        if not any(isinstance(item, (dict, list, tuple)) or np.ndim(item) for item in value):
             return np.asarray(value)
         return tuple(_lists_to_tuples(item) for item in value)
     return value

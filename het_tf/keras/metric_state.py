@@ -110,9 +110,10 @@ class MetricSums:
         """Adds the states of one closure, float64[size]."""
         self._sums += states
 
-    def results(self) -> dict[str, float]:
-        """What the metrics amount to now, by name."""
-        return {name: float(value) for name, value in self._results(*self._states()).items()}
+    def results(self) -> dict[str, float | np.ndarray]:
+        """What the metrics amount to now, by name; an array where a metric has several results."""
+        results = {n: np.asarray(value) for n, value in self._results(*self._states()).items()}
+        return {n: value if value.ndim else float(value) for n, value in results.items()}
 
     def write(self) -> None:
         """Writes the sums into the metrics' variables, for whoever asks `metric.result()`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
 import keras
@@ -53,8 +54,8 @@ class HetEmbedding(keras.layers.Layer):
           seed: of the initial values; None: drawn now.
           cache: how workers cache rows under a parameter server strategy; None: they do not, they
             fetch rows and send gradients every step. Without a strategy it has no use.
-          nonfinite: what NaN or infinity in a gradient does: "error" fails the step and changes
-            nothing, "skip" leaves the ids concerned out and counts them.
+          nonfinite: what NaN or infinity in a gradient or its squares does: "error" fails the step
+            and changes nothing, "skip" leaves the ids concerned out and counts them.
           mask_zero: whether id 0 is padding that later layers mask out.
           **kwargs: of `keras.layers.Layer`.
 
@@ -168,16 +169,15 @@ class HetEmbedding(keras.layers.Layer):
         if frozen is not None:
             return tf.cast(frozen(tf.cast(ids, tf.int64)), self.compute_dtype)
         batch = ops.dedup(tf.cast(ids, tf.int64))
+        # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
+        layer = weakref.ref(self)
 
         @tf.custom_gradient
         def lookup(anchor: tf.Tensor) -> Any:
-            if self._table.is_local:
-                rows, ticket = self._table.lookup_op(batch), batch
-            else:
-                rows, ticket = self._worker_cache.lookup_op(batch, fresh=training is False)
+            rows, ticket = layer()._lookup_op(batch, fresh=training is False)
 
             def update(gradients: tf.Tensor) -> tf.Tensor:
-                self._update_op(ticket, gradients)
+                layer()._update_op(ticket, gradients)
                 return tf.zeros_like(anchor)
 
             return rows, update
@@ -258,6 +258,11 @@ class HetEmbedding(keras.layers.Layer):
         self.table.clear()
         self.table.import_(rows)
 
+    def _lookup_op(self, batch: tf.Tensor, fresh: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        if self._table.is_local:
+            return self._table.lookup_op(batch), batch
+        return self._worker_cache.lookup_op(batch, fresh)
+
     def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor) -> None:
         schedule = self.optimizer.learning_rate
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
@@ -270,6 +275,12 @@ class HetEmbedding(keras.layers.Layer):
             self._table.apply_op(ticket, gradients, learning_rate, self.nonfinite)
         else:
             self._worker_cache.update_op(ticket, gradients, learning_rate)
+
+
+def embeddings_of(model: keras.Model) -> list[HetEmbedding]:
+    """The `HetEmbedding` layers of a model, those of its layers' layers included."""
+    layers = model._flatten_layers()  # there is no public list of nested layers
+    return [layer for layer in layers if isinstance(layer, HetEmbedding)]
 
 
 def _parameter_servers(strategy: tf.distribute.Strategy) -> list[str]:

@@ -163,15 +163,16 @@ TEST(GradientSumsTest, FlagsNonfiniteInEveryColumn) {
   }
 }
 
-TEST(GradientSumsTest, FlagsFiniteGradientsWhoseSumIsNot) {
+TEST(GradientSumsTest, FlagsFiniteGradientsWhoseSumOrSquareIsNot) {
   constexpr float kMax = std::numeric_limits<float>::max();
-  const Batch batch = MakeBatch({1, 1, 2, 3, 3});
-  const std::vector<float> gradients = {kMax, kMax, kMax, kMax, -kMax};
+  const Batch batch = MakeBatch({1, 1, 2, 3, 3, 4});
+  const std::vector<float> gradients = {1e19f, 1e19f, 1.5e19f, kMax, -kMax, 2e19f};
   const GradientSums sums(batch, gradients.data(), 1, SerialFor);
-  EXPECT_EQ(sums.num_nonfinite(), 1);
+  EXPECT_EQ(sums.num_nonfinite(), 2);
   EXPECT_EQ(sums[0], nullptr);
-  EXPECT_EQ(sums[1][0], kMax);
+  EXPECT_EQ(sums[1][0], 1.5e19f);
   EXPECT_EQ(sums[2][0], 0);
+  EXPECT_EQ(sums[3], nullptr);
 }
 
 }  // namespace

@@ -175,6 +175,16 @@ int64_t Cache::counter(CacheCounter counter) {
   return counters_.Get(counter);
 }
 
+void Cache::Freeze() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  frozen_ = true;
+}
+
+Status Cache::CheckNotFrozen() const {
+  if (!frozen_) return Status();
+  return Cancelled("the cache is frozen: its process is about to end");
+}
+
 std::vector<uint64_t> Cache::incarnations() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<uint64_t> incarnations;

@@ -145,6 +145,10 @@ class Cache : public std::enable_shared_from_this<Cache> {
   // Forgets all rows, and with them what was not sent.
   void Clear();
 
+  // Has every later lookup and update fail: the process is about to end, and what is made after its
+  // last flush would be lost.
+  void Freeze();
+
   int64_t counter(CacheCounter counter);
 
   // (num_shards): of the table, as each shard last said; 0: never heard.
@@ -188,7 +192,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
 
   struct Shard {
     uint64_t incarnation = 0;
-    uint64_t cut = 0;  // the last sequence used
+    std::vector<uint64_t> past;  // incarnations before that
+    uint64_t cut = 0;            // the last sequence used
     std::vector<uint32_t> outbox;
     std::deque<Push> unacknowledged;
   };
@@ -202,6 +207,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   float* DeltaAt(uint32_t slot) const { return RowAt(slot) + row_dim_; }
 
   // All of these need mutex_.
+  Status CheckNotFrozen() const;
   void TakeReleased();
   uint32_t MakeLine(int64_t key, uint64_t hash);
   void Hold(uint32_t slot) { ++LineAt(slot)->holds; }
@@ -211,6 +217,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void Trim();
   void Enqueue(uint32_t slot);
   void FindLines(Ticket* ticket, const ParallelFor& parallel_for);
+  bool PushHasOneRate() const;
   void CutPush(int shard, std::vector<uint32_t>* forced);
   void CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& asked, int64_t read_bound,
                   const AllocateRequest& allocate);
@@ -236,6 +243,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   Slab lines_;
   Eviction eviction_;
   std::vector<Shard> shards_;
+  bool frozen_ = false;
   int64_t num_pending_ = 0;  // updates in deltas and in unacknowledged pushes
   Counters<CacheCounter> counters_;
 

@@ -144,6 +144,24 @@ TEST(CacheFailureTest, ALineMadeAnewWhileItsPushIsUnderWay) {
   EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-4}, {}, 4}}}));
 }
 
+TEST(CacheFailureTest, AFrozenCacheSendsAndTakesNoMore) {
+  Cluster cluster(PlainConfig());
+  cluster.Step(0, {1}, {1});
+  Cluster::Call under_way = cluster.Lookup(0, {1});
+  cluster.Deliver(&under_way);
+  cluster.Fill(&under_way);
+  cluster.cache()->Freeze();
+  EXPECT_EQ(cluster.Update(under_way, {1}).code(), Code::kCancelled);
+  const int64_t id = 1;
+  std::shared_ptr<Ticket> ticket;
+  const Status status = cluster.cache()->Lookup(
+      std::make_shared<Batch>(&id, 1), false, SerialFor,
+      [](int, size_t) -> char* { return nullptr; }, &ticket);
+  EXPECT_EQ(status.code(), Code::kCancelled);
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-1}, {}, 1}}}));
+}
+
 TEST(CacheFailureTest, ARestartDropsLinesAndCountsWhatIsLost) {
   Cluster cluster(PlainConfig(2));
   const int64_t lost_key = 1;
@@ -223,25 +241,26 @@ TEST(CacheFailureTest, ARestartWithTwoStepsUnderWay) {
             (TableRows{{1, {{68}, {}, 11}}, {2, {{-2}, {}, 2}}, {3, {{-1}, {}, 1}}}));
 }
 
-// A reply that the shard gave before it started again arrives after one that it gave since. The
-// cache cannot tell which is the newer, so it forgets again; but it counts what that costs.
-TEST(CacheFailureTest, AReplyFromBeforeARestartLosesNothingUncounted) {
+// A reply that the shard gave before it started again arrives after one that it gave since.
+TEST(CacheFailureTest, AReplyFromBeforeARestartServesItsStepAndNoOther) {
   CacheConfig config = PlainConfig();
   config.read_bound = 0;
   Cluster cluster(config);
   cluster.Step(0, {1, 2}, {1, 1});
   cluster.Flush(0);
-  Cluster::Call before = cluster.Lookup(0, {1}), after = cluster.Lookup(0, {1});
+  cluster.cache()->Clear();
+  Cluster::Call before = cluster.Lookup(0, {1, 2, 3}), after = cluster.Lookup(0, {1});
   cluster.Deliver(&before);
-  ASSERT_OK(Restore(cluster.table(), {{1, {{70}, {}, 9}}}));
+  ASSERT_OK(Restore(cluster.table(), {{1, {{70}, {}, 9}}, {3, {{80}, {}, 1}}}));
   cluster.Deliver(&after);
   EXPECT_EQ(cluster.Fill(&after), Floats{70});
   ASSERT_OK(cluster.Update(after, {1}));
-  cluster.Fill(&before);
-  const auto lost = static_cast<float>(cluster.count(CacheCounter::kUpdatesLost));
-  EXPECT_EQ(cluster.Read(0, {1}), Floats{69 + lost});
+  EXPECT_EQ(cluster.Fill(&before), (Floats{-1, -1, 0}));
+  ASSERT_OK(cluster.Update(before, {0, 5, 5}));
+  EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 2) << "those of rows it has no value for";
+  EXPECT_EQ(cluster.Read(0, {1, 2, 3}), (Floats{69, -1, 80}));
   cluster.Flush(0);
-  EXPECT_EQ(cluster.Rows().at(1).value[0], 69 + lost);
+  EXPECT_EQ(cluster.Rows().at(1).value[0], 69);
   EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
 }
 

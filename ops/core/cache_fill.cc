@@ -9,6 +9,13 @@
 #include "ops/core/cache.h"
 
 namespace het_tf {
+namespace {
+
+bool Contains(const std::vector<uint64_t>& items, uint64_t item) {
+  return std::find(items.begin(), items.end(), item) != items.end();
+}
+
+}  // namespace
 
 void Cache::Acknowledge(Shard* shard, uint64_t sequence) {
   while (!shard->unacknowledged.empty() && shard->unacknowledged.front().sequence <= sequence) {
@@ -63,7 +70,8 @@ Status Cache::Fill(Ticket* ticket, const std::vector<Bytes>& replies,
   for (size_t s = 0; s < replies.size(); ++s) {
     const Ticket::Request& request = ticket->requests_[s];
     if (!request.sent) continue;
-    HET_RETURN_IF_ERROR(ReplyView::Parse(replies[s].data, replies[s].size, &views[s]));
+    const Status parsed = ReplyView::Parse(replies[s].data, replies[s].size, &views[s]);
+    if (!parsed.ok()) return InvalidArgument("replies[", s, "]: ", parsed.message());
     const ReplyHeader& header = views[s].header;
     if (header.num_queries != static_cast<int64_t>(request.slots.size()) ||
         header.width != wire_width_) {
@@ -77,13 +85,26 @@ Status Cache::Fill(Ticket* ticket, const std::vector<Bytes>& replies,
   TakeReleased();
   std::mutex read_once_mutex;
   std::unordered_map<uint32_t, const float*> read_once;
+  std::vector<uint32_t> outdated;  // lines asked for in requests whose reply is outdated
   for (size_t s = 0; s < replies.size(); ++s) {
     const Ticket::Request& request = ticket->requests_[s];
     if (!request.sent) continue;
     const ReplyView& view = views[s];
     Shard& shard = shards_[s];
+    if (Contains(shard.past, view.header.incarnation)) {
+      // Rows of the table before the present one: of use to this step only.
+      for (int64_t r = 0; r < view.header.num_rows; ++r) {
+        read_once[request.slots[view.rows[r].query]] = view.data + r * wire_width_;
+      }
+      outdated.insert(outdated.end(), request.slots.begin(), request.slots.end());
+      counters_.Add(CacheCounter::kBytesDown, replies[s].size);
+      continue;
+    }
     if (shard.incarnation != view.header.incarnation) {
-      if (shard.incarnation != 0) ForgetShard(s);
+      if (shard.incarnation != 0) {
+        ForgetShard(s);
+        shard.past.push_back(shard.incarnation);
+      }
       shard.incarnation = view.header.incarnation;
     }
     Acknowledge(&shard, view.header.acknowledged);
@@ -119,6 +140,13 @@ Status Cache::Fill(Ticket* ticket, const std::vector<Bytes>& replies,
     counters_.Add(CacheCounter::kStaleHits, stale_end - view.rows);
     counters_.Add(CacheCounter::kInitialized, initialized);
     counters_.Add(CacheCounter::kBytesDown, replies[s].size);
+  }
+  std::vector<float> initial(outdated.size() * row_dim_);
+  float* next_initial = initial.data();
+  for (const uint32_t slot : outdated) {
+    if ((LineAt(slot)->flags & kFilled) || !read_once.emplace(slot, next_initial).second) continue;
+    kit_.InitRow(LineAt(slot)->key, next_initial);
+    next_initial += row_dim_;
   }
   const Batch& batch = ticket->batch();
   std::vector<const float*> rows(batch.num_keys());

@@ -59,6 +59,7 @@ Status Cache::Lookup(std::shared_ptr<const Batch> batch, bool fresh,
                      std::shared_ptr<Ticket>* ticket) {
   *ticket = std::make_shared<Ticket>(shared_from_this(), std::move(batch));
   std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
   FindLines(ticket->get(), parallel_for);
   Trim();
@@ -81,21 +82,26 @@ int64_t Cache::CheckBase(const Line& line) const {
   return config_.rows.clock == ClockRule::kCount ? merged : merged + line.pending;
 }
 
-// Moves the outbox into a push. forced takes the lines whose rows must come back.
+bool Cache::PushHasOneRate() const {
+  return config_.server_applies || kit_.optimizer->MergeUsesLearningRate();
+}
+
+// Moves the outbox, or what of it has one learning rate, into a push. forced takes the lines whose
+// rows must come back.
 void Cache::CutPush(int shard, std::vector<uint32_t>* forced) {
   Shard& state = shards_[shard];
   Push push;
   push.sequence = ++state.cut;
-  push.slots.swap(state.outbox);
-  const float learning_rate = LineAt(push.slots.front())->learning_rate;
-  if (config_.server_applies || kit_.optimizer->MergeUsesLearningRate()) {
-    // A push has one learning rate; the rows of others stay for the next.
-    const auto others = std::stable_partition(
-        push.slots.begin(), push.slots.end(),
-        [&](uint32_t slot) { return LineAt(slot)->learning_rate == learning_rate; });
-    state.outbox.assign(others, push.slots.end());
-    push.slots.erase(others, push.slots.end());
+  const float learning_rate = LineAt(state.outbox.back())->learning_rate;
+  auto first = state.outbox.begin();
+  if (PushHasOneRate()) {
+    // From the end of the outbox, which is in the order of the rates: the others wait for the next.
+    auto last = state.outbox.end();
+    while (last != first && LineAt(*(last - 1))->learning_rate == learning_rate) --last;
+    first = last;
   }
+  push.slots.assign(first, state.outbox.end());
+  state.outbox.erase(first, state.outbox.end());
   const int64_t rows = push.slots.size();
   push.keys.resize(rows);
   push.pendings.resize(rows);
@@ -141,6 +147,14 @@ void Cache::CutRequest(int shard, Ticket* ticket, const std::vector<uint32_t>& a
   Shard& state = shards_[shard];
   Ticket::Request& request = ticket->requests_[shard];
   std::vector<uint32_t> forced;
+  if (PushHasOneRate()) {
+    const auto lower = [&](uint32_t a, uint32_t b) {
+      return LineAt(a)->learning_rate < LineAt(b)->learning_rate;
+    };
+    if (!std::is_sorted(state.outbox.begin(), state.outbox.end(), lower)) {
+      std::stable_sort(state.outbox.begin(), state.outbox.end(), lower);
+    }
+  }
   while (!state.outbox.empty()) CutPush(shard, &forced);
   request.cut = state.cut;
 

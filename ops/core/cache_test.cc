@@ -323,9 +323,9 @@ TEST(CacheTest, LruKeepsTheMostRecentlyUsed) {
 // One worker with any staleness gives what it gives without a cache; also when the work is split.
 TEST(CacheTest, OneWorkerIsLikeNoCache) {
   const std::string kAdam = "adam";
-  for (const char* optimizer :
-       {"sgd", "momentum nesterov=1", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam",
-        "ftrl l1=0.01 l2=0.01", "sgd weight_decay=0.1 clipnorm=1 max_norm=0.2"}) {
+  for (const char* optimizer : {"sgd", "momentum nesterov=1", "adagrad", "row_wise_adagrad", "adam",
+                                "row_wise_adam", "ftrl l1=0.01 l2=0.01", "ftrl max_norm=0.1",
+                                "sgd weight_decay=0.1 clipnorm=1 max_norm=0.2"}) {
     for (const int64_t staleness : {int64_t{0}, int64_t{3}, kUnbounded}) {
       SCOPED_TRACE(std::string(optimizer) + " staleness " + std::to_string(staleness));
       CacheConfig config;

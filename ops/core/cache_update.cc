@@ -14,10 +14,12 @@ Status Cache::Update(Ticket* ticket, const float* gradients, float learning_rate
   const Batch& batch = ticket->batch();
   const GradientSums sums(batch, gradients, dim(), parallel_for);
   if (sums.num_nonfinite() > 0 && config_.nonfinite == Nonfinite::kError) {
-    return InvalidArgument("gradients hold NaN or infinity for ", sums.num_nonfinite(), " of ",
-                           batch.num_keys(), " keys; no row was updated");
+    return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
+                           sums.num_nonfinite(), " of ", batch.num_keys(),
+                           " keys; no row was updated");
   }
   std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
   if (!ticket->filled_) return FailedPrecondition("ticket was not filled before its update");
   const int32_t due =

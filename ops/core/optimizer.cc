@@ -168,6 +168,7 @@ class Ftrl final : public Optimizer {
   void Merge(float* row, const float* delta, float learning_rate) const override {
     for (int i = dim_; i < row_dim(); ++i) row[i] += delta[i];
     for (int i = 0; i < dim_; ++i) row[i] = Weight(row[dim_ + i], row[2 * dim_ + i], learning_rate);
+    LimitNorm(row);
   }
   bool MergeUsesLearningRate() const override { return true; }
 
@@ -200,6 +201,13 @@ float NormFactor(const float* x, int n, float limit) {
 
 }  // namespace
 
+void Optimizer::LimitNorm(float* row) const {
+  if (max_norm_ <= 0) return;
+  const float factor = NormFactor(row, dim_, max_norm_);
+  if (factor >= 1) return;
+  for (int i = 0; i < dim_; ++i) row[i] *= factor;
+}
+
 void Optimizer::InitSlots(float* slots) const {
   std::fill(slots, slots + slot_dim_, initial_slot_);
 }
@@ -224,12 +232,7 @@ void Optimizer::Update(float* row, const float* gradient, float learning_rate) c
     }
   }
   Step(row, gradient, learning_rate);
-  if (max_norm_ > 0) {
-    const float factor = NormFactor(row, dim_, max_norm_);
-    if (factor < 1) {
-      for (int i = 0; i < dim_; ++i) row[i] *= factor;
-    }
-  }
+  LimitNorm(row);
 }
 
 void Optimizer::Merge(float* row, const float* delta, float /*learning_rate*/) const {

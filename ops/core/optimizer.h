@@ -51,6 +51,9 @@ class Optimizer {
 
   virtual void Step(float* row, const float* gradient, float learning_rate) const = 0;
 
+  // Brings the value within max_norm.
+  void LimitNorm(float* row) const;
+
   const int dim_;
   const int slot_dim_;
 

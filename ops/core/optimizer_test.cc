@@ -247,6 +247,18 @@ TEST(OptimizerTest, FtrlMergeRecomputesTheWeight) {
   EXPECT_NEAR(others[0], (std::min(std::max(z, -0.05), 0.05) - z) / quadratic, 1e-6);
 }
 
+TEST(OptimizerTest, FtrlMergeKeepsTheNormLimit) {
+  const auto optimizer = Make("ftrl max_norm=0.1", 2);
+  const std::vector<float> start = InitialRow(*optimizer, 0);
+  std::vector<float> mine = start, merged = start, delta = start;
+  const float gradient[] = {1, 1};
+  optimizer->Update(mine.data(), gradient, 1);
+  for (size_t i = 0; i < start.size(); ++i) delta[i] = mine[i] - start[i];
+  optimizer->Merge(merged.data(), delta.data(), 1);
+  EXPECT_NEAR(std::hypot(mine[0], mine[1]), 0.1, 1e-6);
+  EXPECT_EQ(merged, mine);
+}
+
 // Slots come from checkpoints and from the network, so they may hold anything.
 TEST(OptimizerTest, AdamTakesAnyStepCount) {
   for (const char* spec : {"adam", "row_wise_adam"}) {

@@ -9,7 +9,7 @@
 
 namespace het_tf {
 
-enum class Code { kOk, kInvalidArgument, kFailedPrecondition, kResourceExhausted };
+enum class Code { kOk, kInvalidArgument, kFailedPrecondition, kResourceExhausted, kCancelled };
 
 class [[nodiscard]] Status {
  public:
@@ -45,6 +45,11 @@ Status FailedPrecondition(const Parts&... parts) {
 template <typename... Parts>
 Status ResourceExhausted(const Parts&... parts) {
   return Status(Code::kResourceExhausted, StrCat(parts...));
+}
+
+template <typename... Parts>
+Status Cancelled(const Parts&... parts) {
+  return Status(Code::kCancelled, StrCat(parts...));
 }
 
 }  // namespace het_tf

@@ -42,25 +42,25 @@ Table::Table(const RowConfig& config, int shard, RowKit kit)
 void Table::NewIncarnation() { incarnation_ = RandomId(); }
 
 uint64_t Table::incarnation() const {
-  std::shared_lock<std::shared_mutex> contents(contents_);
+  SharedLock contents(contents_);
   return incarnation_;
 }
 
 int64_t Table::size() const {
-  std::shared_lock<std::shared_mutex> contents(contents_);
+  SharedLock contents(contents_);
   int64_t size = 0;
   for (const auto& stripe : stripes_) {
-    std::shared_lock<std::shared_mutex> lock(stripe->mutex);
+    SharedLock lock(stripe->mutex);
     size += stripe->index.size();
   }
   return size;
 }
 
 int64_t Table::memory_bytes() const {
-  std::shared_lock<std::shared_mutex> contents(contents_);
+  SharedLock contents(contents_);
   int64_t bytes = 0;
   for (const auto& stripe : stripes_) {
-    std::shared_lock<std::shared_mutex> lock(stripe->mutex);
+    SharedLock lock(stripe->mutex);
     bytes += stripe->index.bytes() + stripe->records.bytes();
   }
   return bytes;
@@ -83,43 +83,37 @@ char* Table::FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key) {
 }
 
 Status Table::Lookup(const Batch& batch, const ParallelFor& parallel_for, float* out) const {
-  std::shared_lock<std::shared_mutex> contents(contents_);
+  SharedLock contents(contents_);
   const Groups groups(batch.num_keys(), kNumStripes,
                       [&](int64_t u) { return StripeOfHash(batch.hashes[u], kNumStripes); });
-  // All stripes at once, since rows are read in the order of the ids. Nobody locks two stripes in
-  // another order, so this cannot deadlock.
-  std::vector<std::shared_lock<std::shared_mutex>> locks;
-  locks.reserve(kNumStripes);
-  for (const auto& stripe : stripes_) locks.emplace_back(stripe->mutex);
-  std::vector<const float*> rows(batch.num_keys(), nullptr);
-  parallel_for(kNumStripes, StripeCost(batch.num_keys(), 0), [&](int64_t first, int64_t last) {
+  const size_t row_bytes = sizeof(float) * dim();
+  // Nothing may wait for the pool with a stripe locked: its threads may wait for that lock.
+  const int64_t cost = StripeCost(batch.num_ids(), dim());
+  parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       const Stripe& stripe = *stripes_[s];
       const int32_t* keys = groups.order.data() + groups.begin[s];
+      SharedLock lock(stripe.mutex);
       VisitAhead(
           stripe.index, groups.size(s), [&](int64_t i) { return batch.hashes[keys[i]]; },
-          [&](uint32_t slot) {
-            Prefetch(stripe.records[slot], kRowOffset + sizeof(float) * dim());
-          },
+          [&](uint32_t slot) { Prefetch(stripe.records[slot], kRowOffset + row_bytes); },
           [&](int64_t i) {
             const int32_t u = keys[i];
+            const int32_t* place = &batch.positions[batch.begin[u]];
+            const int32_t* end = batch.positions.data() + batch.begin[u + 1];
+            float* copy = out + static_cast<int64_t>(*place) * dim();
             const uint32_t slot = Find(stripe, batch.hashes[u], batch.keys[u]);
-            if (slot != Index::kNone) rows[u] = RowOf(stripe.records[slot]);
+            if (slot == Index::kNone) {
+              kit_.initializer.Fill(batch.keys[u], dim(), copy);
+            } else {
+              std::memcpy(copy, RowOf(stripe.records[slot]), row_bytes);
+            }
+            while (++place != end) {
+              std::memcpy(out + static_cast<int64_t>(*place) * dim(), copy, row_bytes);
+            }
           });
     }
   });
-  std::vector<int64_t> unknown;
-  for (int64_t u = 0; u < batch.num_keys(); ++u) {
-    if (rows[u] == nullptr) unknown.push_back(u);
-  }
-  std::vector<float> initial(unknown.size() * dim());
-  parallel_for(unknown.size(), 10 * dim(), [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      kit_.initializer.Fill(batch.keys[unknown[i]], dim(), &initial[i * dim()]);
-      rows[unknown[i]] = &initial[i * dim()];
-    }
-  });
-  batch.Gather(rows.data(), dim(), parallel_for, out);
   return Status();
 }
 
@@ -129,12 +123,13 @@ Status Table::Apply(const Batch& batch, const float* gradients, float learning_r
   const GradientSums sums(batch, gradients, dim(), parallel_for);
   if (sums.num_nonfinite() > 0) {
     if (nonfinite == Nonfinite::kError) {
-      return InvalidArgument("gradients hold NaN or infinity for ", sums.num_nonfinite(), " of ",
-                             batch.num_keys(), " keys; no row was updated");
+      return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
+                             sums.num_nonfinite(), " of ", batch.num_keys(),
+                             " keys; no row was updated");
     }
     counters_.Add(TableCounter::kNonfiniteSkipped, sums.num_nonfinite());
   }
-  std::shared_lock<std::shared_mutex> contents(contents_);
+  SharedLock contents(contents_);
   const Groups groups(batch.num_keys(), kNumStripes,
                       [&](int64_t u) { return StripeOfHash(batch.hashes[u], kNumStripes); });
   const int64_t cost = StripeCost(batch.num_keys(), 2 * row_dim_);
@@ -142,7 +137,7 @@ Status Table::Apply(const Batch& batch, const float* gradients, float learning_r
     for (int64_t s = first; s < last; ++s) {
       Stripe& stripe = *stripes_[s];
       const int32_t* keys = groups.order.data() + groups.begin[s];
-      std::unique_lock<std::shared_mutex> lock(stripe.mutex);
+      UniqueLock lock(stripe.mutex);
       VisitAhead(
           stripe.index, groups.size(s), [&](int64_t i) { return batch.hashes[keys[i]]; },
           [&](uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
@@ -170,7 +165,7 @@ Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& al
     return InvalidArgument("stripes = [", first, ", ", last, ") must lie in [0, ", kNumStripes,
                            ")");
   }
-  std::unique_lock<std::shared_mutex> contents(contents_);
+  UniqueLock contents(contents_);
   int64_t num_rows = 0;
   for (int s = first; s < last; ++s) num_rows += stripes_[s]->index.size();
   const Rows rows = allocate(num_rows);
@@ -195,7 +190,7 @@ Status Table::Import(const ConstRows& rows, int64_t num_rows) {
       return InvalidArgument("clocks holds ", rows.clocks[r], " for key ", rows.keys[r]);
     }
   }
-  std::unique_lock<std::shared_mutex> contents(contents_);
+  UniqueLock contents(contents_);
   for (int64_t r = 0; r < num_rows; ++r) {
     const uint64_t hash = HashKey(rows.keys[r]);
     Stripe& stripe = *stripes_[StripeOfHash(hash, kNumStripes)];
@@ -209,7 +204,7 @@ Status Table::Import(const ConstRows& rows, int64_t num_rows) {
 }
 
 void Table::Clear() {
-  std::unique_lock<std::shared_mutex> contents(contents_);
+  UniqueLock contents(contents_);
   for (const auto& stripe : stripes_) {
     stripe->index.Clear();
     stripe->records.Clear();

@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -24,6 +23,7 @@
 #include "ops/core/message.h"
 #include "ops/core/parallel.h"
 #include "ops/core/row_config.h"
+#include "ops/core/shared_mutex.h"
 #include "ops/core/slab.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
@@ -103,7 +103,7 @@ class Table {
   struct Stripe {
     Stripe(size_t record_bytes, Arena* arena) : records(record_bytes, arena) {}
 
-    mutable std::shared_mutex mutex;
+    mutable SharedMutex mutex;
     Index index;
     Slab records;
   };
@@ -135,7 +135,7 @@ class Table {
   const size_t record_bytes_;
 
   // Held shared by what reads or writes rows, exclusively by what replaces them all.
-  mutable std::shared_mutex contents_;
+  mutable SharedMutex contents_;
   uint64_t incarnation_ = 0;
   Arena arena_;
   std::vector<std::unique_ptr<Stripe>> stripes_;

@@ -65,7 +65,7 @@ Status Table::Sync(const char* bytes, size_t size, const ParallelFor& parallel_f
   counters_.Add(TableCounter::kRequests, 1);
   counters_.Add(TableCounter::kBytesReceived, size);
 
-  std::shared_lock<std::shared_mutex> contents(contents_);
+  SharedLock contents(contents_);
   // The cache knows rows that are no longer here: what it pushes belongs to them, and what it
   // holds must be replaced.
   const bool restarted =
@@ -99,7 +99,7 @@ void Table::Merge(const PushView& push, bool server_applies, const ParallelFor& 
     for (int64_t s = first; s < last; ++s) {
       Stripe& stripe = *stripes_[s];
       const int32_t* rows = groups.order.data() + groups.begin[s];
-      std::unique_lock<std::shared_mutex> lock(stripe.mutex);
+      UniqueLock lock(stripe.mutex);
       VisitAhead(
           stripe.index, groups.size(s), [&](int64_t i) { return hashes[rows[i]]; },
           [&](uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
@@ -142,7 +142,7 @@ void Table::Answer(const RequestView& request, bool restarted, uint64_t acknowle
     for (int64_t s = first; s < last; ++s) {
       const Stripe& stripe = *stripes_[s];
       const int32_t* queries = groups.order.data() + groups.begin[s];
-      std::shared_lock<std::shared_mutex> lock(stripe.mutex);
+      SharedLock lock(stripe.mutex);
       VisitAhead(
           stripe.index, groups.size(s), [&](int64_t i) { return hashes[queries[i]]; },
           [&](uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
@@ -177,7 +177,7 @@ void Table::Answer(const RequestView& request, bool restarted, uint64_t acknowle
   auto* data = reinterpret_cast<float*>(rows + num_rows);
   parallel_for(kNumStripes, StripeCost(num_rows, width), [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
-      std::shared_lock<std::shared_mutex> lock(stripes_[s]->mutex);
+      SharedLock lock(stripes_[s]->mutex);
       for (int32_t i = groups.begin[s]; i < groups.begin[s + 1]; ++i) {
         const int32_t q = groups.order[i];
         if (found[q] == nullptr) continue;

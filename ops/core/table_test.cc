@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,8 +19,10 @@ using testing::ApplyRows;
 using testing::Below;
 using testing::LookupRows;
 using testing::MakeTable;
+using testing::Pool;
 using testing::Random;
 using testing::Restore;
+using testing::RunThreads;
 using testing::Snapshot;
 using testing::TableRow;
 using testing::TableRows;
@@ -113,6 +117,42 @@ TEST(TableTest, ExportOfStripesThatAreNotThereIsRefused) {
        {std::pair(-1, 3), std::pair(3, 2), std::pair(0, Table::kNumStripes + 1)}) {
     EXPECT_REFUSED(table->Export(first, last, [](int64_t) { return Table::Rows{}; }), "stripes");
   }
+}
+
+// Work for the pool waits in line behind work that waits for a lock.
+TEST(TableTest, LookupsAndUpdatesOfOnePoolDoNotWaitForEachOther) {
+  const auto table = MakeTable(Plain());
+  Pool pool(2);
+  std::vector<int64_t> ids(3000);
+  std::iota(ids.begin(), ids.end(), 0);
+  const Batch batch(ids.data(), ids.size());
+  const std::vector<float> gradients(ids.size(), 1);
+  constexpr int kRounds = 200;
+  RunThreads(2, [&](int t) {
+    std::vector<float> out(ids.size());
+    for (int round = 0; round < kRounds; ++round) {
+      if (t == 0) {
+        EXPECT_OK(table->Apply(batch, gradients.data(), 1, Nonfinite::kError, pool.parallel_for()));
+      } else {
+        EXPECT_OK(table->Lookup(batch, pool.parallel_for(), out.data()));
+      }
+    }
+  });
+  EXPECT_EQ(LookupRows(*table, {0, 2999}), (std::vector<float>{-kRounds, -kRounds}));
+}
+
+TEST(TableTest, AReaderAfterAnotherDoesNotKeepWritersOut) {
+  const auto table = MakeTable(Plain());
+  const std::vector<int64_t> ids = {1, 2, 3};
+  std::atomic<bool> written{false};
+  RunThreads(4, [&](int t) {
+    if (t == 0) {
+      for (int i = 0; i < 20; ++i) ASSERT_OK(Restore(table.get(), {{1, {{10}, {}, 1}}}));
+      written = true;
+    } else {
+      while (!written) LookupRows(*table, ids);
+    }
+  });
 }
 
 TEST(TableTest, ImportReplacesAllOrNone) {

@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <ostream>
 #include <random>
 #include <string>
@@ -63,6 +66,59 @@ inline void ThreadedFor(int64_t total, int64_t /*cost*/,
     if (first < last) body(first, last);
   });
 }
+
+// Threads that stay, as TensorFlow's: work waits in line for one of them, and the caller for the
+// work.
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int t = 0; t < threads; ++t) threads_.emplace_back([this] { Work(); });
+  }
+  ~Pool() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  ParallelFor parallel_for() {
+    return [this](int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& body) {
+      int64_t left = total;  // guarded by mutex_
+      std::unique_lock<std::mutex> lock(mutex_);
+      for (int64_t i = 0; i < total; ++i) {
+        tasks_.push_back([this, i, &body, &left] {
+          body(i, i + 1);
+          std::lock_guard<std::mutex> done(mutex_);
+          if (--left == 0) changed_.notify_all();
+        });
+      }
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return left == 0; });
+    };
+  }
+
+ private:
+  void Work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return ended_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  bool ended_ = false;
+  std::vector<std::thread> threads_;
+};
 
 // On the heap and of the exact size, so that AddressSanitizer sees a read beyond the end.
 using Buffer = std::vector<char>;

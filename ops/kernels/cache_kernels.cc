@@ -41,6 +41,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     TF_RETURN_IF_ERROR(ToTf(Cache::Create(config_, &cache)));
     *resource = new CacheResource(config_, std::move(cache));
     ProcessRegistry<CacheResource>::Get().Add(*resource);
+    if (caches_frozen) (*resource)->cache->Freeze();
     return absl::OkStatus();
   }
 

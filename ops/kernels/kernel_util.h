@@ -22,7 +22,8 @@
 
 namespace het_tf {
 
-// Never Unavailable or Aborted: tf.distribute takes those for a dead task.
+// Never Unavailable or Aborted: TensorFlow keeps those for its network. Cancelled only from a
+// process that ends: tf.distribute then runs the step again on another worker.
 inline absl::Status ToTf(const Status& status) {
   switch (status.code()) {
     case Code::kOk:
@@ -33,6 +34,8 @@ inline absl::Status ToTf(const Status& status) {
       return absl::FailedPreconditionError(status.message());
     case Code::kResourceExhausted:
       return absl::ResourceExhaustedError(status.message());
+    case Code::kCancelled:
+      return absl::CancelledError(status.message());
   }
   return absl::InternalError(status.message());
 }

@@ -1,3 +1,4 @@
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -9,11 +10,18 @@ namespace het_tf {
 namespace {
 
 using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
 uint64_t IdOf(const TableResource& resource) { return resource.table->incarnation(); }
 uint64_t IdOf(const CacheResource& resource) { return resource.cache->id(); }
+
+// What the ops call the number.
+template <typename Resource>
+constexpr const char* NumberOf() {
+  return std::is_same_v<Resource, CacheResource> ? "id" : "incarnation";
+}
 
 class ProcessTablesOp : public OpKernel {
  public:
@@ -31,11 +39,18 @@ class ProcessTablesOp : public OpKernel {
 
 class ProcessCachesOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit ProcessCachesOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("freeze", &freeze_));
+  }
 
   void Compute(OpKernelContext* context) override {
     std::vector<std::pair<uint64_t, uint64_t>> rows;
-    for (const auto& resource : ProcessRegistry<CacheResource>::Get().All()) {
+    if (freeze_) caches_frozen = true;
+    const auto resources = ProcessRegistry<CacheResource>::Get().All();
+    if (freeze_) {
+      for (const auto& resource : resources) resource->cache->Freeze();
+    }
+    for (const auto& resource : resources) {
       Cache* cache = resource->cache.get();
       if (cache->counter(CacheCounter::kPending) == 0) continue;
       for (const uint64_t incarnation : cache->incarnations()) {
@@ -51,6 +66,9 @@ class ProcessCachesOp : public OpKernel {
       *out++ = static_cast<int64_t>(incarnation);
     }
   }
+
+ private:
+  bool freeze_;
 };
 
 template <typename Resource>
@@ -62,7 +80,7 @@ class ProcessResourceOp : public OpKernel {
     const Tensor& input = context->input(0);
     OP_REQUIRES(
         context, input.dims() == 0,
-        absl::InvalidArgumentError(StrCat(def().input(0), " must be a scalar, not of shape ",
+        absl::InvalidArgumentError(StrCat(NumberOf<Resource>(), " must be a scalar, not of shape ",
                                           input.shape().DebugString())));
     const int64_t id = input.scalar<int64_t>()();
     for (auto& resource : ProcessRegistry<Resource>::Get().All()) {

@@ -3,6 +3,7 @@
 #ifndef HET_TF_OPS_KERNELS_RESOURCES_H_
 #define HET_TF_OPS_KERNELS_RESOURCES_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -28,6 +29,9 @@ class TableResource : public tensorflow::ResourceBase {
   const int shard;
   const std::unique_ptr<Table> table;
 };
+
+// Set when the process is about to end: what caches make from then on would be lost.
+inline std::atomic<bool> caches_frozen{false};
 
 class CacheResource : public tensorflow::ResourceBase {
  public:

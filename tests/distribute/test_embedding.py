@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -192,7 +194,26 @@ def test_nonfinite_gradient_fails_the_step_and_changes_nothing(strategy):
             loss = tf.reduce_sum(embedding(tf.constant([1, 2]))) * float("nan")
         tape.gradient(loss, embedding.trainable_variables)
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="gradients hold NaN or infinity"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="hold NaN or infinity"):
         strategy.run_on_worker(0, step)
     strategy.flush()
     assert embedding.table.size() == 0
+
+
+def test_models_that_are_gone_leave_nothing_behind(strategy):
+    x, y = examples()
+    before = len(strategy.caches)
+    caches = []
+    for _ in range(3):
+        model, embedding = make_model(strategy, CACHES["staleness 10"])
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        assert len(strategy.caches) <= before + 1
+        caches.append(weakref.ref(embedding._worker_cache))
+    assert [cache() is None for cache in caches] == [True, True, False]
+
+
+def test_callback_that_would_restore_a_part_of_the_model_is_refused(strategy):
+    model, embedding = make_model(strategy, None)
+    stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    with pytest.raises(ValueError, match=f"not the table of layer '{embedding.name}'"):
+        model.fit(*examples(), callbacks=[stop], verbose=0)

@@ -113,6 +113,24 @@ def test_dataset_of_this_process_is_sent_to_the_workers(id_counter):
     assert sum(counts_after_fit(id_counter, dataset, steps_per_epoch=40)) == 80
 
 
+def test_validation_steps_begin_at_the_start_of_the_data(id_counter):
+    """As in Keras, so that the epochs' figures can be compared."""
+
+    def share(context):
+        first = 30 * context.input_pipeline_id
+        return sm.id_dataset(range(first, first + 24), 4)
+
+    seen = []
+    note = keras.callbacks.LambdaCallback()
+    note.on_test_end = lambda logs=None: seen.extend(np.flatnonzero(id_counter.counter.counts))
+    data = sm.id_dataset(range(8), 4)
+    id_counter.fit(
+        data, epochs=4, validation_data=share, validation_steps=1, callbacks=[note], verbose=0
+    )
+    assert len(seen) == 16
+    assert set(seen) <= {30 * worker + i for worker in range(3) for i in range(4)}
+
+
 def test_infinite_dataset_needs_steps(id_counter):
     with pytest.raises(ValueError, match="infinite: pass steps_per_epoch"):
         id_counter.fit(sm.id_dataset(range(9), 3).repeat(), verbose=0)

@@ -44,6 +44,25 @@ def test_subclassed_model_with_dict_inputs_weights_and_added_loss(strategy):
     assert int(model.optimizer.iterations.numpy()) == 36
 
 
+def test_list_of_inputs_of_several_widths_and_a_metric_with_several_results(strategy):
+    x, y = sm.make_data(96)
+    y = np.concatenate([y, 1 - y], -1)
+    with strategy.scope():
+        inputs = [keras.Input((2,)), keras.Input((4,))]
+        joined = keras.layers.Concatenate()(inputs)
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(joined))
+        model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    x = [x[:, :2], x[:, 2:]]
+    history = model.fit(x, y, batch_size=16, validation_split=0.25, verbose=0).history
+    assert history["f1_score"][0].shape == history["val_f1_score"][0].shape == (2,)
+    model.fit(x, y, validation_data=(x, y), verbose=0)
+    outputs = model.predict(x, verbose=0)
+    metric = keras.metrics.F1Score()
+    metric.update_state(y, outputs)
+    scores = model.evaluate(x, y, verbose=0, return_dict=True)["f1_score"]
+    np.testing.assert_allclose(scores, metric.result(), rtol=1e-5)
+
+
 def test_several_outputs_and_losses(strategy):
     x, y = sm.make_data(96)
     with strategy.scope():
