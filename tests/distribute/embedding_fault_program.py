@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import threading
@@ -12,6 +11,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from faults import AtStep, Warnings
 
 import het_tf
 
@@ -19,30 +19,6 @@ BATCHES = 120
 BATCH = 20
 KEYS_A_BATCH = 40  # all different, so a step is that many updates
 STEPS_A_CLOSURE = 4
-
-
-class AtStep(keras.callbacks.Callback):
-    """Does something once, when a number of steps are done."""
-
-    def __init__(self, step, action):
-        super().__init__()
-        self._step, self._action = step, action
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._action is not None and batch >= self._step:
-            action, self._action = self._action, None
-            action()
-
-
-class Warnings(logging.Handler):
-    """Keeps the texts of warnings."""
-
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
 
 
 def data():
@@ -55,7 +31,6 @@ def data():
 
 def main():
     warnings = Warnings()
-    logging.getLogger("absl").addHandler(warnings)
     cluster = het_tf.distribute.LocalCluster(num_workers=3, num_ps=2)
     cluster.start()
     strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
 import time
 
-import keras
 import numpy as np
 import small_models as sm
 import stand_in_cache
 import tensorflow as tf
+from faults import AtStep, Warnings
 
 import het_tf
 
@@ -31,34 +30,6 @@ class Training(het_tf.keras.Model):
             return super().train_step(data)
 
 
-class AtStep(keras.callbacks.Callback):
-    """Does something once, when a number of steps are done."""
-
-    def __init__(self, step, action):
-        super().__init__()
-        self._step, self._action = step, action
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._action is not None and batch >= self._step:
-            action, self._action = self._action, None
-            action()
-
-
-class Logged(logging.Handler):
-    """Keeps the texts of warnings."""
-
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-
-    def take(self):
-        texts, self.texts = self.texts, []
-        return texts
-
-
 def train_until_error(model, data, action):
     """Fits with `action` in the middle; the error and how long it took."""
     began = time.monotonic()
@@ -70,8 +41,7 @@ def train_until_error(model, data, action):
 
 
 def main():
-    logged = Logged()
-    logging.getLogger("absl").addHandler(logged)
+    logged = Warnings()
     out = {}
     cluster = het_tf.distribute.LocalCluster(num_workers=2, num_ps=3)
     cluster.start()

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 import re
-import subprocess
-import sys
 
 import embedding_fault_program as program
 import pytest
-
-PROGRAM = pathlib.Path(program.__file__)
+from faults import run_program
 
 
 @pytest.fixture(scope="module")
 def seen():
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=400, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-5000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+    return run_program("embedding_fault_program.py")
 
 
 def test_three_workers_train_to_the_end(seen):

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pathlib
 import re
-import subprocess
-import sys
 import time
 
 import pytest
-
-PROGRAM = pathlib.Path(__file__).with_name("fault_program.py")
+from faults import run_program
 
 
 @pytest.fixture(scope="module")
 def seen():
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=500, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-5000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+    return run_program("fault_program.py")
 
 
 def test_without_faults_every_example_counts_once(seen):

@@ -1,0 +1,53 @@
+"""What the programs that let servers die have in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+
+class AtStep(keras.callbacks.Callback):
+    """Does something once, when a number of steps are done."""
+
+    def __init__(self, step: int, action: Callable[[], Any]):
+        super().__init__()
+        self._step, self._action = step, action
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._action is not None and batch >= self._step:
+            action, self._action = self._action, None
+            action()
+
+
+class Warnings(logging.Handler):
+    """Keeps the texts of warnings that absl logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        logging.getLogger("absl").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def take(self) -> list[str]:
+        """The texts since the last call."""
+        texts, self.texts = self.texts, []
+        return texts
+
+
+def run_program(name: str) -> dict[str, Any]:
+    """What a program of this folder prints last, as JSON."""
+    program = pathlib.Path(__file__).with_name(name)
+    ended = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    return json.loads(ended.stdout.splitlines()[-1])
