@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,11 @@ class CacheConfig:
         for bound in ("read_bound", "write_bound"):
             if getattr(self, bound) is _AS_STALENESS:
                 object.__setattr__(self, bound, self.staleness)
+        for name in ("capacity", "staleness", "read_bound", "write_bound"):
+            value = getattr(self, name)
+            if isinstance(value, numbers.Integral) or (value is None and name != "capacity"):
+                continue
+            raise ValueError(f"{name} must be an integer, not {value!r}")
         if self.capacity < 1:
             raise ValueError(f"capacity must be at least 1 row, not {self.capacity}")
         if self.policy not in ("lfu", "lru"):

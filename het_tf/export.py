@@ -62,16 +62,25 @@ def export_saved_model(
 
 def _input_signature(model: keras.Model, given: Any) -> list[Any]:
     if given is None:
-        try:
-            structure = model.input
-        except (AttributeError, ValueError) as error:
+        structure = _symbolic_input(model)
+        if structure is None:
             raise ValueError(
                 f"input_signature must be given: model {model.name} is not made of symbolic inputs"
-            ) from error
+            )
         given = tf.nest.map_structure(
             lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype, name=x.name), structure
         )
     return given if isinstance(given, list) else [given]
+
+
+def _symbolic_input(model: keras.Model) -> Any:
+    """The model's input in its structure, or None."""
+    if isinstance(model, keras.Sequential):  # whose `input` is that of a layer that was called
+        return model.inputs[0] if model.built else None
+    try:
+        return model.input
+    except (AttributeError, ValueError):
+        return None
 
 
 def _named_outputs(serve: Any) -> Any:

@@ -36,6 +36,16 @@ def trained_model(initializer) -> keras.Model:
     return model
 
 
+@pytest.mark.parametrize("sequential", [keras.Sequential, het_tf.keras.Sequential])
+def test_a_sequential_model_needs_no_signature(tmp_path, sequential):
+    layers = [het_tf.layers.HetEmbedding(3, seed=1), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = sequential([keras.Input((2,), dtype="int64"), *layers])
+    het_tf.export.export_saved_model(model, tmp_path)
+    loaded = tf.saved_model.load(tmp_path)
+    ids = tf.constant([[1, -2], [2**60, 0]], tf.int64)
+    np.testing.assert_allclose(loaded.serve(ids), model(ids), rtol=1e-6)
+
+
 def test_lookup_layers_are_exported_with_it(tmp_path):
     words, numbers = keras.Input((), dtype="string"), keras.Input((), dtype="int64")
     known_words = keras.layers.StringLookup(vocabulary=["a", "b"])(words)
