@@ -92,9 +92,11 @@ Status Cache::Fill(Ticket* ticket, const std::vector<Bytes>& replies,
     const ReplyView& view = views[s];
     Shard& shard = shards_[s];
     if (Contains(shard.past, view.header.incarnation)) {
-      // Rows of the table before the present one: of use to this step only.
+      // Rows of the table before the present one: of use to this step only, and only where no line
+      // has the present one's, which may hold own updates.
       for (int64_t r = 0; r < view.header.num_rows; ++r) {
-        read_once[request.slots[view.rows[r].query]] = view.data + r * wire_width_;
+        const uint32_t slot = request.slots[view.rows[r].query];
+        if (!(LineAt(slot)->flags & kFilled)) read_once[slot] = view.data + r * wire_width_;
       }
       outdated.insert(outdated.end(), request.slots.begin(), request.slots.end());
       counters_.Add(CacheCounter::kBytesDown, replies[s].size);
