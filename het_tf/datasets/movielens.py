@@ -154,6 +154,11 @@ def _named_by_environment() -> str | None:
 
 def _download() -> None:
     """Prepares the data set in a process of its own: TFDS has no limit on how long it tries."""
+    _log.warning(
+        "Fetching %s, which may take %d s. $HET_TF_DATA_DIR may name a folder that has it.",
+        NAME,
+        DOWNLOAD_TIMEOUT_S,
+    )
     code = f"import tensorflow_datasets as tfds; tfds.builder({NAME!r}).download_and_prepare()"
     try:
         subprocess.run(
