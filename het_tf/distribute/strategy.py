@@ -77,14 +77,17 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Number of parameter server tasks."""
         return sum(task_type == "ps" for task_type, _ in self._addresses)
 
-    @property
     def idle(self) -> bool:
-        """Whether no scheduled closure is waiting, running or has failed."""
+        """Whether no scheduled closure is waiting, running or has failed.
+
+        Like `ClusterCoordinator.done`, this takes the error of a closure that failed: False once,
+        and nothing else raises that error any more.
+        """
         if self._cluster_coordinator is None:
             return True
         try:
             return self.coordinator.done()
-        except Exception:  # What a closure raised; nobody is left to wait for it.
+        except Exception:  # What a closure raised.
             return False
 
     @property

@@ -151,7 +151,7 @@ def test_callback_that_raises_ends_fit_and_flushes(model, data, strategy, monkey
     with pytest.raises(RuntimeError, match="enough"):
         model.fit(*data, batch_size=16, callbacks=[Fail()], verbose=0)
     assert flushed == [None]
-    assert strategy.idle
+    assert strategy.idle()
 
 
 def test_flush_comes_before_what_needs_it(model, data, strategy, monkeypatch):

@@ -181,5 +181,5 @@ def test_data_that_fails_reports_its_error(id_counter, strategy):
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="bad x"):
         id_counter.fit(dataset, steps_per_epoch=40, verbose=0)
-    assert strategy.idle
+    assert strategy.idle()
     assert counts_after_fit(id_counter, sm.id_dataset(range(9), 3))[:9] == 9 * [1]
