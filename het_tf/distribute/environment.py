@@ -24,6 +24,8 @@ _SETTINGS = {
         f"grpc.keepalive_time_ms={KEEPALIVE_TIME_MS},"
         f"grpc.keepalive_timeout_ms={KEEPALIVE_TIMEOUT_MS}"
     ),
+    # gRPC would ask the proxy of http_proxy or https_proxy for every task, for localhost too.
+    "grpc_proxy": "",
 }
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+
+import pytest
 
 SERVER = """
 import tensorflow as tf
@@ -30,15 +33,26 @@ os._exit(0)
 """
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return f"localhost:{probe.getsockname()[1]}"
+@pytest.fixture
+def cluster():
+    """Addresses whose ports nobody else is given meanwhile."""
+    with contextlib.ExitStack() as reserved:
+        addresses = {}
+        for job in ("worker", "ps", "chief"):
+            port = reserved.enter_context(socket.socket())
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            port.bind(("", 0))
+            addresses[job] = [f"localhost:{port.getsockname()[1]}"]
+        yield addresses
 
 
-def test_the_error_says_how_to_start_it():
-    cluster = {"worker": [free_address()], "ps": [free_address()], "chief": [free_address()]}
-    environment = {**os.environ, "GRPC_FAIL_FAST": "use_caller"}
+def test_the_error_says_how_to_start_it(cluster):
+    environment = {
+        **os.environ,
+        "GRPC_FAIL_FAST": "use_caller",
+        "grpc_proxy": "",
+        "TF_GRPC_REUSE_PORT": "1",
+    }
     servers = [
         subprocess.Popen(
             [sys.executable, "-c", f"CLUSTER = {json.dumps(cluster)}; JOB = {job!r}\n{SERVER}"],
@@ -54,7 +68,7 @@ def test_the_error_says_how_to_start_it():
             env=environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=1500,
             check=False,
         )
     finally:
