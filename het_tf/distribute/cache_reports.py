@@ -64,6 +64,7 @@ class CacheReports:
         self._lock = threading.Lock()
         self._caches: list[weakref.ref[WorkerCache]] = []  # A cache's number is its place here.
         self._last: dict[tuple[int, int], CacheReport] = {}  # (cache number, worker) -> report
+        self._warned: dict[int, int] = {}  # cache id -> pending updates that a warning spoke of
 
     def register(self, cache: WorkerCache) -> None:
         """Adds a cache, held weakly; a second call with the same one does nothing."""
@@ -89,18 +90,35 @@ class CacheReports:
         return [_flush_function(number, cache) for number, cache in self._numbered()]
 
     def note(self, reports: np.ndarray | Sequence[Sequence[int]]) -> None:
-        """Takes in what `report_ops` gave, and warns of caches that were replaced meanwhile."""
+        """Takes in what `report_ops` gave, and warns of caches that were replaced meanwhile.
+
+        Closures' results, and the reports with them, may come in another order than they ended.
+        """
         for row in np.reshape(np.asarray(reports, np.int64), [-1, REPORT_SIZE]):
             number, *values = (int(value) for value in row)
             report = CacheReport(*values)
             with self._lock:
-                before = self._last.get((number, report.worker))
-                self._last[number, report.worker] = report
-            if before is not None and before.cache_id != report.cache_id:
-                self._warn(number, before)
+                lost = self._take(number, report)
+            if lost is not None:
+                self._warn(number, lost)
+
+    def _take(self, number: int, report: CacheReport) -> CacheReport | None:
+        """Keeps a report. Returns that of a cache which is known now to be lost."""
+        before = self._last.get((number, report.worker))
+        if before is not None and before.cache_id != report.cache_id:
+            if report.cache_id in self._warned:  # It is older than `before`.
+                return report
+            self._last[number, report.worker] = report
+            return before
+        if before is None or before.updates <= report.updates:
+            self._last[number, report.worker] = report
+        return None
 
     def worker_lost(self, worker: int) -> None:
-        """Says what was lost with a worker, once, and forgets its caches."""
+        """Says what was lost with a worker, and forgets its caches.
+
+        Says so again only if a result that came late tells of more.
+        """
         with self._lock:
             lost = {key: r for key, r in self._last.items() if key[1] == worker}
             for key in lost:
@@ -123,6 +141,10 @@ class CacheReports:
         cache = dict(self._numbered()).get(number)
         if cache is None:
             return  # Nobody uses it any more.
+        with self._lock:
+            if self._warned.get(report.cache_id, -1) >= report.pending:
+                return
+            self._warned[report.cache_id] = report.pending
         logging.warning(
             "worker %d lost its cache %s (id %d): at most %d updates that it had not sent are lost "
             "(of %d it had made). The steps it was running are run again on another worker.",

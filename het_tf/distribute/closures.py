@@ -60,18 +60,19 @@ class ClosureRunner:
 
         Raises:
           Exception: instead of a `tf.errors.CancelledError`: what the closure raised that failed.
-            TensorFlow then cancels what this thread is doing, too.
+            TensorFlow then cancels what this thread is doing, too. Without an error here: what a
+            closure raised that somebody else scheduled.
         """
-        unfinished = self._in_flight and not self._abandoned.is_set()
+        drained = self._abandoned.is_set()
         self._abandon()
         try:
-            if unfinished:
-                self._drain()
-        except Exception as first:
-            if isinstance(error, tf.errors.CancelledError):
-                raise first from error
+            first = None if drained else self._drain()
         finally:
             self._strategy.health.stop()
+        if first is None:
+            return
+        if isinstance(error, tf.errors.CancelledError) or (error is None and not self._in_flight):
+            raise first from error
 
     @property
     def in_flight(self) -> int:
@@ -117,12 +118,10 @@ class ClosureRunner:
         """Ends the other closures and raises what is to be said about `error`."""
         self._abandon()
         explained = self._strategy.explain(error)
-        try:
-            self._drain()  # Cancels the rest and clears the coordinator's own error.
-        except Exception as first:
-            # A cancelled closure's result may be seen before that of the one which failed.
-            if isinstance(error, tf.errors.CancelledError):
-                explained = first
+        first = self._drain()
+        # A cancelled closure's result may be seen before that of the one which failed.
+        if first is not None and isinstance(error, tf.errors.CancelledError):
+            explained = first
         if explained is error:
             raise error
         raise explained from error
@@ -132,16 +131,33 @@ class ClosureRunner:
         self._abandoned.set()
         self._to_schedule.put(None)
 
-    def _drain(self) -> None:
-        """After `_abandon`: waits until no closure is under way, or a parameter server is lost."""
+    def _drain(self) -> Exception | None:
+        """After `_abandon`: waits until no closure is under way, or a parameter server is lost.
+
+        The coordinator cancels its other closures once one has failed.
+
+        Returns:
+          What that closure raised, or that a parameter server is lost.
+        """
         assert self._scheduling is not None
+        try:
+            while True:
+                try:
+                    self._scheduling.result(timeout=_POLL)
+                    break
+                except concurrent.futures.TimeoutError:
+                    self._strategy.raise_if_ps_lost()
+            self._strategy.join()
+        except Exception as error:
+            return error
+        # The coordinator tells an error once: to `join`, or to `schedule` before that.
         while True:
             try:
-                self._scheduling.result(timeout=_POLL)
-                break
-            except concurrent.futures.TimeoutError:
-                self._strategy.raise_if_ps_lost()
-        self._strategy.join()
+                *_, error = self._finished.get_nowait()
+            except queue.Empty:
+                return None
+            if error is not None and not isinstance(error, tf.errors.CancelledError):
+                return self._strategy.explain(error)
 
     def _schedule_in_order(self) -> None:
         # In a thread since scheduling waits for all closures under way once one has failed, which
@@ -173,6 +189,9 @@ class ClosureRunner:
 
 def _is_worker_lost(error: Exception) -> bool:
     text = str(error)
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        # A new process at the worker's address does not have the result.
+        return "Unable to find the relevant tensor remote_handle" in text
     return (
         isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
         and "/job:worker" in text

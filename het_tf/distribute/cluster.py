@@ -201,7 +201,7 @@ class LocalCluster:
         if strategy is None or self._had_faults:
             return
         addresses = [address for tasks in self._cluster.values() for address in tasks]
-        if any(probe(address, timeout=2.0) is not TaskState.UP for address in addresses):
+        if any(probe(address) is not TaskState.UP for address in addresses):
             return
         if not strategy.idle():
             return

@@ -19,7 +19,7 @@ from het_tf.distribute import health
 from het_tf.distribute.tf_config import TaskConfig
 from het_tf.distribute.threads import call_in_daemon
 
-_PROBE_TIMEOUT = 3.0  # seconds
+_PROBE_TIMEOUT = 5.0  # seconds
 
 
 def flush_caches(target: str, task: TaskConfig, timeout: float) -> tuple[int, int]:

@@ -155,7 +155,9 @@ class StepClosure:
             self._metric_names = frozenset(model.get_metrics_result())
         self._log_names = tuple(logs)
         if optimizer is not None:
-            iterations.value.assign_add(scope.get_current_value(iterations) - before)
+            # A step that fails, as on a worker that is about to end, is not counted.
+            with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
+                iterations.value.assign_add(scope.get_current_value(iterations) - before)
         extras = [_scalar(name, logs[name]) for name in self._extra_names()]
         states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
         return states, tf.stack(extras) if extras else tf.zeros([0], tf.float64)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.health import TaskState
 from het_tf.keras.inputs import worker_dataset_fn
 
 _IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their share
@@ -226,7 +227,10 @@ class _WorkerPass(Pass):
         return set(range(self._strategy.num_workers)) - self._ended
 
     def _down(self) -> set[int]:
-        return {i for task_type, i in self._strategy.health.failing() if task_type == "worker"}
+        """Workers that are gone: one that is only silent may be busy, for a while."""
+        health = self._strategy.health
+        refused = {t for t, state in health.failing().items() if state is TaskState.REFUSED}
+        return {i for task_type, i in refused | set(health.lost("worker")) if task_type == "worker"}
 
 
 class _CountedPass(_WorkerPass):

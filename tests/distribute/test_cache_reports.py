@@ -66,6 +66,34 @@ def test_warns_once_when_a_worker_is_lost(caplog):
     assert reports.last(cache) == {0: CacheReport(0, 11, 5, 100)}
 
 
+def test_results_may_come_in_another_order_than_the_closures_ended(caplog):
+    reports = CacheReports()
+    cache = FakeCache("users", [0] * 4)
+    reports.register(cache)
+    reports.note([[0, 1, 12, 6, 200]])
+    reports.note([[0, 1, 12, 5, 100]])
+    assert reports.last(cache) == {1: CacheReport(1, 12, 6, 200)}
+    reports.note([[0, 1, 13, 1, 1]])
+    reports.note([[0, 1, 12, 5, 150]])  # no more than was said
+    assert [r.args[3] for r in caplog.records] == [6]
+    reports.note([[0, 1, 12, 9, 250]])
+    assert [r.args[3] for r in caplog.records] == [6, 9]
+    assert reports.last(cache) == {1: CacheReport(1, 13, 1, 1)}
+
+
+def test_a_late_result_of_a_lost_worker_is_told_if_it_had_more(caplog):
+    reports = CacheReports()
+    cache = FakeCache("users", [0] * 4)
+    reports.register(cache)
+    reports.note([[0, 1, 12, 6, 200]])
+    reports.worker_lost(1)
+    reports.note([[0, 1, 12, 8, 220]])
+    reports.worker_lost(1)
+    reports.worker_lost(1)
+    assert [r.args[3] for r in caplog.records] == [6, 8]
+    assert reports.last(cache) == {}
+
+
 def test_warns_when_a_cache_comes_back_empty(caplog):
     reports = CacheReports()
     cache = FakeCache("users", [0] * 4)
