@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Before TensorFlow is imported: tests run on the CPU, however many GPUs there are.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import het_tf
 

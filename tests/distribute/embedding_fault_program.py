@@ -30,6 +30,7 @@ def data():
 
 
 def main():
+    keras.utils.set_random_seed(1)
     warnings = Warnings()
     cluster = het_tf.distribute.LocalCluster(num_workers=3, num_ps=2)
     cluster.start()

@@ -47,7 +47,7 @@ def run_program(name: str) -> dict[str, Any]:
     """What a program of this folder prints last, as JSON."""
     program = pathlib.Path(__file__).with_name(name)
     ended = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=1500, check=False
     )
     assert ended.returncode == 0, ended.stderr[-5000:]
     return json.loads(ended.stdout.splitlines()[-1])

@@ -149,7 +149,9 @@ def test_saved_weights_have_all_updates_and_loaded_ones_reach_the_caches(strateg
     assert not np.allclose(model.predict(ids, batch_size=BATCH, verbose=0), expected)
     model.load_weights(tmp_path / "one.weights.h5")
 
-    np.testing.assert_array_equal(model.predict(ids, batch_size=BATCH, verbose=0), expected)
+    # Not to the last bit: a cache that alone updated a row added up its steps, a shard their sums.
+    predicted = model.predict(ids, batch_size=BATCH, verbose=0)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-5)
     assert embedding.table.export().clocks.sum() == updates
     losses = model.fit(ids, target, batch_size=BATCH, epochs=1, verbose=0).history["loss"]
     assert losses[0] < -np.log(np.where(target[:, None] > 0, expected, 1 - expected)).mean() + 0.1
