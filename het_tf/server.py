@@ -45,7 +45,7 @@ def start_server(task: TaskConfig) -> tf.distribute.Server:
             f'TF_CONFIG["task"]["type"] is "{task.task_type}", but only worker and ps tasks run a '
             "server. The chief runs the training program itself."
         )
-    set_grpc_defaults()
+    set_grpc_defaults("server")
     ops.load()
     config = tf.compat.v1.ConfigProto()
     if task.task_type == "ps":

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.health import TaskState, probe
 
 if TYPE_CHECKING:
@@ -222,7 +221,6 @@ class LocalCluster:
 
     def _spawn(self, task_type: str, index: int) -> None:
         env = {**os.environ, "TF_GRPC_REUSE_PORT": "1", **self._env}
-        set_grpc_defaults(env)
         env["TF_CONFIG"] = json.dumps(
             {"cluster": self._cluster, "task": {"type": task_type, "index": index}}
         )

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from het_tf.distribute import health
+from het_tf.distribute import health, heartbeat
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, WorkerCache
 from het_tf.distribute.cluster import LocalClusterResolver
 from het_tf.distribute.environment import set_grpc_defaults
@@ -53,8 +53,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             that this process is not the chief. The message names the offending part.
         """
         self._addresses = _checked_addresses(cluster_resolver)
-        set_grpc_defaults()
+        set_grpc_defaults("chief")
         super().__init__(cluster_resolver, variable_partitioner)
+        heartbeat.start(self, [self._device(*task) for task in self._addresses])
         self._reports = CacheReports()
         self._monitor = health.HealthMonitor(self._addresses, self._task_down)
         if isinstance(cluster_resolver, LocalClusterResolver):
