@@ -27,6 +27,9 @@ from het_tf.distribute.threads import call_in_daemon
 # Seconds. Schedulers kill a process that is still there after a while (Kubernetes: 30 s).
 LAST_FLUSH_TIMEOUT = 20.0
 
+# Beside one call of each worker: two of the training program, and one thread to work.
+_SPARE_THREADS = 3
+
 
 def start_server(task: TaskConfig) -> tf.distribute.Server:
     """Loads the ops and starts the server of `task`.
@@ -48,6 +51,11 @@ def start_server(task: TaskConfig) -> tf.distribute.Server:
     set_grpc_defaults("server")
     ops.load()
     config = tf.compat.v1.ConfigProto()
+    # A call waits in a thread of the pool that its own work needs, too: with as many threads as
+    # cores, TensorFlow's default, a server with few cores would come to a standstill.
+    config.inter_op_parallelism_threads = max(
+        len(os.sched_getaffinity(0)), len(task.cluster["worker"]) + _SPARE_THREADS
+    )
     if task.task_type == "ps":
         config.device_count["GPU"] = 0  # Tables live in host memory; leave the GPU to the workers.
     else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 
@@ -21,23 +20,38 @@ from het_tf.distribute.threads import call_in_daemon
 INTERVAL = 5.0  # seconds; less than the keepalive time
 
 
-def start(owner: object, devices: Sequence[str]) -> None:
-    """Runs an empty op on each device every `INTERVAL` seconds as long as `owner` exists.
+class Heartbeat:
+    """Runs an empty op on each device every `INTERVAL` seconds.
 
     Devices that fail, or take longer, are none of its business.
     """
-    threading.Thread(
-        target=_run, args=(weakref.ref(owner), devices), name="het-heartbeat", daemon=True
-    ).start()
+
+    def __init__(self, owner: object, devices: Sequence[str]):
+        """Starts it.
+
+        Args:
+          owner: it beats no longer than this exists.
+          devices: names of the tasks' devices.
+        """
+        self._end = threading.Event()
+        self._ended = call_in_daemon(_run, self._end, devices)
+        weakref.finalize(owner, self._end.set).atexit = False
+
+    def stop(self, timeout: float) -> bool:
+        """Ends it. Returns whether no op is under way any more, after at most `timeout` seconds."""
+        self._end.set()
+        return bool(concurrent.futures.wait([self._ended], timeout).done)
 
 
-def _run(owner: weakref.ref[object], devices: Sequence[str]) -> None:
+def _run(end: threading.Event, devices: Sequence[str]) -> None:
     beats: dict[str, concurrent.futures.Future[None]] = {}
-    while owner() is not None:
+    while True:
         for device in devices:
             if device not in beats or beats[device].done():
                 beats[device] = call_in_daemon(_beat, device)
-        time.sleep(INTERVAL)
+        if end.wait(INTERVAL):
+            break
+    concurrent.futures.wait(beats.values())
 
 
 def _beat(device: str) -> None:

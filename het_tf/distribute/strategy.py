@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from het_tf.distribute import health, heartbeat
+from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, WorkerCache
 from het_tf.distribute.cluster import LocalClusterResolver
 from het_tf.distribute.environment import set_grpc_defaults
+from het_tf.distribute.heartbeat import Heartbeat
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
 from het_tf.distribute.threads import call_in_daemon
 
@@ -55,7 +56,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._addresses = _checked_addresses(cluster_resolver)
         set_grpc_defaults("chief")
         super().__init__(cluster_resolver, variable_partitioner)
-        heartbeat.start(self, [self._device(*task) for task in self._addresses])
+        self._heartbeat = Heartbeat(self, [self._device(*task) for task in self._addresses])
         self._reports = CacheReports()
         self._monitor = health.HealthMonitor(self._addresses, self._task_down)
         if isinstance(cluster_resolver, LocalClusterResolver):
@@ -90,6 +91,17 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             return self.coordinator.done()
         except Exception:  # What a closure raised.
             return False
+
+    def fall_silent(self, timeout: float) -> bool:
+        """Before the cluster is left: sends nothing more by itself.
+
+        Args:
+          timeout: seconds to wait for what is under way.
+
+        Returns:
+          Whether nothing is.
+        """
+        return self._heartbeat.stop(timeout) and self.idle()
 
     @property
     def health(self) -> health.HealthMonitor:

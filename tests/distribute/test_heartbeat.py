@@ -1,9 +1,0 @@
-"""Closures that take longer than gRPC lets a connection be silent."""
-
-from __future__ import annotations
-
-from faults import run_program
-
-
-def test_a_closure_that_runs_for_long_runs_once():
-    assert run_program("heartbeat_program.py") == {"runs": 1}
