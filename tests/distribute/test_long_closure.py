@@ -1,4 +1,4 @@
-"""A closure that takes longer than gRPC lets a connection be silent, where servers have one core."""
+"""A closure that takes longer than gRPC lets a connection be silent, with one core."""
 
 from __future__ import annotations
 
