@@ -48,7 +48,7 @@ def start_server(task: TaskConfig) -> tf.distribute.Server:
             f'TF_CONFIG["task"]["type"] is "{task.task_type}", but only worker and ps tasks run a '
             "server. The chief runs the training program itself."
         )
-    set_grpc_defaults("server")
+    set_grpc_defaults()
     ops.load()
     config = tf.compat.v1.ConfigProto()
     # A call waits in a thread of the pool that its own work needs, too: with as many threads as

@@ -64,7 +64,7 @@ class CacheReports:
         self._lock = threading.Lock()
         self._caches: list[weakref.ref[WorkerCache]] = []  # A cache's number is its place here.
         self._last: dict[tuple[int, int], CacheReport] = {}  # (cache number, worker) -> report
-        self._warned: dict[int, int] = {}  # cache id -> pending updates that a warning spoke of
+        self._warned: dict[int, int] = {}  # lost cache id -> pending updates it was said to have
 
     def register(self, cache: WorkerCache) -> None:
         """Adds a cache, held weakly; a second call with the same one does nothing."""
@@ -109,6 +109,7 @@ class CacheReports:
             if report.cache_id in self._warned:  # It is older than `before`.
                 return report
             self._last[number, report.worker] = report
+            self._warned.setdefault(before.cache_id, -1)
             return before
         if before is None or before.updates <= report.updates:
             self._last[number, report.worker] = report

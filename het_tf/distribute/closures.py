@@ -56,7 +56,7 @@ class ClosureRunner:
         return self
 
     def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
-        """Waits for closures under way; what becomes of them no longer matters.
+        """Waits for closures under way, of others too; what becomes of them no longer matters.
 
         Raises:
           Exception: instead of a `tf.errors.CancelledError`: what the closure raised that failed.
@@ -189,11 +189,9 @@ class ClosureRunner:
 
 def _is_worker_lost(error: Exception) -> bool:
     text = str(error)
-    if isinstance(error, tf.errors.InvalidArgumentError):
+    lost = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) or (
         # A new process at the worker's address does not have the result.
-        return "Unable to find the relevant tensor remote_handle" in text
-    return (
-        isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
-        and "/job:worker" in text
-        and "/job:ps" not in text
+        isinstance(error, tf.errors.InvalidArgumentError)
+        and "Unable to find the relevant tensor remote_handle" in text
     )
+    return lost and "/job:worker" in text and "/job:ps" not in text

@@ -202,7 +202,7 @@ class LocalCluster:
         addresses = [address for tasks in self._cluster.values() for address in tasks]
         if any(probe(address) is not TaskState.UP for address in addresses):
             return
-        if not strategy.fall_silent(timeout=5.0):
+        if not strategy.idle():
             return
         tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({}), job_name="chief")
 

@@ -7,8 +7,11 @@ runs, every task is asked for a gRPC handshake every few seconds, by threads of 
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -54,6 +57,29 @@ def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
             return TaskState.SILENT
 
 
+def disconnect(address: str) -> int:
+    """Closes every connection of this process to "host:port", whatever waits there for an answer.
+
+    Calls over them fail with `tf.errors.UnavailableError`.
+
+    Returns:
+      The number of connections. 0 where the system has no /proc.
+    """
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    peers = {info[4][:2] for info in socket.getaddrinfo(host.strip("[]"), int(port))}
+    closed = 0
+    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):  # It is no connection, or is gone meanwhile.
+            if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(number))) as connection:
+                peer, peer_port = connection.getpeername()[:2]
+                if (peer.removeprefix("::ffff:"), peer_port) in peers:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    closed += 1
+    return closed
+
+
 class HealthMonitor:
     """Probes tasks in the background between `start` and `stop`.
 
@@ -64,6 +90,7 @@ class HealthMonitor:
         self,
         addresses: Mapping[Task, str],
         on_down: Callable[[Task, TaskState], None] | None = None,
+        on_lost: Callable[[Task, TaskState], None] | None = None,
     ):
         """Creates the monitor; `start` starts it.
 
@@ -71,9 +98,12 @@ class HealthMonitor:
           addresses: "host:port" of every task to watch.
           on_down: called from the monitor's thread when a task starts to fail its probes; once
             until it answers again.
+          on_lost: called from the monitor's thread after every failed probe of a task whose probes
+            have all failed for `GRACE` seconds.
         """
         self._addresses = dict(addresses)
         self._on_down = on_down
+        self._on_lost = on_lost
         self._lock = threading.Lock()
         self._failing: dict[Task, tuple[float, TaskState]] = {}  # guarded by _lock
         self._users = 0  # guarded by _lock
@@ -136,3 +166,5 @@ class HealthMonitor:
             self._failing[task] = (since, state)
         if first and self._on_down is not None:
             self._on_down(task, state)
+        if self._on_lost is not None and task in self.lost(task[0], GRACE):
+            self._on_lost(task, state)

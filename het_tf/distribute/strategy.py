@@ -15,7 +15,6 @@ from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, WorkerCache
 from het_tf.distribute.cluster import LocalClusterResolver
 from het_tf.distribute.environment import set_grpc_defaults
-from het_tf.distribute.heartbeat import Heartbeat
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
 from het_tf.distribute.threads import call_in_daemon
 
@@ -54,11 +53,10 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             that this process is not the chief. The message names the offending part.
         """
         self._addresses = _checked_addresses(cluster_resolver)
-        set_grpc_defaults("chief")
+        set_grpc_defaults()
         super().__init__(cluster_resolver, variable_partitioner)
-        self._heartbeat = Heartbeat(self, [self._device(*task) for task in self._addresses])
         self._reports = CacheReports()
-        self._monitor = health.HealthMonitor(self._addresses, self._task_down)
+        self._monitor = health.HealthMonitor(self._addresses, self._task_down, self._task_lost)
         if isinstance(cluster_resolver, LocalClusterResolver):
             cluster_resolver.local_cluster.attach(self)
 
@@ -91,17 +89,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             return self.coordinator.done()
         except Exception:  # What a closure raised.
             return False
-
-    def fall_silent(self, timeout: float) -> bool:
-        """Before the cluster is left: sends nothing more by itself.
-
-        Args:
-          timeout: seconds to wait for what is under way.
-
-        Returns:
-          Whether nothing is.
-        """
-        return self._heartbeat.stop(timeout) and self.idle()
 
     @property
     def health(self) -> health.HealthMonitor:
@@ -275,6 +262,12 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         logging.warning("%s %d at %s %s", *task, self._addresses[task], state.value)
         if task[0] == "worker" and state is health.TaskState.REFUSED:
             self._reports.worker_lost(task[1])
+
+    def _task_lost(self, task: health.Task, state: health.TaskState) -> None:
+        # A killed worker's connections are closed by its kernel. One that hangs, or whose host is
+        # gone, would keep its closure for ever, and then TensorFlow, which tries to reconnect.
+        if task[0] == "worker" and state is health.TaskState.SILENT:
+            health.disconnect(self._addresses[task])
 
     def _flush_worker(self, index: int, functions: list[Callable[[], tf.Tensor]]) -> np.ndarray:
         return np.stack([self.run_on_worker(index, flush).numpy() for flush in functions])

@@ -155,7 +155,7 @@ class StepClosure:
             self._metric_names = frozenset(model.get_metrics_result())
         self._log_names = tuple(logs)
         if optimizer is not None:
-            # A step that fails, as on a worker that is about to end, is not counted.
+            # A step whose forward pass fails, as on a worker that is about to end, does not count.
             with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
                 iterations.value.assign_add(scope.get_current_value(iterations) - before)
         extras = [_scalar(name, logs[name]) for name in self._extra_names()]

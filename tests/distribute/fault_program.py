@@ -106,6 +106,12 @@ def main():
     cluster.restart_worker(1)
     fit_until_joined(1)
 
+    worker = cluster.process("worker", 1)
+    stop = AtStep(STEPS // 4, lambda: worker.send_signal(signal.SIGSTOP))
+    out["worker stopped"] = fit(data, stop, epochs=2)
+    worker.send_signal(signal.SIGCONT)
+    fit_until_joined(1)
+
     ps = cluster.process("ps", 2)
     out["ps stopped"] = train_until_error(model, data, lambda: ps.send_signal(signal.SIGSTOP))
     ps.send_signal(signal.SIGCONT)

@@ -60,6 +60,14 @@ def test_share_of_a_killed_worker_is_given_up(seen):
     assert "worker(s) [1] are down: the rest of their share" in "\n".join(lost["warnings"])
 
 
+def test_training_goes_on_without_a_worker_that_hangs(seen):
+    run = seen["worker stopped"]
+    assert run["counts"] == [1.0]
+    assert run["ids"] == [400.0, 400.0]
+    text = "\n".join(run["warnings"])
+    assert re.search(r"worker 1 at localhost:\d+ does not answer", text), text
+
+
 @pytest.mark.parametrize(
     ("run", "task", "state"),
     [("ps killed", 0, "refuses connections"), ("ps stopped", 2, "does not answer")],

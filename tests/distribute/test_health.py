@@ -22,6 +22,20 @@ def test_silent_when_only_the_kernel_answers():
         assert health.probe(address, timeout=1) is TaskState.SILENT
 
 
+def test_disconnect_ends_what_waits_for_one_address_only():
+    with (
+        socket.create_server(("localhost", 0)) as one,
+        socket.create_server(("localhost", 0)) as other,
+        socket.create_connection(one.getsockname()) as lost,
+        socket.create_connection(other.getsockname()) as kept,
+        other.accept()[0] as peer,
+    ):
+        assert health.disconnect(f"localhost:{one.getsockname()[1]}") == 1
+        assert lost.recv(1) == b""
+        peer.sendall(b"x")
+        assert kept.recv(1) == b"x"
+
+
 def test_up_when_a_server_answers(cluster):
     for addresses in cluster.addresses.values():
         assert all(health.probe(address) is TaskState.UP for address in addresses)
@@ -39,7 +53,8 @@ def test_monitor_notices_loss_and_return(monkeypatch):
         down.set()
 
     task = ("ps", 0)
-    with HealthMonitor({task: "host:1"}, on_down) as monitor:
+    lost = threading.Event()
+    with HealthMonitor({task: "host:1"}, on_down, lambda *_: lost.set()) as monitor:
         assert monitor.failing() == {}
         state["now"] = TaskState.SILENT
         assert down.wait(300)
@@ -47,6 +62,9 @@ def test_monitor_notices_loss_and_return(monkeypatch):
         assert monitor.lost("ps", grace=0.0) == {task: TaskState.SILENT}
         assert monitor.lost("ps", grace=1e6) == {}
         assert monitor.lost("worker", grace=0.0) == {}
+        assert not lost.is_set()
+        monkeypatch.setattr(health, "GRACE", 0.0)
+        assert lost.wait(300)
         state["now"] = TaskState.UP
         for _ in range(1000):
             if not monitor.failing():

@@ -33,6 +33,7 @@ def test_names_a_worker_that_is_not_there(strategy, index):
 def test_log_and_process_of_a_task(cluster):
     while "worker 1 serves" not in cluster.log("worker", 1):  # It says so a little after it does.
         assert cluster.process("worker", 1).poll() is None
+        time.sleep(0.01)
     assert cluster.process("ps", 0).poll() is None
     with pytest.raises(ValueError, match="no task ps 2 in this cluster"):
         cluster.process("ps", 2)
