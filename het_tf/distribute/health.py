@@ -66,13 +66,17 @@ def disconnect(address: str) -> int:
       The number of connections. 0 where the system has no /proc.
     """
     host, _, port = address.removeprefix("grpc://").rpartition(":")
-    peers = {info[4][:2] for info in socket.getaddrinfo(host.strip("[]"), int(port))}
+    peers = set()
+    with contextlib.suppress(OSError):  # The name of a host that is gone may be gone, too.
+        peers = {info[4][:2] for info in socket.getaddrinfo(host.strip("[]"), int(port))}
     closed = 0
     for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):  # It is no connection, or is gone meanwhile.
             if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(number))) as connection:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
                 peer, peer_port = connection.getpeername()[:2]
                 if (peer.removeprefix("::ffff:"), peer_port) in peers:
                     connection.shutdown(socket.SHUT_RDWR)

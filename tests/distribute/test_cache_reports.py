@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from het_tf.distribute.cache_reports import CacheReport, CacheReports
@@ -22,6 +23,15 @@ class FakeCache:
 
     def report_op(self):
         return tf.constant(self.row, tf.int64)
+
+
+@pytest.fixture
+def users():
+    """Reports of one cache, and the cache."""
+    reports = CacheReports()
+    cache = FakeCache("users", [0] * 4)
+    reports.register(cache)
+    return reports, cache
 
 
 def test_report_ops_have_a_row_per_cache():
@@ -51,10 +61,8 @@ def test_caches_are_held_weakly():
     assert reports.caches == ()
 
 
-def test_warns_once_when_a_worker_is_lost(caplog):
-    reports = CacheReports()
-    cache = FakeCache("users", [0] * 4)
-    reports.register(cache)
+def test_warns_once_when_a_worker_is_lost(users, caplog):
+    reports, cache = users
     reports.note([[0, 0, 11, 5, 100]])
     reports.note([[0, 1, 12, 6, 200]])
     reports.worker_lost(1)
@@ -66,10 +74,8 @@ def test_warns_once_when_a_worker_is_lost(caplog):
     assert reports.last(cache) == {0: CacheReport(0, 11, 5, 100)}
 
 
-def test_results_may_come_in_another_order_than_the_closures_ended(caplog):
-    reports = CacheReports()
-    cache = FakeCache("users", [0] * 4)
-    reports.register(cache)
+def test_results_may_come_in_another_order_than_the_closures_ended(users, caplog):
+    reports, cache = users
     reports.note([[0, 1, 12, 6, 200]])
     reports.note([[0, 1, 12, 5, 100]])
     assert reports.last(cache) == {1: CacheReport(1, 12, 6, 200)}
@@ -81,10 +87,8 @@ def test_results_may_come_in_another_order_than_the_closures_ended(caplog):
     assert reports.last(cache) == {1: CacheReport(1, 13, 1, 1)}
 
 
-def test_a_late_result_of_a_lost_worker_is_told_if_it_had_more(caplog):
-    reports = CacheReports()
-    cache = FakeCache("users", [0] * 4)
-    reports.register(cache)
+def test_a_late_result_of_a_lost_worker_is_told_if_it_had_more(users, caplog):
+    reports, cache = users
     reports.note([[0, 1, 12, 6, 200]])
     reports.worker_lost(1)
     reports.note([[0, 1, 12, 8, 220]])
@@ -94,10 +98,8 @@ def test_a_late_result_of_a_lost_worker_is_told_if_it_had_more(caplog):
     assert reports.last(cache) == {}
 
 
-def test_warns_when_a_cache_comes_back_empty(caplog):
-    reports = CacheReports()
-    cache = FakeCache("users", [0] * 4)
-    reports.register(cache)
+def test_warns_when_a_cache_comes_back_empty(users, caplog):
+    reports, _ = users
     reports.note([[0, 1, 12, 6, 200]])
     reports.note([[0, 1, 12, 0, 210]])
     assert not caplog.records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -29,11 +30,18 @@ def test_disconnect_ends_what_waits_for_one_address_only():
         socket.create_connection(one.getsockname()) as lost,
         socket.create_connection(other.getsockname()) as kept,
         other.accept()[0] as peer,
+        contextlib.ExitStack() as unix,
     ):
+        for end in socket.socketpair():  # connected, and without an address
+            unix.enter_context(end)
         assert health.disconnect(f"localhost:{one.getsockname()[1]}") == 1
         assert lost.recv(1) == b""
         peer.sendall(b"x")
         assert kept.recv(1) == b"x"
+
+
+def test_disconnect_from_a_host_without_an_address_does_nothing():
+    assert health.disconnect("no-such-host.invalid:1") == 0
 
 
 def test_up_when_a_server_answers(cluster):
