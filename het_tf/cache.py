@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import numbers
@@ -15,7 +14,8 @@ from absl import logging
 
 from het_tf import _abandoned, ops
 from het_tf._graph import handle_from_caller
-from het_tf.table import EmbeddingTable, cluster_devices, sum_stats
+from het_tf._visits import cluster_devices, visit
+from het_tf.table import EmbeddingTable, sum_stats
 
 _UNBOUNDED = -1
 _AS_STALENESS: Any = "staleness"
@@ -171,32 +171,38 @@ class WorkerCache:
 
     def flush(self) -> None:
         """Sends every update that was not sent yet."""
-        self._on_every_worker(self.flush_op)
+        self._on_every_worker(self.flush_here)
 
     def clear(self) -> None:
         """Forgets all rows, and updates that were not sent."""
-        self._on_every_worker(self.clear_op)
+        self._on_every_worker(self._function(self.clear_op))
 
     def stats(self) -> dict[str, int]:
         """Counters (`CacheCounter` in ops/core/cache.h), summed over the workers."""
-        return sum_stats(self._on_every_worker(self.stats_op))
+        return sum_stats(self._on_every_worker(self._function(self.stats_op)))
 
-    def _on_every_worker(self, build_ops: Callable[[], Any]) -> list[Any]:
-        function = self._functions.setdefault(
-            build_ops.__name__, tf.function(build_ops, autograph=False)
-        )
+    @property
+    def flush_here(self) -> Callable[[], tf.Tensor]:
+        """A function that sends what the device under which it is called holds back.
+
+        It returns that cache's `report_op`.
+        """
+        return self._function(self._flush_and_report_op)
+
+    def _flush_and_report_op(self) -> tf.Tensor:
+        with tf.control_dependencies([self.flush_op()]):
+            return self.report_op()
+
+    def _function(self, build_ops: Callable[[], Any]) -> Callable[[], Any]:
+        # Kept here, since its graph refers to this object: the two are forgotten together.
+        if build_ops.__name__ not in self._functions:
+            self._functions[build_ops.__name__] = tf.function(build_ops, autograph=False)
+        return self._functions[build_ops.__name__]
+
+    def _on_every_worker(self, function: Callable[[], Any]) -> list[Any]:
         if self.table.is_local:
             return [function()]
-        results = []
-        for device in cluster_devices("worker"):
-            try:
-                with tf.device(device):
-                    results.append(function())
-            except tf.errors.UnavailableError as error:
-                if "/job:ps" in error.message:
-                    raise
-                logging.warning("%s is down, and its cache with it: %s", device, error.message)
-        return results
+        return list(visit(cluster_devices("worker"), function, _is_down).values())
 
     @functools.cached_property
     def _local_handle(self) -> tf.Tensor:
@@ -221,9 +227,18 @@ class WorkerCache:
         return ops.cache_fill(cache, ticket, replies)
 
 
+def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
+    if not isinstance(error, tf.errors.UnavailableError) or "/job:ps" in error.message:
+        return False
+    logging.warning("%s is down, and its cache with it: %s", device, error.message)
+    return True
+
+
 def _destroy(attributes: dict[str, Any], is_local: bool) -> None:
-    for device in ["/device:CPU:0"] if is_local else cluster_devices("worker"):
-        # An error: the worker is gone, and its cache with it.
-        with contextlib.suppress(tf.errors.OpError), tf.device(device):
-            handle = ops.cache_handle(**attributes)
-            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+    def destroy() -> None:
+        handle = ops.cache_handle(**attributes)
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+    # A worker that is lost has lost its cache.
+    devices = ["/device:CPU:0"] if is_local else cluster_devices("worker")
+    visit(devices, destroy, is_lost=lambda device, error: True)

@@ -265,18 +265,11 @@ class EmbeddingTable:
         ]
 
 
-def cluster_devices(job: str) -> list[str]:
-    """The CPU devices of a job's tasks ("ps" or "worker") in the connected cluster, by index."""
-    names = [device.name for device in tf.config.list_logical_devices("CPU")]
-    devices = [tf.DeviceSpec.from_string(name) for name in names]
-    return [d.to_string() for d in sorted(devices, key=lambda d: d.task or 0) if d.job == job]
-
-
 def sum_stats(stats: Any) -> dict[str, int]:
     """Adds up the counters of several tables or caches: pairs of names and values."""
     total: dict[str, int] = {}
     for names, values in stats:
-        for name, value in zip(names.numpy(), values.numpy(), strict=True):
+        for name, value in zip(np.asarray(names), np.asarray(values), strict=True):
             total[name.decode()] = total.get(name.decode(), 0) + int(value)
     return total
 

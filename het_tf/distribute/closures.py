@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from het_tf.distribute.threads import call_in_daemon
+from het_tf._threads import call_in_daemon
 
 if TYPE_CHECKING:
     from het_tf.distribute.strategy import HetParameterServerStrategy
@@ -167,11 +168,21 @@ class ClosureRunner:
                 continue
             fn, args, tag = item
             try:
-                remote = self._strategy.coordinator.schedule(fn, args=args)
+                remote = self._schedule(fn, args)
             except Exception as error:
                 self._finished.put((tag, None, error))
             else:
                 call_in_daemon(self._fetch, remote, tag)
+
+    def _schedule(self, fn: Any, args: Any) -> tf.distribute.coordinator.RemoteValue:
+        traces = _num_traces(fn)
+        remote = self._strategy.coordinator.schedule(fn, args=args)
+        if _num_traces(fn) != traces:
+            # Tracing leaves functions that nothing uses. TensorFlow removes one from all servers
+            # when Python collects it, and holds the interpreter's lock meanwhile: beside a server
+            # that hangs, nothing here would run for a minute or more. So they go now.
+            gc.collect()
+        return remote
 
     def _fetch(self, remote: tf.distribute.coordinator.RemoteValue, tag: Any) -> None:
         while True:
@@ -185,6 +196,12 @@ class ClosureRunner:
                 result, error = None, raised
             self._finished.put((tag, result, error))
             return
+
+
+def _num_traces(fn: Any) -> int:
+    """How often a `tf.function` was traced; 0 for a Python function."""
+    count = getattr(fn, "experimental_get_tracing_count", None)
+    return count() if count else 0
 
 
 def _is_worker_lost(error: Exception) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from het_tf.distribute.threads import call_in_daemon
+from het_tf._threads import call_in_daemon
 
 # (task type, task index), as in ("ps", 0).
 Task = tuple[str, int]

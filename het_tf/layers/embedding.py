@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import initializers, ops, optimizers
+from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
 from het_tf.serving import frozen_table
-from het_tf.table import EmbeddingTable, TableExport, cluster_devices
+from het_tf.table import EmbeddingTable, TableExport
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -130,6 +131,17 @@ class HetEmbedding(keras.layers.Layer):
         if not self.built:
             raise ValueError(f"layer {self.name} has no table until it is built or called")
         return self._table
+
+    @property
+    def worker_cache(self) -> WorkerCache:
+        """The cache that every worker keeps of the table.
+
+        Raises:
+          ValueError: the layer is not built yet.
+        """
+        if not self.built:
+            raise ValueError(f"layer {self.name} has no cache until it is built or called")
+        return self._worker_cache
 
     @property
     def learning_rate(self) -> keras.Variable:
