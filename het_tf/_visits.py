@@ -13,12 +13,20 @@ from het_tf._threads import call_in_daemon
 # Seconds between looks at a process that does not answer: it would be waited for without end.
 CHECK_INTERVAL = 30.0
 
+# The job of the training program: ParameterServerStrategy always calls it so.
+COORDINATOR = "chief"
+
 
 def cluster_devices(job: str) -> list[str]:
-    """The CPU devices of a job's tasks ("ps" or "worker") in the connected cluster, by index."""
+    """The CPU devices of the tasks of a job ("ps", "worker" or "chief"), by index."""
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
     devices = [tf.DeviceSpec.from_string(name) for name in names]
     return [d.to_string() for d in sorted(devices, key=lambda d: d.task or 0) if d.job == job]
+
+
+def cache_devices() -> list[str]:
+    """The CPU devices that may have a cache: those of the workers, and this process's."""
+    return [*cluster_devices("worker"), *cluster_devices(COORDINATOR)]
 
 
 def visit(

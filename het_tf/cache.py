@@ -14,7 +14,7 @@ from absl import logging
 
 from het_tf import _abandoned, ops
 from het_tf._graph import handle_from_caller
-from het_tf._visits import cluster_devices, visit
+from het_tf._visits import COORDINATOR, cache_devices, visit
 from het_tf.table import EmbeddingTable, sum_stats
 
 _UNBOUNDED = -1
@@ -82,6 +82,8 @@ class WorkerCache:
     """Ops on the cache of a table, on the worker where they run.
 
     Every worker has its own cache under the same name; it is made by the first op that runs there.
+    So has the coordinator for what runs outside of `coordinator.schedule`. There a read is as with
+    a `read_bound` of 0: whoever looks at a row after training is to see all that was sent.
     Without a config there is no cache: every lookup fetches its rows, and gradients go to the
     shards, which apply the optimizer.
     """
@@ -116,12 +118,16 @@ class WorkerCache:
                 )
             }
             self._attributes |= {"capacity": config.capacity, "policy": config.policy, **bounds}
+        self._on_coordinator = self._attributes | {
+            "shared_name": f"{self.name}/coordinator",
+            "read_bound": 0,
+        }
         self._writes_through = config is None or config.write_bound == 0
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)
-        destroy = functools.partial(_destroy, self._attributes, table.is_local)
-        _abandoned.destroy_after(self, destroy)
+        made = [self._attributes] if table.is_local else [self._attributes, self._on_coordinator]
+        _abandoned.destroy_after(self, functools.partial(_destroy, made, table.is_local))
 
     def lookup_op(self, batch: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         """Reads the rows of a batch of `ops.dedup`.
@@ -167,19 +173,19 @@ class WorkerCache:
         """int64 [4]: the worker's task index, the cache's id, updates pending, updates made."""
         return ops.cache_report(self._handle_op())
 
-    # What runs eagerly, on all workers.
+    # What runs eagerly, on all workers and on the coordinator.
 
     def flush(self) -> None:
         """Sends every update that was not sent yet."""
-        self._on_every_worker(self.flush_here)
+        self._everywhere(self.flush_here)
 
     def clear(self) -> None:
         """Forgets all rows, and updates that were not sent."""
-        self._on_every_worker(self._function(self.clear_op))
+        self._everywhere(self._function(self.clear_op))
 
     def stats(self) -> dict[str, int]:
-        """Counters (`CacheCounter` in ops/core/cache.h), summed over the workers."""
-        return sum_stats(self._on_every_worker(self._function(self.stats_op)))
+        """Counters (`CacheCounter` in ops/core/cache.h), summed over workers and coordinator."""
+        return sum_stats(self._everywhere(self._function(self.stats_op)))
 
     @property
     def flush_here(self) -> Callable[[], tf.Tensor]:
@@ -199,10 +205,10 @@ class WorkerCache:
             self._functions[build_ops.__name__] = tf.function(build_ops, autograph=False)
         return self._functions[build_ops.__name__]
 
-    def _on_every_worker(self, function: Callable[[], Any]) -> list[Any]:
+    def _everywhere(self, function: Callable[[], Any]) -> list[Any]:
         if self.table.is_local:
             return [function()]
-        return list(visit(cluster_devices("worker"), function, _is_down).values())
+        return list(visit(cache_devices(), function, _is_down).values())
 
     @functools.cached_property
     def _local_handle(self) -> tf.Tensor:
@@ -213,8 +219,8 @@ class WorkerCache:
         if self.table.is_local:
             return self._local_handle
         # What is made here lives as long as the graph, and must not keep this object as long.
-        attributes = self._attributes
-        return handle_from_caller(self.name, lambda: ops.cache_handle(**attributes))
+        make = functools.partial(_make_handle, self._attributes, self._on_coordinator)
+        return handle_from_caller(self.name, make)
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
@@ -234,11 +240,21 @@ def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
     return True
 
 
-def _destroy(attributes: dict[str, Any], is_local: bool) -> None:
+def _make_handle(on_worker: dict[str, Any], on_coordinator: dict[str, Any]) -> tf.Tensor:
+    """A handle of the cache of the device under which this is called. Arguments: attributes."""
+    handle = ops.cache_handle(**on_worker)
+    if tf.DeviceSpec.from_string(handle.device).job != COORDINATOR:
+        return handle
+    # The device is not known before, so an empty cache that is never used is there too.
+    return ops.cache_handle(**on_coordinator)
+
+
+def _destroy(made: list[dict[str, Any]], is_local: bool) -> None:
     def destroy() -> None:
-        handle = ops.cache_handle(**attributes)
-        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        for attributes in made:
+            handle = ops.cache_handle(**attributes)
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
     # A worker that is lost has lost its cache.
-    devices = ["/device:CPU:0"] if is_local else cluster_devices("worker")
+    devices = ["/device:CPU:0"] if is_local else cache_devices()
     visit(devices, destroy, is_lost=lambda device, error: True)

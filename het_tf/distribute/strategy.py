@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf._threads import call_in_daemon
-from het_tf._visits import cluster_devices, visit
+from het_tf._visits import cache_devices, visit
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReport, CacheReports
@@ -156,7 +156,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return self._reports.last(cache)
 
     def flush(self) -> None:
-        """Sends what the workers' caches hold back to the parameter servers.
+        """Sends what the caches of workers and coordinator hold back to the parameter servers.
 
         Waits for scheduled closures first. A worker that is down is skipped with a warning.
 
@@ -169,12 +169,13 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             return
         self.join()
         reports = visit(
-            cluster_devices("worker"),
+            cache_devices(),
             lambda: [cache.flush_here() for cache in caches],
             self._is_lost,
         )
-        for of_worker in reports.values():
-            self.note_cache_reports(caches, of_worker)
+        for device, values in reports.items():
+            if tf.DeviceSpec.from_string(device).job == "worker":
+                self.note_cache_reports(caches, values)
 
     # Waiting and errors.
 
@@ -264,12 +265,15 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             health.disconnect(self._addresses[task])
 
     def _is_lost(self, device: str, error: tf.errors.OpError | None) -> bool:
-        """Whether a flush goes on without the worker of `device` (see `visit`)."""
+        """Whether a flush goes on without `device` (see `visit`)."""
         if error is None:
             self._raise_if_ps_down()
         elif (explained := self.explain(error)) is not error:
             raise explained from error
-        index = tf.DeviceSpec.from_string(device).task
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.job != "worker":
+            return False
+        index = spec.task
         address = self._addresses["worker", index]
         state = health.probe(address)
         if state is health.TaskState.UP and (error is None or not _is_stale_worker_error(error)):

@@ -210,13 +210,20 @@ class HetEmbedding(keras.layers.Layer):
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def flush(self) -> None:
-        """Sends what the workers' caches hold back. `fit`, `evaluate` and saving do so anyway."""
+        """Sends what the caches hold back. `fit`, `evaluate` and saving do so anyway.
+
+        Under a strategy those are the workers' and, for steps outside of `coordinator.schedule`,
+        the coordinator's.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
         if self._strategy is not None:
             # A strategy of ours passes over workers that are down, and says what they lost.
             getattr(self._strategy, "flush", self._worker_cache.flush)()
 
     def cache_stats(self) -> dict[str, int]:
-        """Counters of the caches (`CacheCounter` in ops/core/cache.h), summed over the workers.
+        """Counters of the caches of all workers and of the coordinator, summed.
 
         Empty without a strategy.
         """
