@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,17 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf import _abandoned, ops
+from het_tf._arguments import INT32_MAX, check_integer, check_number
 from het_tf._graph import handle_from_caller
 from het_tf._visits import COORDINATOR, cache_devices, visit
-from het_tf.table import EmbeddingTable, sum_stats
+from het_tf.table import EmbeddingTable, check_clock, sum_stats
 
 _UNBOUNDED = -1
 _AS_STALENESS: Any = "staleness"
+
+# The drift clock counts in integers, too: of this length, in the units of a row's value.
+DRIFT_UNIT = 2.0**-20
+_MAX_DRIFT = 2.0**10 - DRIFT_UNIT
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -29,8 +33,14 @@ class CacheConfig:
     A read of a row misses at most `read_bound + (workers - 1) * write_bound` updates of the other
     workers, and none of its own.
 
+    The looser the bounds, the fewer the messages, and the later a worker learns where the others
+    have moved a row. From some bound on that delay alone makes training diverge, as it would
+    without a cache: near `workers * staleness * learning rate * curvature = 2`, with the largest
+    curvature of the loss along a row (for momentum and Adam with the rate over `1 - momentum`).
+    Stay well below: with more workers or a higher rate, choose a smaller staleness.
+
     Attributes:
-      capacity: rows that a worker keeps.
+      capacity: rows that a worker keeps, from 1 to 2**31 - 1.
       policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
         as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
       staleness: both bounds, where they are not given; None: unbounded.
@@ -38,35 +48,45 @@ class CacheConfig:
       write_bound: own updates of a row that may wait before they are sent; 0: they are sent within
         the step.
       clock: "count" bounds the number of missed updates, "lamport" is the rule of the paper, which
-        bounds the difference of two workers' clocks of a row by `2 * staleness`.
+        bounds the difference of two workers' clocks of a row by `2 * staleness`. "drift" bounds how
+        far the missed updates have moved the row's value: bounds are then lengths (L2, in the units
+        of the value), from 0 to below 1024. Otherwise they are integers below 2**31.
+
+    Raises:
+      ValueError: an attribute is out of its range; the message names it and its value.
     """
 
     capacity: int
     policy: str = "lfu"
-    staleness: int | None = 100
-    read_bound: int | None = _AS_STALENESS
-    write_bound: int | None = _AS_STALENESS
+    staleness: float | None = 100
+    read_bound: float | None = _AS_STALENESS
+    write_bound: float | None = _AS_STALENESS
     clock: str = "count"
 
     def __post_init__(self) -> None:
-        for bound in ("read_bound", "write_bound"):
-            if getattr(self, bound) is _AS_STALENESS:
-                object.__setattr__(self, bound, self.staleness)
-        for name in ("capacity", "staleness", "read_bound", "write_bound"):
-            value = getattr(self, name)
-            if isinstance(value, numbers.Integral) or (value is None and name != "capacity"):
-                continue
-            raise ValueError(f"{name} must be an integer, not {value!r}")
-        if self.capacity < 1:
-            raise ValueError(f"capacity must be at least 1 row, not {self.capacity}")
         if self.policy not in ("lfu", "lru"):
             raise ValueError(f'policy must be "lfu" or "lru", not {self.policy!r}')
-        if self.clock not in ("count", "lamport"):
-            raise ValueError(f'clock must be "count" or "lamport", not {self.clock!r}')
-        for bound in ("staleness", "read_bound", "write_bound"):
-            value = getattr(self, bound)
-            if value is not None and value < 0:
-                raise ValueError(f"{bound} must not be negative (None: unbounded), not {value}")
+        check_clock(self.clock)
+        capacity = check_integer("capacity", self.capacity, 1, INT32_MAX)
+        object.__setattr__(self, "capacity", capacity)
+        for name in ("staleness", "read_bound", "write_bound"):
+            value = getattr(self, name)
+            bound = self.staleness if value is _AS_STALENESS else self._checked_bound(name, value)
+            object.__setattr__(self, name, bound)
+
+    def _checked_bound(self, name: str, value: Any) -> float | None:
+        if value is None:
+            return None
+        unbounded = " or None (unbounded)"
+        if self.clock == "drift":
+            return check_number(name, value, 0.0, _MAX_DRIFT, unbounded)
+        return check_integer(name, value, 0, INT32_MAX, unbounded)
+
+    def bound_attributes(self) -> dict[str, int]:
+        """The bounds as the ops take them, in the clock's unit."""
+        unit = DRIFT_UNIT if self.clock == "drift" else 1
+        bounds = {"read_bound": self.read_bound, "write_bound": self.write_bound}
+        return {n: _UNBOUNDED if b is None else round(b / unit) for n, b in bounds.items()}
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""
@@ -110,19 +130,13 @@ class WorkerCache:
         if config is None:
             self._attributes |= {"capacity": 2**31 - 1, "server_applies": True}
         else:
-            bounds = {
-                name: _UNBOUNDED if bound is None else bound
-                for name, bound in (
-                    ("read_bound", config.read_bound),
-                    ("write_bound", config.write_bound),
-                )
-            }
-            self._attributes |= {"capacity": config.capacity, "policy": config.policy, **bounds}
+            self._attributes |= {"capacity": config.capacity, "policy": config.policy}
+            self._attributes |= config.bound_attributes()
         self._on_coordinator = self._attributes | {
             "shared_name": f"{self.name}/coordinator",
             "read_bound": 0,
         }
-        self._writes_through = config is None or config.write_bound == 0
+        self._writes_through = self._attributes.get("write_bound", 0) == 0
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import _abandoned, initializers, ops, optimizers
+from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 
 # Rows are exported in parts of about this size.
 _EXPORT_PART_BYTES = 256 << 20
@@ -62,7 +63,8 @@ class EmbeddingTable:
           optimizer: one of `het_tf.optimizers`.
           initializer: a Keras initializer or its name (see `het_tf.initializers.spec`).
           seed: of the initial values, int64.
-          clock: "count": a row's clock counts its updates; "lamport": the rule of the HET paper.
+          clock: "count": a row's clock counts its updates; "lamport": the rule of the HET paper;
+            "drift": it is the distance that the row's value has moved.
           devices: where the shards live, in their order; empty: one shard in this process.
           name: for errors; it need not be unique.
 
@@ -70,10 +72,9 @@ class EmbeddingTable:
           ValueError: an argument is out of its range.
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
         """
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, not {dim}")
-        if clock not in ("count", "lamport"):
-            raise ValueError(f'clock must be "count" or "lamport", not {clock!r}')
+        dim = check_integer("dim", dim, 1, INT32_MAX)
+        seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
+        check_clock(clock)
         self.dim = dim
         self.optimizer = optimizer
         self.devices = tuple(devices)
@@ -164,11 +165,13 @@ class EmbeddingTable:
           float32 [*keys.shape, dim]; unknown keys have their initial value.
 
         Raises:
-          ValueError: keys are not integers.
+          ValueError: keys are not integers, or one is not an int64.
         """
         keys = np.asarray(keys)
         if not np.issubdtype(keys.dtype, np.integer):
             raise ValueError(f"keys must be integers, not {keys.dtype}")
+        if keys.size and keys.max() > INT64_MAX:
+            raise ValueError(f"keys must be at most 2**63 - 1, not {keys.max()}")
         keys = tf.convert_to_tensor(keys.astype(np.int64))
         local = self.is_local
         rows = self.lookup_op(ops.dedup(keys)) if local else self._remote_lookup(keys)
@@ -263,6 +266,12 @@ class EmbeddingTable:
             [array.numpy() for array in ops.table_export(handle, part, parts)]
             for part in range(parts)
         ]
+
+
+def check_clock(clock: str) -> None:
+    """Raises a ValueError if there is no such clock."""
+    if clock not in ("count", "lamport", "drift"):
+        raise ValueError(f'clock must be "count", "lamport" or "drift", not {clock!r}')
 
 
 def sum_stats(stats: Any) -> dict[str, int]:
