@@ -15,7 +15,7 @@ from het_tf import _abandoned, ops
 from het_tf._arguments import INT32_MAX, check_integer, check_number
 from het_tf._graph import handle_from_caller
 from het_tf._visits import COORDINATOR, cache_devices, visit
-from het_tf.table import EmbeddingTable, check_clock, sum_stats
+from het_tf.table import NO_CACHE, EmbeddingTable, check_clock, sum_stats
 
 _UNBOUNDED = -1
 _AS_STALENESS: Any = "staleness"
@@ -116,6 +116,9 @@ class WorkerCache:
           config: None for no cache.
           nonfinite: "error": NaN or infinity in a gradient fails the step and changes nothing;
             "skip": the keys concerned are skipped and counted.
+
+        Raises:
+          ValueError: `nonfinite` is neither.
         """
         if nonfinite not in ("error", "skip"):
             raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
@@ -128,7 +131,7 @@ class WorkerCache:
             **table.row_attributes,
         }
         if config is None:
-            self._attributes |= {"capacity": 2**31 - 1, "server_applies": True}
+            self._attributes |= NO_CACHE
         else:
             self._attributes |= {"capacity": config.capacity, "policy": config.policy}
             self._attributes |= config.bound_attributes()
@@ -143,11 +146,11 @@ class WorkerCache:
         made = [self._attributes] if table.is_local else [self._attributes, self._on_coordinator]
         _abandoned.destroy_after(self, functools.partial(_destroy, made, table.is_local))
 
-    def lookup_op(self, batch: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-        """Reads the rows of a batch of `ops.dedup`.
+    def lookup_op(self, unique_ids: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
+        """Reads rows.
 
         Args:
-          batch: scalar variant.
+          unique_ids: scalar variant of `ops.dedup`.
           fresh: read as with a `read_bound` of 0.
 
         Returns:
@@ -156,14 +159,20 @@ class WorkerCache:
         """
         cache = self._handle_op()
         ticket, requests = ops.cache_lookup(
-            cache, batch, num_shards=self.table.num_shards, fresh=fresh
+            cache, unique_ids, num_shards=self.table.num_shards, fresh=fresh
         )
-        return self._exchange(cache, ticket, requests), ticket
+        return self.table.exchange_op(cache, ticket, requests), ticket
 
     def update_op(
         self, ticket: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor
     ) -> tf.Operation:
-        """One update of each key that was looked up. gradients: float32 [ids, dim]."""
+        """One update of each key that was looked up.
+
+        Args:
+          ticket: of that lookup; it can be used once.
+          gradients: float32 [ids, dim]; those of equal ids are summed.
+          learning_rate: float32 scalar.
+        """
         cache = self._handle_op()
         update = ops.cache_update(cache, ticket, gradients, learning_rate)
         if not self._writes_through:
@@ -190,7 +199,11 @@ class WorkerCache:
     # What runs eagerly, on all workers and on the coordinator.
 
     def flush(self) -> None:
-        """Sends every update that was not sent yet."""
+        """Sends every update that was not sent yet. A worker that is down is passed over.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
         self._everywhere(self.flush_here)
 
     def clear(self) -> None:
@@ -238,13 +251,7 @@ class WorkerCache:
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
-        return self._exchange(cache, ticket, requests)
-
-    def _exchange(
-        self, cache: tf.Tensor, ticket: tf.Tensor, requests: list[tf.Tensor]
-    ) -> tf.Tensor:
-        replies = [self.table.sync_op(shard, request) for shard, request in enumerate(requests)]
-        return ops.cache_fill(cache, ticket, replies)
+        return self.table.exchange_op(cache, ticket, requests)
 
 
 def _is_down(device: str, error: tf.errors.OpError | None) -> bool:

@@ -57,12 +57,14 @@ class ClosureRunner:
         return self
 
     def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
-        """Waits for closures under way, of others too; what becomes of them no longer matters.
+        """Schedules no more, and waits for every closure under way on the coordinator.
+
+        Their results are dropped. An error in the `with` block is raised on, except that a
+        `tf.errors.CancelledError` gives way to the error of a closure: when a closure fails,
+        TensorFlow cancels what this thread is doing, too.
 
         Raises:
-          Exception: instead of a `tf.errors.CancelledError`: what the closure raised that failed.
-            TensorFlow then cancels what this thread is doing, too. Without an error here: what a
-            closure raised that somebody else scheduled.
+          Exception: what a closure raised that somebody else scheduled, if the block had no error.
         """
         drained = self._abandoned.is_set()
         self._abandon()

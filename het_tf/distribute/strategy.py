@@ -94,17 +94,15 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return self._monitor
 
     def worker_device(self, index: int) -> str:
-        """Name of the CPU device of a worker, for `tf.device`."""
-        return self._device("worker", index)
+        """Name of the CPU device of a worker, for `tf.device`.
 
-    def ps_device(self, index: int) -> str:
-        """Name of the CPU device of a parameter server, for `tf.device`."""
-        return self._device("ps", index)
-
-    def task_address(self, task_type: str, index: int) -> str:
-        """ "host:port" of a "worker" or "ps" task."""
-        self._device(task_type, index)
-        return self._addresses[task_type, index]
+        Raises:
+          ValueError: there is no such worker.
+        """
+        if ("worker", index) not in self._addresses:
+            count = self.num_workers
+            raise ValueError(f"no worker {index!r}: the cluster has {count} worker tasks")
+        return f"/job:worker/replica:0/task:{index}/device:CPU:0"
 
     def run_on_worker(self, index: int, fn: Callable[..., Any], *args: Any) -> Any:
         """Runs `fn(*args)` on one given worker and waits for its result.
@@ -239,12 +237,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return error
 
     # Inside.
-
-    def _device(self, task_type: str, index: int) -> str:
-        if (task_type, index) not in self._addresses:
-            count = self.num_workers if task_type == "worker" else self.num_ps
-            raise ValueError(f"no {task_type} {index!r}: the cluster has {count} {task_type} tasks")
-        return f"/job:{task_type}/replica:0/task:{index}/device:CPU:0"
 
     def _ps_lost_message(self, task: health.Task, state: str) -> str:
         return (
