@@ -219,6 +219,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         error = getattr(error, "original_exception", error)
         if not isinstance(error, tf.errors.OpError):
             return error
+        # The answer of a server that lives; so short of memory it may fail a probe.
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            return error
         named = {("ps", int(i)) for i in _PS_DEVICE.findall(str(error))} & set(self._addresses)
         transport = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
         if not named and not transport:
