@@ -32,15 +32,15 @@ def allocate_on_ps(index: int, count: tf.Tensor) -> tf.Tensor:
 
 def test_a_closure_raises_what_the_server_said(strategy):
     closure = tf.function(lambda count: allocate_on_ps(1, count), autograph=False)
-    with (
-        pytest.raises(tf.errors.ResourceExhaustedError, match="OOM when allocating tensor"),
-        ClosureRunner(strategy) as runner,
-    ):
-        runner.schedule(closure, (tf.constant(FLOATS, tf.int64),), None)
-        runner.wait()
-    with ClosureRunner(strategy) as runner:
-        runner.schedule(closure, (tf.constant(10, tf.int64),), None)
-        assert runner.wait()[1] == 10  # the server goes on
+
+    def run(count):
+        with ClosureRunner(strategy) as runner:
+            runner.schedule(closure, (tf.constant(count, tf.int64),), None)
+            return runner.wait()[1]
+
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM when allocating tensor"):
+        run(FLOATS)
+    assert run(10) == 10  # the server goes on
 
 
 def test_fit_raises_what_the_server_said_and_does_not_try_again(strategy):
