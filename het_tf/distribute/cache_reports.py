@@ -69,7 +69,7 @@ class CacheReports:
         with self._lock:
             return tuple(self._last)
 
-    def note(self, cache: WorkerCache, values: Iterable[int]) -> None:
+    def record(self, cache: WorkerCache, values: Iterable[int]) -> None:
         """Takes in what the `report_op` of a registered cache gave.
 
         Warns if the worker has another instance of the cache than before. Closures' results, and

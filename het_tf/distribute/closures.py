@@ -24,8 +24,8 @@ class ClosureRunner:
 
     `ClusterCoordinator` gives each closure to the next free worker, and again to another one if
     that worker dies. It can wait for one closure or for all of them, but not for whichever ends
-    first; one thread per closure under way makes that of it. A result is handed back exactly once,
-    however often the closure was run.
+    first, so every closure under way has a thread that waits for it. A result is handed back
+    exactly once, however often the closure was run.
 
     Used from one thread:
 
@@ -153,7 +153,7 @@ class ClosureRunner:
             self._strategy.join()
         except Exception as error:
             return error
-        # The coordinator tells an error once: to `join`, or to `schedule` before that.
+        # The coordinator raises an error only once. `join` did not, so `schedule` may have.
         while True:
             try:
                 *_, error = self._finished.get_nowait()

@@ -139,7 +139,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """The registered caches that are still in use, in order of registration."""
         return self._reports.caches
 
-    def note_cache_reports(self, caches: Sequence[WorkerCache], reports: np.ndarray) -> None:
+    def record_cache_reports(self, caches: Sequence[WorkerCache], reports: np.ndarray) -> None:
         """Takes in what a closure reported at its end; warns when a worker lost its cache.
 
         Args:
@@ -147,7 +147,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
           reports: int64 [caches, 4], the value of `cache_reports.report_ops(caches)`.
         """
         for cache, report in zip(caches, reports, strict=True):
-            self._reports.note(cache, report)
+            self._reports.record(cache, report)
 
     def last_cache_reports(self, cache: WorkerCache) -> dict[int, CacheReport]:
         """Worker task index -> last known state of `cache` there."""
@@ -173,7 +173,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         )
         for device, values in reports.items():
             if tf.DeviceSpec.from_string(device).job == "worker":
-                self.note_cache_reports(caches, values)
+                self.record_cache_reports(caches, values)
 
     # Waiting and errors.
 

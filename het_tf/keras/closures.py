@@ -45,6 +45,9 @@ class StepClosure:
 
     Everything comes back in one int64 vector, since each tensor that a closure returns costs a
     message of its own.
+
+    Attributes:
+      caches: the model's own, on which the closures report.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class StepClosure:
         self._element_spec = element_spec
         self._training = training
         self._metrics = metric_variables(model)
-        self.caches = [layer.worker_cache for layer in embeddings_of(model)]
+        self.caches = [layer.worker_cache for layer in embeddings_of(model) if layer.built]
         self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
@@ -89,7 +92,9 @@ class StepClosure:
             steps=int(header[1]),
             cache_reports=reports.reshape(-1, REPORT_SIZE),
             metric_states=states.view(np.float64),
-            step_logs=dict(zip(self._extra_names(), logs.view(np.float64).tolist(), strict=True)),
+            step_logs=dict(
+                zip(self._scalar_log_names(), logs.view(np.float64).tolist(), strict=True)
+            ),
         )
 
     # Traced.
@@ -158,11 +163,12 @@ class StepClosure:
             # A step whose forward pass fails, as on a worker that is about to end, does not count.
             with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
                 iterations.value.assign_add(scope.get_current_value(iterations) - before)
-        extras = [_scalar(name, logs[name]) for name in self._extra_names()]
+        scalars = [_scalar(name, logs[name]) for name in self._scalar_log_names()]
         states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
-        return states, tf.stack(extras) if extras else tf.zeros([0], tf.float64)
+        return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
 
-    def _extra_names(self) -> tuple[str, ...]:
+    def _scalar_log_names(self) -> tuple[str, ...]:
+        """The logs that come back as they are; metrics come back as states."""
         return tuple(name for name in self._log_names if name not in self._metric_names)
 
 

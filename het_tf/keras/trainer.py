@@ -233,7 +233,7 @@ class ParameterServerTrainer:
                     break
                 work, packed = runner.wait()
                 result = closure.unpack(packed)
-                self._strategy.note_cache_reports(closure.caches, result.cache_reports)
+                self._strategy.record_cache_reports(closure.caches, result.cache_reports)
                 data.finished(work, result.worker, result.steps)
                 if not result.steps:
                     continue

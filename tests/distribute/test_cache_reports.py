@@ -34,7 +34,7 @@ def test_report_ops_have_a_row_per_cache():
     assert values[0, 1] != values[1, 1]
     assert values[:, [0, 2, 3]].tolist() == 2 * [[0, 0, 0]]
     for cache, row in zip(caches, values, strict=True):
-        reports.note(cache, row)
+        reports.record(cache, row)
         assert reports.last(cache) == {0: CacheReport(*row)}
 
 
@@ -51,8 +51,8 @@ def test_caches_are_held_weakly():
 
 def test_warns_once_when_a_worker_is_lost(users, caplog):
     reports, cache = users
-    reports.note(cache, [0, 11, 5, 100])
-    reports.note(cache, [1, 12, 6, 200])
+    reports.record(cache, [0, 11, 5, 100])
+    reports.record(cache, [1, 12, 6, 200])
     reports.worker_lost(1)
     reports.worker_lost(1)
     assert len(caplog.records) == 1
@@ -64,22 +64,22 @@ def test_warns_once_when_a_worker_is_lost(users, caplog):
 
 def test_results_may_come_in_another_order_than_the_closures_ended(users, caplog):
     reports, cache = users
-    reports.note(cache, [1, 12, 6, 200])
-    reports.note(cache, [1, 12, 5, 100])
+    reports.record(cache, [1, 12, 6, 200])
+    reports.record(cache, [1, 12, 5, 100])
     assert reports.last(cache) == {1: CacheReport(1, 12, 6, 200)}
-    reports.note(cache, [1, 13, 1, 1])
-    reports.note(cache, [1, 12, 5, 150])  # no more than was said
+    reports.record(cache, [1, 13, 1, 1])
+    reports.record(cache, [1, 12, 5, 150])  # no more than was said
     assert [r.args[3] for r in caplog.records] == [6]
-    reports.note(cache, [1, 12, 9, 250])
+    reports.record(cache, [1, 12, 9, 250])
     assert [r.args[3] for r in caplog.records] == [6, 9]
     assert reports.last(cache) == {1: CacheReport(1, 13, 1, 1)}
 
 
 def test_a_late_result_of_a_lost_worker_is_told_if_it_had_more(users, caplog):
     reports, cache = users
-    reports.note(cache, [1, 12, 6, 200])
+    reports.record(cache, [1, 12, 6, 200])
     reports.worker_lost(1)
-    reports.note(cache, [1, 12, 8, 220])
+    reports.record(cache, [1, 12, 8, 220])
     reports.worker_lost(1)
     reports.worker_lost(1)
     assert [r.args[3] for r in caplog.records] == [6, 8]
@@ -88,8 +88,8 @@ def test_a_late_result_of_a_lost_worker_is_told_if_it_had_more(users, caplog):
 
 def test_warns_when_a_cache_comes_back_empty(users, caplog):
     reports, cache = users
-    reports.note(cache, [1, 12, 6, 200])
-    reports.note(cache, [1, 12, 0, 210])
+    reports.record(cache, [1, 12, 6, 200])
+    reports.record(cache, [1, 12, 0, 210])
     assert not caplog.records
-    reports.note(cache, [1, 13, 2, 2])
+    reports.record(cache, [1, 13, 2, 2])
     assert "at most 0 updates that it had not sent are lost (of 210 it had made)" in caplog.text

@@ -111,9 +111,9 @@ def test_flush_reaches_every_worker(strategy):
         for i in range(20):
             runner.schedule(train, (), i)
             while not runner.has_room:
-                strategy.note_cache_reports([cache], runner.wait()[1])
+                strategy.record_cache_reports([cache], runner.wait()[1])
         while runner.in_flight:
-            strategy.note_cache_reports([cache], runner.wait()[1])
+            strategy.record_cache_reports([cache], runner.wait()[1])
     reports = strategy.last_cache_reports(cache)
     assert reports
     assert sum(report.pending for report in reports.values()) == 100
