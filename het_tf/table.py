@@ -207,7 +207,8 @@ class EmbeddingTable:
         """
         keys = np.asarray(keys)
         if not np.issubdtype(keys.dtype, np.integer):
-            raise ValueError(f"keys must be integers, not {keys.dtype}")
+            given = keys.tolist() if keys.dtype == object else keys.dtype
+            raise ValueError(f"keys must be int64 integers, not {given}")
         if keys.size and keys.max() > INT64_MAX:
             raise ValueError(f"keys must be at most 2**63 - 1, not {keys.max()}")
         keys = tf.convert_to_tensor(keys.astype(np.int64))

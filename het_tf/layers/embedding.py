@@ -230,7 +230,7 @@ class HetEmbedding(keras.layers.Layer):
     def cache_stats(self) -> dict[str, int]:
         """Counters of the caches of all workers and of the coordinator, summed.
 
-        Empty without a strategy.
+        Without those of workers that are down. Empty without a strategy.
         """
         return {} if self._strategy is None else self._worker_cache.stats()
 

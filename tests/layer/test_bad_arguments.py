@@ -72,7 +72,8 @@ ARGUMENTS = [
     *((lambda v=v: table(v), f"dim {ROWS}, not {v!r}") for v in NO_ROWS),
     *((lambda v=v: table(seed=v), f"seed {SEED}, not {v!r}") for v in (*NO_SEEDS, None)),
     (lambda: table(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),
-    (lambda: table().lookup([1.5]), "keys must be integers, not float64"),
+    (lambda: table().lookup([1.5]), "keys must be int64 integers, not float64"),
+    (lambda: table().lookup([1, 2**70]), f"keys must be int64 integers, not [1, {2**70}]"),
     (
         lambda: table().lookup(np.array([2**63 - 1, 2**63 + 5], np.uint64)),
         "keys must be at most 2**63 - 1, not 9223372036854775813",
