@@ -32,6 +32,7 @@ class ModelSystem:
         rate: float = 1.0,
         shard: type[Shard] = Shard,
         cache: type[Cache] = Cache,
+        admitted: float | None = None,  # of the keys, by chance
     ):
         self.setup, self.rate = setup, rate
         plain = Momentum(momentum=0.0) if setup.slots else Sgd()
@@ -49,7 +50,9 @@ class ModelSystem:
         self.shards = [shard(self.config) for _ in range(setup.num_shards)]
         self.make_cache = cache
         self.random = random.Random(setup.seed)
-        self.admitted = self.random.choice([0.0, 0.5, 0.9, 1.0]) if setup.capacity else 0.0
+        if admitted is None:
+            admitted = self.random.choice([0.0, 0.5, 0.9, 1.0])
+        self.admitted = admitted if setup.capacity else 0.0
         self.caches = [self._new_cache() for _ in range(setup.num_workers)]
 
     def lookup(self, worker: int, keys: Sequence[int]) -> Sending:

@@ -102,7 +102,8 @@ class Optimizer:
         dim = len(row.value)
         decay = self.velocity(self.decay(dim) * np.ones_like(slots), dim)
         # What the updates, one after another, would have found of it: a + ... + a^k of it.
-        found = self.velocity(row.slots, dim) * sum(decay**k for k in range(1, settled.count + 1))
+        times = np.arange(1, settled.count + 1)[:, None]
+        found = self.velocity(row.slots, dim) * np.sum(decay**times, axis=0)
         return row.value + settled.value + found * self.carry(slots, dim, settled.rate)
 
 
