@@ -13,7 +13,7 @@ from model_system import ModelSystem
 from protocol_model import Cache, Shard
 from schedules import Fault, Setup, schedules
 
-repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=200)
+repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=120)
 
 BOUNDS = {"count": (0, 1, 2, 3, 5, None), "drift": (0, 0.5, 1.0, 2.5, 5.0, None)}
 BOUNDS["lamport"] = BOUNDS["count"]
@@ -40,12 +40,12 @@ def test_drift_clock_keeps_distances(schedule):
     run(schedule, ModelSystem(schedule[0]))
 
 
-@settings(repeatable, max_examples=10)
+@settings(repeatable, max_examples=5)
 @pytest.mark.parametrize("clock", BOUNDS)
 @pytest.mark.parametrize("workers", [8, 24])
 @given(data=st.data())
 def test_many_workers(workers, clock, data):
-    schedule = data.draw(schedules(workers=(workers,), clock=clock, bounds=BOUNDS[clock]))
+    schedule = data.draw(schedules((workers,), BOUNDS[clock], clock=clock, max_events=20))
     run(schedule, ModelSystem(schedule[0]))
 
 
