@@ -1,7 +1,7 @@
 """The optimizers in plain Python: what an update does to a row, and how contributions merge.
 
-DESIGN 3.2 (merging) and section 4. Formulas and defaults are those of ops/core/row/optimizer.cc. Every
-optimizer merges by one rule, and says only what is its own: how its slots decay, and how far a
+DESIGN 3.2 (merging) and section 4. Formulas and defaults are those of ops/core/row/optimizer.cc.
+Every optimizer merges by one rule, and says only what is its own: how its slots decay, and how far a
 velocity in its slots carries the value.
 """
 
@@ -70,9 +70,7 @@ class Optimizer:
         zero = np.zeros_like(row.value)
         return Contribution(0, 0.0, zero, np.zeros_like(row.slots), zero)
 
-    def contribute(
-        self, made: Contribution, before: Row, after: Row, rate: float
-    ) -> Contribution:
+    def contribute(self, made: Contribution, before: Row, after: Row, rate: float) -> Contribution:
         """Takes in the update that led from one row to the other."""
         dim = len(before.value)
         decay = self.decay(dim)

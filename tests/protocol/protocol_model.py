@@ -2,8 +2,8 @@
 
 The C++ is tested against this, so it is written to be read beside the design: no TensorFlow, no
 concurrency, every rule once. A step is four calls, `lookup`, `install`, `gather` and `update`; what
-happens between them, to this cache or to others, is up to the caller. `clock="lamport"` is the rule of
-HET (VLDB 2022, arXiv 2112.07221).
+happens between them, to this cache or to others, is up to the caller. `clock="lamport"` is the
+rule of HET (VLDB 2022, arXiv 2112.07221).
 """
 
 from __future__ import annotations
@@ -422,7 +422,9 @@ class Cache:
     def begin_epoch(self, shard: int, epoch: Epoch) -> None:
         """The shard knows nothing of this cache: what is held of it is dropped, but for values
         that open steps have still to gather."""
-        mine = {key for key in self.lines.keys() | self.unsent if self.config.shard_of(key) == shard}
+        mine = {
+            key for key in self.lines.keys() | self.unsent if self.config.shard_of(key) == shard
+        }
         for key in mine:
             self.unsent.pop(key, None)
             line = self.lines.pop(key, None)

@@ -2,16 +2,17 @@
 
 import dataclasses
 
-import faults
+import built_in_faults as faults
 import numpy as np
 import pytest
-from examples import EXAMPLES
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from ledger import Ledger, run
 from model_system import ModelSystem
 from protocol_model import Cache, Shard
 from schedules import Fault, Setup, schedules
+
+from named_schedules import EXAMPLES
 
 repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=120)
 
@@ -175,9 +176,7 @@ def test_own_pushes_bring_no_row_back_and_reading_creates_none():
 
 
 def test_a_push_goes_out_once_though_steps_overlap():
-    ledger, (shard,) = counted(
-        num_workers=1, num_shards=1, capacity=9, read_bound=0, write_bound=1
-    )
+    ledger, (shard,) = counted(num_workers=1, num_shards=1, capacity=9, read_bound=0, write_bound=1)
     ahead = ledger.lookup(0, (0, 1))
     for _ in range(20):  # each step is looked up before the one before it updates
         ahead, now = ledger.lookup(0, (0, 1)), ahead
@@ -217,7 +216,7 @@ OFTEN = [
     each
     for each in vars(faults).values()
     if isinstance(each, type)
-    and each.__module__ == "faults"
+    and each.__module__ == faults.__name__
     and issubclass(each, Cache | Shard)
     and each not in RARE
 ]
@@ -242,7 +241,11 @@ def drawn():
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.sampled_from(list(BOUNDS)).flatmap(lambda clock: schedules(workers=(1, 2), bounds=(0, 1, 2, 3), clock=clock)))
+    @given(
+        st.sampled_from(list(BOUNDS)).flatmap(
+            lambda clock: schedules(workers=(1, 2), bounds=(0, 1, 2, 3), clock=clock)
+        )
+    )
     def draw(schedule):
         made.append(schedule)
 

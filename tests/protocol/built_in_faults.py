@@ -214,5 +214,3 @@ class DropsVisitorsWithTheirUpdates(Cache):
                 self.unsent.pop(key, None)
                 self.due.discard(key)
         super().drop(step)
-
-

@@ -127,6 +127,7 @@ EXAMPLES: dict[str, Schedule] = {
         step(0),
     ),
     "steps_overlap_without_a_cache": schedule(
+        step(0, OTHER),  # the first answer ever is in full
         others_push(),
         Lookup(0, (KEY,)),
         Lookup(0, (KEY,)),
