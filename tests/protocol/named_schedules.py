@@ -127,7 +127,8 @@ EXAMPLES: dict[str, Schedule] = {
         step(0),
     ),
     "steps_overlap_without_a_cache": schedule(
-        step(0, OTHER),  # the first answer ever is in full
+        step(0, OTHER),  # the first answer ever is in full, and so are
+        Flush(0),  # answers while a push is under way
         others_push(),
         Lookup(0, (KEY,)),
         Lookup(0, (KEY,)),

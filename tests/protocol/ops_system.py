@@ -195,7 +195,7 @@ class WatchedOps(OpsSystem):
         self.exchanges.append(exchange)
 
     def checked_clock(self, worker: int, key: int) -> int:
-        """What a lookup says of a row that is held: its base; under "lamport" with what is unsent."""
+        """What a lookup says of a row held: its base, under "lamport" with what is unsent."""
         probe = self.lookup(worker, (key,))
         request = parse_request(probe.requests[self.shard_of(key)])
         self.drop(probe)

@@ -1,8 +1,8 @@
 """The optimizers in plain Python: what an update does to a row, and how contributions merge.
 
 DESIGN 3.2 (merging) and section 4. Formulas and defaults are those of ops/core/row/optimizer.cc.
-Every optimizer merges by one rule, and says only what is its own: how its slots decay, and how far a
-velocity in its slots carries the value.
+Every optimizer merges by one rule, and says only what is its own: how its slots decay, and how far
+a velocity in its slots carries the value.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from ledger import Ledger, run
 from model_system import ModelSystem
+from named_schedules import EXAMPLES
 from protocol_model import Cache, Shard
 from schedules import Fault, Setup, schedules
-
-from named_schedules import EXAMPLES
 
 repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=120)
 
