@@ -4,19 +4,19 @@ import contextlib
 
 import numpy as np
 import pytest
+from ops_system import WatchedOps, flush, step
 from schedules import Setup
-from wire import WatchedOps
 
 from het_tf import ops, optimizers
 
 REQUEST, PUSH, PADDING, REPLY = 88, 16, 4, 56  # a message's own bytes, whatever it carries
 CHECK = 16
-OPTIMIZERS = {  # and their slots of a row of dim 3
-    optimizers.SGD(): 0,
-    optimizers.RowWiseAdagrad(): 1,
-    optimizers.Momentum(): 3,
-    optimizers.Ftrl(): 6,
-    optimizers.Adam(): 7,
+OPTIMIZERS = {  # and their slots of a row, by its dim
+    optimizers.SGD(): lambda dim: 0,
+    optimizers.RowWiseAdagrad(): lambda dim: 1,
+    optimizers.Momentum(): lambda dim: dim,
+    optimizers.Ftrl(): lambda dim: 2 * dim,
+    optimizers.Adam(): lambda dim: 2 * dim + 1,
 }
 
 
@@ -24,26 +24,29 @@ def row_budget(dim: int, slots: int) -> int:
     return 16 + 4 * (dim + slots)
 
 
+def one_update(system: WatchedOps, worker: int = 0) -> None:
+    """Of key 0."""
+    step(system, worker, (0,), -np.eye(system.setup.dim)[worker : worker + 1])
+
+
 def train(system: WatchedOps, num_steps: int = 20, keys: int = 30) -> None:
     random = np.random.default_rng(7)
-    for step in range(num_steps):
-        worker = step % system.setup.num_workers
-        batch = random.integers(0, keys, 10).tolist()
-        system.lookup(worker, batch)
-        system.update(worker, batch, random.normal(size=(10, system.setup.dim)))
+    for number in range(num_steps):
+        ids = random.integers(0, keys, 10).tolist()
+        gradients = random.normal(size=(10, system.setup.dim))
+        step(system, number % system.setup.num_workers, ids, gradients)
     for worker in range(system.setup.num_workers):
-        system.flush(worker)
+        flush(system, worker)
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("capacity", [8, 0])
 @pytest.mark.parametrize("staleness", [0, 2, None])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
-def test_messages_keep_to_the_budget(optimizer, staleness, cached):
-    setup = Setup(2, 3, capacity=8, read_bound=staleness, write_bound=staleness)
-    options = {"optimizer": optimizer, "cached": cached}
-    with contextlib.closing(WatchedOps(setup, **options)) as system:
+def test_messages_keep_to_the_budget(optimizer, staleness, capacity):
+    setup = Setup(2, 3, capacity=capacity, read_bound=staleness, write_bound=staleness)
+    with contextlib.closing(WatchedOps(setup, optimizer=optimizer)) as system:
         train(system)
-        row = row_budget(setup.dim, OPTIMIZERS[optimizer] if cached else 0)
+        row = row_budget(setup.dim, OPTIMIZERS[optimizer](setup.dim) if capacity else 0)
         for exchange in system.exchanges:
             request, reply = exchange.request, exchange.reply
             pushes = sum(PUSH + PADDING + len(push.keys) * row for push in request.pushes)
@@ -55,15 +58,15 @@ def test_messages_keep_to_the_budget(optimizer, staleness, cached):
         assert pushed > 20
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_counters_agree_with_what_was_sent(cached):
-    setup = Setup(2, 3, capacity=8, read_bound=2, write_bound=2)
-    with contextlib.closing(WatchedOps(setup, cached=cached)) as system:
+@pytest.mark.parametrize("capacity", [8, 0])
+def test_counters_agree_with_what_was_sent(capacity):
+    setup = Setup(2, 3, capacity=capacity, read_bound=2, write_bound=2)
+    with contextlib.closing(WatchedOps(setup)) as system:
         train(system)
         caches = [system.stats(worker) for worker in range(2)]
         shards = [
             dict(zip(*(each.numpy().tolist() for each in ops.table_stats(table)), strict=True))
-            for table in system._tables
+            for table in system.tables
         ]
         for worker, stats in enumerate(caches):
             sent = [each for each in system.exchanges if each.worker == worker]
@@ -85,7 +88,7 @@ def test_counters_agree_with_what_was_sent(cached):
 def test_rows_never_updated_cost_no_payload():
     setup = Setup(1, 1, capacity=2000, read_bound=0, write_bound=0)
     with contextlib.closing(WatchedOps(setup, initializer="uniform")) as system:
-        system.lookup(0, range(1000))
+        step(system, 0, range(1000))
         (exchange,) = system.exchanges
         assert exchange.request.num_bytes == REQUEST + 8 * 1000
         assert exchange.reply.num_bytes == REPLY
@@ -96,8 +99,7 @@ def test_own_pushes_bring_no_row_back():
     setup = Setup(1, 2, capacity=9, read_bound=0, write_bound=0)
     with contextlib.closing(WatchedOps(setup)) as system:
         for _ in range(10):
-            system.lookup(0, (0,))
-            system.update(0, (0,), np.array([[-1.0, 0]]))
+            one_update(system)
         assert len(system.exchanges) == 20  # a check and a write-through each, to one shard alone
         assert sum(len(each.reply.rows) for each in system.exchanges) == 0
 
@@ -107,9 +109,8 @@ def test_a_row_is_pushed_once_in_write_bound_updates(write_bound):
     setup = Setup(1, 1, capacity=9, read_bound=0, write_bound=write_bound)
     with contextlib.closing(WatchedOps(setup)) as system:
         for _ in range(5 * write_bound):
-            system.lookup(0, (0,))
-            system.update(0, (0,), np.array([[-1.0, 0]]))
-        system.lookup(0, (0,))
+            one_update(system)
+        step(system, 0, (0,))
         pushes = [push for each in system.exchanges for push in each.request.pushes]
         assert [push.num_updates for push in pushes] == [write_bound] * 5
 
@@ -117,12 +118,11 @@ def test_a_row_is_pushed_once_in_write_bound_updates(write_bound):
 def test_a_cached_row_is_not_sent_again_within_the_read_bound():
     setup = Setup(2, 1, capacity=9, read_bound=3, write_bound=0)
     with contextlib.closing(WatchedOps(setup)) as system:
-        system.lookup(0, (0,))
+        step(system, 0, (0,))
         rows = []
         for _ in range(8):
-            system.lookup(1, (0,))
-            system.update(1, (0,), np.array([[0, -1.0, 0]]))
-            system.lookup(0, (0,))
+            one_update(system, worker=1)
+            step(system, 0, (0,))
             rows.append(len(system.exchanges[-1].reply.rows))
         assert rows == [0, 0, 0, 1] * 2
 
@@ -131,10 +131,9 @@ def test_without_bounds_and_without_misses_nothing_is_sent_until_the_flush():
     setup = Setup(1, 2, capacity=9, read_bound=None, write_bound=None)
     with contextlib.closing(WatchedOps(setup)) as system:
         for _ in range(50):
-            system.lookup(0, range(8))
-            system.update(0, range(8), np.ones((8, 2)))
+            step(system, 0, range(8), np.ones((8, setup.dim)))
         assert len(system.exchanges) == 2  # the first lookup's
         assert system.stats(0)["pending"] == 400
-        system.flush(0)
+        flush(system, 0)
         assert len(system.exchanges) == 4
         assert {row[2] for row in system.table().values()} == {50}

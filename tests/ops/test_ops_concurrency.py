@@ -6,7 +6,7 @@ from concurrent import futures
 import numpy as np
 import pytest
 import tensorflow as tf
-from ops_system import OpsSystem
+from ops_system import OpsSystem, flush, step
 from schedules import Setup
 from small_tables import name
 
@@ -37,19 +37,18 @@ def test_b_workers_that_sync_with_the_same_shards_at_once(clock, staleness):
 
         def work(worker: int) -> None:
             seen = np.zeros(KEYS)
-            for step, keys in enumerate(batches(worker)):
-                rows = system.lookup(worker, keys)
-                np.testing.assert_array_equal(rows[:, worker], seen[keys])  # its own, always
+            for number, keys in enumerate(batches(worker)):
                 grads = np.zeros((len(keys), setup.dim))
                 grads[:, worker] = -1
-                system.update(worker, keys, grads)
+                rows = step(system, worker, keys, grads)
+                np.testing.assert_array_equal(rows[:, worker], seen[keys])  # its own, always
                 seen[keys] += 1
-                if step % 20 == 19:
-                    system.flush(worker)
+                if number % 20 == 19:
+                    flush(system, worker)
 
         in_threads(work)
         for worker in range(THREADS):
-            system.flush(worker)
+            flush(system, worker)
         table = system.table()
         made = [
             np.bincount(np.concatenate(batches(each)), minlength=KEYS) for each in range(THREADS)

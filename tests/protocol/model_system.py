@@ -1,95 +1,117 @@
-"""The protocol model as a `schedules.System`, over a network that fails on order."""
+"""The protocol model as a `schedules.System`."""
 
-import collections
+import dataclasses
 import random
 from collections.abc import Sequence
 
 import numpy as np
-from protocol_model import Answer, Cache, Config, Message, MessageLost, Shard, sgd, zeros
+from optimizer_model import Momentum, Optimizer, Sgd
+from protocol_model import Cache, Config, Reply, Shard, Step, zeros
 from schedules import Setup
+
+
+@dataclasses.dataclass
+class Sending:
+    """A step and what it has been answered."""
+
+    cache: Cache
+    step: Step
+    replies: dict[int, Reply] = dataclasses.field(default_factory=dict)
 
 
 class ModelSystem:
     """`shard` and `cache` may be subclasses with a fault built in, to see that a test finds it."""
 
-    supports = frozenset({"lost", "answer_lost", "twice", "redeliver", "crash", "restart"})
+    supports = frozenset({"evict", "forget", "crash", "restart"})
 
     def __init__(
         self,
         setup: Setup,
-        config: Config | None = None,
+        optimizer: Optimizer | None = None,
+        init=None,
+        rate: float = 1.0,
         shard: type[Shard] = Shard,
         cache: type[Cache] = Cache,
+        admitted: float | None = None,  # of the keys, by chance
     ):
-        self.setup = setup
-        self.config = config or Config(
-            step=sgd(1.0),
-            init=zeros(setup.dim),
-            read_bound=setup.read_bound,
-            write_bound=setup.write_bound,
-            clock=setup.clock,
-            capacity=setup.capacity,
+        self.setup, self.rate = setup, rate
+        plain = Momentum(momentum=0.0) if setup.slots else Sgd()
+        self.unit = Config.unit
+        self.config = Config(
+            optimizer or plain,
+            init or zeros(setup.dim),
+            self._in_units(setup.read_bound),
+            self._in_units(setup.write_bound),
+            setup.clock,
+            self.unit,
+            setup.capacity,
+            setup.num_shards,
         )
         self.shards = [shard(self.config) for _ in range(setup.num_shards)]
         self.make_cache = cache
-        self.random = random.Random(setup.evict_seed)
-        self.armed: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
-        self.sent: dict[tuple[int, int], list[Message]] = collections.defaultdict(list)
-        self.caches = [self._new_cache(worker) for worker in range(setup.num_workers)]
+        self.random = random.Random(setup.seed)
+        if admitted is None:
+            admitted = self.random.choice([0.0, 0.5, 0.9, 1.0])
+        self.admitted = admitted if setup.capacity else 0.0
+        self.caches = [self._new_cache() for _ in range(setup.num_workers)]
 
-    def lookup(self, worker: int, keys: Sequence[int]) -> np.ndarray:
-        return self.caches[worker].lookup(keys)
+    def lookup(self, worker: int, keys: Sequence[int]) -> Sending:
+        return Sending(self.caches[worker], self.caches[worker].lookup(keys))
 
-    def update(self, worker: int, keys: Sequence[int], grads: np.ndarray) -> None:
-        self.caches[worker].update(keys, grads)
+    def flush(self, worker: int, everything: bool = True) -> Sending:
+        return Sending(self.caches[worker], self.caches[worker].flush(everything))
 
-    def flush(self, worker: int) -> None:
-        self.caches[worker].flush()
+    def shards_with_requests(self, sending: Sending) -> list[int]:
+        return list(sending.step.requests)
+
+    def num_pushes(self, sending: Sending, shard: int) -> int:
+        return len(sending.step.requests[shard].pushes)
+
+    def deliver(self, sending: Sending, shard: int, keep: bool = True) -> None:
+        reply = self.shards[shard].sync(sending.step.requests[shard])
+        if keep:
+            sending.replies[shard] = reply
+
+    def install(self, sending: Sending) -> None:
+        sending.cache.install(sending.step, sending.replies)
+
+    def gather(self, sending: Sending) -> np.ndarray:
+        return sending.cache.gather(sending.step)
+
+    def update(self, sending: Sending, gradients: np.ndarray) -> None:
+        sending.cache.update(sending.step, gradients, self.rate)
+
+    def drop(self, sending: Sending) -> None:
+        sending.cache.drop(sending.step)
 
     def table(self) -> dict[int, tuple[np.ndarray, np.ndarray, int]]:
         rows = {key: row for shard in self.shards for key, row in shard.rows.items()}
-        return {key: (row.value, row.state, row.clock) for key, row in rows.items()}
+        return {key: (row.value, row.slots, clock) for key, (row, clock) in rows.items()}
 
     def shard_of(self, key: int) -> int:
-        return self.caches[0].shard_of(key)
+        return self.config.shard_of(key)
 
     def clock(self, worker: int, key: int) -> int | None:
-        cache, shard = self.caches[worker], self.shard_of(key)
-        if cache.incarnation[shard] != self.shards[shard].incarnation:
-            return None  # of a table that is no more
-        return cache.clock(key)
+        return self.caches[worker].clock(key)
 
-    def arm(self, worker: int, shard: int, fault: str) -> None:
-        self.armed[worker, shard].append(fault)
-
-    def redeliver(self, worker: int, shard: int, nth: int) -> None:
-        sent = self.sent[worker, shard]
-        if sent:
-            self.shards[shard].sync(sent[-1 - nth % len(sent)])
+    def evict(self, worker: int, nth: int) -> None:
+        if free := self.caches[worker].unpinned():
+            self.caches[worker].evict(free[nth % len(free)])
 
     def crash(self, worker: int) -> None:
-        for shard in range(self.setup.num_shards):
-            self.sent[worker, shard].clear()  # what the dead worker sent has arrived or never will
-            self.armed[worker, shard].clear()
-        self.caches[worker] = self._new_cache(worker)
+        self.caches[worker] = self._new_cache()
 
     def restart(self, shard: int) -> None:
         self.shards[shard].clear()
 
-    def _new_cache(self, worker: int) -> Cache:
-        def send(shard: int, message: Message) -> Answer:
-            return self._send(worker, shard, message)
+    def forget(self, worker: int, shard: int) -> None:
+        self.shards[shard].forget(self.caches[worker].id)
 
-        return self.make_cache(self.config, self.setup.num_shards, send, self.random.choice)
+    def _new_cache(self) -> Cache:
+        def admit(key: int) -> bool:
+            return self.random.random() < self.admitted
 
-    def _send(self, worker: int, shard: int, message: Message) -> Answer:
-        self.sent[worker, shard].append(message)
-        fault = self.armed[worker, shard].pop(0) if self.armed[worker, shard] else None
-        if fault == "lost":
-            raise MessageLost(f"worker {worker} to shard {shard}")
-        if fault == "twice":
-            self.shards[shard].sync(message)
-        answer = self.shards[shard].sync(message)
-        if fault == "answer_lost":
-            raise MessageLost(f"shard {shard} to worker {worker}")
-        return answer
+        return self.make_cache(self.config, admit, self.random.choice)
+
+    def _in_units(self, bound: float | None) -> float | None:
+        return bound / self.unit if self.setup.clock == "drift" and bound else bound

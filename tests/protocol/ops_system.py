@@ -1,25 +1,49 @@
 """The real ops as a `schedules.System`: several shards and caches in this process.
 
-Between a cache and a shard there is only a tensor of bytes here, so faults are easy: a request that
-is not handed on, a reply that is not, a request handed on twice.
+Between a cache and a shard there is only a tensor of bytes here, so a message arrives when a
+schedule says so, as often as it says.
 """
 
-import collections
+import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from protocol_model import MessageLost
 from schedules import Setup
+from wire import REQUEST_HEADER, Reply, Request, parse_reply, parse_request
 
 from het_tf import initializers, ops, optimizers
 
+DRIFT_UNIT = 2.0**-14  # of clocks and bounds (ops/core/row/clock.h)
 _unique = itertools.count()
 _NOTHING = tf.zeros([0], tf.uint8)
 
 
+@dataclasses.dataclass(eq=False)
+class Sending:
+    """A step and what it has been answered."""
+
+    worker: int
+    cache: tf.Tensor
+    ticket: tf.Tensor | None  # None: the step is over
+    requests: list[tf.Tensor]
+    replies: list[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    worker: int
+    shard: int
+    request: Request
+    reply: Reply
+
+
 class OpsSystem:
+    supports = frozenset({"crash", "restart"})
+    unit = DRIFT_UNIT
+
     def __init__(
         self,
         setup: Setup,
@@ -27,66 +51,77 @@ class OpsSystem:
         learning_rate: float = 1.0,
         initializer: str = "zeros",
         policy: str = "lru",
-        cached: bool = True,
     ):
-        """Not `cached`: no caches, the shards apply the optimizer; the bounds are then 0."""
-        self.supports = {"lost", "answer_lost", "twice", "redeliver", "crash"}
-        if setup.read_bound is not None:
-            # A cache that need not ask for rows it has learns of a restart only by its next push.
-            self.supports.add("restart")
         self.setup = setup
         self.learning_rate = learning_rate
-        self._row = {
+        plain = optimizers.Momentum(momentum=0.0) if setup.slots else optimizers.SGD()
+        self.row = {
             "dim": setup.dim,
-            "optimizer": (optimizer or optimizers.SGD()).spec(),
+            "optimizer": (optimizer or plain).spec(),
             "initializer": initializers.spec(initializer),
             "seed": 3,
             "clock": setup.clock,
+        }
+        self._cache = {
+            "capacity": setup.capacity,
+            "policy": policy,
+            "read_bound": self._in_units(setup.read_bound),
+            "write_bound": self._in_units(setup.write_bound),
             "num_shards": setup.num_shards,
+            **self.row,
         }
-        bounds = {
-            name: -1 if bound is None else bound
-            for name, bound in (
-                ("read_bound", setup.read_bound),
-                ("write_bound", setup.write_bound),
+        self.tables = [
+            ops.table_handle(
+                shared_name=_name("table"), shard=shard, num_shards=setup.num_shards, **self.row
             )
-        }
-        self._cache = {"capacity": setup.capacity, "policy": policy, **bounds, **self._row}
-        if not cached:
-            self._cache |= {"capacity": 0}
-        self._pushes_at_once = not cached or setup.write_bound == 0
-        self._tables = [
-            ops.table_handle(shared_name=_name("table"), shard=shard, **self._row)
             for shard in range(setup.num_shards)
         ]
-        self._caches = [self._new_cache() for _ in range(setup.num_workers)]
-        self._tickets: dict[int, tf.Tensor] = {}
-        self._armed: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
-        self._sent: dict[tuple[int, int], list[tf.Tensor]] = collections.defaultdict(list)
+        self.caches = [self._new_cache() for _ in range(setup.num_workers)]
+        self._open: list[set[Sending]] = [set() for _ in range(setup.num_workers)]
 
-    def lookup(self, worker: int, keys: Sequence[int]) -> np.ndarray:
+    def lookup(self, worker: int, keys: Sequence[int]) -> Sending:
         unique_ids = ops.unique_ids(tf.constant(keys, tf.int64))
         ticket, requests = ops.cache_lookup(
-            self._caches[worker], unique_ids, num_shards=self.setup.num_shards
+            self.caches[worker], unique_ids, num_shards=self.setup.num_shards
         )
-        self._exchange(worker, ticket, requests)
-        self._tickets[worker] = ticket
-        return ops.cache_gather(self._caches[worker], ticket).numpy()
+        return self._begin(worker, ticket, requests)
 
-    def update(self, worker: int, keys: Sequence[int], grads: np.ndarray) -> None:
-        ticket = self._tickets.pop(worker)
-        grads = tf.constant(grads, tf.float32)
-        ops.cache_update(self._caches[worker], ticket, grads, self.learning_rate)
-        del ticket
-        if self._pushes_at_once:
-            self._flush(worker, everything=False)
+    def flush(self, worker: int, everything: bool = True) -> Sending:
+        ticket, requests = ops.cache_flush(
+            self.caches[worker], num_shards=self.setup.num_shards, all=everything
+        )
+        return self._begin(worker, ticket, requests)
 
-    def flush(self, worker: int) -> None:
-        self._flush(worker, everything=True)
+    def shards_with_requests(self, sending: Sending) -> list[int]:
+        return [shard for shard, request in enumerate(sending.requests) if request.shape[0]]
+
+    def num_pushes(self, sending: Sending, shard: int) -> int:
+        request = sending.requests[shard].numpy().tobytes()
+        return int(np.frombuffer(request, REQUEST_HEADER, 1)[0]["num_pushes"])
+
+    def deliver(self, sending: Sending, shard: int, keep: bool = True) -> None:
+        reply = ops.table_sync(self.tables[shard], sending.requests[shard])
+        if keep:
+            sending.replies[shard] = reply
+
+    def install(self, sending: Sending) -> None:
+        ops.cache_install(sending.cache, sending.ticket, sending.replies)
+
+    def gather(self, sending: Sending) -> np.ndarray:
+        return ops.cache_gather(sending.cache, sending.ticket).numpy()
+
+    def update(self, sending: Sending, gradients: np.ndarray) -> None:
+        gradients = tf.constant(gradients, tf.float32)
+        ops.cache_update(sending.cache, sending.ticket, gradients, self.learning_rate)
+        self.drop(sending)
+
+    def drop(self, sending: Sending) -> None:
+        sending.ticket = None
+        self._open[sending.worker].discard(sending)
 
     def table(self) -> dict[int, tuple[np.ndarray, np.ndarray, int]]:
         rows = {}
-        for table in self._tables:
+        for table in self.tables:
             keys, *columns = (each.numpy() for each in ops.table_export(table, 0, 1))
             rows |= dict(zip(keys.tolist(), zip(*columns, strict=True), strict=True))
         return rows
@@ -98,35 +133,44 @@ class OpsSystem:
     def clock(self, worker: int, key: int) -> int | None:
         return None  # the ops do not tell
 
-    def arm(self, worker: int, shard: int, fault: str) -> None:
-        self._armed[worker, shard].append(fault)
-
-    def redeliver(self, worker: int, shard: int, nth: int) -> None:
-        sent = self._sent[worker, shard]
-        if sent:
-            ops.table_sync(self._tables[shard], sent[-1 - nth % len(sent)])
+    def evict(self, worker: int, nth: int) -> None:
+        raise NotImplementedError("the policy decides")
 
     def crash(self, worker: int) -> None:
-        for shard in range(self.setup.num_shards):
-            self._sent[worker, shard].clear()
-            self._armed[worker, shard].clear()
-        self._tickets.pop(worker, None)
-        self._destroy(self._caches[worker])
-        self._caches[worker] = self._new_cache()
+        for sending in list(self._open[worker]):
+            self.drop(sending)
+        self._destroy(self.caches[worker])
+        self.caches[worker] = self._new_cache()
 
     def restart(self, shard: int) -> None:
-        ops.table_clear(self._tables[shard])
-        self._tickets.clear()
+        ops.table_clear(self.tables[shard])
+
+    def forget(self, worker: int, shard: int) -> None:
+        raise NotImplementedError("a shard forgets after a day of requests")
 
     def stats(self, worker: int) -> dict[str, int]:
-        names, values = ops.cache_stats(self._caches[worker])
+        names, values = ops.cache_stats(self.caches[worker])
         return dict(zip([name.decode() for name in names.numpy()], values.numpy(), strict=True))
 
     def close(self) -> None:
         """Frees tables and caches."""
-        self._tickets.clear()
-        for handle in self._tables + self._caches:
-            self._destroy(handle)
+        for worker, sendings in enumerate(self._open):
+            for sending in list(sendings):
+                self.drop(sending)
+            self._destroy(self.caches[worker])
+        for table in self.tables:
+            self._destroy(table)
+
+    def _begin(self, worker: int, ticket: tf.Tensor, requests: list[tf.Tensor]) -> Sending:
+        replies = [_NOTHING] * len(requests)
+        sending = Sending(worker, self.caches[worker], ticket, list(requests), replies)
+        self._open[worker].add(sending)
+        return sending
+
+    def _in_units(self, bound: float | None) -> int:
+        if bound is None:
+            return -1
+        return math.floor(bound / self.unit) if self.setup.clock == "drift" else int(bound)
 
     def _new_cache(self) -> tf.Tensor:
         return ops.cache_handle(shared_name=_name("cache"), **self._cache)
@@ -134,30 +178,64 @@ class OpsSystem:
     def _destroy(self, handle: tf.Tensor) -> None:
         tf.raw_ops.DestroyResourceOp(resource=handle)
 
-    def _flush(self, worker: int, everything: bool) -> None:
-        ticket, requests = ops.cache_flush(
-            self._caches[worker], num_shards=self.setup.num_shards, all=everything
-        )
-        self._exchange(worker, ticket, requests)
 
-    def _exchange(self, worker: int, ticket: tf.Tensor, requests: list[tf.Tensor]) -> None:
-        """All shards at once, as in a step: when one message fails, no reply is taken."""
-        replies = [self._send(worker, shard, request) for shard, request in enumerate(requests)]
-        if None in [None if reply is None else 0 for reply in replies]:
-            raise MessageLost(f"of worker {worker}")
-        ops.cache_install(self._caches[worker], ticket, replies)
+class WatchedOps(OpsSystem):
+    """OpsSystem that reads along."""
 
-    def _send(self, worker: int, shard: int, request: tf.Tensor) -> tf.Tensor | None:
-        if not request.shape[0]:
-            return _NOTHING
-        self._sent[worker, shard].append(request)
-        fault = self._armed[worker, shard].pop(0) if self._armed[worker, shard] else None
-        if fault == "lost":
-            return None
-        if fault == "twice":
-            ops.table_sync(self._tables[shard], request)
-        reply = ops.table_sync(self._tables[shard], request)
-        return None if fault == "answer_lost" else reply
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.exchanges: list[Exchange] = []
+
+    def deliver(self, sending: Sending, shard: int, keep: bool = True) -> None:
+        request = sending.requests[shard]
+        reply = ops.table_sync(self.tables[shard], request)
+        if keep:
+            sending.replies[shard] = reply
+        exchange = Exchange(sending.worker, shard, parse_request(request), parse_reply(reply))
+        self.exchanges.append(exchange)
+
+    def checked_clock(self, worker: int, key: int) -> int:
+        """What a lookup says of a row held: its base, under "lamport" with what is unsent."""
+        probe = self.lookup(worker, (key,))
+        request = parse_request(probe.requests[self.shard_of(key)])
+        self.drop(probe)
+        for push in request.pushes:  # it was due: under "lamport" its clock went with it
+            for rows in (push.gradients, push.contributions):
+                clocks = rows["clock"][rows["key"] == key]
+                if len(clocks):
+                    return int(clocks[-1])
+        return request.bases[request.checked_keys.index(key)]
+
+
+# Steps on a network that works, one at a time.
+
+
+def step(
+    system: OpsSystem, worker: int, keys: Sequence[int], gradients: np.ndarray | None = None
+) -> np.ndarray:
+    """Reads rows [len(keys), dim]; with gradients of that shape, updates them."""
+    sending = system.lookup(worker, keys)
+    _answer(system, sending)
+    rows = system.gather(sending)
+    if gradients is None:
+        system.drop(sending)
+        return rows
+    system.update(sending, gradients)
+    if system.setup.write_bound == 0 or system.setup.capacity == 0:
+        flush(system, worker, everything=False)
+    return rows
+
+
+def flush(system: OpsSystem, worker: int, everything: bool = True) -> None:
+    sending = system.flush(worker, everything)
+    _answer(system, sending)
+    system.drop(sending)
+
+
+def _answer(system: OpsSystem, sending: Sending) -> None:
+    for shard in system.shards_with_requests(sending):
+        system.deliver(sending, shard)
+    system.install(sending)
 
 
 def _name(kind: str) -> str:

@@ -1,88 +1,94 @@
 """The protocol of DESIGN 3.1-3.3 in plain Python, one cache per worker over several shards.
 
 The C++ is tested against this, so it is written to be read beside the design: no TensorFlow, no
-concurrency, every rule once. `clock="lamport"` is the rule of HET (VLDB 2022, arXiv 2112.07221).
+concurrency, every rule once. A step is four calls, `lookup`, `install`, `gather` and `update`; what
+happens between them, to this cache or to others, is up to the caller. `clock="lamport"` is the
+rule of HET (VLDB 2022, arXiv 2112.07221).
 """
 
+from __future__ import annotations
+
+import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from optimizer_model import Array, Contribution, Optimizer, Row
 
-Array = np.ndarray
-Step = Callable[
-    [Array, Array, Array], tuple[Array, Array]
-]  # (value, state, grad) -> (value, state)
-Init = Callable[
-    [int], tuple[Array, Array]
-]  # key -> (value, state): pure, so anybody may compute it
+ABSENT = -1  # the base of a key that a cache holds no row of
+Epoch = tuple[int, int] | None  # (incarnation of a shard, session of a cache there); None: unknown
 
-_unique = itertools.count(
-    1
-)  # cache ids and incarnation ids; the real ones are random 64-bit numbers
-
-
-class MessageLost(Exception):
-    """A message did not arrive, or its answer did not: the sender cannot tell which."""
+_unique = itertools.count(1)  # ids; the real ones are random 64-bit numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """What a table and all its caches agree on. A bound of None is unbounded."""
 
-    step: Step
-    init: Init
+    optimizer: Optimizer
+    init: Callable[[int], Array]  # key -> value [d]: pure, so anybody may compute it
     read_bound: int | None = 0
     write_bound: int | None = 0
-    clock: str = "count"  # or "lamport"
-    capacity: int = 1 << 30
+    clock: str = "count"  # or "lamport" or "drift"
+    unit: float = 2.0**-20  # of "drift", and of its bounds: a length
+    capacity: int = 1 << 30  # of a cache, in rows
+    num_shards: int = 1
+
+    def new_row(self, key: int) -> Row:
+        value = self.init(key)
+        return Row(value, self.optimizer.initial_slots(len(value)))
+
+    def shard_of(self, key: int) -> int:
+        return key % self.num_shards
+
+    def units(self, before: Row, after: Row) -> int:
+        """How far the clock goes for an update, or at least for what a merge did."""
+        if self.clock != "drift":
+            return 1
+        return max(1, math.ceil(np.linalg.norm(after.value - before.value) / self.unit))
 
 
-@dataclasses.dataclass
-class Row:
-    """What a shard keeps of a key, and what it answers with."""
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """Updates of a row on their way: their gradients and rates, or what they add together."""
 
-    value: Array  # [d]
-    state: Array  # [k]
-    clock: int
+    gradients: tuple[tuple[Array, float], ...]
+    contribution: Contribution | None  # None: as gradients
+    units: int  # count, lamport: how many updates
+    clock: int  # of the cache's row with these updates; only lamport uses it
 
-
-@dataclasses.dataclass
-class Line:
-    """What a cache keeps of a key. `value` and `state` include every own update."""
-
-    value: Array
-    state: Array
-    base: int  # the row's clock when last refreshed, moved by own pushes since
-    dvalue: Array  # what the `pending` updates changed, none of them in any message yet
-    dstate: Array
-    pending: int = 0
+    def onto(self, row: Row, optimizer: Optimizer) -> Row:
+        if self.contribution:
+            return optimizer.merge(row, self.contribution)
+        for gradient, rate in self.gradients:
+            row = optimizer.update(row, gradient, rate)
+        return row
 
 
 @dataclasses.dataclass(frozen=True)
 class Push:
-    """A row on its way up: frozen when the message was cut."""
-
-    dvalue: Array
-    dstate: Array
-    clock: int  # count: the number of updates; lamport: base + that number
-
-
-@dataclasses.dataclass(frozen=True)
-class Message:
-    cache: int
-    incarnation: int  # of the shard, as the cache knows it; 0 before the first answer
     sequence: int
-    pushes: dict[int, Push]
-    checks: dict[int, int]  # key -> clock the cache holds, -1 for a key it does not hold
+    rows: dict[int, Sent]
+    carriers: set[int] = dataclasses.field(default_factory=set)  # open steps; empty: not under way
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    incarnation: int
-    rows: dict[int, Row]
+class Request:
+    cache: int
+    epoch: Epoch  # that it was cut under
+    cut: int  # the last sequence cut before it; `checks` count on these pushes
+    pushes: tuple[Push, ...]
+    checks: dict[int, int]  # key -> base or ABSENT
+    bare: frozenset[int]  # absent keys whose value is enough
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    epoch: Epoch
+    acknowledged: int  # the last sequence merged; the rows contain these pushes and no later ones
+    rows: dict[int, tuple[Row, int]]  # key -> row, clock
 
 
 class Shard:
@@ -94,197 +100,356 @@ class Shard:
 
     def clear(self) -> None:
         """Forgets every row, as creating the shard anew would."""
-        self.rows: dict[int, Row] = {}
-        self.merged: dict[int, int] = {}  # cache id -> sequence of the last message merged
+        self.rows: dict[int, tuple[Row, int]] = {}
         self.incarnation = next(_unique)
+        self.sessions: dict[int, list[int]] = {}  # cache -> [session, last sequence merged]
 
-    def sync(self, message: Message) -> Answer:
-        """Merges the pushes, once however often the message arrives, then answers the checks."""
-        known = message.incarnation == self.incarnation
-        if known and message.pushes and message.sequence > self.merged.get(message.cache, 0):
-            self.merged[message.cache] = message.sequence
-            for key, push in message.pushes.items():
-                self._merge(key, push)
-        read_bound = _or_infinite(self.config.read_bound)
-        answer = {}
-        for key, held in message.checks.items():
-            row = self.rows.get(key)
-            if row and (held < 0 or not known or row.clock - held > read_bound):
-                answer[key] = dataclasses.replace(row)
-        if self.config.clock == "lamport" and known:
-            answer |= {key: dataclasses.replace(self.rows[key]) for key in message.pushes}
-        return Answer(self.incarnation, answer)
+    def forget(self, cache: int) -> None:
+        """What happens to a session that was silent for long."""
+        self.sessions.pop(cache, None)
 
-    def _merge(self, key: int, push: Push) -> None:
-        row = self.rows.setdefault(key, Row(*self.config.init(key), clock=0))
-        row.value = row.value + push.dvalue
-        row.state = row.state + push.dstate
-        count = self.config.clock == "count"
-        row.clock = row.clock + push.clock if count else max(row.clock, push.clock)
+    def sync(self, request: Request) -> Reply:
+        session = self.sessions.setdefault(request.cache, [next(_unique), 0])
+        epoch = self.incarnation, session[0]
+        known = request.epoch == epoch
+        if known:
+            for push in request.pushes:
+                if push.sequence == session[1] + 1:  # neither a repeat nor one that skips
+                    session[1] += 1
+                    for key, sent in push.rows.items():
+                        self.merge(key, sent)
+        # A base that counts pushes which are not there says nothing, nor does one of another epoch.
+        behind = not known or session[1] < request.cut
+        rows = {}
+        for key, base in request.checks.items():
+            if key in self.rows and (base == ABSENT or behind or self.is_stale(key, base)):
+                row, clock = self.rows[key]
+                bare = key in request.bare and not behind
+                rows[key] = (Row(row.value, None) if bare else row), clock
+        if self.config.clock == "lamport":  # the paper evicts what it pushes, and fetches it again
+            pushed = [key for push in request.pushes for key in push.rows]
+            rows |= {key: self.rows[key] for key in pushed if key in self.rows and key not in rows}
+        return Reply(epoch, session[1], rows)
+
+    def is_stale(self, key: int, base: int) -> bool:
+        return self.rows[key][1] - base > _or_infinite(self.config.read_bound)
+
+    def merge(self, key: int, sent: Sent) -> None:
+        before, clock = self.rows.get(key) or (self.config.new_row(key), 0)
+        after = sent.onto(before, self.config.optimizer)
+        if self.config.clock == "lamport":
+            clock = max(clock, sent.clock)
+        else:
+            clock += max(sent.units, self.config.units(before, after))
+        self.rows[key] = after, clock
+
+
+@dataclasses.dataclass
+class Line:
+    """What a cache keeps of a key. `row` includes every own update.
+
+    A visitor has a value only: it serves the steps that hold it, and their updates leave as
+    gradients. What is not admitted is dropped when no step holds it any more.
+    """
+
+    row: Row
+    base: int  # the row's clock when last refreshed, moved by own pushes since
+    admitted: bool
+
+
+@dataclasses.dataclass
+class Unsent:
+    """Updates that are in no push yet."""
+
+    gradients: list[tuple[Array, float]] = dataclasses.field(default_factory=list)
+    contribution: Contribution | None = None  # None: a visitor's
+    units: int = 0
+    clock: int = 0  # of an evicted line's row
+
+
+class Link:
+    """What a cache keeps of what it and one shard owe each other."""
+
+    def __init__(self, epoch: Epoch = None):
+        self.epoch = epoch
+        self.cut = 0  # sequence of the last push
+        self.acknowledged = 0  # sequence of the last one known to be merged
+        self.pushes: list[Push] = []
+        # Requests without a reply: step -> what was acknowledged when it was cut. A reply can
+        # acknowledge no less, so these pushes are in its rows.
+        self.open: dict[int, int] = {}
+
+    def close(self, step: int) -> None:
+        self.open.pop(step, None)
+        for push in self.pushes:
+            push.carriers.discard(step)
+        contained = min([self.acknowledged, *self.open.values()])
+        self.pushes = [push for push in self.pushes if push.sequence > contained]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A lookup under way, or a flush: then without keys."""
+
+    id: int
+    keys: tuple[int, ...]  # may repeat
+    requests: dict[int, Request]  # by shard; no message where there is nothing to say
+    admitted: set[int]
 
 
 class Cache:
-    """One worker's cache.
-
-    `send(shard index, message)` returns the shard's answer or raises MessageLost; `victim(keys)`
-    chooses which of the evictable keys leaves. After MessageLost from `lookup` or `flush` the
-    caller repeats it; from `update` it does not: the update is made, only its push is delayed.
-    """
+    """One worker's cache. `admit` decides whether a key gets a line, `victim` which line leaves."""
 
     def __init__(
         self,
         config: Config,
-        num_shards: int,
-        send: Callable[[int, Message], Answer],
+        admit: Callable[[int], bool] = lambda key: True,
         victim: Callable[[Sequence[int]], int] = lambda keys: keys[0],
     ):
-        self.config, self.num_shards, self.send, self.victim = config, num_shards, send, victim
+        self.config, self.admit, self.victim = config, admit, victim
         self.id = next(_unique)
+        self.links = [Link() for _ in range(config.num_shards)]
         self.lines: dict[int, Line] = {}
-        self.outbox: list[dict[int, Line]] = [{} for _ in range(num_shards)]  # to be pushed next
-        self.flight: list[dict[int, Push]] = [
-            {} for _ in range(num_shards)
-        ]  # pushed, no answer yet
-        self.sequence = [0] * num_shards  # of the flight, or of the last one
-        self.incarnation = [0] * num_shards
-        self.pinned: set[int] = set()  # the current batch
+        self.unsent: dict[int, Unsent] = {}
+        self.due: set[int] = set()  # of the unsent: the outbox
+        self.pins: collections.Counter[int] = collections.Counter()  # keys of open steps
 
-    def shard_of(self, key: int) -> int:
-        return key % self.num_shards
+    # The verbs of a step.
 
-    def lookup(self, keys: Sequence[int]) -> Array:
-        """Rows [len(keys), d], missing no more of the others' updates than the bounds allow."""
-        self.pinned = set(keys)
-        for key in self.pinned:
-            if line := self._line(key):  # evicted but not sent yet: take it back
-                self.lines[key] = line
-        self._shrink()
-        for shard in range(self.num_shards):
-            self._sync(shard, [key for key in self.pinned if self.shard_of(key) == shard])
-        return np.stack([self.lines[key].value for key in keys])
+    def lookup(self, keys: Sequence[int]) -> Step:
+        """Cuts a request for every shard that has something to hear."""
+        step = Step(next(_unique), tuple(keys), {}, set())
+        unique = dict.fromkeys(keys)
+        held = {key for key in unique if self.pins[key]}
+        self.pins.update(unique.keys())
+        for shard in range(self.config.num_shards):
+            self.cut(shard)
+            checks, bare = {}, set()
+            for key in unique:
+                if self.config.shard_of(key) != shard:
+                    continue
+                line = self.lines.get(key)
+                if self.admit(key):
+                    step.admitted.add(key)
+                if line and line.row.slots is not None:
+                    line.admitted |= key in step.admitted
+                    if self.config.read_bound is not None:
+                        checks[key] = self.held_clock(key)
+                else:
+                    checks[key] = ABSENT
+                    # A value cannot take in what a step that holds the key may still update.
+                    if key not in step.admitted and key not in held:
+                        bare.add(key)
+            self.request(step, shard, checks, bare)
+        return step
 
-    def update(self, keys: Sequence[int], grads: Array) -> None:
-        """Makes one update per distinct key of the last lookup. KeyError for any other key."""
-        unique, inverse = np.unique(np.asarray(keys, np.int64), return_inverse=True)
-        summed = np.zeros((len(unique), *grads.shape[1:]), grads.dtype)
-        np.add.at(summed, inverse, grads)
-        for key, grad in zip(unique.tolist(), summed, strict=True):
-            line = self.lines[key]
-            value, state = self.config.step(line.value, line.state, grad)
-            line.dvalue = line.dvalue + (value - line.value)
-            line.dstate = line.dstate + (state - line.state)
-            line.value, line.state = value, state
-            line.pending += 1
-            if line.pending >= max(1, _or_infinite(self.config.write_bound)):
-                self.outbox[self.shard_of(key)][key] = line
-        self.pinned -= set(unique.tolist())
-        self._shrink()
-        if self.config.write_bound == 0:
-            self._push_all()
+    def flush(self, everything: bool = True) -> Step:
+        """Cuts requests that push what is due, or everything; to be installed like a lookup's."""
+        step = Step(next(_unique), (), {}, set())
+        if everything:
+            self.due |= self.unsent.keys()
+        for shard in range(self.config.num_shards):
+            self.cut(shard)
+            self.request(step, shard, {}, set())
+        return step
 
-    def flush(self) -> None:
-        """Sends everything pending; on return the shards have it."""
-        for key, line in self.lines.items():
-            if line.pending:
-                self.outbox[self.shard_of(key)][key] = line
-        self._push_all()
+    def install(self, step: Step, replies: dict[int, Reply]) -> None:
+        """Takes the replies to all requests of the step. ValueError: one is impossible."""
+        for shard, reply in replies.items():
+            link = self.links[shard]
+            if reply.epoch == link.epoch and reply.acknowledged > link.cut:
+                raise ValueError("acknowledges what was never sent")
+        for shard, request in step.requests.items():
+            self.take(step, shard, request, replies[shard])
+            self.links[shard].close(step.id)
+
+    def gather(self, step: Step) -> Array:
+        """Rows [len(keys), d], with all own updates made so far."""
+        return np.stack([self.lines[key].row.value for key in step.keys])
+
+    def update(self, step: Step, gradients: Array, rate: float = 1.0) -> None:
+        """One update for each key of the step, and the step's end."""
+        summed: dict[int, Array] = {}
+        for key, gradient in zip(step.keys, gradients, strict=True):
+            summed[key] = summed[key] + gradient if key in summed else gradient
+        for key, gradient in summed.items():
+            unsent = self.unsent.setdefault(key, Unsent())
+            self.make(self.lines[key], unsent, gradient, rate)
+            visitor = self.lines[key].row.slots is None
+            if visitor or unsent.units >= max(1, _or_infinite(self.config.write_bound)):
+                self.due.add(key)
+        self.drop(step)
+
+    def drop(self, step: Step) -> None:
+        """The step ends, whether it got its replies or not."""
+        for link in self.links:
+            link.close(step.id)
+        for key in dict.fromkeys(step.keys):
+            self.pins[key] -= 1
+            if not self.pins[key] and key in self.lines and not self.lines[key].admitted:
+                self.evict(key)
+        while len(self.lines) > self.config.capacity and (free := self.unpinned()):
+            self.evict(self.victim(free))
+
+    def evict(self, key: int) -> None:
+        line = self.lines.pop(key)
+        if unsent := self.unsent.get(key):
+            if unsent.contribution:
+                optimizer = self.config.optimizer
+                unsent.contribution = optimizer.settle(unsent.contribution, line.row)
+            unsent.clock = line.base + unsent.units
+            self.due.add(key)
+
+    # What they are made of.
+
+    def unpinned(self) -> list[int]:
+        return [key for key in self.lines if not self.pins[key]]
 
     def clock(self, key: int) -> int | None:
-        """The paper's clock, base + pending, of a key held here (cached or still to be sent)."""
-        line = self._line(key)
-        return None if line is None else line.base + line.pending
-
-    def _line(self, key: int) -> Line | None:
-        return self.lines.get(key) or self.outbox[self.shard_of(key)].get(key)
-
-    def _push_all(self) -> None:
-        for shard in range(self.num_shards):
-            while self.flight[shard] or self.outbox[shard]:
-                self._sync(shard, [])
-
-    def _sync(self, shard: int, keys: Iterable[int]) -> None:
-        """Exchanges one message: flight up, checks of `keys` up, rows down. None if it is empty."""
-        if not self.flight[shard] and self.outbox[shard]:
-            self.sequence[shard] += 1
-            self.flight[shard] = {k: self._cut(line) for k, line in self.outbox[shard].items()}
-            self.outbox[shard] = {}
-        flight = self.flight[shard]
-        checks = {key: self._held(key, flight.get(key)) for key in keys}
-        if not flight and not checks:
-            return
-        incarnation = self.incarnation[shard]
-        answer = self.send(
-            shard, Message(self.id, incarnation, self.sequence[shard], flight, checks)
-        )
-        if answer.incarnation != incarnation:
-            self._forget(shard)
-            self.incarnation[shard] = answer.incarnation
-        elif self.config.clock == "count":
-            for key, push in flight.items():
-                if line := self._line(key):
-                    line.base += push.clock
-        self.flight[shard] = {}
-        for key in checks.keys() | answer.rows.keys():
-            if key in answer.rows:
-                self._fill(key, answer.rows[key])
-            elif not self._line(key):  # nobody has updated it: what it starts as is known here
-                self._fill(key, Row(*self.config.init(key), clock=0))
-
-    def _cut(self, line: Line) -> Push:
-        clock = line.pending + (line.base if self.config.clock == "lamport" else 0)
-        push = Push(line.dvalue, line.dstate, clock)
-        line.dvalue, line.dstate = np.zeros_like(line.dvalue), np.zeros_like(line.dstate)
-        line.pending = 0
-        return push
-
-    def _held(self, key: int, push: Push | None) -> int:
+        """The paper's clock, base + pending, of a row held here."""
         line = self.lines.get(key)
-        if line is None:
-            return -1
-        if self.config.clock == "lamport":
-            return line.base + line.pending  # of no matter with a push: the row comes back anyway
-        return line.base + (push.clock if push else 0)
+        return line and line.base + (self.unsent[key].units if key in self.unsent else 0)
 
-    def _fill(self, key: int, row: Row) -> None:
-        if line := self._line(key):  # own updates that were in no message yet stay on top
-            line.value, line.state = row.value + line.dvalue, row.state + line.dstate
-            line.base = row.clock
-        elif key in self.pinned:
-            none = np.zeros_like(row.value), np.zeros_like(row.state)
-            self.lines[key] = Line(row.value, row.state, row.clock, *none)
+    def held_clock(self, key: int) -> int:
+        return self.clock(key) if self.config.clock == "lamport" else self.lines[key].base
 
-    def _shrink(self) -> None:
-        free = [key for key in self.lines if key not in self.pinned]
-        while len(self.lines) > self.config.capacity and free:
-            key = self.victim(free)
-            free.remove(key)
-            line = self.lines.pop(key)
-            if line.pending:
-                self.outbox[self.shard_of(key)][key] = line
+    def make(self, line: Line, unsent: Unsent, gradient: Array, rate: float) -> None:
+        """One update, on the row and among the unsent."""
+        unsent.gradients.append((gradient, rate))
+        before, optimizer = line.row, self.config.optimizer
+        if before.slots is None:
+            unsent.units += 1
+            return
+        line.row = optimizer.update(before, gradient, rate)
+        made = unsent.contribution or optimizer.nothing(before)
+        unsent.contribution = optimizer.contribute(made, before, line.row, rate)
+        unsent.units += self.config.units(before, line.row)
 
-    def _forget(self, shard: int) -> None:
-        self.lines = {k: line for k, line in self.lines.items() if self.shard_of(k) != shard}
-        self.outbox[shard] = {}
+    def sent(self, key: int) -> Sent:
+        """The unsent updates of a key as they travel."""
+        unsent, line = self.unsent[key], self.lines.get(key)
+        made = unsent.contribution
+        if made and made.count <= self.config.optimizer.max_gradients:
+            made = None
+        if made and line:
+            made = self.config.optimizer.settle(made, line.row)
+        clock = line.base + unsent.units if line else unsent.clock
+        return Sent(tuple(unsent.gradients), made, unsent.units, clock)
+
+    def cut(self, shard: int) -> None:
+        """Everything due becomes a push."""
+        due = [key for key in sorted(self.due) if self.config.shard_of(key) == shard]
+        if not due:
+            return
+        link, rows = self.links[shard], {key: self.sent(key) for key in due}
+        link.cut += 1
+        link.pushes.append(Push(link.cut, rows))
+        for key, sent in rows.items():
+            if line := self.lines.get(key):
+                line.base = self.advanced(line.base, sent)
+            del self.unsent[key]
+        self.due -= rows.keys()
+
+    def advanced(self, base: int, sent: Sent) -> int:
+        return max(base, sent.clock) if self.config.clock == "lamport" else base + sent.units
+
+    def request(self, step: Step, shard: int, checks: dict[int, int], bare: set[int]) -> None:
+        """A lookup carries what is not under way, a flush all that is not acknowledged."""
+        link, flush = self.links[shard], not step.keys
+        pushes = [push for push in link.pushes if push.sequence > link.acknowledged]
+        pushes = tuple(push for push in pushes if flush or not push.carriers)
+        if not pushes and not checks:
+            return
+        for push in pushes:
+            push.carriers.add(step.id)
+        link.open[step.id] = link.acknowledged
+        step.requests[shard] = Request(
+            self.id, link.epoch, link.cut, pushes, checks, frozenset(bare)
+        )
+
+    def take(self, step: Step, shard: int, request: Request, reply: Reply) -> None:
+        link = self.links[shard]
+        if reply.epoch != link.epoch:
+            if request.epoch != link.epoch:  # old: serves its own step and changes nothing
+                for key in request.checks.keys() - self.lines.keys():
+                    row, _ = reply.rows.get(key) or (self.config.new_row(key), 0)
+                    self.lines[key] = Line(Row(row.value, None), 0, admitted=False)
+                return
+            self.begin_epoch(shard, reply.epoch)
+            link = self.links[shard]
+        link.acknowledged = max(link.acknowledged, reply.acknowledged)
+        if request.pushes and request.epoch == reply.epoch:
+            for push in link.pushes:  # was skipped, so what went before it did not arrive
+                if reply.acknowledged < push.sequence <= request.pushes[-1].sequence:
+                    push.carriers.clear()
+        for key, (row, clock) in reply.rows.items():
+            if self.pins[key] or key in self.lines:
+                self.put(step, key, row, clock, reply.acknowledged)
+        for key in request.checks.keys() - reply.rows.keys():
+            # Nobody has updated it, so what it is is known here.
+            if request.checks[key] == ABSENT or request.epoch != reply.epoch:
+                self.put(step, key, self.config.new_row(key), 0, reply.acknowledged)
+
+    def put(self, step: Step, key: int, row: Row, base: int, acknowledged: int) -> None:
+        """A row of the shard, and on top of it what it lacks of the own updates."""
+        optimizer, line = self.config.optimizer, self.lines.get(key)
+        fresh = Line(row, base, key in step.admitted or bool(line and line.admitted))
+        if line and line.row.slots is not None:
+            if row.slots is None:
+                return  # asked for before the line's
+            fresh.base = self.with_pushes(fresh, key, acknowledged)
+            if fresh.base < line.base:
+                return  # older than the line's
+        else:
+            fresh.base = self.with_pushes(fresh, key, acknowledged)
+        if unsent := self.unsent.get(key):
+            if unsent.contribution:
+                fresh.row = self.sent(key).onto(fresh.row, optimizer)
+            else:  # a visitor's
+                again = self.unsent[key] = Unsent()
+                for gradient, rate in unsent.gradients:
+                    self.make(fresh, again, gradient, rate)
+        self.lines[key] = fresh
+
+    def with_pushes(self, line: Line, key: int, acknowledged: int) -> int:
+        base = line.base
+        for push in self.links[self.config.shard_of(key)].pushes:
+            if push.sequence > acknowledged and key in push.rows:
+                line.row = push.rows[key].onto(line.row, self.config.optimizer)
+                base = self.advanced(base, push.rows[key])
+        return base
+
+    def begin_epoch(self, shard: int, epoch: Epoch) -> None:
+        """The shard knows nothing of this cache: what is held of it is dropped, but for values
+        that open steps have still to gather."""
+        mine = {
+            key for key in self.lines.keys() | self.unsent if self.config.shard_of(key) == shard
+        }
+        for key in mine:
+            self.unsent.pop(key, None)
+            line = self.lines.pop(key, None)
+            if line and self.pins[key]:
+                self.lines[key] = Line(Row(line.row.value, None), 0, admitted=False)
+        self.due -= mine
+        steps = self.links[shard].open
+        self.links[shard] = Link(epoch)
+        self.links[shard].open = dict.fromkeys(steps, 0)
 
 
 def _or_infinite(bound: int | None) -> float:
     return math.inf if bound is None else bound
 
 
-def sgd(rate: float) -> Step:
-    return lambda value, state, grad: (value - rate * grad, state)
+def zeros(dim: int) -> Callable[[int], Array]:
+    return lambda key: np.zeros(dim)
 
 
-def zeros(dim: int, slots: int = 0) -> Init:
-    return lambda key: (np.zeros(dim), np.zeros(slots))
-
-
-def uniform(seed: int, dim: int, slots: int = 0) -> Init:
+def uniform(seed: int, dim: int) -> Callable[[int], Array]:
     """Values in [-0.05, 0.05) of a counter-based generator: a function of seed, key and column."""
 
-    def init(key: int) -> tuple[Array, Array]:
+    def init(key: int) -> Array:
         counter = np.array([0, 0, 0, key % 2**64], np.uint64)
         philox = np.random.Philox(key=seed, counter=counter)
-        return np.random.Generator(philox).uniform(-0.05, 0.05, dim), np.zeros(slots)
+        return np.random.Generator(philox).uniform(-0.05, 0.05, dim)
 
     return init

@@ -1,51 +1,64 @@
-"""Random schedules of workers, shards and faults, and the properties that hold on every one.
+"""Random schedules of workers, shards and faults, and what carries them out.
 
-A schedule is a `Setup` and a list of events. `run(schedule, system)` carries it out on anything
-that has the methods of `System`: the model here, the real ops elsewhere. What a read saw is taken
-from the values alone: steps are plain SGD with rate 1 from zero rows, and each update of worker j
-adds one to column j, so `value[j]` is how many updates of j are in the row. The last column carries
-integer gradients, so that an update applied to the wrong row cannot hide.
+A schedule is a `Setup` and a list of events. A `Player` carries it out on anything that has the
+methods of `System`: the model here, the real ops elsewhere. Steps of one worker overlap, and the
+schedule says when each of their messages arrives, how often, and whether its reply does. What must
+hold is in ledger.py.
 """
 
 import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from hypothesis import strategies as st
-from protocol_model import MessageLost
 
 # Keys that float32, int32, float64 or a sign bit would fold together.
 KEYS = (0, 1, 2, 3, -1, 2**24, 2**24 + 1, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63))
+SPARE_LIVES = 3  # so many crashes in a schedule: each life of a worker has a column of its own
+MAX_OPEN = 5  # steps of a worker at once
 
 
 class System(Protocol):
     """A table on several shards and one cache per worker, all in one address space or not.
 
-    `lookup` and `flush` may raise MessageLost and are then repeated or given up; `update` may raise
-    it when it pushes in the same step, and is then not repeated: the update counts as made.
+    A step is whatever `lookup` or `flush` returned. Nothing is sent but by `deliver`.
     """
 
-    supports: Collection[str]  # of "lost", "answer_lost", "twice", "redeliver", "crash", "restart"
+    supports: Collection[str]  # of "evict", "forget", "crash", "restart"
 
-    def lookup(self, worker: int, keys: Sequence[int]) -> np.ndarray: ...  # [len(keys), dim]
-    def update(self, worker: int, keys: Sequence[int], grads: np.ndarray) -> None: ...
-    def flush(self, worker: int) -> None: ...
+    def lookup(self, worker: int, keys: Sequence[int]) -> Any: ...
+    def flush(self, worker: int, everything: bool = True) -> Any: ...
+
+    def shards_with_requests(self, step: Any) -> Collection[int]:
+        """Those that the step has a request for."""
+
+    def num_pushes(self, step: Any, shard: int) -> int | None:
+        """How many pushes the request carries; None where the system cannot tell."""
+
+    def deliver(self, step: Any, shard: int, keep: bool = True) -> None:
+        """A copy of the request arrives, now. The reply is lost, or kept until it is installed."""
+
+    def install(self, step: Any) -> None:
+        """Takes the last replies that were kept, one for each request."""
+
+    def gather(self, step: Any) -> np.ndarray: ...  # [len(keys), dim]
+    def update(self, step: Any, gradients: np.ndarray) -> None: ...  # the step's end
+
+    def drop(self, step: Any) -> None:
+        """The step fails or has no update. A flush ends so as well."""
 
     def table(self) -> Mapping[int, tuple[np.ndarray, np.ndarray, int]]:
-        """Every row on the shards, (value, state, clock) by key; caches are not asked."""
+        """Every row on the shards, (value, slots, clock) by key; caches are not asked."""
 
     def shard_of(self, key: int) -> int: ...
 
     def clock(self, worker: int, key: int) -> int | None:
-        """The paper's clock of a key the worker holds, None where it holds none or cannot tell."""
+        """The paper's clock of a row the worker holds, None where it holds none or cannot tell."""
 
-    def arm(self, worker: int, shard: int, fault: str) -> None:
-        """The next message between the two is lost, its answer is lost, or it arrives twice."""
-
-    def redeliver(self, worker: int, shard: int, nth: int) -> None:
-        """A copy of an earlier message arrives now; nobody waits for the answer."""
+    def evict(self, worker: int, nth: int) -> None:
+        """One of the worker's lines that no step holds leaves."""
 
     def crash(self, worker: int) -> None:
         """The worker is killed and a new one, with an empty cache, takes its place."""
@@ -53,42 +66,81 @@ class System(Protocol):
     def restart(self, shard: int) -> None:
         """The shard comes back empty (create, clear and restore look alike to a cache)."""
 
+    def forget(self, worker: int, shard: int) -> None:
+        """The shard forgets the worker's session, as after a day of silence."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What the system is made of. A bound of None is unbounded."""
+    """What the system is made of. A bound of None is unbounded; those of "drift" are lengths."""
 
     num_workers: int
     num_shards: int
-    capacity: int
-    read_bound: int | None
-    write_bound: int | None
+    capacity: int  # 0: no cache
+    read_bound: float | None
+    write_bound: float | None
     clock: str = "count"
-    evict_seed: int = 0
+    slots: bool = False  # an optimizer with slots, though it does what SGD does
+    seed: int = 0  # of what the caches' policy decides in the model
 
     @property
     def dim(self) -> int:
-        return self.num_workers + 1
+        return self.num_workers + SPARE_LIVES + 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
+    """A step begins: its requests are cut."""
+
     worker: int
     keys: tuple[int, ...]  # may repeat
-    persist: bool = True  # repeat the lookup when a message is lost; else give the step up
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """Of the keys of the worker's last lookup, once; nothing where it has been made already."""
-
-    worker: int
-    grad: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Flush:
+    """A flush begins; `wait`: and ends."""
+
     worker: int
+    everything: bool = True
+    wait: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Deliver:
+    """A request arrives that the worker sent at some time: for the first time or again, in its
+    turn or not, of a step that is open or over or of a worker that is no more."""
+
+    worker: int
+    nth: int  # from the last step's
+    shard: int
+    keep: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Install:
+    """The nth open step gets its replies; what has not been delivered is."""
+
+    worker: int
+    nth: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The nth open step gathers and updates, after Install if that is to come.
+
+    `through`: with a write bound of 0, whether what it pushes arrives at once.
+    """
+
+    worker: int
+    nth: int = -1
+    gradient: int = 1
+    through: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    worker: int
+    nth: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +151,7 @@ class Fault:
     nth: int = 0
 
 
-Event = Lookup | Update | Flush | Fault
+Event = Lookup | Flush | Deliver | Install | Update | Drop | Fault
 Schedule = tuple[Setup, tuple[Event, ...]]
 
 
@@ -107,192 +159,201 @@ Schedule = tuple[Setup, tuple[Event, ...]]
 def schedules(
     draw: st.DrawFn,
     workers: Sequence[int] = (1, 2, 3, 4),
-    bounds: Sequence[int | None] = (0, 1, 2, 3, 5, None),
+    bounds: Sequence[float | None] = (0, 1, 2, 3, 5, None),
     same_bounds: bool = False,
     clock: str = "count",
-    kinds: Sequence[str] = ("lost", "answer_lost", "twice", "redeliver", "crash", "restart"),
+    kinds: Sequence[str] = ("evict", "forget", "crash", "restart"),
+    loss: bool = True,
     max_events: int = 40,
+    capacities: tuple[int, int] = (0, 6),
 ) -> Schedule:
     """Schedules over few keys, so that workers meet, and tiny caches, so that rows are evicted."""
     read = draw(st.sampled_from(bounds))
     write = read if same_bounds else draw(st.sampled_from(bounds))
     setup = Setup(
         num_workers=draw(st.sampled_from(workers)),
-        num_shards=draw(st.integers(1, 5)),
-        capacity=draw(st.integers(1, 6)),
+        num_shards=draw(st.integers(1, 3)),
+        capacity=draw(st.integers(*capacities)),
         read_bound=read,
         write_bound=write,
         clock=clock,
-        evict_seed=draw(st.integers(0, 3)),
+        slots=draw(st.booleans()),
+        seed=draw(st.integers(0, 9)),
     )
     some = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True))
     worker = st.integers(0, setup.num_workers - 1)
     shard = st.integers(0, setup.num_shards - 1)
+    nth = st.integers(0, MAX_OPEN - 1)
+    gradient = st.integers(-3, 3)
     keys = st.lists(st.sampled_from(some), min_size=1, max_size=6).map(tuple)
-    lookup = st.builds(Lookup, worker, keys, st.booleans())
-    update = st.builds(Update, worker, st.integers(-3, 3))
-    step = st.tuples(lookup, st.integers(-3, 3)).map(
-        lambda pair: (pair[0], Update(pair[0].worker, pair[1]))
-    )
-    alone = [lookup, update, st.builds(Flush, worker)]
+    lookup = st.builds(Lookup, worker, keys)
+    step = st.builds(lambda begun, g: (begun, Update(begun.worker, -1, g)), lookup, gradient)
+    alone = [
+        lookup,
+        lookup,
+        st.builds(Install, worker, nth),
+        st.builds(Update, worker, nth, gradient, st.booleans() if loss else st.just(True)),
+        st.builds(Flush, worker, st.booleans(), st.booleans()),
+    ]
+    if loss:
+        alone += [
+            st.builds(Deliver, worker, st.integers(0, 9), shard, st.booleans()),
+            st.builds(Deliver, worker, st.integers(0, 2), shard, st.booleans()),
+            st.builds(Drop, worker, nth),
+        ]
     if kinds:
-        alone.append(st.builds(Fault, st.sampled_from(kinds), worker, shard, st.integers(0, 9)))
+        fault = st.builds(Fault, st.sampled_from(kinds), worker, shard, st.integers(0, 9))
+        alone.append(fault)
     event = st.one_of(step, step, step, *[single.map(lambda one: (one,)) for single in alone])
     length = draw(st.integers(0, max_events))  # lists alone would mostly be shorter than ten
     events = draw(st.lists(event, min_size=length, max_size=length))
     return setup, tuple(one for group in events for one in group)
 
 
-def run(schedule: Schedule, system: System) -> None:
-    """Carries the schedule out and asserts the properties on the way and at the end."""
-    setup, events = schedule
-    ledger = Ledger(setup, system)
-    for event in events:
-        match event:
-            case Lookup():
-                ledger.lookup(event)
-            case Update():
-                ledger.update(event)
-            case Flush():
-                ledger.flush(event.worker)
-            case Fault() if event.kind in system.supports:
-                ledger.fault(event)
-    ledger.finish()
+@dataclasses.dataclass(eq=False)
+class Begun:
+    """A step, as the player knows it."""
+
+    worker: int
+    keys: tuple[int, ...]  # none: a flush
+    handle: Any
+    shards: frozenset[int]
+    everything: bool = False  # of a flush
+    replied: set[int] = dataclasses.field(default_factory=set)
+    installed: bool = False
 
 
-class Ledger:
-    """Remembers every update made, and holds each read and the final table against it."""
+class Player:
+    """Carries schedules out. What happens is told to the methods that a subclass overrides."""
 
     def __init__(self, setup: Setup, system: System):
         self.setup, self.system = setup, system
-        self.made: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
-        self.batch: dict[int, tuple[int, ...]] = {}  # worker -> keys looked up, not updated yet
-        self.unfinished: dict[int, set[int]] = collections.defaultdict(set)
+        self.open: list[list[Begun]] = [[] for _ in range(setup.num_workers)]
+        self.sent: list[list[Begun]] = [[] for _ in range(setup.num_workers)]  # open or over
+        self.shard_of: dict[int, int] = {}
+        self.num_crashes = 0
 
-    def lookup(self, event: Lookup) -> None:
-        worker = event.worker
-        self.batch.pop(worker, None)
-        while True:
-            try:
-                values = self.system.lookup(worker, event.keys)
-                break
-            except MessageLost:
-                if not event.persist:
-                    return
-        self.unfinished.pop(worker, None)
-        self.batch[worker] = event.keys
-        for key, value in zip(event.keys, values, strict=True):
-            self._check_read(worker, key, value)
+    # To be overridden.
 
-    def update(self, event: Update) -> None:
-        worker = event.worker
-        keys = self.batch.pop(worker, ())
-        if not keys:
+    def has_begun(self, step: Begun) -> None: ...
+    def was_delivered(self, step: Begun, shard: int, keep: bool) -> None: ...
+    def was_installed(self, step: Begun) -> None: ...
+    def was_flushed(self, step: Begun) -> None: ...
+    def was_read(self, step: Begun, rows: np.ndarray) -> None: ...
+    def has_crashed(self, worker: int) -> None: ...
+    def has_restarted(self, shard: int) -> None: ...
+    def has_forgotten(self, worker: int, shard: int) -> None: ...
+
+    def gradients(self, step: Begun, gradient: int) -> np.ndarray:
+        """Those of the update that comes now, for each of the step's keys."""
+        raise NotImplementedError
+
+    # Events.
+
+    def play(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Lookup(worker, keys) if len(self.open[worker]) < MAX_OPEN:
+                    self.lookup(worker, keys)
+                case Flush(worker, everything, wait) if len(self.open[worker]) < MAX_OPEN:
+                    step = self.flush(worker, everything)
+                    if wait:
+                        self.install(step)
+                case Deliver(worker, nth, shard, keep) if self.sent[worker]:
+                    step = self.sent[worker][-1 - nth % len(self.sent[worker])]
+                    self.deliver(step, sorted(step.shards)[shard % len(step.shards)], keep)
+                case Install(worker, nth) if step := self._nth(worker, nth):
+                    self.install(step)
+                case Update(worker, nth, gradient, through) if step := self._nth(worker, nth):
+                    self.update(step, gradient, through)
+                case Drop(worker, nth) if step := self._nth(worker, nth):
+                    self.drop(step)
+                case Fault() if event.kind in self.system.supports:
+                    self.fault(event)
+
+    def lookup(self, worker: int, keys: tuple[int, ...]) -> Begun:
+        for key in keys:
+            if key not in self.shard_of:
+                self.shard_of[key] = self.system.shard_of(key)
+        return self._begin(worker, keys, self.system.lookup(worker, keys))
+
+    def flush(self, worker: int, everything: bool = True) -> Begun:
+        handle = self.system.flush(worker, everything)
+        return self._begin(worker, (), handle, everything)
+
+    def deliver(self, step: Begun, shard: int, keep: bool = True) -> None:
+        keep = keep and step in self.open[step.worker] and not step.installed
+        self.system.deliver(step.handle, shard, keep)
+        if keep:
+            step.replied.add(shard)
+        self.was_delivered(step, shard, keep)
+
+    def install(self, step: Begun) -> None:
+        if step.installed:
             return
-        unique = dict.fromkeys(keys)
-        for key in unique:
-            self.made[worker, key].append(event.grad)
-        # The first occurrence carries the gradient and the others zeros, but together they are one
-        # update: a system that counts occurrences or applies them apart shows in clock or column.
-        grads = np.zeros((len(keys), self.setup.dim))
-        for key in unique:
-            grads[keys.index(key), worker] = -1
-            grads[len(keys) - 1 - keys[::-1].index(key), -1] = -event.grad
-        try:
-            self.system.update(worker, keys, grads)
-        except MessageLost:
-            self.unfinished[worker] |= unique.keys()
+        for shard in sorted(step.shards - step.replied):
+            self.deliver(step, shard)
+        self.system.install(step.handle)
+        step.installed = True
+        self.was_installed(step)
+        if not step.keys:
+            self.drop(step)
+            if step.everything:
+                self.was_flushed(step)
 
-    def flush(self, worker: int) -> None:
-        while True:
-            try:
-                self.system.flush(worker)
-                break
-            except MessageLost:
-                pass
-        self.unfinished.pop(worker, None)
-        for key, merged in self._merged(worker).items():
-            assert merged == len(self.made[worker, key]), "flushed, yet not on the shard"
+    def update(self, step: Begun, gradient: int = 1, through: bool = True) -> None:
+        self.install(step)
+        if not step.keys:
+            return
+        self.was_read(step, self.system.gather(step.handle))
+        self.system.update(step.handle, self.gradients(step, gradient))
+        self.open[step.worker].remove(step)
+        if self.setup.write_bound == 0:
+            push = self.flush(step.worker, everything=False)
+            if through:
+                self.install(push)
+
+    def drop(self, step: Begun) -> None:
+        self.open[step.worker].remove(step)
+        self.system.drop(step.handle)
+
+    def step(self, worker: int, keys: tuple[int, ...], gradient: int = 1) -> None:
+        """A step with nothing in its way."""
+        self.update(self.lookup(worker, keys), gradient)
 
     def fault(self, event: Fault) -> None:
-        if event.kind == "redeliver":
-            self.system.redeliver(event.worker, event.shard, event.nth)
-        elif event.kind == "crash":
-            self._crash(event.worker)
-        elif event.kind == "restart":
-            self._restart(event.shard)
-        else:
-            self.system.arm(event.worker, event.shard, event.kind)
+        match event.kind:
+            case "evict":
+                self.system.evict(event.worker, event.nth)
+            case "crash" if self.num_crashes < SPARE_LIVES:
+                self.num_crashes += 1
+                self.open[event.worker].clear()
+                self.system.crash(event.worker)
+                self.has_crashed(event.worker)
+            case "restart":
+                self.system.restart(event.shard)
+                self.has_restarted(event.shard)
+            case "forget":
+                self.system.forget(event.worker, event.shard)
+                self.has_forgotten(event.worker, event.shard)
 
-    def finish(self) -> None:
-        """After a flush of all: every update made is in the table exactly once."""
-        for worker in range(self.setup.num_workers):
-            self.flush(worker)
-        table = self.system.table()
-        updated = {key for (_, key), made in self.made.items() if made}
-        assert set(table) == updated, "rows come into being by update, and only so"
-        for key, (value, _, clock) in table.items():
-            made = [self.made[worker, key] for worker in range(self.setup.num_workers)]
-            assert value[:-1].tolist() == [len(each) for each in made]
-            assert value[-1] == sum(map(sum, made))
-            if self.setup.clock == "count":
-                assert clock == sum(map(len, made))
-            else:
-                assert max(map(len, made)) <= clock <= sum(map(len, made))
+    def _begin(self, worker: int, keys: tuple[int, ...], handle: Any, everything=False) -> Begun:
+        shards = frozenset(self.system.shards_with_requests(handle))
+        step = Begun(worker, keys, handle, shards, everything)
+        self.open[worker].append(step)
+        if shards:
+            self.sent[worker].append(step)
+        self.has_begun(step)
+        return step
 
-    def allowed(self, reader: int, key: int) -> float:
-        """How many updates of the others a read by `reader` may miss."""
-        setup = self.setup
-        if setup.read_bound is None or setup.write_bound is None:
-            return float("inf")
-        others = [worker for worker in range(setup.num_workers) if worker != reader]
-        if setup.clock == "lamport":
-            return len(others) * (2 * setup.read_bound + 3 * max(1, setup.write_bound))
-        if setup.write_bound == 0:  # at most the update of a step whose push has not arrived yet
-            return setup.read_bound + sum(key in self.unfinished[worker] for worker in others)
-        return setup.read_bound + len(others) * setup.write_bound
+    def _nth(self, worker: int, nth: int) -> Begun | None:
+        steps = self.open[worker]
+        return steps[nth % len(steps)] if steps else None
 
-    def _check_read(self, worker: int, key: int, value: np.ndarray) -> None:
-        made = [len(self.made[each, key]) for each in range(self.setup.num_workers)]
-        assert value[worker] == made[worker], "own updates are always there, once"
-        missed = [made[each] - value[each] for each in range(self.setup.num_workers)]
-        assert min(missed) >= 0, "an update read that nobody made"
-        assert sum(missed) <= self.allowed(worker, key), "more updates missed than the bounds allow"
-        if self.setup.clock == "lamport":
-            self._check_clocks(worker, key)
 
-    def _check_clocks(self, worker: int, key: int) -> None:
-        """Lemma 1 at a read: no clock anywhere is further than the bounds ahead of the reader's."""
-        own = self.system.clock(worker, key)
-        bounds = self.setup.read_bound, self.setup.write_bound
-        if own is None or None in bounds:
-            return
-        for other in range(self.setup.num_workers):
-            clock = self.system.clock(other, key)
-            ahead = 0 if clock is None else clock - own
-            assert ahead <= bounds[0] + max(bounds[1], key in self.unfinished[other])
-
-    def _crash(self, worker: int) -> None:
-        self.batch.pop(worker, None)
-        self.unfinished.pop(worker, None)
-        self.system.crash(worker)
-        for key, merged in self._merged(worker).items():
-            made = self.made[worker, key]
-            lost = len(made) - merged
-            assert lost >= 0
-            if self.setup.write_bound is not None:
-                assert lost <= max(1, self.setup.write_bound), "more lost than was at risk"
-            del made[merged:]  # what was pushed is a prefix: updates travel in order
-
-    def _merged(self, worker: int) -> dict[int, int]:
-        """How many updates of the worker the shards have, by key."""
-        table = self.system.table()
-        keys = [key for who, key in self.made if who == worker]
-        return {key: int(table[key][0][worker]) if key in table else 0 for key in keys}
-
-    def _restart(self, shard: int) -> None:
-        self.batch.clear()  # every step in progress fails
-        self.system.restart(shard)
-        for worker, key in self.made:
-            if self.system.shard_of(key) == shard:
-                self.made[worker, key].clear()
+def by_key(keys: Sequence[int], values: Sequence[Any]) -> dict[int, list[Any]]:
+    """The values of each key's occurrences."""
+    grouped = collections.defaultdict(list)
+    for key, value in zip(keys, values, strict=True):
+        grouped[key].append(value)
+    return grouped

@@ -1,12 +1,9 @@
 """What caches and shards say to each other, read off the bytes (ops/core/wire/)."""
 
-import collections
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from ops_system import OpsSystem
 
 REQUEST_HEADER = np.dtype(
     [
@@ -94,14 +91,6 @@ class Reply:
     num_bytes: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Exchange:
-    worker: int
-    shard: int
-    request: Request
-    reply: Reply | None  # None: lost, or the request was
-
-
 class _Cursor:
     def __init__(self, message: tf.Tensor):
         self.bytes, self.at = message.numpy().tobytes(), 0
@@ -157,74 +146,3 @@ def parse_reply(message: tf.Tensor) -> Reply:
     cursor.take(np.dtype("<f4"), full * (dim + int(header["slot_dim"])) + values * dim)
     assert cursor.at == len(cursor.bytes)
     return Reply(header, rows, cursor.at)
-
-
-class WatchedOps(OpsSystem):
-    """OpsSystem that reads along, and so knows the clocks that its caches hold."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.exchanges: list[Exchange] = []
-        self._clocks: list[dict[int, int]] = [{} for _ in range(self.setup.num_workers)]
-        self._unsent = [collections.Counter() for _ in range(self.setup.num_workers)]
-        self._sequence = collections.Counter()  # the last one seen, by (worker, shard)
-
-    def clock(self, worker: int, key: int) -> int | None:
-        """As of the last lookup, with the updates since; an evicted key keeps it."""
-        return self._clocks[worker].get(key)
-
-    def update(self, worker: int, keys: Sequence[int], grads: np.ndarray) -> None:
-        for key in set(keys):
-            self._unsent[worker][key] += 1
-            self._clocks[worker][key] += 1
-        super().update(worker, keys, grads)
-
-    def crash(self, worker: int) -> None:
-        self._clocks[worker].clear()
-        self._unsent[worker].clear()
-        for shard in range(self.setup.num_shards):
-            self._sequence.pop((worker, shard), None)
-        super().crash(worker)
-
-    def restart(self, shard: int) -> None:
-        for mine in self._clocks + self._unsent:
-            for key in [key for key in mine if self.shard_of(key) == shard]:
-                del mine[key]
-        super().restart(shard)
-
-    def _exchange(self, worker: int, ticket: tf.Tensor, requests: list[tf.Tensor]) -> None:
-        before = len(self.exchanges)
-        super()._exchange(worker, ticket, requests)
-        for exchange in self.exchanges[before:]:
-            self._note_clocks(exchange)
-
-    def _send(self, worker: int, shard: int, request: tf.Tensor) -> tf.Tensor | None:
-        reply = super()._send(worker, shard, request)
-        if request.shape[0]:
-            parsed = parse_request(request)
-            self._note_pushes(worker, shard, parsed)
-            answer = None if reply is None else parse_reply(reply)
-            self.exchanges.append(Exchange(worker, shard, parsed, answer))
-        return reply
-
-    def _note_pushes(self, worker: int, shard: int, request: Request) -> None:
-        for push in request.pushes:
-            if push.sequence > self._sequence[worker, shard]:
-                self._sequence[worker, shard] = push.sequence
-                for key in push.keys:
-                    self._unsent[worker][key] = 0
-
-    def _note_clocks(self, exchange: Exchange) -> None:
-        worker, request, reply = exchange.worker, exchange.request, exchange.reply
-        clocks, unsent = self._clocks[worker], self._unsent[worker]
-        answered = dict(
-            zip(reply.rows["query"].tolist(), reply.rows["clock"].tolist(), strict=True)
-        )
-        restarted = bool(reply.header["flags"] & RESTARTED)
-        for query, key in enumerate(request.queries):
-            if restarted:
-                unsent[key] = 0
-            if query in answered:
-                clocks[key] = answered[query] + unsent[key]
-            elif restarted or query >= len(request.bases):
-                clocks[key] = 0  # nobody has updated it

@@ -53,10 +53,11 @@ class Admission {
   // Whether slots cost nothing, or there is plenty saved: then a tie with a victim is enough.
   bool rich() const { return slot_bytes_ == 0 || spent_ <= kPoor * saved_; }
 
-  // Whether a row that was asked for so often may be fetched with its slots.
-  bool Affords(int count) const {
+  // Whether a row that was asked for so often may be fetched with its slots. In a cache that has
+  // room it drives nothing out.
+  bool Affords(int count, bool has_room) const {
     if (!enabled_) return false;
-    return slot_bytes_ == 0 || (credit_ >= slot_bytes_ && (rich() || count > 1));
+    return slot_bytes_ == 0 || (credit_ >= slot_bytes_ && (has_room || rich() || count > 1));
   }
   // Whether a row beyond the read bound may be.
   bool AffordsRefresh() const { return slot_bytes_ == 0 || credit_ >= slot_bytes_ + value_bytes_; }

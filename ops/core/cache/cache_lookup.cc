@@ -23,7 +23,7 @@ void Cache::MakeMissing(Ticket* ticket) {
     if (slot == Line::kNone) slot = store_.Make(ids.keys[u], ids.hashes[u], count);
     if (store_.WouldStay(count, admission_.rich())) store_.line(slot)->set(Line::kStays);
     // A row that nobody has updated costs nothing, so what stays need not be asked for in full.
-    if (store_.line(slot)->has(Line::kStays) && admission_.Affords(count)) {
+    if (store_.line(slot)->has(Line::kStays) && admission_.Affords(count, store_.has_room())) {
       store_.line(slot)->set(Line::kAskFull);
       admission_.Ask(1);
     }
@@ -200,9 +200,12 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
        {&questions.checks, &questions.value_checks, &questions.full, &questions.values}) {
     asked.slots.insert(asked.slots.end(), slots->begin(), slots->end());
   }
-  std::vector<int64_t> bases(header.num_bases());
-  for (size_t q = 0; q < bases.size(); ++q) {
-    bases[q] = BaseAfterCut(*store_.line(asked.slots[q]));
+  std::vector<int64_t> keys(asked.slots.size()), bases(header.num_bases());
+  for (size_t q = 0; q < keys.size(); ++q) {
+    const Line& line = *store_.line(asked.slots[q]);
+    keys[q] = line.key;
+    if (q >= bases.size()) continue;
+    bases[q] = BaseAfterCut(line);
     header.base_bytes += static_cast<uint32_t>(BaseBytes(bases[q]));
   }
   PushHeader push_header = {0, 0, 0};
@@ -233,7 +236,7 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
     counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
     state.link.AddPush(std::move(push));
   }
-  for (const uint32_t slot : asked.slots) writer.AddKey(store_.line(slot)->key);
+  for (const int64_t key : keys) writer.AddKey(key);
   for (const int64_t base : bases) writer.AddBase(base);
   writer.Finish();
 

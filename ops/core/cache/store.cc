@@ -14,9 +14,13 @@ namespace {
 
 size_t RoundUpTo8(size_t bytes) { return (bytes + 7) & ~size_t{7}; }
 
-// The index is made for this many lines at once, so that it does not grow while steps wait. Beyond,
+// The index is made for all lines at once, those of steps under way included, so that it does not
+// grow while one waits (benchmarks/cache_memory.py, longest step); but for no more than this, since
 // it would take memory long before its lines do.
 constexpr int64_t kMostIndexed = int64_t{1} << 25;
+int64_t LinesIndexed(int64_t capacity) {
+  return std::min(capacity + capacity / 8 + 4096, kMostIndexed);
+}
 
 }  // namespace
 
@@ -30,7 +34,7 @@ Store::Store(const RowKit& kit, const RowConfig& rows, Policy policy, int64_t ca
       lines_(RoundUpTo8(sizeof(Line) + sizeof(float) * row_dim_), &arena_),
       unsent_(*kit.optimizer, &arena_),
       eviction_(policy, std::max<int64_t>(capacity, 1)) {
-  index_.Reserve(std::min(capacity, kMostIndexed), [](uint32_t) { return uint64_t{0}; });
+  index_.Reserve(LinesIndexed(capacity), [](uint32_t) { return uint64_t{0}; });
 }
 
 void Store::Prefetch(uint32_t slot) const { het_tf::Prefetch(lines_[slot], lines_.record_bytes()); }
@@ -119,28 +123,26 @@ void Store::Gather(const UniqueIds& ids, const std::vector<uint32_t>& slots,
   ids.Gather(rows.data(), dim_, parallel_for, out);
 }
 
-int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
-                      float learning_rate, const ParallelFor& parallel_for) {
-  const int64_t n = static_cast<int64_t>(slots.size());
-  constexpr int64_t kAhead = 8;
-  int64_t updates = 0;
-  for (int64_t u = 0; u < n; ++u) {
-    if (u + kAhead < n) __builtin_prefetch(line(slots[u + kAhead]));
-    if (gradients[u] == nullptr) continue;
-    Line* updated = line(slots[u]);
-    ++updates;
-    if (updated->has(Line::kFull)) {
-      unsent_.Prepare(updated);
-    } else {
-      unsent_.Keep(updated, gradients[u], learning_rate);
-    }
-    if (updated->pending == 0) MakeDirty(slots[u]);
-    ++updated->pending;
+void Store::PrepareLine(uint32_t slot, const float* gradient, float learning_rate) {
+  Line* updated = line(slot);
+  if (updated->has(Line::kFull)) {
+    unsent_.Prepare(updated);
+  } else {
+    unsent_.Keep(updated, gradient, learning_rate);
   }
+  if (updated->pending == 0) MakeDirty(slot);
+  ++updated->pending;
+}
+
+void Store::Apply(const std::vector<uint32_t>& slots, const GradientSums& gradients,
+                  float learning_rate, const ParallelFor& parallel_for) {
+  const int64_t n = static_cast<int64_t>(slots.size());
   parallel_for(n, kKeyCycles + 4 * row_dim_, [&](int64_t first, int64_t last) {
+    constexpr int64_t kRowsAhead = 3;
     std::vector<float> before(drift_ ? dim_ : 0);
     for (int64_t u = first; u < last; ++u) {
-      if (u + 3 < last) Prefetch(slots[u + 3]);
+      if (u + 2 * kRowsAhead < last) Prefetch(slots[u + 2 * kRowsAhead]);
+      if (u + kRowsAhead < last) unsent_.Prefetch(*line(slots[u + kRowsAhead]));
       Line* updated = line(slots[u]);
       if (gradients[u] == nullptr) continue;
       uint32_t units = 1;
@@ -154,7 +156,6 @@ int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gr
       updated->units += std::min(units, kMost - updated->units);
     }
   });
-  return updates;
 }
 
 void Store::MakeDirty(uint32_t slot) {

@@ -65,6 +65,7 @@ class Store {
     line->clear(Line::kResident);
   }
   int64_t num_resident() const { return num_resident_; }
+  bool has_room() const { return num_resident_ < capacity_; }
 
   // The line is clean, nobody holds it, nothing of it is under way.
   void Free(uint32_t slot);
@@ -85,10 +86,26 @@ class Store {
 
   // ---- update
 
-  // One update of each line whose gradient is not nullptr. slots and gradients: (n), gradients
-  // (dim) each. Returns the number of updates.
-  int64_t Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
-                 float learning_rate, const ParallelFor& parallel_for);
+  // One update of each line whose gradient is not nullptr: first Prepare, which counts them and
+  // calls prepared(slot) for each, then Apply. slots and gradients: (n), gradients (dim) each.
+  // Prepare returns the number of updates.
+  template <typename Prepared>
+  int64_t Prepare(const std::vector<uint32_t>& slots, const GradientSums& gradients,
+                  float learning_rate, const Prepared& prepared) {
+    const int64_t n = static_cast<int64_t>(slots.size());
+    constexpr int64_t kAhead = 8;
+    int64_t updates = 0;
+    for (int64_t u = 0; u < n; ++u) {
+      if (u + kAhead < n) __builtin_prefetch(line(slots[u + kAhead]));
+      if (gradients[u] == nullptr) continue;
+      PrepareLine(slots[u], gradients[u], learning_rate);
+      prepared(slots[u]);
+      ++updates;
+    }
+    return updates;
+  }
+  void Apply(const std::vector<uint32_t>& slots, const GradientSums& gradients, float learning_rate,
+             const ParallelFor& parallel_for);
 
   // Lines with own updates in no push yet, in no particular order.
   const std::vector<uint32_t>& dirty() const { return dirty_; }
@@ -100,7 +117,7 @@ class Store {
 
   // Whether a line that was asked for so often lately would stay, were it resident.
   bool WouldStay(int uses, bool or_equals) {
-    if (num_resident_ < capacity_) return true;
+    if (has_room()) return true;
     return capacity_ > 0 && eviction_.Outlasts(eviction_.New(uses), or_equals, Evictable{this});
   }
 
@@ -122,6 +139,7 @@ class Store {
   // cache misses a key, in part hidden.
   static constexpr int64_t kKeyCycles = 150;
 
+  void PrepareLine(uint32_t slot, const float* gradient, float learning_rate);
   void MakeDirty(uint32_t slot);
 
   // The lines as Eviction sees them.

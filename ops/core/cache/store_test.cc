@@ -44,8 +44,10 @@ class StoreTest : public ::testing::Test {
 
   int64_t Update(const std::vector<int64_t>& ids, const Slots& slots, const Floats& gradients) {
     const UniqueIds unique = Ids(ids);
-    return store_->Update(slots, GradientSums(unique, gradients.data(), 2, SerialFor), 1,
-                          SerialFor);
+    const GradientSums sums(unique, gradients.data(), 2, SerialFor);
+    const int64_t updates = store_->Prepare(slots, sums, 1, [](uint32_t) {});
+    store_->Apply(slots, sums, 1, SerialFor);
+    return updates;
   }
 
   RowKit kit_;

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "ops/core/cache/line.h"
+#include "ops/core/memory/prefetch.h"
 #include "ops/core/memory/slab.h"
 #include "ops/core/row/optimizer.h"
 
@@ -29,6 +30,12 @@ class Unsent {
 
   // Whether the line's updates travel as gradients, one for each.
   static bool TravelsAsGradients(const Line& line) { return line.gradients != Line::kNone; }
+
+  // Fetches what the line's next update will touch.
+  void Prefetch(const Line& line) const {
+    if (line.record != Line::kNone)
+      het_tf::Prefetch(records_[line.record], records_.record_bytes());
+  }
 
   // Makes room for one more update of the line. Not to be called concurrently.
   void Prepare(Line* line);
