@@ -10,20 +10,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from schedules import Lookup, Setup, Update, run
-from wire import WatchedOps
+from ledger import Ledger
+from ops_system import WatchedOps
+from schedules import Setup
 
 import het_tf
 from het_tf import ops, optimizers
 from het_tf.cache import WorkerCache
 
 
-def step(system: WatchedOps, keys, worker: int = 0) -> None:
-    """One update that adds 1 to column `worker` of each key."""
-    system.lookup(worker, keys)
-    grads = np.zeros((len(keys), system.setup.dim))
-    grads[:, worker] = -1
-    system.update(worker, keys, grads)
+@contextlib.contextmanager
+def watched(policy: str = "lfu", **setup):
+    with contextlib.closing(WatchedOps(Setup(**setup), policy=policy)) as system:
+        yield Ledger(system.setup, system), system
 
 
 @pytest.mark.parametrize("clock", ["count", "lamport"])
@@ -31,56 +30,54 @@ def step(system: WatchedOps, keys, worker: int = 0) -> None:
 def test_own_gradients_are_not_applied_twice(staleness, clock):
     """A push and the fetch of the same row in one message: the row comes back with the push in."""
     bounds = {"read_bound": staleness, "write_bound": staleness}
-    setup = Setup(2, 1, capacity=9, clock=clock, **bounds)
-    with contextlib.closing(WatchedOps(setup)) as system:
-        for done in range(1, 20):
-            step(system, (5,))
-            step(system, (5,), worker=1)
-            step(system, (5,), worker=1)
-            assert system.lookup(0, (5,))[0][0] == done
+    with watched(num_workers=2, num_shards=1, capacity=9, clock=clock, **bounds) as (
+        ledger,
+        system,
+    ):
+        for _ in range(19):  # the ledger sees to it that each read has all own updates, once
+            ledger.step(0, (5,))
+            ledger.step(1, (5,))
+            ledger.step(1, (5,))
         fused = [each for each in system.exchanges if each.request.pushes and len(each.reply.rows)]
         assert fused or (staleness == 0 and clock == "count")
-        for worker in (0, 1):
-            system.flush(worker)
-        assert system.table()[5][0][:2].tolist() == [19, 38]
+        ledger.finish()
 
 
 def test_rows_are_not_dropped_when_a_shard_gets_no_keys():
-    setup = Setup(1, 3, capacity=99, read_bound=0, write_bound=2)
-    with contextlib.closing(WatchedOps(setup)) as system:
+    with watched(num_workers=1, num_shards=3, capacity=99, read_bound=0, write_bound=2) as (
+        ledger,
+        system,
+    ):
         keys = {shard: [] for shard in range(3)}
         for key in range(60):
             keys[system.shard_of(key)].append(key)
-        for _ in range(2):  # now every row is due
-            step(system, range(60))
-        assert system.table() == {}
-        system.lookup(0, keys[1])  # shards 0 and 2 get no keys in this message ...
-        assert {row[2] for row in system.table().values()} == {2}
+        for _ in range(8):  # by then they have lines, ...
+            ledger.step(0, tuple(range(60)))
+        while {len(made) for made in ledger.life[0].made.values()} != {10}:
+            ledger.step(0, tuple(range(60)))  # ... and after an even number they are due
+        before = len(system.exchanges)
+        ledger.install(ledger.lookup(0, tuple(keys[1])))  # shards 0 and 2 get no keys ...
+        assert {row[2] for row in system.table().values()} == {10}
         assert sorted(system.table()) == list(range(60))  # ... and all their rows
-        assert [len(each.request.queries) for each in system.exchanges[-3:]] == [0, len(keys[1]), 0]
+        asked = {each.shard: len(each.request.queries) for each in system.exchanges[before:]}
+        assert asked == {0: 0, 1: len(keys[1]), 2: 0}
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize("capacity", [1, 7])
 def test_pushes_after_evictions_reach_their_own_shard(capacity, policy):
-    setup = Setup(1, 5, capacity, read_bound=50, write_bound=50)
     random = np.random.default_rng(3)
-    made = np.zeros(40)
-    with contextlib.closing(WatchedOps(setup, policy=policy)) as system:
+    with watched(
+        policy, num_workers=1, num_shards=5, capacity=capacity, read_bound=50, write_bound=50
+    ) as (ledger, system):
         for _ in range(60):
-            keys = random.choice(40, 8, replace=False)
-            step(system, keys.tolist())
-            made[keys] += 1
-        assert system.stats(0)["dirty_evictions"] > 100
-        system.flush(0)
+            ledger.step(0, tuple(random.choice(40, 8, replace=False).tolist()))
+        assert system.stats(0)["dirty_evictions"] > 10
         for exchange in system.exchanges:
             assert {system.shard_of(key) for key in exchange.request.pushed_keys} <= {
                 exchange.shard
             }
-            for push in exchange.request.pushes:
-                np.testing.assert_array_equal(push.data[:, 0], push.rows["clock"])
-        table = system.table()
-        assert [table[key][0][0] for key in range(40)] == made.tolist()
+        ledger.finish()
 
 
 def test_ids_are_not_carried_as_float32():
@@ -97,10 +94,12 @@ def test_ids_are_not_carried_as_float32():
 
 @pytest.mark.parametrize("clock", ["count", "lamport"])
 def test_clocks_advance_by_update_not_by_occurrence(clock):
-    setup = Setup(2, 2, capacity=9, read_bound=3, write_bound=3, clock=clock)
-    events = (Lookup(0, (7, 8) + (7,) * 199), Update(0)) * 2
-    with contextlib.closing(WatchedOps(setup)) as system:
-        run((setup, events), system)
+    with watched(
+        num_workers=2, num_shards=2, capacity=9, read_bound=3, write_bound=3, clock=clock
+    ) as (ledger, system):
+        for _ in range(2):
+            ledger.step(0, (7, 8) + (7,) * 199)
+        ledger.install(ledger.flush(0))
         assert {key: row[2] for key, row in system.table().items()} == {7: 2, 8: 2}
 
 
@@ -113,7 +112,7 @@ def test_a_flush_brings_dirty_rows_into_what_is_saved_and_a_load_leaves_no_cache
     keys = tf.range(3, dtype=tf.int64)
 
     def step() -> np.ndarray:
-        rows, ticket = cache.lookup_op(ops.dedup(keys))
+        rows, ticket = cache.lookup_op(ops.unique_ids(keys))
         cache.update_op(ticket, tf.ones([3, 2]), tf.constant(1.0))
         return rows.numpy()
 
@@ -175,26 +174,6 @@ def test_save_and_load_carry_every_row_slot_and_clock(tmp_path):
     np.testing.assert_array_equal(
         model.layers[-1].table.lookup(ids), other.layers[-1].table.lookup(ids)
     )
-
-
-def test_lfu_demotes_rows_that_were_hot_once():
-    """In the "light LFU" of the paper's code, rows once used ten times never left."""
-    setup = Setup(1, 1, capacity=50, read_bound=100, write_bound=100)
-    with contextlib.closing(WatchedOps(setup, policy="lfu")) as system:
-
-        def cached(keys: range, rounds: int) -> int:
-            """Uses the keys that often; how many were cached in the last round."""
-            for _ in range(rounds):
-                hits = 0
-                for first in keys[::10]:  # few at a time: a step keeps its own rows in any case
-                    system.lookup(0, range(first, first + 10))
-                    hits += len(system.exchanges[-1].request.checks)
-            return hits
-
-        assert cached(range(50), rounds=200) == 50
-        assert cached(range(100, 150), rounds=1) == 0
-        assert cached(range(100, 150), rounds=40) == 50
-        assert cached(range(50), rounds=1) == 0
 
 
 OPTIMIZERS = [
