@@ -194,17 +194,15 @@ class WatchedOps(OpsSystem):
         exchange = Exchange(sending.worker, shard, parse_request(request), parse_reply(reply))
         self.exchanges.append(exchange)
 
-    def checked_clock(self, worker: int, key: int) -> int:
-        """What a lookup says of a row held: its base, under "lamport" with what is unsent."""
+    def lamport_clock(self, worker: int, key: int) -> int:
+        """What a lookup says of a row that is held: with its check, or with what it pushes."""
         probe = self.lookup(worker, (key,))
         request = parse_request(probe.requests[self.shard_of(key)])
         self.drop(probe)
-        for push in request.pushes:  # it was due: under "lamport" its clock went with it
-            for rows in (push.gradients, push.contributions):
-                clocks = rows["clock"][rows["key"] == key]
-                if len(clocks):
-                    return int(clocks[-1])
-        return request.bases[request.checked_keys.index(key)]
+        if key in request.checked_keys:
+            return request.bases[request.checked_keys.index(key)]
+        rows = [row for push in request.pushes for row in (*push.gradients, *push.contributions)]
+        return max(int(row["clock"]) for row in rows if row["key"] == key)
 
 
 # Steps on a network that works, one at a time.

@@ -153,7 +153,7 @@ def test_lamport_clocks_reach_twice_the_staleness_and_no_more(staleness):
         for _ in range(5 * staleness + 5):
             train(ledger, 1, 1)
             read(ledger, 0)
-            apart.append(system.checked_clock(1, 0) - system.checked_clock(0, 0))
+            apart.append(system.lamport_clock(1, 0) - system.lamport_clock(0, 0))
         assert max(apart) == 2 * staleness
 
 

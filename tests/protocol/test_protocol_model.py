@@ -57,7 +57,7 @@ def test_examples(name, clock):
     run(schedule, ModelSystem(schedule[0], admitted=1.0))
 
 
-@repeatable
+@settings(repeatable, max_examples=60)
 @given(schedules(bounds=(0,), loss=False, kinds=("evict", "crash", "restart")))
 def test_staleness_0_shows_every_update_to_the_next_lookup(schedule):
     """Where no message is lost and no step overlaps with another one's write-through."""
