@@ -15,7 +15,7 @@ PAD = -1  # fills up an example with fewer keys than the longest
 
 @dataclasses.dataclass(frozen=True)
 class Clicks:
-    """Keys are int64 [examples, fields], PAD where a field is missing; labels float32 [examples]."""
+    """Keys: int64 [examples, fields], PAD where a field is missing. Labels: float32 [examples]."""
 
     train_keys: np.ndarray
     train_labels: np.ndarray
@@ -36,10 +36,10 @@ def movielens_100k(folder: str) -> Clicks:
 
 
 def movielens_1m(folder: str, negatives: int = 1, seed: int = 0) -> Clicks:
-    """Did this user rate this movie? Negatives are movies drawn from all, for train and test alike.
+    """Did this user rate this movie? Negatives are drawn, for train and test alike.
 
-    Fields: user, gender, age, occupation, movie, genre. A drawn movie that the user did rate is kept
-    as a negative now and then (1 in 22): it costs every setting the same AUC.
+    Fields: user, gender, age, occupation, movie, genre. Negatives are drawn from all movies, also
+    those that the user did rate (1 in 22): that costs every setting the same AUC.
 
     Args:
       folder: holds train.csv.gz and test.csv.gz, a positive a line, both as written by the public
@@ -61,7 +61,7 @@ def movielens_1m(folder: str, negatives: int = 1, seed: int = 0) -> Clicks:
 
 
 def movielens_in_time_order(folder: str) -> np.ndarray:
-    """User and movie keys of every rating of MovieLens 100K as they were made, int64 [100000, 2]."""
+    """Keys (user, movie) of the ratings of MovieLens 100K as they were made: int64 [100000, 2]."""
     import tensorflow_datasets as tfds
 
     names = ("timestamp", "user_id", "movie_id")

@@ -1,7 +1,7 @@
 """Workers with caches and the shards of their table, all in this process, driven op by op.
 
-Between a cache and a shard there is only a tensor of bytes: no cluster, no RPC, and so as many steps
-a second as the ops can do, with every byte counted as between machines (`bytes_up`, `bytes_down`).
+Between a cache and a shard there is only a tensor of bytes: no cluster, no RPC, and so as many
+steps a second as the ops can do. Every byte is counted as between machines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _unique = itertools.count()
 
 
 def bound_of_ops(clock: str, bound: float | None) -> int:
-    """A bound as the ops take it: updates, or for clock="drift" units of length; None: unbounded."""
+    """A bound as the ops take it, in updates or (drift) units of length. None: unbounded."""
     if bound is None:
         return -1
     return round(bound / DRIFT_UNIT) if clock == "drift" else round(bound)
@@ -111,6 +111,14 @@ class Workers:
         for worker in range(len(self._caches)):
             self._flush(worker, everything=True)
 
+    def apply(self, ids: np.ndarray, gradients: np.ndarray, learning_rate: float) -> None:
+        """One update of each key, on the shards and past the caches: to make rows beforehand."""
+        shards = ops.shard_of(tf.constant(ids, tf.int64), num_shards=self._shards).numpy()
+        for shard, table in enumerate(self._tables):
+            mine = shards == shard
+            unique_ids = ops.unique_ids(tf.constant(ids[mine], tf.int64))
+            ops.table_apply(table, unique_ids, tf.constant(gradients[mine]), learning_rate)
+
     def table_rows(self, ids: np.ndarray) -> np.ndarray:
         """What the table holds for ids, int64 [n], as float32 [n, dim]."""
         ids = np.asarray(ids, np.int64)
@@ -148,6 +156,6 @@ class Workers:
 
 
 def single_threaded() -> None:
-    """Before the first op: TensorFlow and BLAS take one thread each, so that runs can share a machine."""
+    """Has TensorFlow use one thread, so that runs can share a machine. Before the first op."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

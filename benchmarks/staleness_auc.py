@@ -214,7 +214,7 @@ def points(runs: Sequence[Run]) -> list[Point]:
 
 
 def bytes_at(curve: Sequence[Point], auc: float) -> float | None:
-    """Bytes with which a rule reaches an AUC; None: it does not, or its curve does not go so low."""
+    """Bytes with which a rule reaches an AUC. None: it never does, or always does."""
     best: list[Point] = []
     for point in sorted(curve, key=lambda point: point.bytes):
         if not best or point.auc > best[-1].auc:
@@ -259,7 +259,7 @@ def report(group: Sequence[Point], none: Point) -> None:
 
 
 def report_all(runs: Sequence[Run]) -> None:
-    """Prints all tables, and the settings that are good for every data set and number of workers."""
+    """Prints all tables, and the settings that are good in every one of them."""
     good_everywhere: dict[tuple[str, float], list[float]] = {}
     cells = 0
     for _, group, none in _cells(points(runs)):
@@ -274,7 +274,9 @@ def report_all(runs: Sequence[Run]) -> None:
         for key, ratios in good_everywhere.items()
         if len(ratios) == cells
     }
-    print(f"\nwithin one sd of no cache in all {cells} tables, bytes / no cache's (geometric mean):")
+    print(
+        f"\nwithin one sd of no cache in all {cells} tables; bytes / no cache's (geometric mean):"
+    )
     for (clock, bound), ratio in sorted(ratios.items(), key=lambda item: item[1]):
         print(f"{clock:8}{bound:8g}{ratio:8.3f}")
     if not ratios:
