@@ -9,7 +9,7 @@ the keys whose row was there and current; and the hit rate that the LFU of befor
 trace (lfu_model.py). Sizes of caches are in per cent of --rows (MovieLens: of its rows).
 
   zipf_E       ids drawn Zipf(E) from --rows keys
-  movielens    users and movies of MovieLens 100K in the order of their ratings, 16 ratings a step
+  movielens    users and movies of the first ratings of MovieLens 100K as they were made, 16 a step
   once         ids that never come again, of rows that nobody has updated before
   once_known   ids that never come again, of rows that the table has
   half_once    Zipf(1.05), every second id replaced by one that never comes again
@@ -57,7 +57,7 @@ _PERCENT = flags.DEFINE_list("percent", ["1", "5", "10", "50"], "sizes of caches
 _ROWS = flags.DEFINE_integer("rows", 50_000, "keys that ids are drawn from")
 _DIM = flags.DEFINE_integer("dim", 16, "columns of a row")
 _IDS = flags.DEFINE_integer("ids", 512, "ids of a step")
-_STEPS = flags.DEFINE_integer("steps", 800, "steps of a trace, at most")
+_STEPS = flags.DEFINE_integer("steps", 600, "steps of a trace (movielens: 3,000 at most)")
 _WORKERS = flags.DEFINE_integer("workers", 1, "workers, in turn")
 _JOBS = flags.DEFINE_integer("jobs", 2, "processes")
 _QUICK = flags.DEFINE_bool("quick", False, "a tenth of the rows and steps, two sizes, Adagrad")
@@ -67,7 +67,7 @@ _JSON = flags.DEFINE_string("json", None, "file to write the figures to")
 
 _RATE = 0.01
 _RATINGS = 16  # a step
-_RATING_STEPS = 6250
+_RATING_STEPS = 3000
 _ONCE = 1 << 40  # ids that never come again count from here
 
 
@@ -119,7 +119,7 @@ def make_trace(name: str, sizes: Sizes) -> Trace:
     shape = (sizes.steps, sizes.ids)
     if name == "movielens":
         keys = click_data.movielens_in_time_order(sizes.movielens)
-        steps = min(_RATING_STEPS, 8 * sizes.steps, len(keys) // _RATINGS)
+        steps = min(_RATING_STEPS, 5 * sizes.steps, len(keys) // _RATINGS)
         ids = keys[: steps * _RATINGS].reshape(steps, -1)
         return Trace(ids, np.unique(keys).size)
     if name in ("once", "once_known"):
