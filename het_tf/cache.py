@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +12,17 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf import _abandoned, ops
+from het_tf._arguments import INT32_MAX, check_integer, check_number
 from het_tf._graph import handle_from_caller
-from het_tf.table import EmbeddingTable, cluster_devices, sum_stats
+from het_tf._visits import COORDINATOR, cache_devices, visit
+from het_tf.table import NO_CACHE, EmbeddingTable, check_clock, sum_stats
 
 _UNBOUNDED = -1
 _AS_STALENESS: Any = "staleness"
+
+# The drift clock counts in integers, too: of this length, in the units of a row's value.
+DRIFT_UNIT = 2.0**-20
+_MAX_DRIFT = 2.0**10 - DRIFT_UNIT
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -29,8 +33,14 @@ class CacheConfig:
     A read of a row misses at most `read_bound + (workers - 1) * write_bound` updates of the other
     workers, and none of its own.
 
+    The looser the bounds, the fewer the messages, and the later a worker learns where the others
+    have moved a row. From some bound on that delay alone makes training diverge, as it would
+    without a cache: near `workers * staleness * learning rate * curvature = 2`, with the largest
+    curvature of the loss along a row (for momentum and Adam with the rate over `1 - momentum`).
+    Stay well below: with more workers or a higher rate, choose a smaller staleness.
+
     Attributes:
-      capacity: rows that a worker keeps.
+      capacity: rows that a worker keeps, from 1 to 2**31 - 1.
       policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
         as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
       staleness: both bounds, where they are not given; None: unbounded.
@@ -38,35 +48,45 @@ class CacheConfig:
       write_bound: own updates of a row that may wait before they are sent; 0: they are sent within
         the step.
       clock: "count" bounds the number of missed updates, "lamport" is the rule of the paper, which
-        bounds the difference of two workers' clocks of a row by `2 * staleness`.
+        bounds the difference of two workers' clocks of a row by `2 * staleness`. "drift" bounds how
+        far the missed updates have moved the row's value: bounds are then lengths (L2, in the units
+        of the value), from 0 to below 1024. Otherwise they are integers below 2**31.
+
+    Raises:
+      ValueError: an attribute is out of its range; the message names it and its value.
     """
 
     capacity: int
     policy: str = "lfu"
-    staleness: int | None = 100
-    read_bound: int | None = _AS_STALENESS
-    write_bound: int | None = _AS_STALENESS
+    staleness: float | None = 100
+    read_bound: float | None = _AS_STALENESS
+    write_bound: float | None = _AS_STALENESS
     clock: str = "count"
 
     def __post_init__(self) -> None:
-        for bound in ("read_bound", "write_bound"):
-            if getattr(self, bound) is _AS_STALENESS:
-                object.__setattr__(self, bound, self.staleness)
-        for name in ("capacity", "staleness", "read_bound", "write_bound"):
-            value = getattr(self, name)
-            if isinstance(value, numbers.Integral) or (value is None and name != "capacity"):
-                continue
-            raise ValueError(f"{name} must be an integer, not {value!r}")
-        if self.capacity < 1:
-            raise ValueError(f"capacity must be at least 1 row, not {self.capacity}")
         if self.policy not in ("lfu", "lru"):
             raise ValueError(f'policy must be "lfu" or "lru", not {self.policy!r}')
-        if self.clock not in ("count", "lamport"):
-            raise ValueError(f'clock must be "count" or "lamport", not {self.clock!r}')
-        for bound in ("staleness", "read_bound", "write_bound"):
-            value = getattr(self, bound)
-            if value is not None and value < 0:
-                raise ValueError(f"{bound} must not be negative (None: unbounded), not {value}")
+        check_clock(self.clock)
+        capacity = check_integer("capacity", self.capacity, 1, INT32_MAX)
+        object.__setattr__(self, "capacity", capacity)
+        for name in ("staleness", "read_bound", "write_bound"):
+            value = getattr(self, name)
+            bound = self.staleness if value is _AS_STALENESS else self._checked_bound(name, value)
+            object.__setattr__(self, name, bound)
+
+    def _checked_bound(self, name: str, value: Any) -> float | None:
+        if value is None:
+            return None
+        unbounded = " or None (unbounded)"
+        if self.clock == "drift":
+            return check_number(name, value, 0.0, _MAX_DRIFT, unbounded)
+        return check_integer(name, value, 0, INT32_MAX, unbounded)
+
+    def bound_attributes(self) -> dict[str, int]:
+        """The bounds as the ops take them, in the clock's unit."""
+        unit = DRIFT_UNIT if self.clock == "drift" else 1
+        bounds = {"read_bound": self.read_bound, "write_bound": self.write_bound}
+        return {n: _UNBOUNDED if b is None else round(b / unit) for n, b in bounds.items()}
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""
@@ -82,6 +102,8 @@ class WorkerCache:
     """Ops on the cache of a table, on the worker where they run.
 
     Every worker has its own cache under the same name; it is made by the first op that runs there.
+    So has the coordinator for what runs outside of `coordinator.schedule`. There a read is as with
+    a `read_bound` of 0: whoever looks at a row after training is to see all that was sent.
     Without a config there is no cache: every lookup fetches its rows, and gradients go to the
     shards, which apply the optimizer.
     """
@@ -94,6 +116,9 @@ class WorkerCache:
           config: None for no cache.
           nonfinite: "error": NaN or infinity in a gradient fails the step and changes nothing;
             "skip": the keys concerned are skipped and counted.
+
+        Raises:
+          ValueError: `nonfinite` is neither.
         """
         if nonfinite not in ("error", "skip"):
             raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
@@ -106,28 +131,26 @@ class WorkerCache:
             **table.row_attributes,
         }
         if config is None:
-            self._attributes |= {"capacity": 2**31 - 1, "server_applies": True}
+            self._attributes |= NO_CACHE
         else:
-            bounds = {
-                name: _UNBOUNDED if bound is None else bound
-                for name, bound in (
-                    ("read_bound", config.read_bound),
-                    ("write_bound", config.write_bound),
-                )
-            }
-            self._attributes |= {"capacity": config.capacity, "policy": config.policy, **bounds}
-        self._writes_through = config is None or config.write_bound == 0
+            self._attributes |= {"capacity": config.capacity, "policy": config.policy}
+            self._attributes |= config.bound_attributes()
+        self._on_coordinator = self._attributes | {
+            "shared_name": f"{self.name}/coordinator",
+            "read_bound": 0,
+        }
+        self._writes_through = self._attributes.get("write_bound", 0) == 0
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)
-        destroy = functools.partial(_destroy, self._attributes, table.is_local)
-        _abandoned.destroy_after(self, destroy)
+        made = [self._attributes] if table.is_local else [self._attributes, self._on_coordinator]
+        _abandoned.destroy_after(self, functools.partial(_destroy, made, table.is_local))
 
-    def lookup_op(self, batch: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-        """Reads the rows of a batch of `ops.dedup`.
+    def lookup_op(self, unique_ids: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
+        """Reads rows.
 
         Args:
-          batch: scalar variant.
+          unique_ids: scalar variant of `ops.dedup`.
           fresh: read as with a `read_bound` of 0.
 
         Returns:
@@ -136,14 +159,20 @@ class WorkerCache:
         """
         cache = self._handle_op()
         ticket, requests = ops.cache_lookup(
-            cache, batch, num_shards=self.table.num_shards, fresh=fresh
+            cache, unique_ids, num_shards=self.table.num_shards, fresh=fresh
         )
-        return self._exchange(cache, ticket, requests), ticket
+        return self.table.exchange_op(cache, ticket, requests), ticket
 
     def update_op(
         self, ticket: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor
     ) -> tf.Operation:
-        """One update of each key that was looked up. gradients: float32 [ids, dim]."""
+        """One update of each key that was looked up.
+
+        Args:
+          ticket: of that lookup; it can be used once.
+          gradients: float32 [ids, dim]; those of equal ids are summed.
+          learning_rate: float32 scalar.
+        """
         cache = self._handle_op()
         update = ops.cache_update(cache, ticket, gradients, learning_rate)
         if not self._writes_through:
@@ -167,36 +196,46 @@ class WorkerCache:
         """int64 [4]: the worker's task index, the cache's id, updates pending, updates made."""
         return ops.cache_report(self._handle_op())
 
-    # What runs eagerly, on all workers.
+    # What runs eagerly, on all workers and on the coordinator.
 
     def flush(self) -> None:
-        """Sends every update that was not sent yet."""
-        self._on_every_worker(self.flush_op)
+        """Sends every update that was not sent yet. A worker that is down is passed over.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
+        self._everywhere(self.flush_here)
 
     def clear(self) -> None:
         """Forgets all rows, and updates that were not sent."""
-        self._on_every_worker(self.clear_op)
+        self._everywhere(self._function(self.clear_op))
 
     def stats(self) -> dict[str, int]:
-        """Counters (`CacheCounter` in ops/core/cache.h), summed over the workers."""
-        return sum_stats(self._on_every_worker(self.stats_op))
+        """Counters (`CacheCounter` in ops/core/cache.h), summed over workers and coordinator."""
+        return sum_stats(self._everywhere(self._function(self.stats_op)))
 
-    def _on_every_worker(self, build_ops: Callable[[], Any]) -> list[Any]:
-        function = self._functions.setdefault(
-            build_ops.__name__, tf.function(build_ops, autograph=False)
-        )
+    @property
+    def flush_here(self) -> Callable[[], tf.Tensor]:
+        """A function that sends what the device under which it is called holds back.
+
+        It returns that cache's `report_op`.
+        """
+        return self._function(self._flush_and_report_op)
+
+    def _flush_and_report_op(self) -> tf.Tensor:
+        with tf.control_dependencies([self.flush_op()]):
+            return self.report_op()
+
+    def _function(self, build_ops: Callable[[], Any]) -> Callable[[], Any]:
+        # Kept here, since its graph refers to this object: the two are forgotten together.
+        if build_ops.__name__ not in self._functions:
+            self._functions[build_ops.__name__] = tf.function(build_ops, autograph=False)
+        return self._functions[build_ops.__name__]
+
+    def _everywhere(self, function: Callable[[], Any]) -> list[Any]:
         if self.table.is_local:
             return [function()]
-        results = []
-        for device in cluster_devices("worker"):
-            try:
-                with tf.device(device):
-                    results.append(function())
-            except tf.errors.UnavailableError as error:
-                if "/job:ps" in error.message:
-                    raise
-                logging.warning("%s is down, and its cache with it: %s", device, error.message)
-        return results
+        return list(visit(cache_devices(), function, _is_down).values())
 
     @functools.cached_property
     def _local_handle(self) -> tf.Tensor:
@@ -207,23 +246,36 @@ class WorkerCache:
         if self.table.is_local:
             return self._local_handle
         # What is made here lives as long as the graph, and must not keep this object as long.
-        attributes = self._attributes
-        return handle_from_caller(self.name, lambda: ops.cache_handle(**attributes))
+        make = functools.partial(_make_handle, self._attributes, self._on_coordinator)
+        return handle_from_caller(self.name, make)
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
-        return self._exchange(cache, ticket, requests)
-
-    def _exchange(
-        self, cache: tf.Tensor, ticket: tf.Tensor, requests: list[tf.Tensor]
-    ) -> tf.Tensor:
-        replies = [self.table.sync_op(shard, request) for shard, request in enumerate(requests)]
-        return ops.cache_fill(cache, ticket, replies)
+        return self.table.exchange_op(cache, ticket, requests)
 
 
-def _destroy(attributes: dict[str, Any], is_local: bool) -> None:
-    for device in ["/device:CPU:0"] if is_local else cluster_devices("worker"):
-        # An error: the worker is gone, and its cache with it.
-        with contextlib.suppress(tf.errors.OpError), tf.device(device):
+def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
+    if not isinstance(error, tf.errors.UnavailableError) or "/job:ps" in error.message:
+        return False
+    logging.warning("%s is down, and its cache with it: %s", device, error.message)
+    return True
+
+
+def _make_handle(on_worker: dict[str, Any], on_coordinator: dict[str, Any]) -> tf.Tensor:
+    """A handle of the cache of the device under which this is called. Arguments: attributes."""
+    handle = ops.cache_handle(**on_worker)
+    if tf.DeviceSpec.from_string(handle.device).job != COORDINATOR:
+        return handle
+    # The device is not known before, so an empty cache that is never used is there too.
+    return ops.cache_handle(**on_coordinator)
+
+
+def _destroy(made: list[dict[str, Any]], is_local: bool) -> None:
+    def destroy() -> None:
+        for attributes in made:
             handle = ops.cache_handle(**attributes)
             tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+    # A worker that is lost has lost its cache.
+    devices = ["/device:CPU:0"] if is_local else cache_devices()
+    visit(devices, destroy, is_lost=lambda device, error: True)

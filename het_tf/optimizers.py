@@ -12,6 +12,17 @@ import dataclasses
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
+
+from het_tf._arguments import check_number
+
+# Those of ops/core/row/optimizer.cc. Parameters that are not here are from 0 to 1e30.
+_RANGES = {
+    "momentum": (0.0, 1.0),
+    "beta_1": (0.0, 1 - 1e-9),
+    "beta_2": (0.0, 1 - 1e-9),
+    "epsilon": (1e-30, 1e30),
+}
 
 LearningRate = float | keras.optimizers.schedules.LearningRateSchedule
 
@@ -26,6 +37,9 @@ class Optimizer:
       weight_decay: each update first takes `learning_rate * weight_decay` of the row away; 0: off.
       clipnorm: bound of the L2 norm of a row's gradient; 0: off.
       max_norm: bound of the L2 norm of a row's value after an update; 0: off.
+
+    Raises:
+      ValueError: a parameter is out of its range; the message names it and its value.
     """
 
     name: ClassVar[str]
@@ -39,13 +53,8 @@ class Optimizer:
         if isinstance(self.learning_rate, dict):  # from get_config
             schedule = keras.optimizers.schedules.deserialize(self.learning_rate)
             object.__setattr__(self, "learning_rate", schedule)
-        if isinstance(self.learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            return
-        if not isinstance(self.learning_rate, (int, float)) or not self.learning_rate >= 0:
-            raise ValueError(
-                "learning_rate must be a number that is not negative, or a LearningRateSchedule,"
-                f" not {self.learning_rate!r}"
-            )
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
 
     def spec(self) -> str:
         """The optimizer as the ops take it: its name and parameters, without the learning rate."""
@@ -66,6 +75,20 @@ class Optimizer:
     def from_config(cls, config: dict[str, Any]) -> Optimizer:
         """The inverse of `get_config`."""
         return cls(**config)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The parameter as it is kept: a float, a bool or a schedule."""
+    if name == "nesterov":
+        if not isinstance(value, (bool, np.bool_)):
+            raise ValueError(f"nesterov must be True or False, not {value!r}")
+        return bool(value)
+    if name != "learning_rate":
+        return check_number(name, value, *_RANGES.get(name, (0.0, 1e30)))
+    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        return value
+    largest = float(np.finfo(np.float32).max)
+    return check_number(name, value, 0.0, largest, " or a LearningRateSchedule")
 
 
 def _register(cls: type) -> type:

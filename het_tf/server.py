@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from het_tf import ops
+from het_tf._threads import call_in_daemon
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.last_flush import flush_caches
 from het_tf.distribute.tf_config import TaskConfig, read_tf_config
-from het_tf.distribute.threads import call_in_daemon
 
 # Seconds. Schedulers kill a process that is still there after a while (Kubernetes: 30 s).
 LAST_FLUSH_TIMEOUT = 20.0

@@ -14,6 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import _abandoned, initializers, ops, optimizers
+from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+
+# Attributes of a cache op that keeps no rows: lookups fetch them, gradients go to the shards.
+NO_CACHE = {"capacity": INT32_MAX, "server_applies": True}
 
 # Rows are exported in parts of about this size.
 _EXPORT_PART_BYTES = 256 << 20
@@ -62,7 +66,8 @@ class EmbeddingTable:
           optimizer: one of `het_tf.optimizers`.
           initializer: a Keras initializer or its name (see `het_tf.initializers.spec`).
           seed: of the initial values, int64.
-          clock: "count": a row's clock counts its updates; "lamport": the rule of the HET paper.
+          clock: "count": a row's clock counts its updates; "lamport": the rule of the HET paper;
+            "drift": it is the distance that the row's value has moved.
           devices: where the shards live, in their order; empty: one shard in this process.
           name: for errors; it need not be unique.
 
@@ -70,10 +75,9 @@ class EmbeddingTable:
           ValueError: an argument is out of its range.
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
         """
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, not {dim}")
-        if clock not in ("count", "lamport"):
-            raise ValueError(f'clock must be "count" or "lamport", not {clock!r}')
+        dim = check_integer("dim", dim, 1, INT32_MAX)
+        seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
+        check_clock(clock)
         self.dim = dim
         self.optimizer = optimizer
         self.devices = tuple(devices)
@@ -136,22 +140,56 @@ class EmbeddingTable:
 
         return tf.cond(tf.size(request) > 0, send, lambda: tf.zeros([0], tf.uint8))
 
-    def lookup_op(self, batch: tf.Tensor) -> tf.Tensor:
-        """Reads rows of a local table: float32 [ids, dim] for a batch of `ops.dedup`."""
-        return ops.table_lookup(self._handles[0], batch)
+    def exchange_op(
+        self, cache: tf.Tensor, ticket: tf.Tensor, requests: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        """Sends a cache's requests to the shards and hands it their replies.
+
+        Args:
+          cache: handle.
+          ticket: of the lookup or flush that made the requests.
+          requests: uint8 [bytes] for every shard.
+
+        Returns:
+          float32 [ids, dim], the rows of a lookup; no rows for a flush.
+        """
+        replies = [self.sync_op(shard, request) for shard, request in enumerate(requests)]
+        return ops.cache_fill(cache, ticket, replies)
+
+    def lookup_op(self, unique_ids: tf.Tensor) -> tf.Tensor:
+        """Reads rows of a local table.
+
+        Args:
+          unique_ids: scalar variant of `ops.dedup`.
+
+        Returns:
+          float32 [ids, dim].
+        """
+        return ops.table_lookup(self._handles[0], unique_ids)
 
     def apply_op(
-        self, batch: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor, nonfinite: str
+        self, unique_ids: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor, nonfinite: str
     ) -> tf.Operation:
-        """One update of each key in a local table. gradients: float32 [ids, dim]."""
+        """One update of each key in a local table.
+
+        Args:
+          unique_ids: scalar variant of `ops.dedup`.
+          gradients: float32 [ids, dim].
+          learning_rate: float32 scalar.
+          nonfinite: "error" or "skip", see `WorkerCache`.
+        """
         return ops.table_apply(
-            self._handles[0], batch, gradients, learning_rate, nonfinite=nonfinite
+            self._handles[0], unique_ids, gradients, learning_rate, nonfinite=nonfinite
         )
 
     # What a user calls, eagerly.
 
     def size(self) -> int:
-        """Number of rows that have been updated or imported."""
+        """Number of rows that have been updated or imported.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
         return sum(int(ops.table_size(handle)) for handle in self._handles)
 
     def lookup(self, keys: Any) -> np.ndarray:
@@ -164,18 +202,26 @@ class EmbeddingTable:
           float32 [*keys.shape, dim]; unknown keys have their initial value.
 
         Raises:
-          ValueError: keys are not integers.
+          ValueError: keys are not integers, or one is not an int64.
+          tf.errors.UnavailableError: a parameter server is down.
         """
         keys = np.asarray(keys)
         if not np.issubdtype(keys.dtype, np.integer):
-            raise ValueError(f"keys must be integers, not {keys.dtype}")
+            given = keys.tolist() if keys.dtype == object else keys.dtype
+            raise ValueError(f"keys must be int64 integers, not {given}")
+        if keys.size and keys.max() > INT64_MAX:
+            raise ValueError(f"keys must be at most 2**63 - 1, not {keys.max()}")
         keys = tf.convert_to_tensor(keys.astype(np.int64))
         local = self.is_local
         rows = self.lookup_op(ops.dedup(keys)) if local else self._remote_lookup(keys)
         return rows.numpy().reshape(*keys.shape, self.dim)
 
     def export(self) -> TableExport:
-        """Reads all rows. Updates that caches have not sent are not in it: flush before."""
+        """Reads all rows. Updates that caches have not sent are not in it: flush before.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
         parts = [part for handle in self._handles for part in self._export_shard(handle)]
         return TableExport(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -188,6 +234,8 @@ class EmbeddingTable:
         Raises:
           tf.errors.InvalidArgumentError: shapes do not match the table. Then a shard has taken all
             of its rows or none.
+          tf.errors.ResourceExhaustedError: a parameter server has not the memory.
+          tf.errors.UnavailableError: a parameter server is down.
         """
         shard_of = ops.shard_of(rows.keys, num_shards=self.num_shards).numpy()
         for shard, handle in enumerate(self._handles):
@@ -198,13 +246,21 @@ class EmbeddingTable:
         self._clear_caches()
 
     def clear(self) -> None:
-        """Drops all rows. Caches of the table drop what they hold."""
+        """Drops all rows. Caches of the table drop what they hold.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
         for handle in self._handles:
             ops.table_clear(handle)
         self._clear_caches()
 
     def stats(self) -> dict[str, int]:
-        """Counters, summed over the shards (`TableCounter` in ops/core/table.h)."""
+        """Counters, summed over the shards (`TableCounter` in the core's table.h).
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
         return sum_stats(ops.table_stats(handle) for handle in self._handles)
 
     def add_cache(self, cache: Any) -> None:
@@ -245,14 +301,16 @@ class EmbeddingTable:
 
     @functools.cached_property
     def _remote_lookup(self) -> Any:
-        from het_tf.cache import WorkerCache  # the cache builds on the table
-
-        cache = WorkerCache(self, None)
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            reader = ops.cache_handle(
+                shared_name=f"{self.shared_name}/reader", **NO_CACHE, **self.row_attributes
+            )
+        _abandoned.destroy_after(self, functools.partial(_destroy, [reader]))
 
         @tf.function(input_signature=[tf.TensorSpec(None, tf.int64)], autograph=False)
         def lookup(keys: tf.Tensor) -> tf.Tensor:
-            rows, _ = cache.lookup_op(ops.dedup(keys))
-            return rows
+            ticket, requests = ops.cache_lookup(reader, ops.dedup(keys), num_shards=self.num_shards)
+            return self.exchange_op(reader, ticket, requests)
 
         return lookup
 
@@ -265,18 +323,17 @@ class EmbeddingTable:
         ]
 
 
-def cluster_devices(job: str) -> list[str]:
-    """The CPU devices of a job's tasks ("ps" or "worker") in the connected cluster, by index."""
-    names = [device.name for device in tf.config.list_logical_devices("CPU")]
-    devices = [tf.DeviceSpec.from_string(name) for name in names]
-    return [d.to_string() for d in sorted(devices, key=lambda d: d.task or 0) if d.job == job]
+def check_clock(clock: str) -> None:
+    """Raises a ValueError if there is no such clock."""
+    if clock not in ("count", "lamport", "drift"):
+        raise ValueError(f'clock must be "count", "lamport" or "drift", not {clock!r}')
 
 
 def sum_stats(stats: Any) -> dict[str, int]:
     """Adds up the counters of several tables or caches: pairs of names and values."""
     total: dict[str, int] = {}
     for names, values in stats:
-        for name, value in zip(names.numpy(), values.numpy(), strict=True):
+        for name, value in zip(np.asarray(names), np.asarray(values), strict=True):
             total[name.decode()] = total.get(name.decode(), 0) + int(value)
     return total
 

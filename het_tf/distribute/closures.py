@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from het_tf.distribute.threads import call_in_daemon
+from het_tf._threads import call_in_daemon
 
 if TYPE_CHECKING:
     from het_tf.distribute.strategy import HetParameterServerStrategy
@@ -23,8 +24,8 @@ class ClosureRunner:
 
     `ClusterCoordinator` gives each closure to the next free worker, and again to another one if
     that worker dies. It can wait for one closure or for all of them, but not for whichever ends
-    first; one thread per closure under way makes that of it. A result is handed back exactly once,
-    however often the closure was run.
+    first, so every closure under way has a thread that waits for it. A result is handed back
+    exactly once, however often the closure was run.
 
     Used from one thread:
 
@@ -56,12 +57,14 @@ class ClosureRunner:
         return self
 
     def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
-        """Waits for closures under way, of others too; what becomes of them no longer matters.
+        """Schedules no more, and waits for every closure under way on the coordinator.
+
+        Their results are dropped. An error in the `with` block is raised on, except that a
+        `tf.errors.CancelledError` gives way to the error of a closure: when a closure fails,
+        TensorFlow cancels what this thread is doing, too.
 
         Raises:
-          Exception: instead of a `tf.errors.CancelledError`: what the closure raised that failed.
-            TensorFlow then cancels what this thread is doing, too. Without an error here: what a
-            closure raised that somebody else scheduled.
+          Exception: what a closure raised that somebody else scheduled, if the block had no error.
         """
         drained = self._abandoned.is_set()
         self._abandon()
@@ -150,7 +153,7 @@ class ClosureRunner:
             self._strategy.join()
         except Exception as error:
             return error
-        # The coordinator tells an error once: to `join`, or to `schedule` before that.
+        # The coordinator raises an error only once. `join` did not, so `schedule` may have.
         while True:
             try:
                 *_, error = self._finished.get_nowait()
@@ -167,11 +170,21 @@ class ClosureRunner:
                 continue
             fn, args, tag = item
             try:
-                remote = self._strategy.coordinator.schedule(fn, args=args)
+                remote = self._schedule(fn, args)
             except Exception as error:
                 self._finished.put((tag, None, error))
             else:
                 call_in_daemon(self._fetch, remote, tag)
+
+    def _schedule(self, fn: Any, args: Any) -> tf.distribute.coordinator.RemoteValue:
+        traces = _num_traces(fn)
+        remote = self._strategy.coordinator.schedule(fn, args=args)
+        if _num_traces(fn) != traces:
+            # Tracing leaves functions that nothing uses. TensorFlow removes one from all servers
+            # when Python collects it, and holds the interpreter's lock meanwhile: beside a server
+            # that hangs, nothing here would run for a minute or more. So they go now.
+            gc.collect()
+        return remote
 
     def _fetch(self, remote: tf.distribute.coordinator.RemoteValue, tag: Any) -> None:
         while True:
@@ -185,6 +198,12 @@ class ClosureRunner:
                 result, error = None, raised
             self._finished.put((tag, result, error))
             return
+
+
+def _num_traces(fn: Any) -> int:
+    """How often a `tf.function` was traced; 0 for a Python function."""
+    count = getattr(fn, "experimental_get_tracing_count", None)
+    return count() if count else 0
 
 
 def _is_worker_lost(error: Exception) -> bool:

@@ -14,15 +14,11 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
 from het_tf.distribute.health import TaskState, probe
-
-if TYPE_CHECKING:
-    from het_tf.distribute.strategy import HetParameterServerStrategy
 
 _LOG_TAIL_LINES = 30
 _HOST = "localhost"
@@ -75,7 +71,7 @@ class LocalCluster:
         self._reserved: list[socket.socket] = []
         self._cluster: dict[str, list[str]] = {}
         self._log_dir: pathlib.Path | None = None
-        self._strategy: weakref.ref[HetParameterServerStrategy] | None = None
+        self._is_idle: weakref.WeakMethod[Callable[[], bool]] | None = None
         self._had_faults = False
 
     # Life cycle.
@@ -138,9 +134,13 @@ class LocalCluster:
         """Cluster resolver for `HetParameterServerStrategy`, with this process as the chief."""
         return LocalClusterResolver(self)
 
-    def attach(self, strategy: HetParameterServerStrategy) -> None:
-        """Tells the cluster which strategy uses it; `HetParameterServerStrategy` does so."""
-        self._strategy = weakref.ref(strategy)
+    def attach(self, is_idle: Callable[[], bool]) -> None:
+        """Has `close` ask whether the cluster's strategy is idle; the strategy calls this.
+
+        Args:
+          is_idle: a method of the strategy, which is held weakly.
+        """
+        self._is_idle = weakref.WeakMethod(is_idle)
 
     @property
     def addresses(self) -> dict[str, list[str]]:
@@ -176,10 +176,6 @@ class LocalCluster:
         """Starts a worker again at its old address (after killing it, if it still runs)."""
         self._restart("worker", index)
 
-    def restart_ps(self, index: int) -> None:
-        """Starts a parameter server again, empty, at its old address."""
-        self._restart("ps", index)
-
     def terminate_worker(self, index: int) -> None:
         """Ends a worker with SIGTERM, as a scheduler would, and waits until it is gone."""
         self._signal("worker", index, signal.SIGTERM)
@@ -195,14 +191,14 @@ class LocalCluster:
         # Otherwise TensorFlow complains for every function and tensor that it cannot remove from
         # the servers once they are gone. Only when all is quiet: a coordinator that is busy with a
         # lost worker would bring the process down.
-        strategy = self._strategy() if self._strategy is not None else None
-        self._strategy = None
-        if strategy is None or self._had_faults:
+        is_idle = self._is_idle() if self._is_idle is not None else None
+        self._is_idle = None
+        if is_idle is None or self._had_faults:
             return
         addresses = [address for tasks in self._cluster.values() for address in tasks]
         if any(probe(address) is not TaskState.UP for address in addresses):
             return
-        if not strategy.idle():
+        if not is_idle():
             return
         tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({}), job_name="chief")
 

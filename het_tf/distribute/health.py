@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from het_tf.distribute.threads import call_in_daemon
+from het_tf._threads import call_in_daemon
 
 # (task type, task index), as in ("ps", 0).
 Task = tuple[str, int]
@@ -158,9 +158,9 @@ class HealthMonitor:
             started = time.monotonic()
             probes = [(task, call_in_daemon(probe, a)) for task, a in self._addresses.items()]
             for task, found in probes:
-                self._note(task, found.result(), started)
+                self._record(task, found.result(), started)
 
-    def _note(self, task: Task, state: TaskState, started: float) -> None:
+    def _record(self, task: Task, state: TaskState, started: float) -> None:
         with self._lock:
             if state is TaskState.UP:
                 self._failing.pop(task, None)

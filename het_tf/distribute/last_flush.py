@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
+from het_tf._threads import call_in_daemon
 from het_tf.distribute import health
 from het_tf.distribute.tf_config import TaskConfig
-from het_tf.distribute.threads import call_in_daemon
 
 _PROBE_TIMEOUT = 5.0  # seconds
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from het_tf._threads import call_in_daemon
+from het_tf._visits import cache_devices, visit
+from het_tf.cache import WorkerCache
 from het_tf.distribute import health
-from het_tf.distribute.cache_reports import CacheReport, CacheReports, WorkerCache
+from het_tf.distribute.cache_reports import CacheReport, CacheReports
 from het_tf.distribute.cluster import LocalClusterResolver
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
-from het_tf.distribute.threads import call_in_daemon
-
-# Seconds between looks at the tasks that take part in a flush: one that no longer answers would be
-# waited for without end.
-FLUSH_CHECK_INTERVAL = 30.0
 
 _PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
 
@@ -58,7 +56,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._reports = CacheReports()
         self._monitor = health.HealthMonitor(self._addresses, self._task_down, self._task_lost)
         if isinstance(cluster_resolver, LocalClusterResolver):
-            cluster_resolver.local_cluster.attach(self)
+            cluster_resolver.local_cluster.attach(self.idle)
 
     # The cluster.
 
@@ -96,17 +94,15 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return self._monitor
 
     def worker_device(self, index: int) -> str:
-        """Name of the CPU device of a worker, for `tf.device`."""
-        return self._device("worker", index)
+        """Name of the CPU device of a worker, for `tf.device`.
 
-    def ps_device(self, index: int) -> str:
-        """Name of the CPU device of a parameter server, for `tf.device`."""
-        return self._device("ps", index)
-
-    def task_address(self, task_type: str, index: int) -> str:
-        """ "host:port" of a "worker" or "ps" task."""
-        self._device(task_type, index)
-        return self._addresses[task_type, index]
+        Raises:
+          ValueError: there is no such worker.
+        """
+        if ("worker", index) not in self._addresses:
+            count = self.num_workers
+            raise ValueError(f"no worker {index!r}: the cluster has {count} worker tasks")
+        return f"/job:worker/replica:0/task:{index}/device:CPU:0"
 
     def run_on_worker(self, index: int, fn: Callable[..., Any], *args: Any) -> Any:
         """Runs `fn(*args)` on one given worker and waits for its result.
@@ -135,35 +131,30 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     # Caches.
 
     def register_cache(self, cache: WorkerCache) -> None:
-        """Has `flush` and the training loop look after `cache` (see `WorkerCache`).
-
-        It is held weakly: whoever made it keeps it.
-        """
+        """Has `flush` look after `cache`. It is held weakly: whoever made it keeps it."""
         self._reports.register(cache)
 
     @property
     def caches(self) -> tuple[WorkerCache, ...]:
-        """The registered caches."""
+        """The registered caches that are still in use, in order of registration."""
         return self._reports.caches
 
-    def cache_report_ops(self) -> tf.Tensor:
-        """Ops that report the state of every cache, for the end of a closure of your own.
+    def record_cache_reports(self, caches: Sequence[WorkerCache], reports: np.ndarray) -> None:
+        """Takes in what a closure reported at its end; warns when a worker lost its cache.
 
-        Returns:
-          int64[number of caches, 5]; hand the fetched value to `note_cache_reports`.
+        Args:
+          caches: registered caches.
+          reports: int64 [caches, 4], the value of `cache_reports.report_ops(caches)`.
         """
-        return self._reports.report_ops()
-
-    def note_cache_reports(self, reports: np.ndarray) -> None:
-        """Takes in a fetched `cache_report_ops()`; warns when a worker lost its cache."""
-        self._reports.note(reports)
+        for cache, report in zip(caches, reports, strict=True):
+            self._reports.record(cache, report)
 
     def last_cache_reports(self, cache: WorkerCache) -> dict[int, CacheReport]:
         """Worker task index -> last known state of `cache` there."""
         return self._reports.last(cache)
 
     def flush(self) -> None:
-        """Sends what the workers' caches hold back to the parameter servers.
+        """Sends what the caches of workers and coordinator hold back to the parameter servers.
 
         Waits for scheduled closures first. A worker that is down is skipped with a warning.
 
@@ -171,16 +162,18 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
           tf.errors.UnavailableError: a parameter server is down; the message names it.
           Exception: what a scheduled closure raised.
         """
-        functions = self._reports.flush_functions()
-        if not functions:
+        caches = self.caches
+        if not caches:
             return
         self.join()
-        flushes = [
-            call_in_daemon(self._flush_worker, worker, functions)
-            for worker in range(self.num_workers)
-        ]
-        for worker, flush in enumerate(flushes):
-            self._finish_flush(worker, flush)
+        reports = visit(
+            cache_devices(),
+            lambda: [cache.flush_here() for cache in caches],
+            self._is_lost,
+        )
+        for device, values in reports.items():
+            if tf.DeviceSpec.from_string(device).job == "worker":
+                self.record_cache_reports(caches, values)
 
     # Waiting and errors.
 
@@ -226,6 +219,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         error = getattr(error, "original_exception", error)
         if not isinstance(error, tf.errors.OpError):
             return error
+        # The answer of a server that lives; so short of memory it may fail a probe.
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            return error
         named = {("ps", int(i)) for i in _PS_DEVICE.findall(str(error))} & set(self._addresses)
         transport = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
         if not named and not transport:
@@ -245,12 +241,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     # Inside.
 
-    def _device(self, task_type: str, index: int) -> str:
-        if (task_type, index) not in self._addresses:
-            count = self.num_workers if task_type == "worker" else self.num_ps
-            raise ValueError(f"no {task_type} {index!r}: the cluster has {count} {task_type} tasks")
-        return f"/job:{task_type}/replica:0/task:{index}/device:CPU:0"
-
     def _ps_lost_message(self, task: health.Task, state: str) -> str:
         return (
             f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {state}. The "
@@ -269,32 +259,24 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if task[0] == "worker" and state is health.TaskState.SILENT:
             health.disconnect(self._addresses[task])
 
-    def _flush_worker(self, index: int, functions: list[Callable[[], tf.Tensor]]) -> np.ndarray:
-        return np.stack([self.run_on_worker(index, flush).numpy() for flush in functions])
-
-    def _finish_flush(self, index: int, flush: concurrent.futures.Future[np.ndarray]) -> None:
+    def _is_lost(self, device: str, error: tf.errors.OpError | None) -> bool:
+        """Whether a flush goes on without `device` (see `visit`)."""
+        if error is None:
+            self._raise_if_ps_down()
+        elif (explained := self.explain(error)) is not error:
+            raise explained from error
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.job != "worker":
+            return False
+        index = spec.task
         address = self._addresses["worker", index]
-        while True:
-            try:
-                self._reports.note(flush.result(timeout=FLUSH_CHECK_INTERVAL))
-                return
-            except concurrent.futures.TimeoutError:
-                self._raise_if_ps_down()
-                state = health.probe(address)
-                if state is health.TaskState.UP:
-                    continue  # It has much to send.
-                what = state.value
-            except tf.errors.OpError as error:
-                explained = self.explain(error)
-                if explained is not error:
-                    raise explained from error
-                state = health.probe(address)
-                if state is health.TaskState.UP and not _is_stale_worker_error(error):
-                    raise
-                what = "was restarted" if state is health.TaskState.UP else state.value
-            logging.warning("not flushed: worker %d at %s %s", index, address, what)
-            self._reports.worker_lost(index)
-            return
+        state = health.probe(address)
+        if state is health.TaskState.UP and (error is None or not _is_stale_worker_error(error)):
+            return False
+        what = "was restarted" if state is health.TaskState.UP else state.value
+        logging.warning("not flushed: worker %d at %s %s", index, address, what)
+        self._reports.worker_lost(index)
+        return True
 
     def _raise_if_ps_down(self) -> None:
         for task, address in self._addresses.items():

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.distribute.cache_reports import REPORT_SIZE
+from het_tf.distribute.cache_reports import REPORT_SIZE, report_ops
 from het_tf.keras.metric_state import MetricScope, metric_variables
+from het_tf.layers.embedding import embeddings_of
 
 _HEADER = 2  # worker index, number of steps
 
@@ -27,7 +28,7 @@ class ClosureResult:
     Attributes:
       worker: task index of the worker that ran it.
       steps: steps done; fewer than asked for when the worker's data ended.
-      cache_reports: int64[caches, 5], see `HetParameterServerStrategy.note_cache_reports`.
+      cache_reports: int64[caches, 4], of the model's own caches in their order.
       metric_states: float64[all metric states], summed over the steps.
       step_logs: the logs of the last step that are no metric's result.
     """
@@ -44,6 +45,9 @@ class StepClosure:
 
     Everything comes back in one int64 vector, since each tensor that a closure returns costs a
     message of its own.
+
+    Attributes:
+      caches: the model's own, on which the closures report.
     """
 
     def __init__(
@@ -66,8 +70,8 @@ class StepClosure:
         self._element_spec = element_spec
         self._training = training
         self._metrics = metric_variables(model)
+        self.caches = [layer.worker_cache for layer in embeddings_of(model) if layer.built]
         self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
-        self._num_caches = 0  # When traced.
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
         signature = stacked_signature(element_spec)
@@ -81,14 +85,16 @@ class StepClosure:
 
     def unpack(self, packed: np.ndarray) -> ClosureResult:
         """Reads the vector that either function returns."""
-        ends = np.cumsum([_HEADER, self._num_caches * REPORT_SIZE, self._num_states])
+        ends = np.cumsum([_HEADER, len(self.caches) * REPORT_SIZE, self._num_states])
         header, reports, states, logs = np.split(packed, ends)
         return ClosureResult(
             worker=int(header[0]),
             steps=int(header[1]),
             cache_reports=reports.reshape(-1, REPORT_SIZE),
             metric_states=states.view(np.float64),
-            step_logs=dict(zip(self._extra_names(), logs.view(np.float64).tolist(), strict=True)),
+            step_logs=dict(
+                zip(self._scalar_log_names(), logs.view(np.float64).tolist(), strict=True)
+            ),
         )
 
     # Traced.
@@ -128,8 +134,7 @@ class StepClosure:
             cond, body, (tf.constant(0), states, logs, *carry), parallel_iterations=1
         )
         with tf.control_dependencies([steps]):
-            reports = self._strategy.cache_report_ops()
-        self._num_caches = reports.shape[0]
+            reports = report_ops(self.caches)
         floats = [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states] + [logs]
         header = tf.stack([tf.cast(worker, tf.int64), tf.cast(steps, tf.int64)])
         return tf.concat(
@@ -158,11 +163,12 @@ class StepClosure:
             # A step whose forward pass fails, as on a worker that is about to end, does not count.
             with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
                 iterations.value.assign_add(scope.get_current_value(iterations) - before)
-        extras = [_scalar(name, logs[name]) for name in self._extra_names()]
+        scalars = [_scalar(name, logs[name]) for name in self._scalar_log_names()]
         states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
-        return states, tf.stack(extras) if extras else tf.zeros([0], tf.float64)
+        return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
 
-    def _extra_names(self) -> tuple[str, ...]:
+    def _scalar_log_names(self) -> tuple[str, ...]:
+        """The logs that come back as they are; metrics come back as states."""
         return tuple(name for name in self._log_names if name not in self._metric_names)
 
 

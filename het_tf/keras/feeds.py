@@ -100,9 +100,9 @@ class StreamFeed(Feed):
 
     def start(self, steps_per_closure: int) -> Pass:
         stream = self._stream if self._stream is not None else iter(self._dataset)
-        return _StreamPass(stream, self._steps, steps_per_closure, self._note_length)
+        return _StreamPass(stream, self._steps, steps_per_closure, self._set_length)
 
-    def _note_length(self, length: int) -> None:
+    def _set_length(self, length: int) -> None:
         if self.num_steps is None:
             self.num_steps = length
 
@@ -123,7 +123,8 @@ class _StreamPass(Pass):
         self._on_end = on_end
         self._taken = 0
         self._index = 0
-        self._held: list[tf.Tensor] | None = None  # Read, but of another shape than its group.
+        # A batch of another shape than those before it: the first of the next closure.
+        self._held: list[tf.Tensor] | None = None
 
     def next_work(self, in_flight: int) -> Work | None:
         del in_flight
@@ -201,9 +202,9 @@ class WorkerFeed(Feed):
         iterator = iter(self._datasets) if self._iterator is None else self._iterator
         if self._steps is not None:
             return _CountedPass(self._strategy, iterator, self._steps, steps_per_closure)
-        return _SharesPass(self._strategy, iterator, steps_per_closure, self._note_length)
+        return _SharesPass(self._strategy, iterator, steps_per_closure, self._set_length)
 
-    def _note_length(self, length: int) -> None:
+    def _set_length(self, length: int) -> None:
         if self.num_steps is None:
             self.num_steps = length
 
@@ -252,7 +253,7 @@ class _CountedPass(_WorkerPass):
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._remaining += work.steps - steps
-        if steps < work.steps:  # It repeats, so it can only end by being empty.
+        if steps < work.steps:  # The dataset repeats: it ends only if it is empty.
             self._ended.add(worker)
             if not self._unfinished() - self._down():
                 raise ValueError("The datasets of all workers are empty.")

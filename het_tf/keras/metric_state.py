@@ -97,17 +97,12 @@ class MetricSums:
 
         self._results = results
 
-    @property
-    def size(self) -> int:
-        """Number of values in all states together."""
-        return self._sums.size
-
     def clear(self) -> None:
         """Starts from zero again."""
         self._sums[:] = 0.0
 
     def add(self, states: np.ndarray) -> None:
-        """Adds the states of one closure, float64[size]."""
+        """Adds the states of one closure, float64 [values in all states]."""
         self._sums += states
 
     def results(self) -> dict[str, float | np.ndarray]:

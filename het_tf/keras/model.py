@@ -136,6 +136,8 @@ class _ParameterServerFit:
           ValueError: the data does not fit, or a part of the model cannot be trained
             asynchronously; the message says which.
           tf.errors.UnavailableError: a parameter server died; the message names it.
+          tf.errors.ResourceExhaustedError: a parameter server has not the memory for the table. It
+            keeps its rows, and goes on serving reads.
         """
         arguments = dict(
             batch_size=batch_size,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -193,10 +192,8 @@ class ParameterServerTrainer:
             self._closures.clear()
 
     def _step_closure(self, feed: Feed, training: bool) -> StepClosure:
-        key = (training, _hashable(feed.element_spec), len(self._strategy.caches))
+        key = (training, _hashable(feed.element_spec))
         if key not in self._closures:
-            # The closure reports on all caches, so those of models that nobody uses must be gone.
-            gc.collect()
             self._closures[key] = StepClosure(
                 self._model, self._strategy, feed.element_spec, training
             )
@@ -235,13 +232,8 @@ class ParameterServerTrainer:
                 if not runner.in_flight:
                     break
                 work, packed = runner.wait()
-                if training and done == 0:
-                    # TensorFlow removes a function from all servers when Python collects it, and
-                    # holds the interpreter's lock meanwhile: beside a server that hangs, nothing
-                    # here would run for a minute or more. So what is unused goes now.
-                    gc.collect()
                 result = closure.unpack(packed)
-                self._strategy.note_cache_reports(result.cache_reports)
+                self._strategy.record_cache_reports(closure.caches, result.cache_reports)
                 data.finished(work, result.worker, result.steps)
                 if not result.steps:
                     continue

@@ -11,17 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import initializers, ops, optimizers
+from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
 from het_tf.serving import frozen_table
-from het_tf.table import EmbeddingTable, TableExport, cluster_devices
+from het_tf.table import EmbeddingTable, TableExport
 
 
 @keras.saving.register_keras_serializable("het_tf")
 class HetEmbedding(keras.layers.Layer):
     """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
 
-    The ids may be any 64-bit integers. Under a `tf.distribute.ParameterServerStrategy` the table
+    The ids may be any int64. Under a `tf.distribute.ParameterServerStrategy` the table
     lives on the parameter servers, and every worker trains through a cache that bounds how stale a
     row may be (HET, VLDB 2022). Without a strategy the table lives in this process.
 
@@ -29,7 +31,7 @@ class HetEmbedding(keras.layers.Layer):
     batch are summed to one update. The table is no Keras weight; the layer's weights are a scalar
     that ties it to the loss and its learning rate.
 
-    Input: integers of any shape and any integer dtype.
+    Input: integers of any shape and any integer dtype, below 2**63.
     Output: [*input.shape, output_dim], in the layer's compute dtype.
     """
 
@@ -51,7 +53,7 @@ class HetEmbedding(keras.layers.Layer):
           output_dim: columns of the embedding, at least 1.
           optimizer: one of `het_tf.optimizers`; default `RowWiseAdagrad()`.
           embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
-          seed: of the initial values; None: drawn now.
+          seed: of the initial values, int64; None: drawn now.
           cache: how workers cache rows under a parameter server strategy; None: they do not, they
             fetch rows and send gradients every step. Without a strategy it has no use.
           nonfinite: what NaN or infinity in a gradient or its squares does: "error" fails the step
@@ -63,17 +65,17 @@ class HetEmbedding(keras.layers.Layer):
           ValueError: an argument is out of its range; the message names it.
         """
         super().__init__(**kwargs)
-        if not isinstance(output_dim, int) or output_dim < 1:
-            raise ValueError(f"output_dim must be an integer of at least 1, not {output_dim!r}")
+        if seed is None:
+            seed = random.getrandbits(62)
         if nonfinite not in ("error", "skip"):
             raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
         if cache is not None and not isinstance(cache, CacheConfig):
             raise ValueError(f"cache must be a het_tf.CacheConfig or None, not {cache!r}")
         initializers.spec(embeddings_initializer)
-        self.output_dim = output_dim
+        self.output_dim = check_integer("output_dim", output_dim, 1, INT32_MAX)
+        self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         self.optimizer = optimizers.get(optimizer or optimizers.RowWiseAdagrad())
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        self.seed = random.getrandbits(62) if seed is None else seed
         self.cache = cache
         self.nonfinite = nonfinite
         self.mask_zero = mask_zero
@@ -132,6 +134,17 @@ class HetEmbedding(keras.layers.Layer):
         return self._table
 
     @property
+    def worker_cache(self) -> WorkerCache:
+        """The cache that every worker keeps of the table.
+
+        Raises:
+          ValueError: the layer is not built yet.
+        """
+        if not self.built:
+            raise ValueError(f"layer {self.name} has no cache until it is built or called")
+        return self._worker_cache
+
+    @property
     def learning_rate(self) -> keras.Variable:
         """The learning rate, where it is a number. Assign to it, and the next step uses it.
 
@@ -153,6 +166,10 @@ class HetEmbedding(keras.layers.Layer):
 
         With `training=False`, as Keras has it in `evaluate` and `predict`, a cached row that missed
         any update merged into its table is fetched again, whatever the staleness.
+
+        Raises:
+          ValueError: inputs are ragged, sparse or no integers.
+          tf.errors.InvalidArgumentError: a uint64 is larger than any int64.
         """
         if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
             raise ValueError(
@@ -167,14 +184,14 @@ class HetEmbedding(keras.layers.Layer):
             )
         frozen = frozen_table(self)
         if frozen is not None:
-            return tf.cast(frozen(tf.cast(ids, tf.int64)), self.compute_dtype)
-        batch = ops.dedup(tf.cast(ids, tf.int64))
+            return tf.cast(frozen(self._keys_of(ids)), self.compute_dtype)
+        unique_ids = ops.dedup(self._keys_of(ids))
         # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
         layer = weakref.ref(self)
 
         @tf.custom_gradient
         def lookup(anchor: tf.Tensor) -> Any:
-            rows, ticket = layer()._lookup_op(batch, fresh=training is False)
+            rows, ticket = layer()._lookup_op(unique_ids, fresh=training is False)
 
             def update(gradients: tf.Tensor) -> tf.Tensor:
                 layer()._update_op(ticket, gradients)
@@ -198,15 +215,22 @@ class HetEmbedding(keras.layers.Layer):
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def flush(self) -> None:
-        """Sends what the workers' caches hold back. `fit`, `evaluate` and saving do so anyway."""
+        """Sends what the caches hold back. `fit`, `evaluate` and saving do so anyway.
+
+        Under a strategy those are the workers' and, for steps outside of `coordinator.schedule`,
+        the coordinator's.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
         if self._strategy is not None:
             # A strategy of ours passes over workers that are down, and says what they lost.
             getattr(self._strategy, "flush", self._worker_cache.flush)()
 
     def cache_stats(self) -> dict[str, int]:
-        """Counters of the caches (`CacheCounter` in ops/core/cache.h), summed over the workers.
+        """Counters of the caches of all workers and of the coordinator, summed.
 
-        Empty without a strategy.
+        Without those of workers that are down. Empty without a strategy.
         """
         return {} if self._strategy is None else self._worker_cache.stats()
 
@@ -258,10 +282,20 @@ class HetEmbedding(keras.layers.Layer):
         self.table.clear()
         self.table.import_(rows)
 
-    def _lookup_op(self, batch: tf.Tensor, fresh: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def _keys_of(self, ids: tf.Tensor) -> tf.Tensor:
+        keys = tf.cast(ids, tf.int64)
+        if ids.dtype != tf.uint64:
+            return keys
+        largest = tf.reduce_max(ids)
+        message = f"inputs of layer {self.name} must be at most 2**63 - 1, not"
+        fits = tf.debugging.Assert(largest <= INT64_MAX, [message, largest])
+        with tf.control_dependencies([] if fits is None else [fits]):
+            return tf.identity(keys)
+
+    def _lookup_op(self, unique_ids: tf.Tensor, fresh: bool) -> tuple[tf.Tensor, tf.Tensor]:
         if self._table.is_local:
-            return self._table.lookup_op(batch), batch
-        return self._worker_cache.lookup_op(batch, fresh)
+            return self._table.lookup_op(unique_ids), unique_ids
+        return self._worker_cache.lookup_op(unique_ids, fresh)
 
     def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor) -> None:
         schedule = self.optimizer.learning_rate

@@ -10,24 +10,15 @@ import time
 
 import numpy as np
 import small_models as sm
-import stand_in_cache
 import tensorflow as tf
 from faults import AtStep, Warnings
 
 import het_tf
 
 EXAMPLES = 400
-STEPS = EXAMPLES // 4
-
-
-class Training(het_tf.keras.Model):
-    """Tells the stand-in cache of every step."""
-
-    cache: stand_in_cache.StandInCache
-
-    def train_step(self, data):
-        with tf.control_dependencies([self.cache.update_op(10)]):
-            return super().train_step(data)
+BATCH = 4  # as many updates of the embedding, whose ids are all different
+STEPS_A_CLOSURE = 2
+STEPS = EXAMPLES // BATCH
 
 
 def train_until_error(model, data, action):
@@ -52,11 +43,15 @@ def main():
         for i in range(len(addresses))
     ]
     strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-    Training.cache = cache = stand_in_cache.StandInCache("faults")
-    strategy.register_cache(cache)
     with strategy.scope():
-        model = sm.make_id_counter(Training, EXAMPLES, steps_per_execution=2)
-    data = sm.id_dataset(range(EXAMPLES), 4)
+        embedding = het_tf.layers.HetEmbedding(
+            2, cache=het_tf.CacheConfig(EXAMPLES, staleness=None), name="ids"
+        )
+        model = sm.make_id_counter(
+            het_tf.keras.Model, EXAMPLES, embedding, steps_per_execution=STEPS_A_CLOSURE
+        )
+    cache = embedding.worker_cache
+    data = sm.id_dataset(range(EXAMPLES), BATCH)
 
     def counts():
         return np.unique(model.counter.counts.numpy()).tolist()
@@ -99,7 +94,7 @@ def main():
     def share(context):
         half = EXAMPLES // 2
         start = half * context.input_pipeline_id
-        return sm.id_dataset(range(start, start + half), 4)
+        return sm.id_dataset(range(start, start + half), BATCH)
 
     out["shares"] = fit(share)
     out["share lost"] = fit(share, AtStep(10, lambda: cluster.kill_worker(1)))

@@ -41,10 +41,17 @@ class IdCounts(keras.metrics.Metric):
         return keras.ops.sum(self.counts)
 
 
-def make_id_counter(model_class: type[keras.Model], size: int, **compile_args) -> keras.Model:
+def make_id_counter(
+    model_class: type[keras.Model],
+    size: int,
+    embedding: keras.layers.Layer | None = None,
+    **compile_args,
+) -> keras.Model:
     """A model of one weight that counts the ids it is shown; `model.counter` is the metric."""
-    inputs = keras.Input((1,))
-    model = model_class(inputs, keras.layers.Dense(1, use_bias=False)(inputs))
+    inputs = hidden = keras.Input((1,))
+    if embedding is not None:
+        hidden = keras.layers.Flatten()(embedding(keras.ops.cast(inputs, "int64")))
+    model = model_class(inputs, keras.layers.Dense(1, use_bias=False)(hidden))
     counter = IdCounts(size)
     model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[counter], **compile_args)
     model.counter = counter

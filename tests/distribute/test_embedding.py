@@ -214,6 +214,21 @@ def test_models_that_are_gone_leave_nothing_behind(strategy):
     assert [cache() is None for cache in caches] == [True, True, False]
 
 
+def test_closures_report_on_the_caches_of_their_own_model(strategy):
+    _, other = make_model(strategy, CACHES["unbounded"])
+    model, embedding = make_model(strategy, CACHES["unbounded"])
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append([strategy.last_cache_reports(x.worker_cache) for x in (embedding, other)])
+
+    model.fit(*examples(), batch_size=BATCH, verbose=0, callbacks=[Look()])
+    own, of_the_other = seen[0]
+    assert own
+    assert of_the_other == {}
+
+
 def test_callback_that_would_restore_a_part_of_the_model_is_refused(strategy):
     model, embedding = make_model(strategy, None)
     stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)

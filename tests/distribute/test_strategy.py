@@ -6,9 +6,10 @@ import time
 
 import pytest
 import tensorflow as tf
-from stand_in_cache import UNKNOWN, StandInCache
 
+import het_tf
 from het_tf.distribute import LocalCluster
+from het_tf.distribute.cache_reports import report_ops
 from het_tf.distribute.closures import ClosureRunner
 
 
@@ -17,8 +18,6 @@ def test_is_a_parameter_server_strategy(strategy, cluster):
     assert (strategy.num_workers, strategy.num_ps) == (3, 2)
     assert strategy.coordinator is strategy.coordinator
     assert strategy.worker_device(2) == "/job:worker/replica:0/task:2/device:CPU:0"
-    assert strategy.ps_device(1) == "/job:ps/replica:0/task:1/device:CPU:0"
-    assert strategy.task_address("ps", 1) == cluster.addresses["ps"][1]
     with strategy.scope():
         variable = tf.Variable(1.0)
     assert "/job:ps" in variable.device
@@ -50,13 +49,28 @@ def test_server_that_dies_at_start_shows_its_log():
     assert "The end of its log" in str(error.value)
 
 
+def new_embedding(strategy, **arguments):
+    """Its updates stay in the caches until they are flushed."""
+    with strategy.scope():
+        cache = het_tf.CacheConfig(100, staleness=None)
+        embedding = het_tf.layers.HetEmbedding(2, cache=cache, **arguments)
+        embedding.build()
+    return embedding
+
+
+def update(embedding, ids):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(embedding(ids))
+    tape.gradient(loss, embedding.trainable_variables)
+
+
 def test_run_on_worker_sees_the_resources_of_closures(strategy):
-    cache = StandInCache("run_on_worker")
+    embedding = new_embedding(strategy)
 
     @tf.function
     def train():
-        with tf.control_dependencies([cache.update_op(1)]):
-            return tf.distribute.coordinator.experimental_get_current_worker_index()
+        update(embedding, tf.constant([1, 2, 3]))
+        return tf.distribute.coordinator.experimental_get_current_worker_index()
 
     runs = [0] * strategy.num_workers
     with ClosureRunner(strategy) as runner:
@@ -67,10 +81,10 @@ def test_run_on_worker_sees_the_resources_of_closures(strategy):
         while runner.in_flight:
             runs[runner.wait()[1]] += 1
     for worker, count in enumerate(runs):
-        report = strategy.run_on_worker(worker, tf.function(cache.report_op))
+        report = strategy.run_on_worker(worker, tf.function(embedding.worker_cache.report_op))
         assert "/job:chief" in report.device
-        expected = [worker, 1000 + worker, count, count] if count else 4 * [UNKNOWN]
-        assert report.numpy().tolist() == expected
+        task, _, pending, updates = report.numpy().tolist()
+        assert (task, pending, updates) == (worker, 3 * count, 3 * count)
 
 
 def test_run_on_worker_runs_plain_functions(strategy):
@@ -82,33 +96,35 @@ def test_run_on_worker_runs_plain_functions(strategy):
 
 
 def test_flush_reaches_every_worker(strategy):
-    cache = StandInCache("flush")
     before = strategy.caches
-    strategy.register_cache(cache)
-    strategy.register_cache(cache)
+    embedding = new_embedding(strategy)
+    cache = embedding.worker_cache
+    strategy.register_cache(cache)  # again
     assert strategy.caches == (*before, cache)
 
     @tf.function
     def train():
-        with tf.control_dependencies([cache.update_op(5)]):
-            return strategy.cache_report_ops()
+        update(embedding, tf.range(5))
+        return report_ops([cache])
 
     with ClosureRunner(strategy) as runner:
         for i in range(20):
             runner.schedule(train, (), i)
             while not runner.has_room:
-                strategy.note_cache_reports(runner.wait()[1])
+                strategy.record_cache_reports([cache], runner.wait()[1])
         while runner.in_flight:
-            strategy.note_cache_reports(runner.wait()[1])
+            strategy.record_cache_reports([cache], runner.wait()[1])
     reports = strategy.last_cache_reports(cache)
     assert reports
     assert sum(report.pending for report in reports.values()) == 100
-    assert all(report.cache_id == 1000 + worker for worker, report in reports.items())
     strategy.flush()
-    assert all(strategy.last_cache_reports(cache)[w].pending == 0 for w in reports)
-    for worker, before in reports.items():
-        report = strategy.run_on_worker(worker, tf.function(cache.report_op))
-        assert report.numpy().tolist() == [worker, 1000 + worker, 0, before.updates]
+    flushed = strategy.last_cache_reports(cache)
+    assert sorted(flushed) == list(range(strategy.num_workers))
+    assert all(report.pending == 0 for report in flushed.values())
+    for worker, report in reports.items():
+        assert flushed[worker].cache_id == report.cache_id
+        assert flushed[worker].updates == report.updates
+    assert embedding.table.export().clocks.tolist() == 5 * [20]
 
 
 def test_runner_hands_back_every_result_once(strategy):

@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import pytest
 
-_BENCHMARKS = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
+_BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 
 needs_ss = pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss of iproute2")
 

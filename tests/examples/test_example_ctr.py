@@ -12,7 +12,7 @@ import het_tf
 from het_tf.datasets import generated_movielens, movielens
 from het_tf.datasets.movielens import COLUMNS, PAD, Column
 
-EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "ctr"
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "ctr"
 
 
 def load(name):

@@ -1,5 +1,6 @@
 """Bad arguments of classes and functions: an error that names the argument and what it was."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -28,21 +29,34 @@ def table(dim=2, optimizer=SGD, **arguments) -> het_tf.EmbeddingTable:
     return het_tf.EmbeddingTable(dim, optimizer, **arguments)
 
 
+def drift(**changes) -> het_tf.CacheConfig:
+    return config(clock="drift", **changes)
+
+
+NAN, INF = float("nan"), float("inf")
+ROWS = "must be an integer from 1 to 2147483647"
+COUNT = "must be an integer from 0 to 2147483647 or None (unbounded)"
+LENGTH = "must be a number from 0 to 1024 or None (unbounded)"
+SEED = "must be an integer from -9223372036854775808 to 9223372036854775807"
+RATE = "must be a number from 0 to 3.40282e+38 or a LearningRateSchedule"
+NO_ROWS = [0, -3, 1.5, None, True, "10", 2**31, 2**40, np.int64(2**40)]
+NO_COUNTS = [-1, 0.5, "10", False, 2**31, 2**70]
+NO_LENGTHS = [-0.1, NAN, INF, "1", True, 1024.0, 2**70]
+NO_SEEDS = [2**63, 2**70, -(2**63) - 1, 1.0, True, "1"]
+NO_RATES = [-0.1, NAN, INF, np.float32(INF), 1e39, "fast", True, None]
+
 ARGUMENTS = [
-    (lambda: config(capacity=0), "capacity must be at least 1 row, not 0"),
-    (lambda: config(capacity=-3), "capacity must be at least 1 row, not -3"),
     (lambda: config(policy="fifo"), 'policy must be "lfu" or "lru", not \'fifo\''),
-    (lambda: config(clock="vector"), 'clock must be "count" or "lamport", not \'vector\''),
-    (lambda: config(staleness=-1), "staleness must not be negative (None: unbounded), not -1"),
-    (lambda: config(read_bound=-1), "read_bound must not be negative (None: unbounded), not -1"),
-    (lambda: config(write_bound=-7), "write_bound must not be negative (None: unbounded), not -7"),
-    (lambda: config(capacity=1.5), "capacity must be an integer, not 1.5"),
-    (lambda: config(capacity=None), "capacity must be an integer, not None"),
-    (lambda: config(staleness="10"), "staleness must be an integer, not '10'"),
-    (lambda: config(read_bound=0.5), "read_bound must be an integer, not 0.5"),
-    (lambda: config(write_bound="a"), "write_bound must be an integer, not 'a'"),
-    (lambda: layer(0), "output_dim must be an integer of at least 1, not 0"),
-    (lambda: layer(1.5), "output_dim must be an integer of at least 1, not 1.5"),
+    (lambda: config(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),
+    *((lambda v=v: config(capacity=v), f"capacity {ROWS}, not {v!r}") for v in NO_ROWS),
+    *((lambda v=v: config(staleness=v), f"staleness {COUNT}, not {v!r}") for v in NO_COUNTS),
+    (lambda: config(read_bound=0.5), f"read_bound {COUNT}, not 0.5"),
+    (lambda: config(write_bound=-7, clock="lamport"), f"write_bound {COUNT}, not -7"),
+    *((lambda v=v: drift(staleness=v), f"staleness {LENGTH}, not {v!r}") for v in NO_LENGTHS),
+    (lambda: drift(read_bound=-1), f"read_bound {LENGTH}, not -1"),
+    (lambda: drift(write_bound=1024), f"write_bound {LENGTH}, not 1024"),
+    *((lambda v=v: layer(v), f"output_dim {ROWS}, not {v!r}") for v in NO_ROWS),
+    *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in NO_SEEDS),
     (lambda: layer(nonfinite="no"), 'nonfinite must be "error" or "skip", not \'no\''),
     (lambda: layer(cache=100), "cache must be a het_tf.CacheConfig or None, not 100"),
     (lambda: layer(optimizer="adam"), "optimizer must be one of het_tf.optimizers, for example"),
@@ -55,12 +69,17 @@ ARGUMENTS = [
         lambda: initializers.spec("orthogonal"),
         "embeddings_initializer must be zeros, ones, constant",
     ),
-    (lambda: table(0), "dim must be at least 1, not 0"),
-    (lambda: table(clock="vector"), 'clock must be "count" or "lamport", not \'vector\''),
+    *((lambda v=v: table(v), f"dim {ROWS}, not {v!r}") for v in NO_ROWS),
+    *((lambda v=v: table(seed=v), f"seed {SEED}, not {v!r}") for v in (*NO_SEEDS, None)),
+    (lambda: table(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),
+    (lambda: table().lookup([1.5]), "keys must be int64 integers, not float64"),
+    (lambda: table().lookup([1, 2**70]), f"keys must be int64 integers, not [1, {2**70}]"),
+    (
+        lambda: table().lookup(np.array([2**63 - 1, 2**63 + 5], np.uint64)),
+        "keys must be at most 2**63 - 1, not 9223372036854775813",
+    ),
     (lambda: WorkerCache(table(), None, nonfinite="no"), 'nonfinite must be "error" or "skip"'),
-    (lambda: optimizers.SGD(-0.1), "learning_rate must be a number that is not negative"),
-    (lambda: optimizers.Adam(float("nan")), "learning_rate must be a number that is not negative"),
-    (lambda: optimizers.Ftrl("fast"), "or a LearningRateSchedule, not 'fast'"),
+    *((lambda v=v: optimizers.SGD(v), f"learning_rate {RATE}, not {v!r}") for v in NO_RATES),
     (lambda: optimizers.get("sgd"), "optimizer must be one of het_tf.optimizers"),
     (lambda: layer(name="users").table, "layer users has no table until it is built or called"),
     (
@@ -76,17 +95,71 @@ def test_arguments_out_of_range(make, message):
         make()
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        (optimizers.Momentum(momentum=1.5), "optimizer = 'momentum .*momentum is out of range"),
-        (optimizers.SGD(clipnorm=-1.0), "clipnorm is out of range"),
-        (optimizers.Ftrl(weight_decay=0.1), "ftrl takes l2 instead of weight_decay"),
-    ],
-)
-def test_parameters_that_the_ops_refuse(optimizer, message):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        layer(optimizer=optimizer).build()
+NO_POSITIVES = [-1, NAN, INF, 1e31, "a", True, None]
+FRACTION = "must be a number from 0 to 1, not"
+POSITIVE = "must be a number from 0 to 1e+30, not"
+PARAMETERS = {
+    "weight_decay": (optimizers.SGD, POSITIVE, NO_POSITIVES),
+    "clipnorm": (optimizers.SGD, POSITIVE, NO_POSITIVES),
+    "max_norm": (optimizers.SGD, POSITIVE, NO_POSITIVES),
+    "initial_accumulator_value": (optimizers.Adagrad, POSITIVE, NO_POSITIVES),
+    "l1": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
+    "l2": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
+    "l2_shrinkage": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
+    "beta": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
+    "epsilon": (optimizers.Adam, "must be a number from 1e-30 to 1e+30, not", [0, NAN, INF]),
+    "momentum": (optimizers.Momentum, FRACTION, [-0.1, 1.1, NAN, "a", True]),
+    "nesterov": (optimizers.Momentum, "must be True or False, not", [0, 0.5, "yes", None]),
+    "beta_1": (optimizers.Adam, FRACTION, [-0.1, 1.0, NAN]),
+    "beta_2": (optimizers.RowWiseAdam, FRACTION, [-0.1, 1.0, NAN]),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_of_optimizers(name):
+    optimizer, message, values = PARAMETERS[name]
+    for value in values:
+        with pytest.raises(ValueError, match=re.escape(f"{name} {message} {value!r}")):
+            optimizer(**{name: value})
+
+
+def test_every_parameter_of_every_optimizer_is_checked():
+    kinds = optimizers.Optimizer.__subclasses__()
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert names == {*PARAMETERS, "learning_rate"}
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            with pytest.raises(ValueError, match=f"{field.name} must be"):
+                kind(**{field.name: "high"})
+
+
+def test_ftrl_takes_no_weight_decay():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ftrl takes l2 instead of weight"):
+        layer(optimizer=optimizers.Ftrl(weight_decay=0.1)).build()
+
+
+def test_numbers_of_any_type_are_kept_as_plain_ones():
+    made = optimizers.Momentum(np.float32(0.5), momentum=np.float64(0.5), nesterov=np.bool_(True))
+    assert made == optimizers.Momentum(0.5, momentum=0.5, nesterov=True)
+    kept = layer(np.int64(8), seed=np.uint8(3), optimizer=made)
+    cached = config(capacity=np.int32(7), staleness=np.int64(5), write_bound=None)
+    drifting = drift(capacity=7, staleness=1, read_bound=np.float32(0.5))
+    for configuration in (made, kept, cached, drifting):
+        json.dumps(configuration.get_config())
+    assert (kept.output_dim, kept.seed) == (8, 3)
+    assert cached == config(capacity=7, read_bound=5, staleness=5, write_bound=None)
+    assert dataclasses.astuple(drifting) == (7, "lfu", 1.0, 0.5, 1.0, "drift")
+    assert table(np.int64(3), seed=np.int64(-5)).lookup([1]).shape == (1, 3)
+
+
+def test_bounds_in_the_unit_of_the_clock():
+    assert config(read_bound=3, write_bound=None).bound_attributes() == {
+        "read_bound": 3,
+        "write_bound": -1,
+    }
+    largest = drift(read_bound=0.5, write_bound=1024 - 2**-20).bound_attributes()
+    assert largest == {"read_bound": 2**19, "write_bound": 2**30 - 1}
+    assert drift(staleness=None).bound_attributes() == {"read_bound": -1, "write_bound": -1}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +178,17 @@ def test_inputs_of_the_layer(inputs, message):
     with pytest.raises(ValueError, match=message):
         users(inputs)
     assert users.table.size() == 0
+
+
+@pytest.mark.parametrize("call", [lambda users: users, lambda users: tf.function(users)])
+def test_ids_that_are_no_int64(call):
+    users = layer(name="users")
+    lookup = call(users)
+    assert lookup(tf.constant([[1, 2**63 - 1]], tf.uint64)).shape == (1, 2, 2)
+    assert lookup(tf.zeros([0], tf.uint64)).shape == (0, 2)
+    message = r"inputs of layer users must be at most 2\*\*63 - 1, not[^0-9]*9223372036854775813"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        lookup(tf.constant([[1, 2**63 + 5]], tf.uint64))
 
 
 def test_a_learning_rate_that_follows_a_schedule_is_not_assigned():

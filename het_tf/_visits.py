@@ -1,0 +1,72 @@
+"""Running something on every process of the cluster that may hold a cache."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from het_tf._threads import call_in_daemon
+
+# Seconds between looks at a process that does not answer: it would be waited for without end.
+CHECK_INTERVAL = 30.0
+
+# The job of the training program: ParameterServerStrategy always calls it so.
+COORDINATOR = "chief"
+
+
+def cluster_devices(job: str) -> list[str]:
+    """The CPU devices of the tasks of a job ("ps", "worker" or "chief"), by index."""
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    devices = [tf.DeviceSpec.from_string(name) for name in names]
+    return [d.to_string() for d in sorted(devices, key=lambda d: d.task or 0) if d.job == job]
+
+
+def cache_devices() -> list[str]:
+    """The CPU devices that may have a cache: those of the workers, and this process's."""
+    return [*cluster_devices("worker"), *cluster_devices(COORDINATOR)]
+
+
+def visit(
+    devices: Sequence[str],
+    fn: Callable[[], Any],
+    is_lost: Callable[[str, tf.errors.OpError | None], bool],
+) -> dict[str, Any]:
+    """Calls `fn` under every device, on all of them at once.
+
+    Args:
+      devices: CPU devices of tasks.
+      fn: a `tf.function`, or a Python function of ops. It is called from other threads.
+      is_lost: asked about a device and what `fn` raised there, or about a device and None when
+        `fn` has not ended there for another `CHECK_INTERVAL` seconds: whether to go on without it.
+        It may raise something better than the error.
+
+    Returns:
+      Device -> what `fn` returned, as NumPy arrays, without the devices that are lost.
+
+    Raises:
+      tf.errors.OpError: what `fn` raised on a device that is not lost.
+    """
+    calls = {device: call_in_daemon(_call, device, fn) for device in devices}
+    results = {}
+    for device, call in calls.items():
+        while True:
+            try:
+                results[device] = call.result(timeout=CHECK_INTERVAL)
+                break
+            except concurrent.futures.TimeoutError:
+                if is_lost(device, None):
+                    break
+            except tf.errors.OpError as error:
+                if is_lost(device, error):
+                    break
+                raise
+    return results
+
+
+def _call(device: str, fn: Callable[[], Any]) -> Any:
+    with tf.device(device):
+        result = fn()
+    return tf.nest.map_structure(lambda x: x.numpy() if tf.is_tensor(x) else x, result)
