@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import old_core_adapter  # DELETE
 from het_tf import initializers, ops, optimizers
+from het_tf.cache import DRIFT_UNIT
 
-DRIFT_UNIT = 2.0**-20  # the length that clock="drift" counts in (DESIGN section 3.2)
 _unique = itertools.count()
 
 
