@@ -56,6 +56,11 @@ sanitize:
 	$(CPPTEST) asan
 	$(CPPTEST) tsan
 
+##  make fuzz      random schedules and mutated messages on the ops, for ARGS=--minutes=30
+.PHONY: fuzz
+fuzz: ops
+	$(BIN)/python tests/protocol/fuzz.py $(ARGS)
+
 ##  make demo      examples/ctr/train.py with ARGS
 .PHONY: demo
 demo: ops

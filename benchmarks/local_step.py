@@ -69,11 +69,11 @@ def table_step() -> tuple[Step, Step]:
     @tf.function
     def forward(ids: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
         del gradients
-        return tf.reduce_sum(table.lookup_op(ops.dedup(ids))[0])
+        return tf.reduce_sum(table.lookup_op(ops.unique_ids(ids))[0])
 
     @tf.function
     def step(ids: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-        batch = ops.dedup(ids)
+        batch = ops.unique_ids(ids)
         rows = table.lookup_op(batch)
         table.apply_op(batch, gradients, rate, "error")
         return tf.reduce_sum(rows[0])
@@ -91,12 +91,12 @@ def cache_step() -> tuple[Step, Step]:
     @tf.function
     def forward(ids: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
         del gradients
-        rows, _ = cache.lookup_op(ops.dedup(ids))
+        rows, _ = cache.lookup_op(ops.unique_ids(ids))
         return tf.reduce_sum(rows[0])
 
     @tf.function
     def step(ids: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-        rows, ticket = cache.lookup_op(ops.dedup(ids))
+        rows, ticket = cache.lookup_op(ops.unique_ids(ids))
         cache.update_op(ticket, gradients, rate)
         return tf.reduce_sum(rows[0])
 

@@ -58,7 +58,7 @@ def fill(table: EmbeddingTable, rows: int, batch: int, gradients: tf.Tensor) -> 
     rate = tf.constant(0.05)
     for first in range(0, rows, batch):
         keys = tf.range(first, min(first + batch, rows), dtype=tf.int64)
-        table.apply_op(ops.dedup(keys), gradients[: keys.shape[0]], rate, "error")
+        table.apply_op(ops.unique_ids(keys), gradients[: keys.shape[0]], rate, "error")
 
 
 def main(argv: list[str]) -> int:

@@ -14,15 +14,18 @@ from absl import logging
 from het_tf import _abandoned, ops
 from het_tf._arguments import INT32_MAX, check_integer, check_number
 from het_tf._graph import handle_from_caller
-from het_tf._visits import COORDINATOR, cache_devices, visit
+from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.table import NO_CACHE, EmbeddingTable, check_clock, sum_stats
 
 _UNBOUNDED = -1
-_AS_STALENESS: Any = "staleness"
+_UNSET: Any = "unset"
 
 # The drift clock counts in integers, too: of this length, in the units of a row's value.
-DRIFT_UNIT = 2.0**-20
-_MAX_DRIFT = 2.0**10 - DRIFT_UNIT
+DRIFT_UNIT = 2.0**-14
+_MAX_DRIFT = 2.0**10
+
+# Drift, bytes and AUC on MovieLens: benchmarks/staleness_auc.py.
+DEFAULT_DRIFT = 0.25
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -30,27 +33,33 @@ _MAX_DRIFT = 2.0**10 - DRIFT_UNIT
 class CacheConfig:
     """How workers cache rows (HET, VLDB 2022, sections 3 and 4).
 
-    A read of a row misses at most `read_bound + (workers - 1) * write_bound` updates of the other
-    workers, and none of its own.
+    What a read of a row misses of the other workers' updates is bounded, and it misses none of its
+    own. `total_staleness` is the bound; `staleness` is the paper's knob, under which a read misses
+    at most `workers * staleness`, so that the same number means more with more workers.
 
     The looser the bounds, the fewer the messages, and the later a worker learns where the others
     have moved a row. From some bound on that delay alone makes training diverge, as it would
     without a cache: near `workers * staleness * learning rate * curvature = 2`, with the largest
     curvature of the loss along a row (for momentum and Adam with the rate over `1 - momentum`).
-    Stay well below: with more workers or a higher rate, choose a smaller staleness.
+    Stay well below: with a higher rate, choose a smaller bound.
 
     Attributes:
       capacity: rows that a worker keeps, from 1 to 2**31 - 1.
       policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
         as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
-      staleness: both bounds, where they are not given; None: unbounded.
-      read_bound: updates of other workers that a cached row may miss before it is fetched again.
-      write_bound: own updates of a row that may wait before they are sent; 0: they are sent within
-        the step.
-      clock: "count" bounds the number of missed updates, "lamport" is the rule of the paper, which
-        bounds the difference of two workers' clocks of a row by `2 * staleness`. "drift" bounds how
-        far the missed updates have moved the row's value: bounds are then lengths (L2, in the units
-        of the value), from 0 to below 1024. Otherwise they are integers below 2**31.
+      staleness: read_bound and write_bound, where they are not given; None: unbounded.
+      read_bound: what a cached row may miss of the other workers' updates that its shard has merged
+        before it is fetched again.
+      write_bound: what may wait of a row's own updates before it is sent; 0: it is sent within the
+        step.
+      clock: in what bounds are. "count": numbers of updates. "drift": how far the updates have
+        moved the row's value, as lengths (L2, in the units of the value), from 0 to 1024.
+        "lamport": the rule of the paper, which bounds the difference of two workers' clocks of a
+        row by `2 * staleness`. Numbers of updates are integers below 2**31. Default: "count" if a
+        bound is given, else "drift".
+      total_staleness: bound on all that a read misses, for any number of workers: half of it is the
+        read bound, and the other workers' write bounds share the other half. Not together with
+        another bound, nor with "lamport". Default, where no bound is given: 0.25 under "drift".
 
     Raises:
       ValueError: an attribute is out of its range; the message names it and its value.
@@ -58,39 +67,69 @@ class CacheConfig:
 
     capacity: int
     policy: str = "lfu"
-    staleness: float | None = 100
-    read_bound: float | None = _AS_STALENESS
-    write_bound: float | None = _AS_STALENESS
-    clock: str = "count"
+    staleness: float | None = _UNSET
+    read_bound: float | None = _UNSET
+    write_bound: float | None = _UNSET
+    clock: str = _UNSET
+    total_staleness: float | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in ("lfu", "lru"):
             raise ValueError(f'policy must be "lfu" or "lru", not {self.policy!r}')
-        check_clock(self.clock)
         capacity = check_integer("capacity", self.capacity, 1, INT32_MAX)
         object.__setattr__(self, "capacity", capacity)
-        for name in ("staleness", "read_bound", "write_bound"):
-            value = getattr(self, name)
-            bound = self.staleness if value is _AS_STALENESS else self._checked_bound(name, value)
-            object.__setattr__(self, name, bound)
+        bounds = ("staleness", "read_bound", "write_bound")
+        given = [name for name in bounds if getattr(self, name) is not _UNSET]
+        if self.clock is _UNSET:
+            bounded = given or self.total_staleness is not None
+            object.__setattr__(self, "clock", "count" if bounded else "drift")
+        check_clock(self.clock)
+        if self.total_staleness is not None:
+            if given:
+                raise ValueError(
+                    f"{given[0]} = {getattr(self, given[0])!r} and total_staleness ="
+                    f" {self.total_staleness!r} exclude each other"
+                )
+            if self.clock == "lamport":
+                raise ValueError('total_staleness has no meaning with clock = "lamport"')
+            total = self._checked_bound("total_staleness", self.total_staleness)
+            object.__setattr__(self, "total_staleness", total)
+        elif not given and self.clock == "drift":
+            object.__setattr__(self, "total_staleness", DEFAULT_DRIFT)
+        else:
+            staleness = self.staleness
+            if staleness is _UNSET:
+                if self.clock == "drift" and len(given) < 2:
+                    raise ValueError(f'clock = "drift" needs staleness beside {given[0]}')
+                staleness = None if self.clock == "drift" else 100
+            for name in bounds:
+                value = getattr(self, name)
+                value = self._checked_bound(name, staleness if value is _UNSET else value)
+                object.__setattr__(self, name, value)
 
     def _checked_bound(self, name: str, value: Any) -> float | None:
         if value is None:
             return None
-        unbounded = " or None (unbounded)"
+        unbounded = "" if name == "total_staleness" else " or None (unbounded)"
         if self.clock == "drift":
             return check_number(name, value, 0.0, _MAX_DRIFT, unbounded)
         return check_integer(name, value, 0, INT32_MAX, unbounded)
 
-    def bound_attributes(self) -> dict[str, int]:
-        """The bounds as the ops take them, in the clock's unit."""
+    def bound_attributes(self, num_workers: int) -> dict[str, int]:
+        """The bounds as the ops take them, in the clock's unit, for that many workers."""
         unit = DRIFT_UNIT if self.clock == "drift" else 1
-        bounds = {"read_bound": self.read_bound, "write_bound": self.write_bound}
-        return {n: _UNBOUNDED if b is None else round(b / unit) for n, b in bounds.items()}
+        if self.total_staleness is None:
+            bounds = {"read_bound": self.read_bound, "write_bound": self.write_bound}
+            return {n: _UNBOUNDED if b is None else round(b / unit) for n, b in bounds.items()}
+        total = round(self.total_staleness / unit)
+        others = num_workers - 1
+        # A worker alone misses nothing, and may keep all of it back.
+        write_bound = total // (2 * others) if others else total
+        return {"read_bound": total - others * write_bound, "write_bound": write_bound}
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""
-        return dataclasses.asdict(self)
+        return {k: v for k, v in dataclasses.asdict(self).items() if v is not _UNSET}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CacheConfig:
@@ -134,7 +173,8 @@ class WorkerCache:
             self._attributes |= NO_CACHE
         else:
             self._attributes |= {"capacity": config.capacity, "policy": config.policy}
-            self._attributes |= config.bound_attributes()
+            workers = 1 if table.is_local else len(cluster_devices("worker"))
+            self._attributes |= config.bound_attributes(max(workers, 1))
         self._on_coordinator = self._attributes | {
             "shared_name": f"{self.name}/coordinator",
             "read_bound": 0,
@@ -150,7 +190,7 @@ class WorkerCache:
         """Reads rows.
 
         Args:
-          unique_ids: scalar variant of `ops.dedup`.
+          unique_ids: scalar variant of `ops.unique_ids`.
           fresh: read as with a `read_bound` of 0.
 
         Returns:
@@ -161,7 +201,8 @@ class WorkerCache:
         ticket, requests = ops.cache_lookup(
             cache, unique_ids, num_shards=self.table.num_shards, fresh=fresh
         )
-        return self.table.exchange_op(cache, ticket, requests), ticket
+        with tf.control_dependencies([self.table.exchange_op(cache, ticket, requests)]):
+            return ops.cache_gather(cache, ticket), ticket
 
     def update_op(
         self, ticket: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor
@@ -189,7 +230,7 @@ class WorkerCache:
         ops.cache_clear(self._handle_op())
 
     def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Names and values of the counters (`CacheCounter` in ops/core/cache.h)."""
+        """Names and values of the counters (`CacheCounter` in ops/core/cache/cache.h)."""
         return ops.cache_stats(self._handle_op())
 
     def report_op(self) -> tf.Tensor:
@@ -211,7 +252,7 @@ class WorkerCache:
         self._everywhere(self._function(self.clear_op))
 
     def stats(self) -> dict[str, int]:
-        """Counters (`CacheCounter` in ops/core/cache.h), summed over workers and coordinator."""
+        """Counters (`CacheCounter` in ops/core/cache/cache.h), over workers and coordinator."""
         return sum_stats(self._everywhere(self._function(self.stats_op)))
 
     @property

@@ -1,8 +1,8 @@
 """Initial values of rows, as the ops take them.
 
 A row that nobody has updated is not stored anywhere: its value is computed from (seed, key, column)
-where it is needed (ops/core/initializer.h). So the table takes the distribution and its parameters
-from a Keras initializer, and draws by itself.
+where it is needed (ops/core/row/initializer.h). So the table takes the distribution and its
+parameters from a Keras initializer, and draws by itself.
 """
 
 from __future__ import annotations

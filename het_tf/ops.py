@@ -52,7 +52,7 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
 
 _library = load()
 
-dedup = _library.het_dedup
+unique_ids = _library.het_unique_ids
 shard_of = _library.het_shard_of
 
 table_handle = _library.het_table_handle
@@ -67,7 +67,8 @@ table_import = _library.het_table_import
 
 cache_handle = _library.het_cache_handle
 cache_lookup = _library.het_cache_lookup
-cache_fill = _library.het_cache_fill
+cache_install = _library.het_cache_install
+cache_gather = _library.het_cache_gather
 cache_update = _library.het_cache_update
 cache_flush = _library.het_cache_flush
 cache_clear = _library.het_cache_clear

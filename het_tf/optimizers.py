@@ -1,6 +1,6 @@
 """Optimizers of embedding rows.
 
-They run where the row is, in C++ (ops/core/optimizer.cc); these classes name one and its
+They run where the row is, in C++ (ops/core/row/optimizer.cc); these classes name one and its
 parameters. Formulas and defaults are those of `keras.optimizers` where it has the optimizer, with
 two differences: Adam's bias correction counts the updates of its own row, and weight decay acts on
 a row when it is updated.

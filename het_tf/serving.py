@@ -70,7 +70,7 @@ class FrozenTable(tf.Module):
         return tf.reshape(rows, tf.concat([tf.shape(ids), [self._dim]], 0))
 
     def _initial_values(self, keys: tf.Tensor) -> tf.Tensor:
-        """What ops/core/initializer.cc computes. keys: int64 [n]; returns float32 [n, dim]."""
+        """What ops/core/row/initializer.cc computes. keys: int64 [n]; returns float32 [n, dim]."""
         parameters = self._parameters
         if self._kind in ("zeros", "constant"):
             return tf.fill([tf.size(keys), self._dim], parameters.get("value", 0.0))

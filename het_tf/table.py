@@ -17,7 +17,7 @@ from het_tf import _abandoned, initializers, ops, optimizers
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 
 # Attributes of a cache op that keeps no rows: lookups fetch them, gradients go to the shards.
-NO_CACHE = {"capacity": INT32_MAX, "server_applies": True}
+NO_CACHE = {"capacity": 0}
 
 # Rows are exported in parts of about this size.
 _EXPORT_PART_BYTES = 256 << 20
@@ -143,24 +143,24 @@ class EmbeddingTable:
     def exchange_op(
         self, cache: tf.Tensor, ticket: tf.Tensor, requests: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Sends a cache's requests to the shards and hands it their replies.
+        """Carries a cache's requests to the shards and their replies back.
 
         Args:
-          cache: handle.
-          ticket: of the lookup or flush that made the requests.
-          requests: uint8 [bytes] for every shard.
+          cache: handle of the cache.
+          ticket: of `ops.cache_lookup` or `ops.cache_flush`.
+          requests: uint8 [bytes], one for each shard.
 
         Returns:
-          float32 [ids, dim], the rows of a lookup; no rows for a flush.
+          int64 scalar, how many rows came; when it is there, the cache has them.
         """
         replies = [self.sync_op(shard, request) for shard, request in enumerate(requests)]
-        return ops.cache_fill(cache, ticket, replies)
+        return ops.cache_install(cache, ticket, replies)
 
     def lookup_op(self, unique_ids: tf.Tensor) -> tf.Tensor:
         """Reads rows of a local table.
 
         Args:
-          unique_ids: scalar variant of `ops.dedup`.
+          unique_ids: scalar variant of `ops.unique_ids`.
 
         Returns:
           float32 [ids, dim].
@@ -173,7 +173,7 @@ class EmbeddingTable:
         """One update of each key in a local table.
 
         Args:
-          unique_ids: scalar variant of `ops.dedup`.
+          unique_ids: scalar variant of `ops.unique_ids`.
           gradients: float32 [ids, dim].
           learning_rate: float32 scalar.
           nonfinite: "error" or "skip", see `WorkerCache`.
@@ -213,7 +213,7 @@ class EmbeddingTable:
             raise ValueError(f"keys must be at most 2**63 - 1, not {keys.max()}")
         keys = tf.convert_to_tensor(keys.astype(np.int64))
         local = self.is_local
-        rows = self.lookup_op(ops.dedup(keys)) if local else self._remote_lookup(keys)
+        rows = self.lookup_op(ops.unique_ids(keys)) if local else self._remote_lookup(keys)
         return rows.numpy().reshape(*keys.shape, self.dim)
 
     def export(self) -> TableExport:
@@ -309,8 +309,11 @@ class EmbeddingTable:
 
         @tf.function(input_signature=[tf.TensorSpec(None, tf.int64)], autograph=False)
         def lookup(keys: tf.Tensor) -> tf.Tensor:
-            ticket, requests = ops.cache_lookup(reader, ops.dedup(keys), num_shards=self.num_shards)
-            return self.exchange_op(reader, ticket, requests)
+            ticket, requests = ops.cache_lookup(
+                reader, ops.unique_ids(keys), num_shards=self.num_shards
+            )
+            with tf.control_dependencies([self.exchange_op(reader, ticket, requests)]):
+                return ops.cache_gather(reader, ticket)
 
         return lookup
 

@@ -16,14 +16,13 @@ REGISTER_OP("Het>CacheHandle")
     .Attr("optimizer: string")
     .Attr("initializer: string")
     .Attr("seed: int = 0")
-    .Attr("clock: {'count', 'lamport'} = 'count'")
+    .Attr("clock: {'count', 'lamport', 'drift'} = 'count'")
     .Attr("num_shards: int >= 1 = 1")
     .Attr("capacity: int")
     .Attr("policy: {'lru', 'lfu'} = 'lfu'")
     .Attr("read_bound: int = -1")
     .Attr("write_bound: int = -1")
     .Attr("nonfinite: {'error', 'skip'} = 'error'")
-    .Attr("server_applies: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -32,19 +31,19 @@ A worker's cache of an embedding table, made when there is none with this name o
 cache: Scalar.
 shared_name: The cache's name; empty: private to this op.
 dim: As of the table, like optimizer, initializer, seed, clock and num_shards.
-capacity: Rows, at least 1.
+capacity: Rows. 0: no cache. Every lookup fetches its rows, updates send gradients, and the shards
+  apply the optimizer.
 policy: Which rows leave a full cache.
-read_bound: Updates of other workers that a read may miss beyond those not yet sent; -1: unbounded.
-write_bound: Updates of a row that may wait before they are sent; -1: unbounded.
+read_bound: What a read may miss of other workers' updates beyond those not yet sent, in units of the
+  clock: updates, or lengths of 2^-14 under a drift clock; -1: unbounded.
+write_bound: What may wait of a row's updates before they are sent, in the same units; -1: unbounded.
 nonfinite: Whether NaN or infinity in a key's gradient fails the update, which then changes nothing,
   or skips that key and counts it.
-server_applies: Keep no rows: every lookup fetches them, updates send gradients, and the shards apply
-  the optimizer.
 )doc");
 
 REGISTER_OP("Het>CacheLookup")
     .Input("cache: resource")
-    .Input("batch: variant")
+    .Input("unique_ids: variant")
     .Output("ticket: variant")
     .Output("requests: num_shards * uint8")
     .Attr("num_shards: int >= 1")
@@ -54,31 +53,47 @@ REGISTER_OP("Het>CacheLookup")
       return RequestShapes(c);
     })
     .Doc(R"doc(
-Begins a step: finds the rows of a batch and cuts one request for each shard.
+Begins a step: finds its rows and writes one request for each shard.
 
-batch: From Dedup.
+unique_ids: From UniqueIds.
 ticket: Scalar; keeps the rows in the cache while it lives.
 requests: [bytes] each; 0 bytes: nothing to send.
 fresh: Read with a read_bound of 0, as for evaluation.
 )doc");
 
-REGISTER_OP("Het>CacheFill")
+REGISTER_OP("Het>CacheInstall")
     .Input("cache: resource")
     .Input("ticket: variant")
     .Input("replies: num_shards * uint8")
-    .Output("rows: float")
+    .Output("rows: int64")
     .Attr("num_shards: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Takes what the shards replied; all of it or, on an error, nothing.
+
+ticket: From CacheLookup or CacheFlush.
+replies: [bytes] each, from TableSync; 0 bytes where nothing was sent.
+rows: Scalar. How many came.
+)doc");
+
+REGISTER_OP("Het>CacheGather")
+    .Input("cache: resource")
+    .Input("ticket: variant")
+    .Output("rows: float")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
       c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Takes what the shards replied and puts out the rows.
+Puts out the rows of a step as they are now.
 
-ticket: From CacheLookup or CacheFlush.
-replies: [bytes] each, from TableSync; 0 bytes where nothing was sent.
-rows: [ids, dim] for the ids of the batch; no rows for a flush.
+ticket: From CacheLookup, installed.
+rows: [ids, dim].
 )doc");
 
 REGISTER_OP("Het>CacheUpdate")
@@ -90,7 +105,7 @@ REGISTER_OP("Het>CacheUpdate")
     .Doc(R"doc(
 Applies the optimizer to the cached rows: one update of each key, with the sum of its gradients.
 
-ticket: From CacheLookup, filled.
+ticket: From CacheLookup, installed.
 gradients: [ids, dim].
 learning_rate: Scalar.
 )doc");
@@ -106,7 +121,7 @@ REGISTER_OP("Het>CacheFlush")
       return RequestShapes(c);
     })
     .Doc(R"doc(
-Cuts requests that push updates. The replies go to CacheFill.
+Writes requests that push updates. The replies go to CacheInstall.
 
 ticket: Scalar.
 requests: [bytes] each; 0 bytes: nothing to send.

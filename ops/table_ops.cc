@@ -16,7 +16,7 @@ REGISTER_OP("Het>TableHandle")
     .Attr("optimizer: string")
     .Attr("initializer: string")
     .Attr("seed: int = 0")
-    .Attr("clock: {'count', 'lamport'} = 'count'")
+    .Attr("clock: {'count', 'lamport', 'drift'} = 'count'")
     .Attr("shard: int >= 0 = 0")
     .Attr("num_shards: int >= 1 = 1")
     .SetIsStateful()
@@ -37,7 +37,7 @@ num_shards: Shards of the whole table.
 
 REGISTER_OP("Het>TableLookup")
     .Input("table: resource")
-    .Input("batch: variant")
+    .Input("unique_ids: variant")
     .Output("rows: float")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
@@ -48,13 +48,13 @@ REGISTER_OP("Het>TableLookup")
 Reads rows. Unknown keys read as their initial value and do not enter the table.
 
 table: A table of one shard.
-batch: From Dedup.
+unique_ids: From UniqueIds.
 rows: [ids, dim].
 )doc");
 
 REGISTER_OP("Het>TableApply")
     .Input("table: resource")
-    .Input("batch: variant")
+    .Input("unique_ids: variant")
     .Input("gradients: float")
     .Input("learning_rate: float")
     .Attr("nonfinite: {'error', 'skip'} = 'error'")
@@ -63,7 +63,7 @@ REGISTER_OP("Het>TableApply")
 Applies the table's optimizer: one update of each key, with the sum of its gradients.
 
 table: A table of one shard.
-batch: From Dedup.
+unique_ids: From UniqueIds.
 gradients: [ids, dim].
 learning_rate: Scalar.
 nonfinite: Whether NaN or infinity in a key's gradient fails the op, which then changes nothing, or
@@ -84,7 +84,7 @@ Merges what a cache pushes and sends the rows that it lacks.
 
 table: The shard that the request is for.
 request: [bytes], from CacheLookup or CacheFlush.
-reply: [bytes], for CacheFill.
+reply: [bytes], for CacheInstall.
 )doc");
 
 REGISTER_OP("Het>TableSize")

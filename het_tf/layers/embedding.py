@@ -185,7 +185,7 @@ class HetEmbedding(keras.layers.Layer):
         frozen = frozen_table(self)
         if frozen is not None:
             return tf.cast(frozen(self._keys_of(ids)), self.compute_dtype)
-        unique_ids = ops.dedup(self._keys_of(ids))
+        unique_ids = ops.unique_ids(self._keys_of(ids))
         # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
         layer = weakref.ref(self)
 

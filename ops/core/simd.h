@@ -3,6 +3,7 @@
 #ifndef HET_TF_OPS_CORE_SIMD_H_
 #define HET_TF_OPS_CORE_SIMD_H_
 
+#include <cmath>
 #include <cstring>
 
 namespace het_tf {
@@ -32,6 +33,30 @@ float SumOf(const float* x, int n, const Term& term) {
     sum += term(part);
   }
   return Total(sum);
+}
+
+inline float SumOfSquares(const float* x, int n) {
+  return SumOf(x, n, [](Float8 part) { return part * part; });
+}
+
+// Whether all n are numbers. (Zero times any number is zero, times infinity or NaN it is NaN.)
+inline bool AllFinite(const float* x, int n) {
+  return SumOf(x, n, [](Float8 part) { return part * 0.0f; }) == 0;
+}
+
+// The L2 distance of a and b, (n) each.
+inline float Distance(const float* a, const float* b, int n) {
+  Float8 sum = {0};
+  int i = 0;
+  for (; i + 8 <= n; i += 8) {
+    Float8 p, q;
+    Load(a + i, &p);
+    Load(b + i, &q);
+    sum += (p - q) * (p - q);
+  }
+  float total = Total(sum);
+  for (; i < n; ++i) total += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(total);
 }
 
 }  // namespace het_tf

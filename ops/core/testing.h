@@ -20,11 +20,12 @@
 #include <thread>
 #include <vector>
 
-#include "ops/core/message.h"
 #include "ops/core/parallel.h"
-#include "ops/core/row_config.h"
+#include "ops/core/row/row_config.h"
 #include "ops/core/status.h"
-#include "ops/core/table.h"
+#include "ops/core/table/table.h"
+#include "ops/core/wire/reply.h"
+#include "ops/core/wire/request.h"
 
 #define EXPECT_OK(expr) EXPECT_TRUE(::het_tf::testing::IsOk(expr))
 #define ASSERT_OK(expr) ASSERT_TRUE(::het_tf::testing::IsOk(expr))
@@ -33,6 +34,13 @@
 
 namespace het_tf {
 namespace testing {
+
+// Whether these tests are built with a sanitizer, which takes address space and ten times as long.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
 
 inline ::testing::AssertionResult IsOk(const Status& status) {
   if (status.ok()) return ::testing::AssertionSuccess();
@@ -123,44 +131,80 @@ class Pool {
 // On the heap and of the exact size, so that AddressSanitizer sees a read beyond the end.
 using Buffer = std::vector<char>;
 
-template <typename T>
-void Append(Buffer* buffer, const T* items, size_t n) {
-  const char* bytes = reinterpret_cast<const char*>(items);
-  buffer->insert(buffer->end(), bytes, bytes + n * sizeof(T));
-}
-
 // A request written by hand: what a cache sends, and what none would.
 struct RequestBuilder {
-  struct Push {
-    uint64_t sequence;
-    std::vector<PushRow> rows;
-    std::vector<float> data;
+  struct Row {
+    int64_t key;
+    uint32_t updates;  // 0: a gradient
+    std::vector<float> floats;
+    uint32_t clock = 0;
     float learning_rate = 1;
   };
+  struct Push {
+    uint64_t sequence;
+    std::vector<Row> rows;  // gradients before contributions
+  };
+  struct Check {
+    int64_t key;
+    int64_t base;
+  };
 
-  RequestHeader header = {kRequestMagic, kMessageVersion, 0, 7, 0, 0, 1, 0, 0, 0, 0, 0};
+  RequestBuilder() {
+    header.cache_id = 7;
+    header.dim = header.contribution_dim = 1;
+  }
+
+  RequestHeader header;
   std::vector<Push> pushes;
-  std::vector<Check> checks;
-  std::vector<int64_t> absent;
+  std::vector<Check> checks, value_checks;
+  std::vector<int64_t> full, values;
 
   Buffer Encode() const {
     RequestHeader counted = header;
-    counted.num_batches = pushes.size();
-    counted.num_checks = checks.size();
-    counted.num_absent = absent.size();
-    Buffer bytes;
-    Append(&bytes, &counted, 1);
+    counted.num_pushes = static_cast<uint32_t>(pushes.size());
+    counted.num_checks = static_cast<uint32_t>(checks.size());
+    counted.num_value_checks = static_cast<uint32_t>(value_checks.size());
+    counted.num_full = static_cast<uint32_t>(full.size());
+    counted.num_values = static_cast<uint32_t>(values.size());
+    std::vector<PushHeader> push_headers;
+    std::vector<size_t> push_sizes;
+    size_t push_bytes = 0;
     for (const Push& push : pushes) {
-      const PushHeader push_header = {push.sequence, push.learning_rate,
-                                      static_cast<uint32_t>(push.rows.size())};
-      Append(&bytes, &push_header, 1);
-      Append(&bytes, push.rows.data(), push.rows.size());
-      Append(&bytes, push.data.data(), push.data.size());
-      bytes.resize((bytes.size() + 7) / 8 * 8);
+      PushHeader each = {push.sequence, 0, 0};
+      for (const Row& row : push.rows)
+        ++(row.updates == 0 ? each.num_gradients : each.num_contributions);
+      push_headers.push_back(each);
+      push_sizes.push_back(PushBytes(each.num_gradients, each.num_contributions, header.dim,
+                                     header.contribution_dim));
+      push_bytes += push_sizes.back();
+      if (counted.cut < push.sequence) counted.cut = push.sequence;
     }
-    Append(&bytes, checks.data(), checks.size());
-    Append(&bytes, absent.data(), absent.size());
-    return Buffer(bytes);
+    for (const auto* list : {&checks, &value_checks}) {
+      for (const Check& check : *list)
+        counted.base_bytes += static_cast<uint32_t>(BaseBytes(check.base));
+    }
+    Buffer bytes(RequestWriter::Size(counted, push_bytes));
+    RequestWriter writer(bytes.data(), counted);
+    for (size_t p = 0; p < pushes.size(); ++p) {
+      PushWriter push(writer.AddPush(push_sizes[p]), push_headers[p], static_cast<int>(header.dim),
+                      static_cast<int>(header.contribution_dim));
+      for (const Row& row : pushes[p].rows) {
+        float* to = row.updates == 0 ? push.AddGradient(row.key, row.learning_rate, row.clock)
+                                     : push.AddContribution(row.key, row.updates, row.clock);
+        std::copy(row.floats.begin(), row.floats.end(), to);
+      }
+    }
+    for (const auto* list : {&checks, &value_checks}) {
+      for (const Check& check : *list) writer.AddKey(check.key);
+    }
+    for (const auto* list : {&full, &values}) {
+      for (const int64_t key : *list) writer.AddKey(key);
+    }
+    for (const auto* list : {&checks, &value_checks}) {
+      for (const Check& check : *list) writer.AddBase(check.base);
+    }
+    writer.Finish();
+    return bytes;
   }
 };
 
@@ -228,14 +272,14 @@ inline Status Restore(Table* table, const TableRows& rows) {
 
 inline std::vector<float> LookupRows(const Table& table, const std::vector<int64_t>& ids) {
   std::vector<float> out(ids.size() * table.dim());
-  EXPECT_OK(table.Lookup(Batch(ids.data(), ids.size()), SerialFor, out.data()));
+  EXPECT_OK(table.Lookup(UniqueIds(ids.data(), ids.size()), SerialFor, out.data()));
   return out;
 }
 
 inline Status ApplyRows(Table* table, const std::vector<int64_t>& ids,
                         const std::vector<float>& gradients, float learning_rate = 1,
                         Nonfinite nonfinite = Nonfinite::kError) {
-  return table->Apply(Batch(ids.data(), ids.size()), gradients.data(), learning_rate, nonfinite,
+  return table->Apply(UniqueIds(ids.data(), ids.size()), gradients.data(), learning_rate, nonfinite,
                       SerialFor);
 }
 

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/core/cache.h"
+#include "ops/core/cache/cache.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/process_registry.h"
 #include "ops/kernels/resources.h"
@@ -30,7 +30,6 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     OP_REQUIRES_OK(context, context->GetAttr("write_bound", &config_.write_bound));
     OP_REQUIRES_OK(context, context->GetAttr("policy", &policy));
     OP_REQUIRES_OK(context, GetNonfinite(context, &skip));
-    OP_REQUIRES_OK(context, context->GetAttr("server_applies", &config_.server_applies));
     config_.policy = policy == "lru" ? Policy::kLru : Policy::kLfu;
     config_.nonfinite = skip ? Nonfinite::kSkip : Nonfinite::kError;
   }
@@ -54,7 +53,6 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
         .Same("read_bound", existing.read_bound, config_.read_bound)
         .Same("write_bound", existing.write_bound, config_.write_bound)
         .Same("nonfinite", NameOf(existing.nonfinite), NameOf(config_.nonfinite))
-        .Same("server_applies", existing.server_applies, config_.server_applies)
         .status();
   }
 
@@ -97,20 +95,21 @@ class RequestKernel : public CacheKernel {
                                                cache->num_shards(), " shards"));
     }
     absl::Status allocated;
-    std::vector<std::unique_ptr<char[]>> discarded;
     std::shared_ptr<Ticket> ticket;
     TF_RETURN_IF_ERROR(Request(
         context, cache,
-        [&](int shard, size_t bytes) -> char* {
-          Tensor* request;
-          const absl::Status status =
-              context->allocate_output(1 + shard, {static_cast<int64_t>(bytes)}, &request);
+        [&](int shard, size_t bytes) -> std::shared_ptr<char> {
+          // The cache keeps the tensor for as long as its pushes may have to be sent again.
+          auto request = std::make_shared<Tensor>();
+          absl::Status status = context->allocate_temp(
+              tensorflow::DT_UINT8, {static_cast<int64_t>(bytes)}, request.get());
           if (status.ok()) {
-            return reinterpret_cast<char*>(request->flat<uint8_t>().data());
+            context->set_output(1 + shard, *request);
+            auto* data = reinterpret_cast<char*>(request->flat<uint8_t>().data());
+            return std::shared_ptr<char>(std::move(request), data);
           }
           allocated.Update(status);
-          discarded.emplace_back(new char[bytes]);
-          return discarded.back().get();
+          return std::shared_ptr<char>(new char[bytes], std::default_delete<char[]>());
         },
         &ticket));
     TF_RETURN_IF_ERROR(allocated);
@@ -135,9 +134,9 @@ class CacheLookupOp : public RequestKernel {
   absl::Status Request(OpKernelContext* context, Cache* cache,
                        const Cache::AllocateRequest& allocate,
                        std::shared_ptr<Ticket>* ticket) override {
-    std::shared_ptr<Batch> batch;
-    TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
-    return ToTf(cache->Lookup(std::move(batch), fresh_, PoolOf(context), allocate, ticket));
+    std::shared_ptr<UniqueIds> unique_ids;
+    TF_RETURN_IF_ERROR(GetVariant(context, "unique_ids", &unique_ids));
+    return ToTf(cache->Lookup(std::move(unique_ids), fresh_, PoolOf(context), allocate, ticket));
   }
 
  private:
@@ -159,7 +158,7 @@ class CacheFlushOp : public RequestKernel {
   bool all_;
 };
 
-class CacheFillOp : public CacheKernel {
+class CacheInstallOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
 
@@ -176,9 +175,21 @@ class CacheFillOp : public CacheKernel {
       bytes.push_back({aligned[s].data(), aligned[s].size()});
     }
     Tensor* rows;
-    TF_RETURN_IF_ERROR(
-        context->allocate_output(0, {ticket->batch().num_ids(), cache->dim()}, &rows));
-    return ToTf(cache->Fill(ticket.get(), bytes, PoolOf(context), rows->flat<float>().data()));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &rows));
+    return ToTf(cache->Install(ticket.get(), bytes, PoolOf(context), &rows->scalar<int64_t>()()));
+  }
+};
+
+class CacheGatherOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    std::shared_ptr<Ticket> ticket;
+    TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
+    Tensor* rows;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {ticket->ids().num_ids(), cache->dim()}, &rows));
+    return ToTf(cache->Gather(*ticket, PoolOf(context), rows->flat<float>().data()));
   }
 };
 
@@ -191,7 +202,7 @@ class CacheUpdateOp : public CacheKernel {
     TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
     const Tensor* gradients;
     TF_RETURN_IF_ERROR(
-        GetMatrix(context, "gradients", ticket->batch().num_ids(), cache->dim(), &gradients));
+        GetMatrix(context, "gradients", ticket->ids().num_ids(), cache->dim(), &gradients));
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
     return ToTf(cache->Update(ticket.get(), gradients->flat<float>().data(), learning_rate,
@@ -215,13 +226,14 @@ class CacheStatsOp : public CacheKernel {
 
   absl::Status Compute(OpKernelContext* context, Cache* cache) override {
     constexpr int64_t kCounters = Counters<CacheCounter>::kSize;
+    const Cache::Stats stats = cache->stats();
     Tensor* names;
     Tensor* values;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {kCounters}, &names));
     TF_RETURN_IF_ERROR(context->allocate_output(1, {kCounters}, &values));
     for (int64_t c = 0; c < kCounters; ++c) {
       names->flat<tensorflow::tstring>()(c) = kCacheCounterNames[c];
-      values->flat<int64_t>()(c) = cache->counter(static_cast<CacheCounter>(c));
+      values->flat<int64_t>()(c) = stats[c];
     }
     return absl::OkStatus();
   }
@@ -237,8 +249,9 @@ class CacheReportOp : public CacheKernel {
     auto value = report->flat<int64_t>();
     value(0) = context->device()->parsed_name().task;
     value(1) = static_cast<int64_t>(cache->id());
-    value(2) = cache->counter(CacheCounter::kPending);
-    value(3) = cache->counter(CacheCounter::kUpdates);
+    const Cache::Stats stats = cache->stats();
+    value(2) = stats[static_cast<size_t>(CacheCounter::kPending)];
+    value(3) = stats[static_cast<size_t>(CacheCounter::kUpdates)];
     return absl::OkStatus();
   }
 };
@@ -247,7 +260,8 @@ class CacheReportOp : public CacheKernel {
   REGISTER_KERNEL_BUILDER(Name("Het>" name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER_CACHE_KERNEL("CacheHandle", CacheHandleOp);
 REGISTER_CACHE_KERNEL("CacheLookup", CacheLookupOp);
-REGISTER_CACHE_KERNEL("CacheFill", CacheFillOp);
+REGISTER_CACHE_KERNEL("CacheGather", CacheGatherOp);
+REGISTER_CACHE_KERNEL("CacheInstall", CacheInstallOp);
 REGISTER_CACHE_KERNEL("CacheUpdate", CacheUpdateOp);
 REGISTER_CACHE_KERNEL("CacheFlush", CacheFlushOp);
 REGISTER_CACHE_KERNEL("CacheClear", CacheClearOp);

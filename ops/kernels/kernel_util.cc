@@ -3,7 +3,17 @@
 namespace het_tf {
 namespace {
 
-const char* ClockName(ClockRule clock) { return clock == ClockRule::kCount ? "count" : "lamport"; }
+const char* ClockName(ClockRule clock) {
+  switch (clock) {
+    case ClockRule::kCount:
+      return "count";
+    case ClockRule::kLamport:
+      return "lamport";
+    case ClockRule::kDrift:
+      return "drift";
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -15,7 +25,9 @@ absl::Status GetRowConfig(tensorflow::OpKernelConstruction* context, RowConfig* 
   TF_RETURN_IF_ERROR(context->GetAttr("seed", &config->seed));
   TF_RETURN_IF_ERROR(context->GetAttr("num_shards", &config->num_shards));
   TF_RETURN_IF_ERROR(context->GetAttr("clock", &clock));
-  config->clock = clock == "lamport" ? ClockRule::kLamport : ClockRule::kCount;
+  config->clock = clock == "lamport" ? ClockRule::kLamport
+                  : clock == "drift" ? ClockRule::kDrift
+                                     : ClockRule::kCount;
   return absl::OkStatus();
 }
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ops/core/parallel.h"
-#include "ops/core/row_config.h"
+#include "ops/core/row/row_config.h"
 #include "ops/core/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"

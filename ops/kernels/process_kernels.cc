@@ -52,7 +52,7 @@ class ProcessCachesOp : public OpKernel {
     }
     for (const auto& resource : resources) {
       Cache* cache = resource->cache.get();
-      if (cache->counter(CacheCounter::kPending) == 0) continue;
+      if (cache->stats()[static_cast<size_t>(CacheCounter::kPending)] == 0) continue;
       for (const uint64_t incarnation : cache->incarnations()) {
         rows.emplace_back(cache->id(), incarnation);
       }

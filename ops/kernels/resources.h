@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "ops/core/cache.h"
-#include "ops/core/table.h"
+#include "ops/core/cache/cache.h"
+#include "ops/core/table/table.h"
 #include "tensorflow/core/framework/resource_base.h"
 
 namespace het_tf {

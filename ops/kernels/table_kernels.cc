@@ -1,7 +1,7 @@
 #include <memory>
 #include <string>
 
-#include "ops/core/table.h"
+#include "ops/core/table/table.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/process_registry.h"
 #include "ops/kernels/resources.h"
@@ -72,11 +72,11 @@ class TableLookupOp : public TableKernel {
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     TF_RETURN_IF_ERROR(CheckWhole(*table));
-    std::shared_ptr<Batch> batch;
-    TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
+    std::shared_ptr<UniqueIds> unique_ids;
+    TF_RETURN_IF_ERROR(GetVariant(context, "unique_ids", &unique_ids));
     Tensor* rows;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {batch->num_ids(), table->dim()}, &rows));
-    return ToTf(table->Lookup(*batch, PoolOf(context), rows->flat<float>().data()));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {unique_ids->num_ids(), table->dim()}, &rows));
+    return ToTf(table->Lookup(*unique_ids, PoolOf(context), rows->flat<float>().data()));
   }
 };
 
@@ -88,13 +88,14 @@ class TableApplyOp : public TableKernel {
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     TF_RETURN_IF_ERROR(CheckWhole(*table));
-    std::shared_ptr<Batch> batch;
-    TF_RETURN_IF_ERROR(GetVariant(context, "batch", &batch));
+    std::shared_ptr<UniqueIds> unique_ids;
+    TF_RETURN_IF_ERROR(GetVariant(context, "unique_ids", &unique_ids));
     const Tensor* gradients;
-    TF_RETURN_IF_ERROR(GetMatrix(context, "gradients", batch->num_ids(), table->dim(), &gradients));
+    TF_RETURN_IF_ERROR(
+        GetMatrix(context, "gradients", unique_ids->num_ids(), table->dim(), &gradients));
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
-    return ToTf(table->Apply(*batch, gradients->flat<float>().data(), learning_rate,
+    return ToTf(table->Apply(*unique_ids, gradients->flat<float>().data(), learning_rate,
                              skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
   }
 

@@ -41,7 +41,7 @@ SEED = "must be an integer from -9223372036854775808 to 9223372036854775807"
 RATE = "must be a number from 0 to 3.40282e+38 or a LearningRateSchedule"
 NO_ROWS = [0, -3, 1.5, None, True, "10", 2**31, 2**40, np.int64(2**40)]
 NO_COUNTS = [-1, 0.5, "10", False, 2**31, 2**70]
-NO_LENGTHS = [-0.1, NAN, INF, "1", True, 1024.0, 2**70]
+NO_LENGTHS = [-0.1, NAN, INF, "1", True, 1024.5, 2**70]
 NO_SEEDS = [2**63, 2**70, -(2**63) - 1, 1.0, True, "1"]
 NO_RATES = [-0.1, NAN, INF, np.float32(INF), 1e39, "fast", True, None]
 
@@ -53,8 +53,22 @@ ARGUMENTS = [
     (lambda: config(read_bound=0.5), f"read_bound {COUNT}, not 0.5"),
     (lambda: config(write_bound=-7, clock="lamport"), f"write_bound {COUNT}, not -7"),
     *((lambda v=v: drift(staleness=v), f"staleness {LENGTH}, not {v!r}") for v in NO_LENGTHS),
-    (lambda: drift(read_bound=-1), f"read_bound {LENGTH}, not -1"),
-    (lambda: drift(write_bound=1024), f"write_bound {LENGTH}, not 1024"),
+    (lambda: drift(staleness=1, read_bound=-1), f"read_bound {LENGTH}, not -1"),
+    (lambda: drift(staleness=1, write_bound=1025), f"write_bound {LENGTH}, not 1025"),
+    (lambda: drift(read_bound=1), 'clock = "drift" needs staleness beside read_bound'),
+    (
+        lambda: config(total_staleness=0.5),
+        "total_staleness must be an integer from 0 to 2147483647",
+    ),
+    (lambda: drift(total_staleness=-1), "total_staleness must be a number from 0 to 1024, not -1"),
+    (
+        lambda: config(total_staleness=8, staleness=2),
+        "staleness = 2 and total_staleness = 8 exclude each other",
+    ),
+    (
+        lambda: config(total_staleness=8, clock="lamport"),
+        'total_staleness has no meaning with clock = "lamport"',
+    ),
     *((lambda v=v: layer(v), f"output_dim {ROWS}, not {v!r}") for v in NO_ROWS),
     *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in NO_SEEDS),
     (lambda: layer(nonfinite="no"), 'nonfinite must be "error" or "skip", not \'no\''),
@@ -148,18 +162,36 @@ def test_numbers_of_any_type_are_kept_as_plain_ones():
         json.dumps(configuration.get_config())
     assert (kept.output_dim, kept.seed) == (8, 3)
     assert cached == config(capacity=7, read_bound=5, staleness=5, write_bound=None)
-    assert dataclasses.astuple(drifting) == (7, "lfu", 1.0, 0.5, 1.0, "drift")
+    assert dataclasses.astuple(drifting) == (7, "lfu", 1.0, 0.5, 1.0, "drift", None)
     assert table(np.int64(3), seed=np.int64(-5)).lookup([1]).shape == (1, 3)
 
 
 def test_bounds_in_the_unit_of_the_clock():
-    assert config(read_bound=3, write_bound=None).bound_attributes() == {
+    assert config(read_bound=3, write_bound=None).bound_attributes(2) == {
         "read_bound": 3,
         "write_bound": -1,
     }
-    largest = drift(read_bound=0.5, write_bound=1024 - 2**-20).bound_attributes()
-    assert largest == {"read_bound": 2**19, "write_bound": 2**30 - 1}
-    assert drift(staleness=None).bound_attributes() == {"read_bound": -1, "write_bound": -1}
+    largest = drift(read_bound=0.5, write_bound=1024).bound_attributes(2)
+    assert largest == {"read_bound": 2**13, "write_bound": 2**24}
+    assert drift(staleness=None).bound_attributes(2) == {"read_bound": -1, "write_bound": -1}
+
+
+@pytest.mark.parametrize(
+    ("total", "workers", "read_bound", "write_bound"),
+    [(10, 1, 10, 10), (10, 2, 5, 5), (10, 3, 6, 2), (11, 2, 6, 5), (3, 8, 3, 0), (0, 2, 0, 0)],
+)
+def test_a_total_is_shared_by_the_workers(total, workers, read_bound, write_bound):
+    bounds = config(total_staleness=total).bound_attributes(workers)
+    assert bounds == {"read_bound": read_bound, "write_bound": write_bound}
+    assert read_bound + (workers - 1) * write_bound == total or workers == 1
+
+
+def test_what_bounds_are_without_any():
+    assert config() == config(clock="drift", total_staleness=0.25)
+    assert config(staleness=100).clock == config(total_staleness=9).clock == "count"
+    assert config(clock="count") == config(staleness=100)
+    for each in (config(), config(staleness=3), config(write_bound=None)):
+        assert het_tf.CacheConfig.from_config(each.get_config()) == each
 
 
 @pytest.mark.parametrize(

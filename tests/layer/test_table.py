@@ -132,7 +132,7 @@ def test_a_million_unknown_keys_leave_no_row_and_read_alike_on_any_number_of_sha
     whole, sharded = het_tf.EmbeddingTable(4, **arguments), LocalShards(4, **arguments)
     values = whole.lookup(keys)
     np.testing.assert_array_equal(values[::10], uniform(77, keys[::10], 4, -0.05, 0.05))
-    batch = het_tf.ops.dedup(tf.constant(keys))
+    batch = het_tf.ops.unique_ids(tf.constant(keys))
     for cache in (None, het_tf.CacheConfig(capacity=1000)):
         rows, _ = WorkerCache(sharded, cache).lookup_op(batch)
         np.testing.assert_array_equal(rows, values)
@@ -151,7 +151,7 @@ def test_shards_share_the_keys_evenly():
 
 
 def train(table: het_tf.EmbeddingTable, keys: np.ndarray, gradients: np.ndarray, rate=0.1) -> None:
-    batch = het_tf.ops.dedup(tf.constant(keys, tf.int64))
+    batch = het_tf.ops.unique_ids(tf.constant(keys, tf.int64))
     table.apply_op(batch, tf.constant(gradients, tf.float32), tf.constant(rate), "error")
 
 

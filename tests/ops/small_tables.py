@@ -23,26 +23,26 @@ def new_cache(**attributes) -> tf.Tensor:
     return ops.cache_handle(**{"shared_name": name(), "capacity": 9, **ROWS, **attributes})
 
 
-def batch(*ids: int) -> tf.Tensor:
-    return ops.dedup(tf.constant(ids, tf.int64))
+def unique(*ids: int) -> tf.Tensor:
+    return ops.unique_ids(tf.constant(ids, tf.int64))
 
 
 def zeros(*shape: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
     return tf.zeros(shape, dtype)
 
 
-def filled_ticket(cache: tf.Tensor, *ids: int, table: tf.Tensor | None = None) -> tf.Tensor:
+def installed_ticket(cache: tf.Tensor, *ids: int, table: tf.Tensor | None = None) -> tf.Tensor:
     """Of a lookup on a cache of one shard."""
-    ticket, (request,) = ops.cache_lookup(cache, batch(*ids), num_shards=1)
+    ticket, (request,) = ops.cache_lookup(cache, unique(*ids), num_shards=1)
     reply = ops.table_sync(new_table() if table is None else table, request)
-    ops.cache_fill(cache, ticket, [reply])
+    ops.cache_install(cache, ticket, [reply])
     return ticket
 
 
 def flush(cache: tf.Tensor, table: tf.Tensor) -> None:
     ticket, (request,) = ops.cache_flush(cache, num_shards=1)
     reply = ops.table_sync(table, request) if request.shape[0] else zeros(0, dtype=tf.uint8)
-    ops.cache_fill(cache, ticket, [reply])
+    ops.cache_install(cache, ticket, [reply])
 
 
 def stats(names_and_values: tuple[tf.Tensor, tf.Tensor]) -> dict[str, int]:

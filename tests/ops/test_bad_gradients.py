@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_tables import INVALID, batch, filled_ticket, flush, new_cache, new_table, rows, stats
+from small_tables import INVALID, flush, installed_ticket, new_cache, new_table, rows, stats, unique
 
 import het_tf
 from het_tf import ops, optimizers
@@ -37,10 +37,10 @@ def wanted_without(key: int) -> dict:
 @pytest.mark.parametrize(("position", "value", "key"), BAD)
 def test_a_table_refuses_the_whole_update(position, value, key, optimizer):
     table = new_table(optimizer=optimizer)
-    ops.table_apply(table, batch(1), tf.ones([1, 2]), 1.0)
+    ops.table_apply(table, unique(1), tf.ones([1, 2]), 1.0)
     before = rows(table)
     with pytest.raises(INVALID, match="hold NaN or infinity for 1 of 3 keys; no row was"):
-        ops.table_apply(table, batch(*IDS), gradients(position, value), 1.0)
+        ops.table_apply(table, unique(*IDS), gradients(position, value), 1.0)
     assert rows(table) == before
     assert stats(ops.table_stats(table))["nonfinite_skipped"] == 0
 
@@ -48,16 +48,16 @@ def test_a_table_refuses_the_whole_update(position, value, key, optimizer):
 @pytest.mark.parametrize(("position", "value", "key"), BAD)
 def test_a_table_skips_and_counts_the_keys_concerned(position, value, key):
     table = new_table()
-    ops.table_apply(table, batch(*IDS), gradients(position, value), 1.0, nonfinite="skip")
+    ops.table_apply(table, unique(*IDS), gradients(position, value), 1.0, nonfinite="skip")
     assert rows(table) == wanted_without(key)
     assert stats(ops.table_stats(table))["nonfinite_skipped"] == 1
 
 
-@pytest.mark.parametrize("server_applies", [False, True])
+@pytest.mark.parametrize("capacity", [9, 0])
 @pytest.mark.parametrize(("position", "value", "key"), BAD)
-def test_a_cache_refuses_the_whole_update(position, value, key, server_applies):
-    table, cache = new_table(), new_cache(server_applies=server_applies)
-    ticket = filled_ticket(cache, *IDS, table=table)
+def test_a_cache_refuses_the_whole_update(position, value, key, capacity):
+    table, cache = new_table(), new_cache(capacity=capacity)
+    ticket = installed_ticket(cache, *IDS, table=table)
     with pytest.raises(INVALID, match="hold NaN or infinity for 1 of 3 keys; no row was"):
         ops.cache_update(cache, ticket, gradients(position, value), 1.0)
     counters = stats(ops.cache_stats(cache))
@@ -69,11 +69,11 @@ def test_a_cache_refuses_the_whole_update(position, value, key, server_applies):
     assert rows(table) == {1: ([2, 2], 1), 2: ([1, 1], 1), 3: ([1, 1], 1)}
 
 
-@pytest.mark.parametrize("server_applies", [False, True])
+@pytest.mark.parametrize("capacity", [9, 0])
 @pytest.mark.parametrize(("position", "value", "key"), BAD)
-def test_a_cache_skips_and_counts_the_keys_concerned(position, value, key, server_applies):
-    table, cache = new_table(), new_cache(nonfinite="skip", server_applies=server_applies)
-    ticket = filled_ticket(cache, *IDS, table=table)
+def test_a_cache_skips_and_counts_the_keys_concerned(position, value, key, capacity):
+    table, cache = new_table(), new_cache(nonfinite="skip", capacity=capacity)
+    ticket = installed_ticket(cache, *IDS, table=table)
     ops.cache_update(cache, ticket, gradients(position, value), 1.0)
     counters = stats(ops.cache_stats(cache))
     assert (counters["updates"], counters["nonfinite_skipped"]) == (2, 1)

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 from small_tables import (
     INVALID,
-    batch,
-    filled_ticket,
     flush,
+    installed_ticket,
     name,
     new_cache,
     new_table,
     rows,
+    unique,
     zeros,
 )
 
@@ -44,11 +44,12 @@ BAD_ATTRIBUTES = [
 ]
 BAD_TABLES = [({"shard": 2, "num_shards": 2}, r"shard = 2 must be in \[0, num_shards = 2\)")]
 BAD_CACHES = [
-    ({"capacity": 0}, r"capacity = 0 rows must be in \[1, 2147483647\]"),
-    ({"capacity": -1}, "capacity = -1 rows must be"),
+    ({"capacity": -1}, r"capacity = -1 rows must be in \[0, 2147483647\]"),
     ({"capacity": 2**31}, "capacity = 2147483648 rows must be"),
-    ({"read_bound": -2}, r"read_bound = -2 must not be negative \(-1: unbounded\)"),
-    ({"write_bound": -2}, r"write_bound = -2 must not be negative \(-1: unbounded\)"),
+    ({"read_bound": -2}, r"read_bound = -2 must be in \[0, 2147483647\] \(-1: unbounded\)"),
+    ({"write_bound": -2}, r"write_bound = -2 must be in \[0, 2147483647\] \(-1: unbounded\)"),
+    ({"read_bound": 2**31}, "read_bound = 2147483648 must be in"),
+    ({"write_bound": 2**40}, "write_bound = 1099511627776 must be in"),
     ({"num_shards": 65536}, "num_shards = 65536 must be at most 65535"),
     ({"policy": "fifo"}, "'policy' of \"fifo\" is not in the list of allowed values"),
     ({"nonfinite": "ignore"}, "'nonfinite' of \"ignore\" is not in the list of allowed values"),
@@ -72,6 +73,7 @@ OTHER_ROWS = [
     ({"seed": 5}, {"seed": 6}, "seed = 5; this handle has seed = 6"),
     ({"num_shards": 2}, {"num_shards": 3}, "num_shards = 2; this handle has num_shards = 3"),
     ({"clock": "count"}, {"clock": "lamport"}, "clock = count; this handle has clock = lamport"),
+    ({"clock": "drift"}, {"clock": "count"}, "clock = drift; this handle has clock = count"),
 ]
 OTHER_TABLES = [
     ({"num_shards": 2}, {"num_shards": 2, "shard": 1}, "shard = 0; this handle has shard = 1"),
@@ -82,7 +84,6 @@ OTHER_CACHES = [
     ({"read_bound": 5}, {"read_bound": -1}, "read_bound = 5; this handle has read_bound = -1"),
     ({"write_bound": 5}, {"write_bound": 0}, "write_bound = 5; this handle has write_bound = 0"),
     ({"nonfinite": "error"}, {"nonfinite": "skip"}, "nonfinite = error; .* nonfinite = skip"),
-    ({}, {"server_applies": True}, "server_applies = 0; this handle has server_applies = 1"),
 ]
 
 
@@ -123,34 +124,34 @@ def import_(table, keys, values, slots, clocks):
 BAD_TABLE_CALLS = {
     "lookup: no batch": (
         lambda t: ops.table_lookup(t, tensor_list()),
-        "batch does not hold a Het>Batch of this process, but ",
+        "unique_ids does not hold a Het>UniqueIds of this process, but ",
     ),
     "lookup: a ticket": (
-        lambda t: ops.table_lookup(t, filled_ticket(new_cache(), 1)),
-        "batch does not hold a Het>Batch of this process",
+        lambda t: ops.table_lookup(t, installed_ticket(new_cache(), 1)),
+        "unique_ids does not hold a Het>UniqueIds of this process",
     ),
     "apply: rows": (
-        lambda t: ops.table_apply(t, batch(1, 2), zeros(1, 2), 1.0),
+        lambda t: ops.table_apply(t, unique(1, 2), zeros(1, 2), 1.0),
         r"gradients has shape \[1,2\], expected \[2,2\]",
     ),
     "apply: columns": (
-        lambda t: ops.table_apply(t, batch(1, 1), zeros(2, 3), 1.0),
+        lambda t: ops.table_apply(t, unique(1, 1), zeros(2, 3), 1.0),
         r"gradients has shape \[2,3\], expected \[2,2\]",
     ),
     "apply: rank": (
-        lambda t: ops.table_apply(t, batch(1), zeros(2), 1.0),
+        lambda t: ops.table_apply(t, unique(1), zeros(2), 1.0),
         r"gradients has shape \[2\], expected \[1,2\]",
     ),
     "apply: rate": (
-        lambda t: ops.table_apply(t, batch(1), zeros(1, 2), [1.0]),
+        lambda t: ops.table_apply(t, unique(1), zeros(1, 2), [1.0]),
         r"learning_rate must be a scalar, not of shape \[1\]",
     ),
     "apply: negative": (
-        lambda t: ops.table_apply(t, batch(1), zeros(1, 2), -0.5),
+        lambda t: ops.table_apply(t, unique(1), zeros(1, 2), -0.5),
         "learning_rate = -0.5 must be finite and not negative",
     ),
     "apply: NaN rate": (
-        lambda t: ops.table_apply(t, batch(1), zeros(1, 2), np.nan),
+        lambda t: ops.table_apply(t, unique(1), zeros(1, 2), np.nan),
         "learning_rate = nan must be finite",
     ),
     "export: part": (
@@ -188,7 +189,7 @@ BAD_TABLE_CALLS = {
 @pytest.mark.parametrize(("call", "message"), BAD_TABLE_CALLS.values(), ids=BAD_TABLE_CALLS)
 def test_calls_on_a_table_that_change_nothing(call, message):
     table = new_table()
-    ops.table_apply(table, batch(1), tf.ones([1, 2]), 1.0)
+    ops.table_apply(table, unique(1), tf.ones([1, 2]), 1.0)
     before = rows(table)
     with pytest.raises(INVALID, match=message):
         call(table)
@@ -206,8 +207,8 @@ def test_rows_of_another_shard_are_not_imported():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda table: ops.table_lookup(table, batch(1)),
-        lambda table: ops.table_apply(table, batch(1), zeros(1, 2), 1.0),
+        lambda table: ops.table_lookup(table, unique(1)),
+        lambda table: ops.table_apply(table, unique(1), zeros(1, 2), 1.0),
     ],
 )
 def test_one_shard_of_several_takes_no_keys_without_a_cache(call):
@@ -220,7 +221,7 @@ def test_one_shard_of_several_takes_no_keys_without_a_cache(call):
 
 BAD_CACHE_CALLS = {
     "lookup: shards": (
-        lambda c, t: ops.cache_lookup(c, batch(1), num_shards=2),
+        lambda c, t: ops.cache_lookup(c, unique(1), num_shards=2),
         "num_shards = 2, but the cache has 1 shards",
     ),
     "flush: shards": (
@@ -229,22 +230,22 @@ BAD_CACHE_CALLS = {
     ),
     "lookup: a ticket": (
         lambda c, t: ops.cache_lookup(c, t, num_shards=1),
-        "batch does not hold a Het>Batch of this process",
+        "unique_ids does not hold a Het>UniqueIds of this process",
     ),
-    "fill: a batch": (
-        lambda c, t: ops.cache_fill(c, batch(1), [zeros(0)]),
+    "install: unique ids": (
+        lambda c, t: ops.cache_install(c, unique(1), [zeros(0)]),
         "was expected to be a uint8 tensor but is a float",
     ),
-    "fill: too many": (
-        lambda c, t: ops.cache_fill(c, t, [zeros(0, dtype=tf.uint8)] * 2),
+    "install: too many": (
+        lambda c, t: ops.cache_install(c, t, [zeros(0, dtype=tf.uint8)] * 2),
         "replies holds 2 messages for 1 shards",
     ),
-    "update: a batch": (
-        lambda c, t: ops.cache_update(c, batch(1), zeros(1, 2), 1.0),
+    "update: unique ids": (
+        lambda c, t: ops.cache_update(c, unique(1), zeros(1, 2), 1.0),
         "ticket does not hold a Het>Ticket of this process",
     ),
     "update: foreign": (
-        lambda c, t: ops.cache_update(c, filled_ticket(new_cache(), 1), zeros(1, 2), 1.0),
+        lambda c, t: ops.cache_update(c, installed_ticket(new_cache(), 1), zeros(1, 2), 1.0),
         "ticket was given out by another cache",
     ),
     "update: rows": (
@@ -273,7 +274,7 @@ BAD_CACHE_CALLS = {
 @pytest.mark.parametrize(("call", "message"), BAD_CACHE_CALLS.values(), ids=BAD_CACHE_CALLS)
 def test_calls_on_a_cache_that_change_nothing(call, message):
     table, cache = new_table(), new_cache()
-    ticket = filled_ticket(cache, 1, 2, table=table)
+    ticket = installed_ticket(cache, 1, 2, table=table)
     with pytest.raises(INVALID, match=message):
         call(cache, ticket)
     ops.cache_update(cache, ticket, tf.ones([2, 2]), 1.0)
@@ -281,16 +282,34 @@ def test_calls_on_a_cache_that_change_nothing(call, message):
     assert rows(table) == {1: ([-1, -1], 1), 2: ([-1, -1], 1)}
 
 
-def test_an_update_before_the_fill():
+def test_an_update_before_the_replies():
     cache = new_cache()
-    ticket, _ = ops.cache_lookup(cache, batch(1), num_shards=1)
-    with pytest.raises(tf.errors.FailedPreconditionError, match="ticket was not filled before its"):
+    ticket, _ = ops.cache_lookup(cache, unique(1), num_shards=1)
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="ticket was not installed before its"
+    ):
         ops.cache_update(cache, ticket, zeros(1, 2), 1.0)
+
+
+def test_rows_before_the_replies():
+    cache = new_cache()
+    ticket, _ = ops.cache_lookup(cache, unique(1), num_shards=1)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="ticket was not installed before"):
+        ops.cache_gather(cache, ticket)
+
+
+def test_replies_taken_twice():
+    table, cache = new_table(), new_cache()
+    ticket, (request,) = ops.cache_lookup(cache, unique(1), num_shards=1)
+    reply = ops.table_sync(table, request)
+    assert int(ops.cache_install(cache, ticket, [reply])) == 0
+    with pytest.raises(tf.errors.FailedPreconditionError, match="ticket was installed before"):
+        ops.cache_install(cache, ticket, [reply])
 
 
 def test_ftrl_needs_a_positive_rate():
     with pytest.raises(INVALID, match="learning_rate = 0 must be positive for ftrl"):
-        ops.table_apply(new_table(optimizer="ftrl"), batch(1), zeros(1, 2), 0.0)
+        ops.table_apply(new_table(optimizer="ftrl"), unique(1), zeros(1, 2), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +327,7 @@ def test_ftrl_needs_a_positive_rate():
             lambda: ops.table_size(zeros(1)),
             "expected to be a resource tensor but is a float tensor",
         ),
-        (lambda: ops.dedup(zeros(1)), "expected to be a int64 tensor but is a float tensor"),
+        (lambda: ops.unique_ids(zeros(1)), "expected to be a int64 tensor but is a float tensor"),
         (
             lambda: ops.shard_of(zeros(1), num_shards=1),
             "expected to be a int64 tensor but is a float",
@@ -319,7 +338,7 @@ def test_ftrl_needs_a_positive_rate():
             "expected to be a uint8 tensor but is a float",
         ),
         (
-            lambda: ops.table_apply(new_table(), batch(1), zeros(1, 2, dtype=tf.float64), 1.0),
+            lambda: ops.table_apply(new_table(), unique(1), zeros(1, 2, dtype=tf.float64), 1.0),
             "expected to be a float tensor but is a double tensor",
         ),
     ],

@@ -69,7 +69,7 @@ def test_b_steps_that_share_a_cache_at_once(config):
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def step(keys):
-        _, ticket = cache.lookup_op(ops.dedup(keys))
+        _, ticket = cache.lookup_op(ops.unique_ids(keys))
         cache.update_op(ticket, -tf.ones([tf.size(keys), 1]), tf.constant(1.0))
 
     in_threads(lambda thread: [step(keys) for keys in batches(thread)])
@@ -87,7 +87,7 @@ def test_b_updates_of_a_local_table_at_once():
     def work(thread: int) -> None:
         for keys in batches(thread):
             gradients = -tf.ones([len(keys), 1])
-            table.apply_op(ops.dedup(tf.constant(keys)), gradients, tf.constant(1.0), "error")
+            table.apply_op(ops.unique_ids(tf.constant(keys)), gradients, tf.constant(1.0), "error")
             assert table.lookup(keys).min() >= 1
 
     in_threads(work)

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import tensorflow as tf
-from small_tables import INVALID, batch, filled_ticket, new_cache, new_table
+from small_tables import INVALID, installed_ticket, new_cache, new_table, unique
 
 from het_tf import ops, optimizers
 from het_tf.cache import CacheConfig, WorkerCache
@@ -18,7 +18,7 @@ def shards_to_push():
 def test_a_cache_is_listed_while_it_holds_updates():
     before = shards_to_push()
     table, cache = new_table(), new_cache()
-    ticket = filled_ticket(cache, 1, 2, table=table)
+    ticket = installed_ticket(cache, 1, 2, table=table)
     assert shards_to_push() == before
     ops.cache_update(cache, ticket, tf.ones([2, 2]), 1.0)
     ((cache_id, incarnation),) = shards_to_push() - before
@@ -26,9 +26,9 @@ def test_a_cache_is_listed_while_it_holds_updates():
 
     same_cache, same_table = ops.process_cache(cache_id), ops.process_table(incarnation)
     ticket, (request,) = ops.cache_flush(same_cache, num_shards=1, all=True)
-    ops.cache_fill(same_cache, ticket, [ops.table_sync(same_table, request)])
+    ops.cache_install(same_cache, ticket, [ops.table_sync(same_table, request)])
     assert shards_to_push() == before
-    assert ops.table_lookup(table, batch(1)).numpy().tolist() == [[-1, -1]]
+    assert ops.table_lookup(table, unique(1)).numpy().tolist() == [[-1, -1]]
 
 
 def test_a_cleared_table_has_another_number():
@@ -62,7 +62,7 @@ def test_a_cache_that_nobody_holds_is_destroyed_when_the_next_table_is_made():
     before = shards_to_push()
     table = EmbeddingTable(2, optimizers.SGD())
     cache = WorkerCache(table, CacheConfig(9))
-    _, ticket = cache.lookup_op(batch(1))
+    _, ticket = cache.lookup_op(unique(1))
     cache.update_op(ticket, tf.ones([1, 2]), 1.0)
     ((_, incarnation),) = shards_to_push() - before
     del table, cache, ticket

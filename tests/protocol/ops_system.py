@@ -27,9 +27,9 @@ class OpsSystem:
         learning_rate: float = 1.0,
         initializer: str = "zeros",
         policy: str = "lru",
-        server_applies: bool = False,
+        cached: bool = True,
     ):
-        """`server_applies`: no caches, the shards apply the optimizer; the bounds are then 0."""
+        """Not `cached`: no caches, the shards apply the optimizer; the bounds are then 0."""
         self.supports = {"lost", "answer_lost", "twice", "redeliver", "crash"}
         if setup.read_bound is not None:
             # A cache that need not ask for rows it has learns of a restart only by its next push.
@@ -52,9 +52,9 @@ class OpsSystem:
             )
         }
         self._cache = {"capacity": setup.capacity, "policy": policy, **bounds, **self._row}
-        if server_applies:
-            self._cache |= {"capacity": 2**31 - 1, "server_applies": True}
-        self._pushes_at_once = server_applies or setup.write_bound == 0
+        if not cached:
+            self._cache |= {"capacity": 0}
+        self._pushes_at_once = not cached or setup.write_bound == 0
         self._tables = [
             ops.table_handle(shared_name=_name("table"), shard=shard, **self._row)
             for shard in range(setup.num_shards)
@@ -65,13 +65,13 @@ class OpsSystem:
         self._sent: dict[tuple[int, int], list[tf.Tensor]] = collections.defaultdict(list)
 
     def lookup(self, worker: int, keys: Sequence[int]) -> np.ndarray:
-        batch = ops.dedup(tf.constant(keys, tf.int64))
+        unique_ids = ops.unique_ids(tf.constant(keys, tf.int64))
         ticket, requests = ops.cache_lookup(
-            self._caches[worker], batch, num_shards=self.setup.num_shards
+            self._caches[worker], unique_ids, num_shards=self.setup.num_shards
         )
-        rows = self._exchange(worker, ticket, requests)
+        self._exchange(worker, ticket, requests)
         self._tickets[worker] = ticket
-        return rows.numpy()
+        return ops.cache_gather(self._caches[worker], ticket).numpy()
 
     def update(self, worker: int, keys: Sequence[int], grads: np.ndarray) -> None:
         ticket = self._tickets.pop(worker)
@@ -140,12 +140,12 @@ class OpsSystem:
         )
         self._exchange(worker, ticket, requests)
 
-    def _exchange(self, worker: int, ticket: tf.Tensor, requests: list[tf.Tensor]) -> tf.Tensor:
+    def _exchange(self, worker: int, ticket: tf.Tensor, requests: list[tf.Tensor]) -> None:
         """All shards at once, as in a step: when one message fails, no reply is taken."""
         replies = [self._send(worker, shard, request) for shard, request in enumerate(requests)]
         if None in [None if reply is None else 0 for reply in replies]:
             raise MessageLost(f"of worker {worker}")
-        return ops.cache_fill(self._caches[worker], ticket, replies)
+        ops.cache_install(self._caches[worker], ticket, replies)
 
     def _send(self, worker: int, shard: int, request: tf.Tensor) -> tf.Tensor | None:
         if not request.shape[0]:

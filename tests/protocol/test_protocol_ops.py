@@ -51,7 +51,7 @@ def assert_cache_changes_nothing(schedule, options, grad, rtol, atol):
     setup, events = schedule
     with (
         contextlib.closing(OpsSystem(setup, **options)) as cached,
-        contextlib.closing(OpsSystem(setup, **options, server_applies=True)) as plain,
+        contextlib.closing(OpsSystem(setup, **options, cached=False)) as plain,
     ):
         keys: tuple[int, ...] = ()
         for event in events:

@@ -1,4 +1,4 @@
-"""What caches and shards say to each other, read off the bytes (ops/core/message.h)."""
+"""What caches and shards say to each other, read off the bytes (ops/core/wire/)."""
 
 import collections
 import dataclasses
@@ -15,65 +15,82 @@ REQUEST_HEADER = np.dtype(
         ("flags", "<u2"),
         ("cache_id", "<u8"),
         ("incarnation", "<u8"),
+        ("session", "<u8"),
+        ("cut", "<u8"),
         ("read_bound", "<i8"),
         ("dim", "<u4"),
         ("slot_dim", "<u4"),
+        ("contribution_dim", "<u4"),
         ("shard", "<u4"),
-        ("num_batches", "<u4"),
-        ("num_checks", "<i8"),
-        ("num_absent", "<i8"),
+        ("num_pushes", "<u4"),
+        ("num_checks", "<u4"),
+        ("num_value_checks", "<u4"),
+        ("num_full", "<u4"),
+        ("num_values", "<u4"),
+        ("base_bytes", "<u4"),
     ]
 )
-PUSH_HEADER = np.dtype([("sequence", "<u8"), ("learning_rate", "<f4"), ("rows", "<u4")])
-PUSH_ROW = np.dtype([("key", "<i8"), ("clock", "<i8")])
-CHECK = np.dtype([("key", "<i8"), ("base", "<i8")])
+PUSH_HEADER = np.dtype(
+    [("sequence", "<u8"), ("num_gradients", "<u4"), ("num_contributions", "<u4")]
+)
+PUSH_ROW = np.dtype([("key", "<i8"), ("updates", "<u4"), ("clock", "<u4")])
 REPLY_HEADER = np.dtype(
     [
         ("magic", "S4"),
         ("version", "<u2"),
         ("flags", "<u2"),
         ("incarnation", "<u8"),
+        ("session", "<u8"),
         ("acknowledged", "<u8"),
-        ("num_queries", "<i8"),
-        ("num_rows", "<i8"),
-        ("width", "<i8"),
+        ("num_queries", "<u4"),
+        ("num_full", "<u4"),
+        ("num_values", "<u4"),
+        ("dim", "<u4"),
+        ("slot_dim", "<u4"),
+        ("padding", "<u4"),
     ]
 )
 REPLY_ROW = np.dtype([("clock", "<i8"), ("query", "<i8")])
-SERVER_APPLIES = 1
 RESTARTED = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Push:
     sequence: int
-    learning_rate: float
-    rows: np.ndarray  # PUSH_ROW [rows]
-    data: np.ndarray  # float32 [rows, width]
+    gradients: np.ndarray  # PUSH_ROW [gradients]; "updates" holds the bits of the learning rate
+    contributions: np.ndarray  # PUSH_ROW [contributions]
+    num_bytes: int
+
+    @property
+    def keys(self) -> list[int]:
+        return [*self.gradients["key"].tolist(), *self.contributions["key"].tolist()]
+
+    @property
+    def num_updates(self) -> int:
+        return len(self.gradients) + int(self.contributions["updates"].sum())
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     header: np.void
     pushes: list[Push]
-    checks: np.ndarray  # CHECK [num_checks]
-    absent: np.ndarray  # int64 [num_absent]
+    queries: list[int]  # keys: of checks, of rows, of values
+    bases: list[int]  # of the checks
     num_bytes: int
 
     @property
-    def queries(self) -> list[int]:
-        return [*self.checks["key"].tolist(), *self.absent.tolist()]
+    def checked_keys(self) -> list[int]:
+        return self.queries[: len(self.bases)]
 
     @property
     def pushed_keys(self) -> list[int]:
-        return [key for push in self.pushes for key in push.rows["key"].tolist()]
+        return [key for push in self.pushes for key in push.keys]
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
     header: np.void
-    rows: np.ndarray  # REPLY_ROW [num_rows]
-    data: np.ndarray  # float32 [num_rows, width]
+    rows: np.ndarray  # REPLY_ROW [full rows and values]
     num_bytes: int
 
 
@@ -99,32 +116,47 @@ def parse_request(message: tf.Tensor) -> Request:
     cursor = _Cursor(message)
     header = cursor.take(REQUEST_HEADER, 1)[0]
     assert header["magic"] == b"HETQ"
-    width = int(header["dim"])
-    if not header["flags"] & SERVER_APPLIES:
-        width += int(header["slot_dim"])
     pushes = []
-    for _ in range(header["num_batches"]):
+    for _ in range(header["num_pushes"]):
+        start = cursor.at
         head = cursor.take(PUSH_HEADER, 1)[0]
-        num_rows = int(head["rows"])
-        rows = cursor.take(PUSH_ROW, num_rows)
-        data = cursor.take(np.dtype("<f4"), num_rows * width).reshape(num_rows, width)
+        gradients = cursor.take(PUSH_ROW, head["num_gradients"])
+        contributions = cursor.take(PUSH_ROW, head["num_contributions"])
+        floats = len(gradients) * int(header["dim"])
+        floats += len(contributions) * int(header["contribution_dim"])
+        cursor.take(np.dtype("<f4"), floats)
         cursor.at += -cursor.at % 8
-        pushes.append(Push(int(head["sequence"]), float(head["learning_rate"]), rows, data))
-    checks = cursor.take(CHECK, header["num_checks"])
-    absent = cursor.take(np.dtype("<i8"), header["num_absent"])
+        pushes.append(Push(int(head["sequence"]), gradients, contributions, cursor.at - start))
+    counts = [int(header[f"num_{what}"]) for what in ("checks", "value_checks", "full", "values")]
+    queries = cursor.take(np.dtype("<i8"), sum(counts)).tolist()
+    bases = _varints(cursor.take(np.dtype("u1"), int(header["base_bytes"])))
+    cursor.at += -cursor.at % 8
+    assert len(bases) == counts[0] + counts[1]
     assert cursor.at == len(cursor.bytes)
-    return Request(header, pushes, checks, absent, cursor.at)
+    return Request(header, pushes, queries, bases, cursor.at)
+
+
+def _varints(stream: np.ndarray) -> list[int]:
+    numbers, value, shift = [], 0, 0
+    for byte in stream.tolist():
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            numbers.append(value)
+            value = shift = 0
+    return numbers
 
 
 def parse_reply(message: tf.Tensor) -> Reply:
     cursor = _Cursor(message)
     header = cursor.take(REPLY_HEADER, 1)[0]
     assert header["magic"] == b"HETR"
-    num_rows, width = int(header["num_rows"]), int(header["width"])
-    rows = cursor.take(REPLY_ROW, num_rows)
-    data = cursor.take(np.dtype("<f4"), num_rows * width).reshape(num_rows, width)
+    full, values = int(header["num_full"]), int(header["num_values"])
+    rows = cursor.take(REPLY_ROW, full + values)
+    dim = int(header["dim"])
+    cursor.take(np.dtype("<f4"), full * (dim + int(header["slot_dim"])) + values * dim)
     assert cursor.at == len(cursor.bytes)
-    return Reply(header, rows, data, cursor.at)
+    return Reply(header, rows, cursor.at)
 
 
 class WatchedOps(OpsSystem):
@@ -160,12 +192,11 @@ class WatchedOps(OpsSystem):
                 del mine[key]
         super().restart(shard)
 
-    def _exchange(self, worker: int, ticket: tf.Tensor, requests: list[tf.Tensor]) -> tf.Tensor:
+    def _exchange(self, worker: int, ticket: tf.Tensor, requests: list[tf.Tensor]) -> None:
         before = len(self.exchanges)
-        rows = super()._exchange(worker, ticket, requests)
+        super()._exchange(worker, ticket, requests)
         for exchange in self.exchanges[before:]:
             self._note_clocks(exchange)
-        return rows
 
     def _send(self, worker: int, shard: int, request: tf.Tensor) -> tf.Tensor | None:
         reply = super()._send(worker, shard, request)
@@ -180,7 +211,7 @@ class WatchedOps(OpsSystem):
         for push in request.pushes:
             if push.sequence > self._sequence[worker, shard]:
                 self._sequence[worker, shard] = push.sequence
-                for key in push.rows["key"].tolist():
+                for key in push.keys:
                     self._unsent[worker][key] = 0
 
     def _note_clocks(self, exchange: Exchange) -> None:
@@ -195,5 +226,5 @@ class WatchedOps(OpsSystem):
                 unsent[key] = 0
             if query in answered:
                 clocks[key] = answered[query] + unsent[key]
-            elif restarted or query >= len(request.checks):
+            elif restarted or query >= len(request.bases):
                 clocks[key] = 0  # nobody has updated it

@@ -1,0 +1,165 @@
+#include "ops/core/cache/cache.h"
+
+#include <utility>
+
+#include "ops/core/memory/hash.h"
+
+namespace het_tf {
+
+Ticket::Ticket(std::shared_ptr<Cache> cache, std::shared_ptr<const UniqueIds> ids)
+    : cache_(std::move(cache)), ids_(std::move(ids)), asked_(cache_->num_shards()) {}
+
+Ticket::~Ticket() { cache_->Release(*this); }
+
+Status Cache::Create(const CacheConfig& config, std::shared_ptr<Cache>* cache) {
+  RowKit kit;
+  HET_RETURN_IF_ERROR(RowKit::Create(config.rows, &kit));
+  if (config.rows.num_shards > 0xffff) {
+    return InvalidArgument("num_shards = ", config.rows.num_shards, " must be at most 65535");
+  }
+  if (config.capacity < 0 || config.capacity > 0x7fffffff) {
+    return InvalidArgument("capacity = ", config.capacity, " rows must be in [0, 2147483647]");
+  }
+  if (config.read_bound < kUnbounded || config.read_bound > kMaxBound) {
+    return InvalidArgument("read_bound = ", config.read_bound, " must be in [0, ", kMaxBound,
+                           "] (-1: unbounded)");
+  }
+  if (config.write_bound < kUnbounded || config.write_bound > kMaxBound) {
+    return InvalidArgument("write_bound = ", config.write_bound, " must be in [0, ", kMaxBound,
+                           "] (-1: unbounded)");
+  }
+  cache->reset(new Cache(config, std::move(kit)));
+  return Status();
+}
+
+Cache::Cache(const CacheConfig& config, RowKit kit)
+    : config_(config),
+      kit_(std::move(kit)),
+      id_(RandomId()),
+      store_(kit_, config.rows, config.policy, config.capacity),
+      admission_(config.capacity, kit_.optimizer->dim(), kit_.optimizer->slot_dim()),
+      shards_(config.rows.num_shards) {}
+
+void Cache::Release(const Ticket& ticket) {
+  std::lock_guard<std::mutex> lock(released_mutex_);
+  for (const auto* slots : {&ticket.slots_, &ticket.also_held_}) {
+    released_.slots.insert(released_.slots.end(), slots->begin(), slots->end());
+  }
+  for (size_t s = 0; s < ticket.asked_.size(); ++s) {
+    const uint64_t number = ticket.asked_[s].request.number;
+    if (number != 0 && !ticket.installed_) released_.requests.emplace_back(s, number);
+  }
+}
+
+void Cache::TakeReleased() {
+  Released released;
+  {
+    std::lock_guard<std::mutex> lock(released_mutex_);
+    std::swap(released, released_);
+  }
+  for (const auto& [shard, number] : released.requests) shards_[shard].link.Close(number);
+  for (const uint32_t slot : released.slots) {
+    if (store_.Unhold(slot)) Dismiss(slot);
+  }
+}
+
+void Cache::Enqueue(uint32_t slot) {
+  Line* line = store_.line(slot);
+  if (line->has(Line::kQueued)) return;
+  line->set(Line::kQueued);
+  shards_[line->shard].outbox.push_back(slot);
+}
+
+// The line need not stay for its row: it goes once its updates are merged.
+void Cache::Dismiss(uint32_t slot) {
+  const Line& line = *store_.line(slot);
+  if (line.holds > 0) return;
+  if (line.pending > 0) {
+    Enqueue(slot);
+  } else if (line.pushed <= shards_[line.shard].link.acknowledged()) {
+    store_.Free(slot);
+  }
+}
+
+void Cache::Trim() {
+  store_.Trim([this](uint32_t slot) {
+    Line* line = store_.line(slot);
+    counters_.Add(CacheCounter::kEvictions, 1);
+    if (line->pending > 0) counters_.Add(CacheCounter::kDirtyEvictions, 1);
+    admission_.Evicted(HashKey(line->key), store_.Uses(*line));
+    store_.ClearResident(line);
+    Dismiss(slot);
+  });
+}
+
+// Its shard has other rows now, or nobody wants them. Steps that hold the line may still read what
+// they saw; what they update goes up as a gradient.
+void Cache::ForgetLine(uint32_t slot) {
+  Line* line = store_.line(slot);
+  num_pending_ -= line->pending;
+  counters_.Add(CacheCounter::kUpdatesLost, line->pending);
+  store_.MakeClean(slot);
+  store_.ClearResident(line);
+  line->clear(Line::kFull);
+  line->base = 0;
+}
+
+void Cache::RestartShard(int shard, const Link::Epoch& epoch) {
+  Shard& state = shards_[shard];
+  state.link.Restart(epoch, [&](const Link::Push& push) {
+    num_pending_ -= push.updates;
+    counters_.Add(CacheCounter::kUpdatesLost, push.updates);
+  });
+  state.outbox.clear();
+  for (uint32_t slot = 0; slot < store_.end(); ++slot) {
+    Line* line = store_.line(slot);
+    if (!store_.exists(slot) || line->shard != shard) continue;
+    ForgetLine(slot);
+    line->clear(Line::kQueued);
+    line->pushed = 0;
+    Dismiss(slot);
+  }
+}
+
+void Cache::Clear() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TakeReleased();
+  for (Shard& shard : shards_) {
+    for (const uint32_t slot : shard.outbox) store_.line(slot)->clear(Line::kQueued);
+    shard.outbox.clear();
+  }
+  for (uint32_t slot = 0; slot < store_.end(); ++slot) {
+    if (!store_.exists(slot)) continue;
+    ForgetLine(slot);
+    Dismiss(slot);
+  }
+}
+
+Cache::Stats Cache::stats() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  counters_.Set(CacheCounter::kRows, store_.num_resident());
+  counters_.Set(CacheCounter::kPending, num_pending_);
+  counters_.Set(CacheCounter::kMemoryBytes, store_.memory_bytes());
+  Stats stats;
+  for (size_t c = 0; c < stats.size(); ++c) stats[c] = counters_.Get(static_cast<CacheCounter>(c));
+  return stats;
+}
+
+void Cache::Freeze() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  frozen_ = true;
+}
+
+Status Cache::CheckNotFrozen() const {
+  if (!frozen_) return Status();
+  return Cancelled("the cache is frozen: its process is about to end");
+}
+
+std::vector<uint64_t> Cache::incarnations() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<uint64_t> incarnations;
+  for (const Shard& shard : shards_) incarnations.push_back(shard.link.epoch().incarnation);
+  return incarnations;
+}
+
+}  // namespace het_tf

@@ -1,0 +1,219 @@
+// Install: what the shards replied.
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "ops/core/cache/cache.h"
+#include "ops/core/cache/pushes_since.h"
+#include "ops/core/wire/reply.h"
+
+namespace het_tf {
+
+void Cache::Acknowledge(Shard* shard, uint64_t number, uint64_t sequence) {
+  shard->link.Acknowledge(number, sequence, [&](const Link::Push& push) {
+    num_pending_ -= push.updates;
+    for (const uint32_t slot : push.slots) {
+      const Line& line = *store_.line(slot);
+      const bool done = line.pushed == push.sequence && line.pending == 0;
+      if (done && line.holds == 0 && !line.has(Line::kResident)) store_.Free(slot);
+    }
+  });
+}
+
+// A reply about rows that the shard has no more: it serves its own step, and only where nothing
+// newer is known.
+void Cache::InstallOld(const Ticket::Asked& asked, const ReplyView& reply) {
+  const auto show = [&](uint32_t slot, const float* value) {
+    if (!store_.line(slot)->has(Line::kReadable)) store_.InstallValue(slot, value, 0);
+  };
+  const int row_dim = kit_.optimizer->row_dim();
+  for (int64_t r = 0; r < reply.header.num_full; ++r) {
+    show(asked.slots[reply.full_rows[r].query], reply.full + r * row_dim);
+  }
+  for (int64_t r = 0; r < reply.header.num_values; ++r) {
+    show(asked.slots[reply.value_rows[r].query], reply.values + r * dim());
+  }
+  std::vector<float> initial(dim());
+  for (const uint32_t slot : asked.slots) {
+    if (store_.line(slot)->has(Line::kReadable)) continue;
+    kit_.initializer.Fill(store_.line(slot)->key, dim(), initial.data());
+    show(slot, initial.data());
+  }
+}
+
+void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView& reply,
+                         const ParallelFor& parallel_for) {
+  Link& link = shards_[shard].link;
+  const ReplyHeader& header = reply.header;
+  const Optimizer& optimizer = *kit_.optimizer;
+  const int row_dim = optimizer.row_dim();
+  const PushesSince since(link, header.acknowledged, optimizer, config_.rows.clock);
+  const bool restarted = header.flags & kRestarted;
+
+  const auto keep = [&](uint32_t slot, const float* row, int64_t clock) {
+    Line* line = store_.line(slot);
+    // A later request was answered earlier.
+    if (line->has(Line::kFull) && clock < line->base) return;
+    store_.InstallFull(slot, row, clock);
+  };
+  const auto needs_merging = [&](const Line& line) {
+    return since.Has(line.key) || (line.pending > 0 && line.record == Line::kNone);
+  };
+  std::vector<float> merged(row_dim);
+  const auto merge_and_keep = [&](uint32_t slot, const float* row, int64_t clock) {
+    std::copy_n(row, row_dim, merged.data());
+    clock = since.MergeOnto(store_.line(slot)->key, merged.data(), clock);
+    keep(slot, merged.data(), clock);
+  };
+
+  std::vector<char> answered(asked.slots.size());
+  const auto stay = [&](Line* line) {
+    if (line->has(Line::kStays)) store_.SetResident(line);
+    line->clear(Line::kStays);
+  };
+  int64_t refreshed = 0;
+  std::vector<int64_t> to_merge;
+  std::mutex to_merge_mutex;
+  for (int64_t r = 0; r < header.num_full; ++r) {
+    const int64_t query = reply.full_rows[r].query;
+    answered[query] = 1;
+    const uint32_t slot = asked.slots[query];
+    stay(store_.line(slot));
+    refreshed += query < asked.num_bases();
+  }
+  parallel_for(header.num_full, 20 + 2 * row_dim, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      if (r + 4 < last) __builtin_prefetch(store_.line(asked.slots[reply.full_rows[r + 4].query]));
+      const uint32_t slot = asked.slots[reply.full_rows[r].query];
+      if (needs_merging(*store_.line(slot))) {
+        std::lock_guard<std::mutex> lock(to_merge_mutex);
+        to_merge.push_back(r);
+      } else {
+        keep(slot, reply.full + r * row_dim, reply.full_rows[r].clock);
+      }
+    }
+  });
+  for (const int64_t r : to_merge) {
+    merge_and_keep(asked.slots[reply.full_rows[r].query], reply.full + r * row_dim,
+                   reply.full_rows[r].clock);
+  }
+  for (int64_t r = 0; r < header.num_values; ++r) {
+    const int64_t query = reply.value_rows[r].query;
+    answered[query] = 1;
+    Line* line = store_.line(asked.slots[query]);
+    if (query < asked.num_bases()) {
+      // The slots are out of date, and not worth what they cost.
+      ++refreshed;
+      if (line->pending == 0 && !since.Has(line->key)) {
+        store_.ClearResident(line);
+        line->clear(Line::kFull);
+      }
+    }
+    // A step that came later has updated the line. So it was asked for later, and is as fresh.
+    if (line->has(Line::kFull)) continue;
+    store_.InstallValue(asked.slots[query], reply.values + r * dim(), reply.value_rows[r].clock);
+  }
+  admission_.Came(header.num_full, header.num_values);
+
+  // No row for a key whose row must come: nobody has updated it, and the whole of it is known here.
+  int64_t initialized = 0;
+  std::vector<float> initial(row_dim);
+  const auto first_value = asked.num_bases() + asked.num_full;
+  for (int64_t q = restarted ? 0 : asked.num_bases(); q < header.num_queries; ++q) {
+    if (answered[q]) continue;
+    if (q >= asked.num_bases() && q < first_value) admission_.GiveBack(1);
+    const uint32_t slot = asked.slots[q];
+    Line* line = store_.line(slot);
+    if (line->has(Line::kFull)) continue;
+    ++initialized;
+    if (config_.capacity == 0 && line->holds == 1 && line->pending == 0 && !since.Has(line->key)) {
+      kit_.initializer.Fill(line->key, dim(), initial.data());
+      store_.InstallValue(slot, initial.data(), 0);
+      continue;
+    }
+    kit_.InitRow(line->key, initial.data());
+    merge_and_keep(slot, initial.data(), 0);
+    stay(line);
+  }
+  if (!restarted) admission_.Spared(asked.num_bases() - refreshed);
+  counters_.Add(CacheCounter::kStaleHits, refreshed);
+  counters_.Add(CacheCounter::kInitialized, initialized);
+  counters_.Add(CacheCounter::kVisitors, header.num_values);
+}
+
+Status Cache::Install(Ticket* ticket, const std::vector<Bytes>& replies,
+                      const ParallelFor& parallel_for, int64_t* rows) {
+  if (replies.size() != shards_.size()) {
+    return InvalidArgument("replies holds ", replies.size(), " messages for ", shards_.size(),
+                           " shards");
+  }
+  const Optimizer& optimizer = *kit_.optimizer;
+  std::vector<ReplyView> views(replies.size());
+  for (size_t s = 0; s < replies.size(); ++s) {
+    const Ticket::Asked& asked = ticket->asked_[s];
+    if (asked.request.number == 0) continue;
+    const Status parsed = ReplyView::Parse(replies[s].data, replies[s].size, &views[s]);
+    if (!parsed.ok()) return InvalidArgument("replies[", s, "]: ", parsed.message());
+    const ReplyHeader& header = views[s].header;
+    if (header.num_queries != asked.slots.size() ||
+        static_cast<int>(header.dim) != optimizer.dim() ||
+        static_cast<int>(header.slot_dim) != optimizer.slot_dim()) {
+      return InvalidArgument("replies[", s, "] answers ", header.num_queries,
+                             " queries with rows of dim ", header.dim, " and slot_dim ",
+                             header.slot_dim, ", not ", asked.slots.size(), " with ",
+                             optimizer.dim(), " and ", optimizer.slot_dim());
+    }
+    for (int64_t r = 0; r < header.num_values; ++r) {
+      const int64_t query = views[s].value_rows[r].query;
+      if (query >= asked.num_bases() + asked.num_full) break;
+      if (query >= asked.num_checks && query < asked.num_bases()) continue;
+      return InvalidArgument("replies[", s, "] answers query ", query,
+                             " with a value; it asks for the row");
+    }
+  }
+
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ticket->installed_) return FailedPrecondition("ticket was installed before");
+  TakeReleased();
+  for (size_t s = 0; s < replies.size(); ++s) {
+    const Ticket::Asked& asked = ticket->asked_[s];
+    if (asked.request.number == 0) continue;
+    const Status believed = shards_[s].link.Check(asked.request, views[s].header);
+    if (!believed.ok()) return InvalidArgument("replies[", s, "]: ", believed.message());
+  }
+  *rows = 0;
+  for (size_t s = 0; s < replies.size(); ++s) {
+    const Ticket::Asked& asked = ticket->asked_[s];
+    if (asked.request.number == 0) continue;
+    const ReplyHeader& header = views[s].header;
+    Link& link = shards_[s].link;
+    const Link::Standing standing = link.StandingOf(asked.request, header);
+    if (standing == Link::Standing::kNew) {
+      RestartShard(static_cast<int>(s), {header.incarnation, header.session});
+    }
+    if (standing == Link::Standing::kOld) {
+      InstallOld(asked, views[s]);
+    } else {
+      Acknowledge(&shards_[s], asked.request.number, header.acknowledged);
+      InstallReply(static_cast<int>(s), asked, views[s], parallel_for);
+    }
+    link.Close(asked.request.number);
+    *rows += int64_t{header.num_full} + header.num_values;
+    counters_.Add(CacheCounter::kBytesDown, static_cast<int64_t>(replies[s].size));
+  }
+  ticket->installed_ = true;
+  Trim();
+  return Status();
+}
+
+Status Cache::Gather(const Ticket& ticket, const ParallelFor& parallel_for, float* out) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
+  store_.Gather(ticket.ids(), ticket.slots_, parallel_for, out);
+  return Status();
+}
+
+}  // namespace het_tf

@@ -1,0 +1,263 @@
+// Lookup and Flush: the lines of a step, and the requests for what they lack.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ops/core/cache/cache.h"
+#include "ops/core/memory/hash.h"
+#include "ops/core/wire/request.h"
+
+namespace het_tf {
+
+void Cache::MakeMissing(Ticket* ticket) {
+  const UniqueIds& ids = ticket->ids();
+  constexpr int64_t kAhead = 16;
+  for (int64_t u = 0; u < ids.num_keys(); ++u) {
+    if (u + kAhead < ids.num_keys() && ticket->slots_[u + kAhead] == Line::kNone) {
+      admission_.Prefetch(ids.hashes[u + kAhead]);
+    }
+    uint32_t& slot = ticket->slots_[u];
+    if (slot != Line::kNone && store_.line(slot)->has(Line::kFull)) continue;
+    const int count = admission_.Missed(ids.hashes[u]);
+    if (slot == Line::kNone) slot = store_.Make(ids.keys[u], ids.hashes[u], count);
+    if (store_.WouldStay(count, admission_.rich())) store_.line(slot)->set(Line::kStays);
+    // A row that nobody has updated costs nothing, so what stays need not be asked for in full.
+    if (store_.line(slot)->has(Line::kStays) && admission_.Affords(count)) {
+      store_.line(slot)->set(Line::kAskFull);
+      admission_.Ask(1);
+    }
+  }
+}
+
+Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
+                     const ParallelFor& parallel_for, const AllocateRequest& allocate,
+                     std::shared_ptr<Ticket>* ticket) {
+  *ticket = std::make_shared<Ticket>(shared_from_this(), std::move(ids));
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  TakeReleased();
+  const UniqueIds& keys = (*ticket)->ids();
+  admission_.BeginUse(keys.num_keys());
+  const Store::Found found = store_.Find(keys, parallel_for, &(*ticket)->slots_);
+  if (found.full < keys.num_keys()) MakeMissing(ticket->get());
+  Trim();
+  counters_.Add(CacheCounter::kLookups, 1);
+  counters_.Add(CacheCounter::kIds, keys.num_ids());
+  counters_.Add(CacheCounter::kKeys, keys.num_keys());
+  counters_.Add(CacheCounter::kHits, found.full);
+  counters_.Add(CacheCounter::kMisses, keys.num_keys() - found.full);
+
+  const int64_t read_bound = fresh || config_.capacity == 0 ? 0 : config_.read_bound;
+  std::vector<Questions> questions(num_shards());
+  for (auto& each : questions) each.checks.reserve(found.full / num_shards() + 16);
+  for (const uint32_t slot : (*ticket)->slots_) {
+    Ask(slot, read_bound, &questions[store_.line(slot)->shard]);
+  }
+  for (int s = 0; s < num_shards(); ++s) {
+    SendRequest(s, false, read_bound, std::move(questions[s]), allocate, ticket->get());
+  }
+  return Status();
+}
+
+// What a step must ask about one of its lines.
+void Cache::Ask(uint32_t slot, int64_t read_bound, Questions* questions) {
+  Line* line = store_.line(slot);
+  // A value without slots takes no own update in, so it is enough only if the reply has them all:
+  // those queued travel with the request, and no other step may make one before its own.
+  const bool reply_has_all = line->holds == 1 && (line->pending == 0 || line->has(Line::kQueued));
+  if (line->has(Line::kFull)) {
+    if (config_.capacity > 0) store_.SetResident(line);
+    if (read_bound == kUnbounded) {
+      admission_.Spared(1);
+    } else if (reply_has_all && !admission_.AffordsRefresh()) {
+      questions->value_checks.push_back(slot);
+    } else {
+      questions->checks.push_back(slot);
+    }
+  } else if (line->has(Line::kAskFull)) {
+    line->clear(Line::kAskFull);
+    questions->full.push_back(slot);
+  } else if (!reply_has_all) {
+    admission_.Ask(1);
+    questions->full.push_back(slot);
+  } else {
+    questions->values.push_back(slot);
+  }
+}
+
+// What a check of the line says once the request's push is written.
+int64_t Cache::BaseAfterCut(const Line& line) const {
+  const int64_t base = std::max<int64_t>(line.base, 0);
+  switch (config_.rows.clock) {
+    case ClockRule::kCount:
+      return line.has(Line::kQueued) ? Advance(base, line.pending) : base;
+    case ClockRule::kLamport:
+      return Advance(base, line.pending);
+    case ClockRule::kDrift:
+      return line.has(Line::kQueued) ? Advance(base, line.units) : base;
+  }
+  return base;
+}
+
+// Lamport clocks: a row that is pushed comes back.
+void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket) {
+  for (const uint32_t slot : shard.outbox) {
+    Line* line = store_.line(slot);
+    if (line->has(Line::kFull) && (line->has(Line::kResident) || line->holds > 0)) {
+      line->set(Line::kForced);
+    }
+  }
+  const auto is_forced = [&](uint32_t slot) { return store_.line(slot)->has(Line::kForced); };
+  for (auto* checks : {&questions->checks, &questions->value_checks}) {
+    const auto first = std::stable_partition(checks->begin(), checks->end(),
+                                             [&](uint32_t slot) { return !is_forced(slot); });
+    questions->full.insert(questions->full.end(), first, checks->end());
+    checks->erase(first, checks->end());
+  }
+  for (const uint32_t slot : questions->full) store_.line(slot)->clear(Line::kForced);
+  for (const uint32_t slot : shard.outbox) {
+    if (!is_forced(slot)) continue;
+    store_.line(slot)->clear(Line::kForced);
+    ++store_.line(slot)->holds;
+    ticket->also_held_.push_back(slot);
+    questions->full.push_back(slot);
+  }
+}
+
+PushHeader Cache::CountOutbox(const Shard& shard) const {
+  PushHeader header = {shard.link.NextSequence(), 0, 0};
+  for (size_t i = 0; i < shard.outbox.size(); ++i) {
+    if (i + 8 < shard.outbox.size()) __builtin_prefetch(store_.line(shard.outbox[i + 8]));
+    const Line& line = *store_.line(shard.outbox[i]);
+    if (Unsent::TravelsAsGradients(line)) {
+      header.num_gradients += static_cast<uint32_t>(line.pending);
+    } else {
+      ++header.num_contributions;
+    }
+  }
+  return header;
+}
+
+// Moves the outbox into a push. bytes: (PushBytes(...)).
+void Cache::WritePush(Shard* shard, const PushHeader& header, char* bytes) {
+  const Optimizer& optimizer = *kit_.optimizer;
+  PushWriter writer(bytes, header, optimizer.dim(), optimizer.contribution_dim());
+  for (size_t i = 0; i < shard->outbox.size(); ++i) {
+    if (i + 4 < shard->outbox.size()) store_.Prefetch(shard->outbox[i + 4]);
+    const uint32_t slot = shard->outbox[i];
+    Line* line = store_.line(slot);
+    line->base = BaseAfterCut(*line);
+    uint32_t clock = 0;
+    if (config_.rows.clock == ClockRule::kLamport) clock = static_cast<uint32_t>(line->base);
+    if (config_.rows.clock == ClockRule::kDrift) clock = line->units;
+    if (Unsent::TravelsAsGradients(*line)) {
+      store_.unsent().ForEachGradient(*line, [&](const float* gradient, float learning_rate) {
+        std::memcpy(writer.AddGradient(line->key, learning_rate, clock), gradient,
+                    sizeof(float) * optimizer.dim());
+        if (config_.rows.clock == ClockRule::kDrift) clock = 0;  // the units of all of them, once
+      });
+    } else {
+      store_.unsent().GetContribution(
+          *line, store_.row(slot),
+          writer.AddContribution(line->key, static_cast<uint32_t>(line->pending), clock));
+    }
+    store_.MakeClean(slot);
+    line->clear(Line::kQueued);
+    line->pushed = header.sequence;
+  }
+}
+
+void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
+                        const AllocateRequest& allocate, Ticket* ticket) {
+  Shard& state = shards_[shard];
+  Ticket::Asked& asked = ticket->asked_[shard];
+  if (config_.rows.clock == ClockRule::kLamport) ForcePushedRows(state, &questions, ticket);
+  const Optimizer& optimizer = *kit_.optimizer;
+  const std::vector<const Link::Push*> again = state.link.ToCarry(everything);
+  const bool pushes = !state.outbox.empty();
+  if (again.empty() && !pushes && questions.empty()) {
+    allocate(shard, 0);
+    return;
+  }
+  RequestHeader header;
+  header.cache_id = id_;
+  header.incarnation = state.link.epoch().incarnation;
+  header.session = state.link.epoch().session;
+  header.cut = state.link.cut() + (pushes ? 1 : 0);
+  header.read_bound = read_bound;
+  header.dim = static_cast<uint32_t>(optimizer.dim());
+  header.slot_dim = static_cast<uint32_t>(optimizer.slot_dim());
+  header.contribution_dim = static_cast<uint32_t>(optimizer.contribution_dim());
+  header.shard = static_cast<uint32_t>(shard);
+  header.num_pushes = static_cast<uint32_t>(again.size() + (pushes ? 1 : 0));
+  header.num_checks = static_cast<uint32_t>(questions.checks.size());
+  header.num_value_checks = static_cast<uint32_t>(questions.value_checks.size());
+  header.num_full = static_cast<uint32_t>(questions.full.size());
+  header.num_values = static_cast<uint32_t>(questions.values.size());
+  asked.slots.reserve(header.num_queries());
+  for (const auto* slots :
+       {&questions.checks, &questions.value_checks, &questions.full, &questions.values}) {
+    asked.slots.insert(asked.slots.end(), slots->begin(), slots->end());
+  }
+  std::vector<int64_t> bases(header.num_bases());
+  for (size_t q = 0; q < bases.size(); ++q) {
+    bases[q] = BaseAfterCut(*store_.line(asked.slots[q]));
+    header.base_bytes += static_cast<uint32_t>(BaseBytes(bases[q]));
+  }
+  PushHeader push_header = {0, 0, 0};
+  size_t new_bytes = 0, push_bytes = 0;
+  if (pushes) {
+    push_header = CountOutbox(state);
+    push_bytes = new_bytes = PushBytes(push_header.num_gradients, push_header.num_contributions,
+                                       header.dim, header.contribution_dim);
+  }
+  for (const Link::Push* push : again) push_bytes += push->size;
+  const size_t bytes = RequestWriter::Size(header, push_bytes);
+
+  const std::shared_ptr<char> memory = allocate(shard, bytes);
+  RequestWriter writer(memory.get(), header);
+  for (const Link::Push* push : again) {
+    std::memcpy(writer.AddPush(push->size), push->bytes, push->size);
+  }
+  if (pushes) {
+    Link::Push push;
+    push.sequence = push_header.sequence;
+    push.memory = memory;
+    push.bytes = writer.AddPush(new_bytes);
+    push.size = new_bytes;
+    for (const uint32_t slot : state.outbox) push.updates += store_.line(slot)->pending;
+    WritePush(&state, push_header, const_cast<char*>(push.bytes));
+    push.slots.swap(state.outbox);
+    counters_.Add(CacheCounter::kRowsPushed, static_cast<int64_t>(push.slots.size()));
+    counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
+    state.link.AddPush(std::move(push));
+  }
+  for (const uint32_t slot : asked.slots) writer.AddKey(store_.line(slot)->key);
+  for (const int64_t base : bases) writer.AddBase(base);
+  writer.Finish();
+
+  asked.request = state.link.Open(everything);
+  asked.num_checks = header.num_checks;
+  asked.num_value_checks = header.num_value_checks;
+  asked.num_full = header.num_full;
+  counters_.Add(CacheCounter::kMessages, 1);
+  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes));
+  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(push_bytes));
+}
+
+Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<Ticket>* ticket) {
+  *ticket = std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
+  std::lock_guard<std::mutex> lock(mutex_);
+  TakeReleased();
+  Trim();
+  if (all) {
+    for (const uint32_t slot : store_.dirty()) Enqueue(slot);
+  }
+  for (int s = 0; s < num_shards(); ++s) {
+    SendRequest(s, true, config_.read_bound, Questions(), allocate, ticket->get());
+  }
+  return Status();
+}
+
+}  // namespace het_tf

@@ -1,0 +1,177 @@
+// Caches and table shards in one process, with the network between them in the test's hands.
+
+#ifndef HET_TF_OPS_CORE_CACHE_CACHE_TESTING_H_
+#define HET_TF_OPS_CORE_CACHE_CACHE_TESTING_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ops/core/cache/cache.h"
+#include "ops/core/memory/hash.h"
+#include "ops/core/parallel.h"
+#include "ops/core/table/table.h"
+#include "ops/core/testing.h"
+#include "ops/core/unique_ids.h"
+
+namespace het_tf {
+namespace testing {
+
+using Ids = std::vector<int64_t>;
+using Floats = std::vector<float>;
+
+// One column of SGD from zero: with rate 1 a row is minus the sum of its gradients, exactly as long
+// as these are integers.
+inline CacheConfig PlainConfig(int num_shards = 1) {
+  CacheConfig config;
+  config.rows = {1, "sgd", "zeros", 0, ClockRule::kCount, num_shards};
+  config.capacity = 1000;
+  return config;
+}
+
+inline void SetStaleness(CacheConfig* config, int64_t staleness) {
+  config->read_bound = config->write_bound = staleness;
+}
+
+// Safe for concurrent use as far as tables and caches are.
+class Cluster {
+ public:
+  explicit Cluster(const CacheConfig& config, int num_caches = 1) : config_(config) {
+    for (int s = 0; s < config.rows.num_shards; ++s) tables_.push_back(MakeTable(config.rows, s));
+    for (int w = 0; w < num_caches; ++w) {
+      caches_.emplace_back();
+      EXPECT_OK(Cache::Create(config, &caches_.back()));
+    }
+  }
+
+  int num_shards() const { return static_cast<int>(tables_.size()); }
+  int num_caches() const { return static_cast<int>(caches_.size()); }
+  Cache* cache(int w = 0) const { return caches_[w].get(); }
+  Table* table(int s = 0) const { return tables_[s].get(); }
+  Table* table_of(int64_t key) const {
+    return table(static_cast<int>(ShardOfHash(HashKey(key), num_shards())));
+  }
+
+  int64_t count(CacheCounter counter, int w = 0) const {
+    return cache(w)->stats()[static_cast<size_t>(counter)];
+  }
+  int64_t rows_sent() const {
+    int64_t sum = 0;
+    for (const auto& table : tables_) sum += table->counter(TableCounter::kRowsSent);
+    return sum;
+  }
+
+  // A lookup or flush under way: the requests that were cut, then the shards' replies to them.
+  struct Call {
+    int cache;
+    std::shared_ptr<Ticket> ticket;
+    std::vector<std::shared_ptr<Buffer>> requests;
+    std::vector<Buffer> replies;
+
+    int num_requests() const {
+      return static_cast<int>(std::count_if(requests.begin(), requests.end(),
+                                            [](const auto& bytes) { return !bytes->empty(); }));
+    }
+  };
+
+  Call Lookup(int w, const Ids& ids, bool fresh = false) const {
+    Call call = NewCall(w);
+    EXPECT_OK(cache(w)->Lookup(std::make_shared<UniqueIds>(ids.data(), ids.size()), fresh,
+                               parallel_for, Into(&call), &call.ticket));
+    return call;
+  }
+
+  Call CutFlush(int w, bool all) const {
+    Call call = NewCall(w);
+    EXPECT_OK(cache(w)->Flush(all, Into(&call), &call.ticket));
+    return call;
+  }
+
+  void Deliver(Call* call) const {
+    for (int s = 0; s < num_shards(); ++s) Deliver(call, s);
+  }
+  void Deliver(Call* call, int s) const {
+    if (call->requests[s]->empty()) return;
+    EXPECT_OK(Sync(table(s), *call->requests[s], &call->replies[s], parallel_for));
+  }
+
+  Status TryInstall(Call* call) const {
+    std::vector<Cache::Bytes> replies;
+    for (const Buffer& reply : call->replies) replies.push_back({reply.data(), reply.size()});
+    int64_t rows = 0;
+    return cache(call->cache)->Install(call->ticket.get(), replies, parallel_for, &rows);
+  }
+  Floats Gather(const Call& call) const {
+    Floats out(call.ticket->ids().num_ids() * cache(call.cache)->dim());
+    EXPECT_OK(cache(call.cache)->Gather(*call.ticket, parallel_for, out.data()));
+    return out;
+  }
+  Floats Fill(Call* call) const {
+    EXPECT_OK(TryInstall(call));
+    return Gather(*call);
+  }
+
+  Status Update(const Call& call, const Floats& gradients, float learning_rate = 1) const {
+    return cache(call.cache)
+        ->Update(call.ticket.get(), gradients.data(), learning_rate, parallel_for);
+  }
+
+  Floats Read(int w, const Ids& ids) const {
+    Call call = Lookup(w, ids);
+    Deliver(&call);
+    return Fill(&call);
+  }
+
+  // What the step read before its update.
+  Floats Step(int w, const Ids& ids, const Floats& gradients, float learning_rate = 1) const {
+    Call call = Lookup(w, ids);
+    Deliver(&call);
+    const Floats values = Fill(&call);
+    EXPECT_OK(Update(call, gradients, learning_rate));
+    return values;
+  }
+
+  void Flush(int w, bool all = true) const {
+    Call call = CutFlush(w, all);
+    Deliver(&call);
+    Fill(&call);
+  }
+
+  // Every row of every shard.
+  TableRows Rows() const {
+    TableRows rows;
+    for (int s = 0; s < num_shards(); ++s) {
+      for (const auto& [key, row] : Snapshot(*table(s))) {
+        EXPECT_EQ(table_of(key), table(s)) << "key " << key << " is in a shard that is not its own";
+        rows[key] = row;
+      }
+    }
+    return rows;
+  }
+
+  ParallelFor parallel_for = SerialFor;
+
+ private:
+  Call NewCall(int w) const {
+    return {w, nullptr, std::vector<std::shared_ptr<Buffer>>(num_shards()),
+            std::vector<Buffer>(num_shards())};
+  }
+
+  static Cache::AllocateRequest Into(Call* call) {
+    return [call](int shard, size_t bytes) {
+      auto& request = call->requests[shard];
+      request = std::make_shared<Buffer>(bytes);
+      return std::shared_ptr<char>(request, request->data());
+    };
+  }
+
+  const CacheConfig config_;
+  std::vector<std::unique_ptr<Table>> tables_;
+  std::vector<std::shared_ptr<Cache>> caches_;
+};
+
+}  // namespace testing
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_CACHE_CACHE_TESTING_H_

@@ -1,0 +1,43 @@
+// Update: the optimizer on cached rows.
+
+#include <algorithm>
+
+#include "ops/core/cache/cache.h"
+
+namespace het_tf {
+
+// Whether the line's updates may wait no longer.
+bool Cache::Due(const Line& line) const {
+  if (line.pending == 0) return false;
+  if (!line.has(Line::kFull)) return true;
+  constexpr int64_t kMostPending = 1 << 30;  // of 32 bits in a message
+  if (line.pending >= kMostPending) return true;
+  if (config_.write_bound == kUnbounded) return false;
+  const int64_t unsent = config_.rows.clock == ClockRule::kDrift ? line.units : line.pending;
+  return unsent >= std::max<int64_t>(config_.write_bound, 1);
+}
+
+Status Cache::Update(Ticket* ticket, const float* gradients, float learning_rate,
+                     const ParallelFor& parallel_for) {
+  HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
+  const GradientSums sums(ticket->ids(), gradients, dim(), parallel_for);
+  if (sums.num_nonfinite() > 0 && config_.nonfinite == Nonfinite::kError) {
+    return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
+                           sums.num_nonfinite(), " of ", ticket->ids().num_keys(),
+                           " keys; no row was updated");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  TakeReleased();
+  if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
+  const int64_t updates = store_.Update(ticket->slots_, sums, learning_rate, parallel_for);
+  for (const uint32_t slot : ticket->slots_) {
+    if (Due(*store_.line(slot))) Enqueue(slot);
+  }
+  num_pending_ += updates;
+  counters_.Add(CacheCounter::kUpdates, updates);
+  counters_.Add(CacheCounter::kNonfiniteSkipped, sums.num_nonfinite());
+  return Status();
+}
+
+}  // namespace het_tf

@@ -1,0 +1,102 @@
+// How often keys that have no line were asked for lately, in half a byte a counter.
+//
+// A count-min sketch with conservative increments, whose counters are halved in turn (TinyLFU:
+// Einziger, Friedman & Manes, ACM ToS 2017). Halving goes on a little with every lookup, so that
+// none pays for all of it. The four counters of a key lie apart: in one cache line they met those
+// of the same other keys, and the sketch remembered too long (benchmarks/cache_traces.py,
+// MovieLens).
+
+#ifndef HET_TF_OPS_CORE_CACHE_SKETCH_H_
+#define HET_TF_OPS_CORE_CACHE_SKETCH_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ops/core/memory/arena.h"
+#include "ops/core/memory/hash.h"
+
+namespace het_tf {
+
+class Sketch {
+ public:
+  static constexpr int kMax = 15;
+
+  // 16 bytes a row of the cache, at most 256 MB.
+  explicit Sketch(int64_t capacity)
+      : words_(NumWords(capacity)),
+        words_a_lookup_(static_cast<double>(words_.size()) /
+                        static_cast<double>(kWindowInCapacities * std::max<int64_t>(capacity, 1))) {
+  }
+
+  void Prefetch(uint64_t hash) const {
+    for (int row = 0; row < kRows; ++row) __builtin_prefetch(&words_[PlaceOf(hash, row).word]);
+  }
+
+  // How often the key was counted lately, at most kMax.
+  int Get(uint64_t hash) const {
+    int least = kMax;
+    for (int row = 0; row < kRows; ++row) least = std::min(least, At(PlaceOf(hash, row)));
+    return least;
+  }
+
+  // Counts the key once. Returns how often it is counted now.
+  int Count(uint64_t hash) {
+    const int count = std::min(Get(hash) + 1, kMax);
+    AtLeast(hash, count);
+    return count;
+  }
+
+  // Makes the count of a key at least this.
+  void AtLeast(uint64_t hash, int count) {
+    for (int row = 0; row < kRows; ++row) {
+      const Place place = PlaceOf(hash, row);
+      if (At(place) >= count) continue;
+      uint64_t& word = words_[place.word];
+      word = (word & ~(uint64_t{15} << place.shift)) | static_cast<uint64_t>(count) << place.shift;
+    }
+  }
+
+  // That many keys were looked up: every counter is halved once in a window of them.
+  void Age(int64_t keys) {
+    due_ += static_cast<double>(keys) * words_a_lookup_;
+    for (; due_ >= 1; due_ -= 1) {
+      words_[hand_] = (words_[hand_] >> 1) & 0x7777777777777777ULL;
+      hand_ = hand_ + 1 == words_.size() ? 0 : hand_ + 1;
+    }
+  }
+
+ private:
+  static constexpr int kRows = 4;
+  static constexpr int64_t kWindowInCapacities = 8;
+
+  struct Place {
+    uint32_t word;
+    int shift;
+  };
+
+  static size_t NumWords(int64_t capacity) {
+    return static_cast<size_t>(std::clamp<int64_t>(2 * capacity, 64, 32 << 20));
+  }
+
+  Place PlaceOf(uint64_t hash, int row) const {
+    constexpr uint64_t kOdd[kRows] = {0xd6e8feb86659fd93ULL, 0xa0761d6478bd642fULL,
+                                      0xe7037ed1a0b428dbULL, 0x8ebc6af09c88c6e3ULL};
+    const uint64_t mixed = hash * kOdd[row];
+    return {ScaleHash(mixed, static_cast<uint32_t>(words_.size())),
+            static_cast<int>(mixed & 15) * 4};
+  }
+  int At(const Place& place) const {
+    return static_cast<int>((words_[place.word] >> place.shift) & 15);
+  }
+
+  std::vector<uint64_t, BlockAllocator<uint64_t>> words_;
+  const double words_a_lookup_;  // that are halved
+  size_t hand_ = 0;
+  double due_ = 0;  // words
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_CACHE_SKETCH_H_

@@ -1,0 +1,178 @@
+#include "ops/core/cache/store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+
+#include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
+#include "ops/core/simd.h"
+
+namespace het_tf {
+namespace {
+
+size_t RoundUpTo8(size_t bytes) { return (bytes + 7) & ~size_t{7}; }
+
+// The index is made for this many lines at once, so that it does not grow while steps wait. Beyond,
+// it would take memory long before its lines do.
+constexpr int64_t kMostIndexed = int64_t{1} << 25;
+
+}  // namespace
+
+Store::Store(const RowKit& kit, const RowConfig& rows, Policy policy, int64_t capacity)
+    : kit_(kit),
+      dim_(kit.optimizer->dim()),
+      row_dim_(kit.optimizer->row_dim()),
+      num_shards_(rows.num_shards),
+      drift_(rows.clock == ClockRule::kDrift),
+      capacity_(capacity),
+      lines_(RoundUpTo8(sizeof(Line) + sizeof(float) * row_dim_), &arena_),
+      unsent_(*kit.optimizer, &arena_),
+      eviction_(policy, std::max<int64_t>(capacity, 1)) {
+  index_.Reserve(std::min(capacity, kMostIndexed), [](uint32_t) { return uint64_t{0}; });
+}
+
+void Store::Prefetch(uint32_t slot) const { het_tf::Prefetch(lines_[slot], lines_.record_bytes()); }
+
+Store::Found Store::Find(const UniqueIds& ids, const ParallelFor& parallel_for,
+                         std::vector<uint32_t>* slots) {
+  eviction_.BeginUse(ids.num_keys());
+  slots->resize(ids.num_keys());
+  std::atomic<int64_t> num_lines{0}, num_full{0};
+  parallel_for(ids.num_keys(), kKeyCycles, [&](int64_t first, int64_t last) {
+    int64_t lines = 0, full = 0;
+    VisitAhead(
+        index_, last - first, [&](int64_t i) { return ids.hashes[first + i]; },
+        [&](uint32_t slot) { __builtin_prefetch(line(slot)); },
+        [&](int64_t i) {
+          const int64_t u = first + i;
+          const uint32_t slot =
+              index_.Find(ids.hashes[u], [&](uint32_t s) { return line(s)->key == ids.keys[u]; });
+          (*slots)[u] = slot;
+          if (slot == Index::kNone) return;
+          Line* found = line(slot);
+          found->score = eviction_.Used(found->score);
+          ++found->holds;
+          ++lines;
+          full += found->has(Line::kFull);
+        });
+    num_lines.fetch_add(lines, std::memory_order_relaxed);
+    num_full.fetch_add(full, std::memory_order_relaxed);
+  });
+  return {num_lines, num_full};
+}
+
+uint32_t Store::Make(int64_t key, uint64_t hash, int uses) {
+  const uint32_t slot = lines_.Allocate();
+  Line* made = line(slot);
+  *made = Line{};
+  made->key = key;
+  made->base = -1;
+  made->score = eviction_.New(uses);
+  made->record = made->gradients = made->dirty_at = Line::kNone;
+  made->holds = 1;
+  made->shard = static_cast<uint16_t>(ShardOfHash(hash, num_shards_));
+  index_.Insert(hash, slot, [&](uint32_t s) { return HashKey(line(s)->key); });
+  return slot;
+}
+
+bool Store::Unhold(uint32_t slot) {
+  Line* held = line(slot);
+  return --held->holds == 0 && !held->has(Line::kResident);
+}
+
+void Store::Free(uint32_t slot) {
+  Line* freed = line(slot);
+  index_.Erase(HashKey(freed->key), slot);
+  freed->flags = 0;
+  freed->dirty_at = kNoLine;
+  lines_.Free(slot);
+}
+
+void Store::InstallFull(uint32_t slot, const float* row, int64_t base) {
+  Line* installed = line(slot);
+  float* mine = this->row(slot);
+  if (installed->pending > 0) {
+    static thread_local std::vector<float> old_row;
+    old_row.assign(mine, mine + row_dim_);
+    std::memcpy(mine, row, sizeof(float) * row_dim_);
+    unsent_.MoveOnto(installed, old_row.data(), mine);
+  } else {
+    std::memcpy(mine, row, sizeof(float) * row_dim_);
+  }
+  installed->base = base;
+  installed->set(Line::kFull | Line::kReadable);
+}
+
+void Store::InstallValue(uint32_t slot, const float* value, int64_t base) {
+  Line* installed = line(slot);
+  std::memcpy(row(slot), value, sizeof(float) * dim_);
+  installed->base = base;
+  installed->set(Line::kReadable);
+}
+
+void Store::Gather(const UniqueIds& ids, const std::vector<uint32_t>& slots,
+                   const ParallelFor& parallel_for, float* out) const {
+  std::vector<const float*> rows(ids.num_keys());
+  for (int64_t u = 0; u < ids.num_keys(); ++u) rows[u] = row(slots[u]);
+  ids.Gather(rows.data(), dim_, parallel_for, out);
+}
+
+int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
+                      float learning_rate, const ParallelFor& parallel_for) {
+  const int64_t n = static_cast<int64_t>(slots.size());
+  constexpr int64_t kAhead = 8;
+  int64_t updates = 0;
+  for (int64_t u = 0; u < n; ++u) {
+    if (u + kAhead < n) __builtin_prefetch(line(slots[u + kAhead]));
+    if (gradients[u] == nullptr) continue;
+    Line* updated = line(slots[u]);
+    ++updates;
+    if (updated->has(Line::kFull)) {
+      unsent_.Prepare(updated);
+    } else {
+      unsent_.Keep(updated, gradients[u], learning_rate);
+    }
+    if (updated->pending == 0) MakeDirty(slots[u]);
+    ++updated->pending;
+  }
+  parallel_for(n, kKeyCycles + 4 * row_dim_, [&](int64_t first, int64_t last) {
+    std::vector<float> before(drift_ ? dim_ : 0);
+    for (int64_t u = first; u < last; ++u) {
+      if (u + 3 < last) Prefetch(slots[u + 3]);
+      Line* updated = line(slots[u]);
+      if (gradients[u] == nullptr) continue;
+      uint32_t units = 1;
+      if (updated->has(Line::kFull)) {
+        float* mine = row(slots[u]);
+        if (drift_) std::copy_n(mine, dim_, before.data());
+        unsent_.Update(updated, mine, gradients[u], learning_rate);
+        if (drift_) units = DriftUnits(Distance(mine, before.data(), dim_));
+      }
+      constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
+      updated->units += std::min(units, kMost - updated->units);
+    }
+  });
+  return updates;
+}
+
+void Store::MakeDirty(uint32_t slot) {
+  line(slot)->dirty_at = static_cast<uint32_t>(dirty_.size());
+  dirty_.push_back(slot);
+}
+
+void Store::MakeClean(uint32_t slot) {
+  Line* cleaned = line(slot);
+  if (cleaned->pending == 0) return;
+  unsent_.Drop(cleaned);
+  cleaned->pending = 0;
+  cleaned->units = 0;
+  const uint32_t last = dirty_.back();
+  dirty_[cleaned->dirty_at] = last;
+  line(last)->dirty_at = cleaned->dirty_at;
+  dirty_.pop_back();
+  cleaned->dirty_at = Line::kNone;
+}
+
+}  // namespace het_tf

@@ -1,0 +1,155 @@
+// A worker's rows: a line for each key that is cached, looked at, or has updates under way.
+//
+// The verbs of a step: find (or make), install, gather, update, evict. Each can be called alone;
+// what a row may miss and when it travels is Cache's business. Lines are known by slots, which a
+// line keeps for as long as it lives: while a ticket holds it, while it has updates that no shard
+// is known to have merged, and while it is resident.
+//
+// Not safe for concurrent use, except where a function says so.
+
+#ifndef HET_TF_OPS_CORE_CACHE_STORE_H_
+#define HET_TF_OPS_CORE_CACHE_STORE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/core/cache/eviction.h"
+#include "ops/core/cache/line.h"
+#include "ops/core/cache/unsent.h"
+#include "ops/core/memory/arena.h"
+#include "ops/core/memory/index.h"
+#include "ops/core/memory/slab.h"
+#include "ops/core/parallel.h"
+#include "ops/core/row/row_config.h"
+#include "ops/core/unique_ids.h"
+
+namespace het_tf {
+
+class Store {
+ public:
+  // capacity: resident lines; 0: none stays.
+  Store(const RowKit& kit, const RowConfig& rows, Policy policy, int64_t capacity);
+
+  Line* line(uint32_t slot) const { return reinterpret_cast<Line*>(lines_[slot]); }
+  float* row(uint32_t slot) const {  // (row_dim)
+    return reinterpret_cast<float*>(lines_[slot] + sizeof(Line));
+  }
+  void Prefetch(uint32_t slot) const;
+  // Every line lies in [0, end()); a slot without one has no flag and no holder.
+  uint32_t end() const { return lines_.end(); }
+  bool exists(uint32_t slot) const { return line(slot)->dirty_at != kNoLine; }
+
+  // ---- find
+
+  struct Found {
+    int64_t lines = 0;
+    int64_t full = 0;
+  };
+  // slots: (num_keys), the line of each key, held, or Line::kNone. The line counts as used.
+  Found Find(const UniqueIds& ids, const ParallelFor& parallel_for, std::vector<uint32_t>* slots);
+
+  // A line for a key that has none, held once, of which nothing is known yet. uses: how often the
+  // key was asked for lately, this time included.
+  uint32_t Make(int64_t key, uint64_t hash, int uses);
+
+  // A ticket lets go of a line. Returns whether the line is to be dismissed: nobody holds it, and
+  // it does not stay.
+  bool Unhold(uint32_t slot);
+
+  void SetResident(Line* line) {
+    if (!line->has(Line::kResident)) ++num_resident_;
+    line->set(Line::kResident);
+  }
+  void ClearResident(Line* line) {
+    if (line->has(Line::kResident)) --num_resident_;
+    line->clear(Line::kResident);
+  }
+  int64_t num_resident() const { return num_resident_; }
+
+  // The line is clean, nobody holds it, nothing of it is under way.
+  void Free(uint32_t slot);
+
+  // ---- install. May be called concurrently for different lines, unless they have own updates
+  // without a record.
+
+  // row: (row_dim), with all own updates that were pushed. Those that were not are merged onto it.
+  void InstallFull(uint32_t slot, const float* row, int64_t base);
+  // value: (dim), with all own updates.
+  void InstallValue(uint32_t slot, const float* value, int64_t base);
+
+  // ---- gather
+
+  // Copies each id's value. slots: (ids.num_keys()), out: (ids.num_ids(), dim).
+  void Gather(const UniqueIds& ids, const std::vector<uint32_t>& slots,
+              const ParallelFor& parallel_for, float* out) const;
+
+  // ---- update
+
+  // One update of each line whose gradient is not nullptr. slots and gradients: (n), gradients
+  // (dim) each. Returns the number of updates.
+  int64_t Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
+                 float learning_rate, const ParallelFor& parallel_for);
+
+  // Lines with own updates in no push yet, in no particular order.
+  const std::vector<uint32_t>& dirty() const { return dirty_; }
+  // The line's updates are in a push now, or forgotten.
+  void MakeClean(uint32_t slot);
+  const Unsent& unsent() const { return unsent_; }
+
+  // ---- evict
+
+  // Whether a line that was asked for so often lately would stay, were it resident.
+  bool WouldStay(int uses, bool or_equals) {
+    if (num_resident_ < capacity_) return true;
+    return capacity_ > 0 && eviction_.Outlasts(eviction_.New(uses), or_equals, Evictable{this});
+  }
+
+  // Calls evict(slot) for lines that nobody holds until no more than the capacity are resident, or
+  // no other may go. evict must make the line not resident.
+  template <typename Evict>
+  void Trim(const Evict& evict) {
+    eviction_.Run(num_resident_ - capacity_, Evictable{this}, evict);
+  }
+  double Uses(const Line& line) const { return eviction_.Uses(line.score); }
+
+  // Bytes of lines, rows, unsent updates and index.
+  int64_t memory_bytes() const { return lines_.bytes() + unsent_.bytes() + index_.bytes(); }
+
+ private:
+  static constexpr uint32_t kNoLine = 0xfffffffe;  // as dirty_at
+
+  // Cycles that a key costs, for splitting work: perf on benchmarks/local_step.py, two to three
+  // cache misses a key, in part hidden.
+  static constexpr int64_t kKeyCycles = 150;
+
+  void MakeDirty(uint32_t slot);
+
+  // The lines as Eviction sees them.
+  struct Evictable {
+    const Store* store;
+
+    uint32_t end() const { return store->end(); }
+    void Prefetch(uint32_t slot) const { __builtin_prefetch(store->line(slot)); }
+    bool MayGo(uint32_t slot, uint32_t* score) const {
+      const Line& candidate = *store->line(slot);
+      *score = candidate.score;
+      return candidate.has(Line::kResident) && candidate.holds == 0;
+    }
+  };
+
+  const RowKit& kit_;
+  const int dim_, row_dim_, num_shards_;
+  const bool drift_;
+  const int64_t capacity_;
+  Arena arena_;
+  Index index_;
+  Slab lines_;
+  Unsent unsent_;
+  Eviction eviction_;
+  int64_t num_resident_ = 0;
+  std::vector<uint32_t> dirty_;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_CACHE_STORE_H_

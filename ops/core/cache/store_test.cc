@@ -1,0 +1,171 @@
+// The verbs of a step, each alone: no shard, no message.
+
+#include "ops/core/cache/store.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "ops/core/testing.h"
+
+namespace het_tf {
+namespace {
+
+using Slots = std::vector<uint32_t>;
+using Floats = std::vector<float>;
+
+class StoreTest : public ::testing::Test {
+ protected:
+  void Make(const std::string& optimizer, int64_t capacity) {
+    const RowConfig rows = {2, optimizer, "zeros"};
+    EXPECT_OK(RowKit::Create(rows, &kit_));
+    store_ = std::make_unique<Store>(kit_, rows, Policy::kLru, capacity);
+  }
+
+  static UniqueIds Ids(const std::vector<int64_t>& ids) {
+    return {ids.data(), static_cast<int64_t>(ids.size())};
+  }
+
+  Slots Find(const std::vector<int64_t>& ids, Store::Found* found = nullptr) {
+    Slots slots;
+    const Store::Found result = store_->Find(Ids(ids), SerialFor, &slots);
+    if (found != nullptr) *found = result;
+    return slots;
+  }
+
+  // A resident line with its row.
+  uint32_t MakeFull(int64_t key, float value) {
+    const uint32_t slot = store_->Make(key, HashKey(key), 1);
+    Floats row(kit_.optimizer->row_dim(), value);
+    store_->InstallFull(slot, row.data(), 5);
+    store_->SetResident(store_->line(slot));
+    return slot;
+  }
+
+  int64_t Update(const std::vector<int64_t>& ids, const Slots& slots, const Floats& gradients) {
+    const UniqueIds unique = Ids(ids);
+    return store_->Update(slots, GradientSums(unique, gradients.data(), 2, SerialFor), 1,
+                          SerialFor);
+  }
+
+  RowKit kit_;
+  std::unique_ptr<Store> store_;
+};
+
+TEST_F(StoreTest, FindHoldsWhatIsThere) {
+  Make("sgd", 10);
+  EXPECT_EQ(Find({7}), Slots{Line::kNone});
+  const uint32_t full = MakeFull(7, 1), empty = store_->Make(8, HashKey(8), 1);
+  Store::Found found;
+  EXPECT_EQ(Find({9, 8, 7, 8}, &found), (Slots{Line::kNone, empty, full}));
+  EXPECT_EQ(found.lines, 2);
+  EXPECT_EQ(found.full, 1);
+  EXPECT_EQ(store_->line(full)->holds, 2);
+  EXPECT_FALSE(store_->Unhold(full));
+  EXPECT_FALSE(store_->Unhold(full)) << "it is resident";
+  EXPECT_FALSE(store_->Unhold(empty));
+  EXPECT_TRUE(store_->Unhold(empty));
+  store_->Free(empty);
+  EXPECT_EQ(Find({8}), Slots{Line::kNone});
+}
+
+TEST_F(StoreTest, GatherCopiesEachIdsValue) {
+  Make("adagrad", 10);
+  const Slots slots = {MakeFull(1, 10), MakeFull(2, 20)};
+  Floats out(6);
+  store_->Gather(Ids({1, 2, 1}), slots, SerialFor, out.data());
+  EXPECT_EQ(out, (Floats{10, 10, 20, 20, 10, 10}));
+}
+
+TEST_F(StoreTest, UpdatesAreMadeHereAndTravelAsGradientsWhileThatIsShorter) {
+  Make("momentum momentum=0.5", 10);
+  const uint32_t slot = MakeFull(1, 0);
+  Line* line = store_->line(slot);
+  EXPECT_EQ(Update({1}, {slot}, {1, 2}), 1);
+  EXPECT_EQ(Floats(store_->row(slot), store_->row(slot) + 4), (Floats{-1, -2, -1, -2}));
+  EXPECT_EQ(store_->dirty(), Slots{slot});
+  ASSERT_TRUE(Unsent::TravelsAsGradients(*line));
+  store_->unsent().ForEachGradient(*line, [](const float* gradient, float rate) {
+    EXPECT_EQ(Floats(gradient, gradient + 2), (Floats{1, 2}));
+    EXPECT_EQ(rate, 1);
+  });
+  Update({1}, {slot}, {1, 2});
+  EXPECT_EQ(line->pending, 2);
+  EXPECT_FALSE(Unsent::TravelsAsGradients(*line));
+  Floats contribution(4);
+  store_->unsent().GetContribution(*line, store_->row(slot), contribution.data());
+  EXPECT_EQ(contribution, (Floats{-2.5, -5, -1.5, -3}));
+  store_->MakeClean(slot);
+  EXPECT_EQ(line->pending, 0);
+  EXPECT_TRUE(store_->dirty().empty());
+}
+
+TEST_F(StoreTest, ALineWithoutSlotsKeepsGradientsUntilItsRowComes) {
+  Make("momentum momentum=0.5", 10);
+  const uint32_t slot = store_->Make(1, HashKey(1), 1);
+  store_->InstallValue(slot, Floats{3, 3}.data(), 1);
+  for (int update = 0; update < 3; ++update) Update({1}, {slot}, {1, 1});
+  EXPECT_EQ(Floats(store_->row(slot), store_->row(slot) + 2), (Floats{3, 3}));
+  EXPECT_TRUE(Unsent::TravelsAsGradients(*store_->line(slot)));
+  store_->InstallFull(slot, Floats{8, 8, 0, 0}.data(), 2);
+  EXPECT_EQ(store_->row(slot)[0], 8 - 1 - 1.5f - 1.75f);
+  EXPECT_FALSE(Unsent::TravelsAsGradients(*store_->line(slot))) << "three are longer than a sum";
+}
+
+TEST_F(StoreTest, AnInstalledRowTakesUnsentUpdatesIn) {
+  for (const char* optimizer : {"sgd", "momentum", "adagrad", "adam", "ftrl"}) {
+    for (const int updates : {1, 2, 5}) {
+      Make(optimizer, 10);
+      const uint32_t slot = MakeFull(1, 0);
+      Floats expected(kit_.optimizer->row_dim(), 1);
+      for (int update = 0; update < updates; ++update) Update({1}, {slot}, {0.5f, 0.25f});
+      store_->InstallFull(slot, expected.data(), 9);
+      EXPECT_NE(store_->row(slot)[0], 1) << optimizer;
+      EXPECT_EQ(store_->line(slot)->pending, updates);
+      EXPECT_EQ(store_->line(slot)->base, 9);
+    }
+  }
+}
+
+TEST_F(StoreTest, TrimEvictsWhatNobodyHolds) {
+  Make("sgd", 2);
+  Slots slots;
+  for (int64_t key = 0; key < 5; ++key) slots.push_back(MakeFull(key, 0));
+  Slots evicted;
+  const auto evict = [&](uint32_t slot) {
+    evicted.push_back(slot);
+    store_->ClearResident(store_->line(slot));
+  };
+  store_->Trim(evict);
+  EXPECT_TRUE(evicted.empty());
+  for (const uint32_t slot : slots) store_->Unhold(slot);
+  Find({0, 4});
+  store_->Trim(evict);
+  EXPECT_EQ(evicted, (Slots{slots[1], slots[2], slots[3]}));
+  EXPECT_EQ(store_->num_resident(), 2);
+}
+
+TEST_F(StoreTest, ADriftClockCountsLengths) {
+  const RowConfig rows = {2, "sgd", "zeros", 0, ClockRule::kDrift};
+  EXPECT_OK(RowKit::Create(rows, &kit_));
+  store_ = std::make_unique<Store>(kit_, rows, Policy::kLru, 2);
+  const uint32_t slot = MakeFull(1, 0);
+  Update({1}, {slot}, {3, 4});
+  Update({1}, {slot}, {0, 0});
+  EXPECT_EQ(store_->line(slot)->units, static_cast<uint32_t>(5 / kDriftUnit) + 1);
+}
+
+// A line that has nothing unsent carries no more than its row.
+TEST_F(StoreTest, CleanLinesAreLean) {
+  const RowConfig rows = {64, "row_wise_adagrad", "zeros"};
+  EXPECT_OK(RowKit::Create(rows, &kit_));
+  store_ = std::make_unique<Store>(kit_, rows, Policy::kLru, 100000);
+  const Floats row(65);
+  for (int64_t key = 0; key < 100000; ++key) {
+    store_->InstallFull(store_->Make(key, HashKey(key), 1), row.data(), 0);
+  }
+  EXPECT_LE(static_cast<double>(store_->memory_bytes()) / 100000, 0.6 * 576);
+}
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,86 @@
+#include "ops/core/cache/unsent.h"
+
+#include <algorithm>
+
+#include "ops/core/wire/request.h"
+
+namespace het_tf {
+
+int Unsent::MaxGradients(const Optimizer& optimizer) {
+  const auto row_bytes = [](int floats) { return sizeof(PushRow) + floats * sizeof(float); };
+  return static_cast<int>((row_bytes(optimizer.contribution_dim()) - 1) /
+                          row_bytes(optimizer.dim()));
+}
+
+void Unsent::ClearRecord(Line* line) {
+  if (line->record == Line::kNone) line->record = records_.Allocate();
+  std::fill_n(RecordOf(*line), optimizer_.record_dim(), 0.0f);
+}
+
+void Unsent::Append(Line* line, uint32_t at) {
+  GradientAt(at)->next = Line::kNone;
+  if (line->gradients == Line::kNone) {
+    line->gradients = at;
+    return;
+  }
+  uint32_t last = line->gradients;
+  while (GradientAt(last)->next != Line::kNone) last = GradientAt(last)->next;
+  GradientAt(last)->next = at;
+}
+
+void Unsent::DropGradients(Line* line) {
+  while (line->gradients != Line::kNone) {
+    const uint32_t next = GradientAt(line->gradients)->next;
+    gradients_.Free(line->gradients);
+    line->gradients = next;
+  }
+}
+
+void Unsent::Prepare(Line* line) {
+  if (line->record == Line::kNone) ClearRecord(line);
+  if (line->pending >= max_gradients_) {
+    DropGradients(line);
+  } else if (line->pending == 0 || line->gradients != Line::kNone) {
+    Append(line, gradients_.Allocate());
+  }
+}
+
+void Unsent::Update(Line* line, float* row, const float* gradient, float learning_rate) {
+  if (line->gradients != Line::kNone) {
+    uint32_t last = line->gradients;
+    while (GradientAt(last)->next != Line::kNone) last = GradientAt(last)->next;
+    GradientAt(last)->learning_rate = learning_rate;
+    std::memcpy(FloatsOf(last), gradient, sizeof(float) * optimizer_.dim());
+  }
+  optimizer_.Update(row, gradient, learning_rate, RecordOf(*line));
+}
+
+void Unsent::Keep(Line* line, const float* gradient, float learning_rate) {
+  const uint32_t at = gradients_.Allocate();
+  Append(line, at);
+  GradientAt(at)->learning_rate = learning_rate;
+  std::memcpy(FloatsOf(at), gradient, sizeof(float) * optimizer_.dim());
+}
+
+void Unsent::MoveOnto(Line* line, const float* old_row, float* row) {
+  if (line->pending == 0) return;
+  if (line->gradients == Line::kNone) {
+    optimizer_.MoveOnto(old_row, row, RecordOf(*line), line->pending);
+    return;
+  }
+  ClearRecord(line);
+  ForEachGradient(*line, [&](const float* gradient, float learning_rate) {
+    optimizer_.Update(row, gradient, learning_rate, RecordOf(*line));
+  });
+  if (line->pending > max_gradients_) DropGradients(line);
+}
+
+void Unsent::Drop(Line* line) {
+  DropGradients(line);
+  if (line->record != Line::kNone) {
+    records_.Free(line->record);
+    line->record = Line::kNone;
+  }
+}
+
+}  // namespace het_tf

@@ -1,0 +1,86 @@
+// Own updates that are in no push yet, in the form in which they will travel.
+//
+// A few updates of a row travel as their gradients, and the shard runs the optimizer on them as if
+// they were the only ones; more travel as one contribution. A line keeps both as long as either is
+// possible, and none while it is clean.
+
+#ifndef HET_TF_OPS_CORE_CACHE_UNSENT_H_
+#define HET_TF_OPS_CORE_CACHE_UNSENT_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "ops/core/cache/line.h"
+#include "ops/core/memory/slab.h"
+#include "ops/core/row/optimizer.h"
+
+namespace het_tf {
+
+class Unsent {
+ public:
+  Unsent(const Optimizer& optimizer, Arena* arena)
+      : optimizer_(optimizer),
+        max_gradients_(MaxGradients(optimizer)),
+        records_(sizeof(float) * optimizer.record_dim(), arena),
+        gradients_(sizeof(Gradient) + sizeof(float) * optimizer.dim(), arena) {}
+
+  // The most updates whose gradients are shorter on the wire than one contribution.
+  static int MaxGradients(const Optimizer& optimizer);
+
+  // Whether the line's updates travel as gradients, one for each.
+  static bool TravelsAsGradients(const Line& line) { return line.gradients != Line::kNone; }
+
+  // Makes room for one more update of the line. Not to be called concurrently.
+  void Prepare(Line* line);
+  // One update of the line and its row (row_dim), prepared. Other lines may be updated meanwhile.
+  void Update(Line* line, float* row, const float* gradient, float learning_rate);
+  // One update of a line without slots: its gradient is kept. Not to be called concurrently.
+  void Keep(Line* line, const float* gradient, float learning_rate);
+
+  // The line's row was read anew: has the new one take the line's updates in. old_row, row:
+  // (row_dim); old_row counts only where the line was full.
+  void MoveOnto(Line* line, const float* old_row, float* row);
+
+  // Drops the line's updates.
+  void Drop(Line* line);
+
+  template <typename Visit>  // visit(gradient (dim), learning_rate), oldest first
+  void ForEachGradient(const Line& line, const Visit& visit) const {
+    for (uint32_t at = line.gradients; at != Line::kNone; at = GradientAt(at)->next) {
+      visit(FloatsOf(at), GradientAt(at)->learning_rate);
+    }
+  }
+  // row: (row_dim), the line's; contribution: (contribution_dim).
+  void GetContribution(const Line& line, const float* row, float* contribution) const {
+    optimizer_.Contribute(row, RecordOf(line), contribution);
+  }
+
+  int64_t bytes() const { return records_.bytes() + gradients_.bytes(); }
+
+ private:
+  // Followed by the gradient[dim].
+  struct Gradient {
+    uint32_t next;
+    float learning_rate;
+  };
+
+  Gradient* GradientAt(uint32_t at) const { return reinterpret_cast<Gradient*>(gradients_[at]); }
+  float* FloatsOf(uint32_t at) const {
+    return reinterpret_cast<float*>(gradients_[at] + sizeof(Gradient));
+  }
+  float* RecordOf(const Line& line) const {
+    return reinterpret_cast<float*>(records_[line.record]);
+  }
+  void Append(Line* line, uint32_t at);
+  void DropGradients(Line* line);
+  void ClearRecord(Line* line);
+
+  const Optimizer& optimizer_;
+  const int max_gradients_;
+  Slab records_;
+  Slab gradients_;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_CACHE_UNSENT_H_

@@ -1,0 +1,138 @@
+// What one worker and one shard owe each other: every push merged exactly once, whatever becomes of
+// the messages that carry it (DESIGN 3.3).
+//
+// A link knows nothing of rows. Its owner cuts pushes, which are bytes with a sequence number, and
+// the link says which of them a request carries, when they are merged, and whether a reply speaks
+// of the shard as it is now.
+//
+// Not safe for concurrent use; its owner has a lock.
+
+#ifndef HET_TF_OPS_CORE_LINK_LINK_H_
+#define HET_TF_OPS_CORE_LINK_LINK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "ops/core/status.h"
+#include "ops/core/wire/reply.h"
+
+namespace het_tf {
+
+class Link {
+ public:
+  // Which rows, and which memory of this cache, a shard has: both new after it was made, cleared or
+  // restored; the session also after it forgot the cache. Zeros: not heard of yet.
+  struct Epoch {
+    uint64_t incarnation = 0;
+    uint64_t session = 0;
+
+    bool operator==(const Epoch& other) const {
+      return incarnation == other.incarnation && session == other.session;
+    }
+    bool operator!=(const Epoch& other) const { return !(*this == other); }
+  };
+
+  struct Push {
+    uint64_t sequence = 0;
+    uint64_t carrier = 0;                // the request under way that carried it last; 0: none
+    std::shared_ptr<const char> memory;  // of the request that carried it first
+    const char* bytes = nullptr;         // (size), within that memory
+    size_t size = 0;
+    int64_t updates = 0;
+    std::vector<uint32_t> slots;  // the owner's names of its rows, in any order
+  };
+
+  // A request that went out. It is open until its reply came or its step failed.
+  struct Request {
+    uint64_t number = 0;  // of this link; 0: there was nothing to say
+    Epoch epoch;
+  };
+
+  // What a reply is about.
+  enum class Standing {
+    kCurrent,  // the shard as the link knows it
+    kNew,      // a shard that started again, or forgot this cache: what was held of it is void
+    kOld,      // neither: it may serve the step that asked, and changes nothing else
+  };
+
+  const Epoch& epoch() const { return epoch_; }
+  uint64_t cut() const { return cut_; }
+  uint64_t acknowledged() const { return acknowledged_; }
+
+  // The sequence of a push that is about to be cut.
+  uint64_t NextSequence() const { return cut_ + 1; }
+  void AddPush(Push push);
+
+  // The pushes that a request carries now, oldest first: those that are not under way, or
+  // (everything) all that are not acknowledged. Valid until the next call of another function.
+  std::vector<const Push*> ToCarry(bool everything) const;
+  // A request goes out with what ToCarry(everything) said.
+  Request Open(bool everything);
+  // Its reply was taken, or never will be: what it carried is not under way any more. Again has no
+  // effect.
+  void Close(uint64_t number);
+
+  Standing StandingOf(const Request& request, const ReplyHeader& reply) const;
+  // Whether the reply may be believed. An acknowledgement of what was never cut may not.
+  Status Check(const Request& request, const ReplyHeader& reply) const;
+
+  // The reply of a request says that all pushes up to this sequence are merged. Calls merged(push)
+  // once for each.
+  template <typename Merged>
+  void Acknowledge(uint64_t number, uint64_t sequence, const Merged& merged) {
+    SendSkippedAgain(number, sequence);
+    for (const Push& push : pushes_) {
+      if (push.sequence > sequence) break;
+      if (push.sequence > acknowledged_) merged(push);
+    }
+    if (sequence > acknowledged_) acknowledged_ = sequence;
+    DropMerged();
+  }
+
+  // Calls visit(push) for the pushes after a sequence, oldest first. Those merged meanwhile are
+  // still there as long as a reply may come that does not acknowledge them.
+  template <typename Visit>
+  void ForEachPushAfter(uint64_t sequence, const Visit& visit) const {
+    for (const Push& push : pushes_) {
+      if (push.sequence > sequence) visit(push);
+    }
+  }
+
+  // Forgets all pushes; sequences begin anew in the epoch. Calls lost(push) for each that was not
+  // acknowledged.
+  template <typename Lost>
+  void Restart(const Epoch& epoch, const Lost& lost) {
+    for (const Push& push : pushes_) {
+      if (push.sequence > acknowledged_) lost(push);
+    }
+    pushes_.clear();
+    epoch_ = epoch;
+    cut_ = acknowledged_ = 0;
+  }
+
+ private:
+  // A push that overtook one before it was not merged. The one before may be under way for as long
+  // as its step lives, so both are sent again.
+  void SendSkippedAgain(uint64_t number, uint64_t acknowledged);
+  void DropMerged();
+
+  struct OpenRequest {
+    Request request;
+    uint64_t acknowledged;  // when it was cut; its reply acknowledges no less
+    uint64_t last_carried;  // sequence; 0: it carried no push
+  };
+
+  Epoch epoch_;
+  uint64_t cut_ = 0;           // the last sequence used
+  uint64_t acknowledged_ = 0;  // the last sequence known to be merged
+  std::deque<Push> pushes_;
+  std::vector<OpenRequest> open_;
+  uint64_t last_number_ = 0;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_LINK_LINK_H_

@@ -1,0 +1,80 @@
+// What a shard remembers of the caches that write to it: the last push merged of each.
+
+#ifndef HET_TF_OPS_CORE_LINK_SESSIONS_H_
+#define HET_TF_OPS_CORE_LINK_SESSIONS_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace het_tf {
+
+// Safe for concurrent use.
+class Sessions {
+ public:
+  // A day of requests at a hundred a second.
+  static constexpr int64_t kLifetime = int64_t{24} * 3600 * 100;
+
+  struct Session {
+    explicit Session(uint64_t number) : number(number) {}
+
+    const uint64_t number;  // from 1 on, in the order of their making; never used again
+    // Held over merging and answering a request, so that the rows of the answer hold what it
+    // acknowledges, and a repeat is not answered before the first was merged.
+    std::mutex mutex;
+    uint64_t sequence = 0;  // the last push merged; guarded by mutex
+  };
+
+  // Caches that were silent while the shard heard this many requests are forgotten. Should one
+  // speak again, it gets a new session, and what it pushes in the old one is not merged.
+  explicit Sessions(int64_t lifetime = kLifetime) : lifetime_(lifetime) {}
+
+  // The session of a cache that sent a request now; made at its first.
+  std::shared_ptr<Session> Of(uint64_t cache_id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++now_;
+    Entry& entry = sessions_[cache_id];
+    if (entry.session == nullptr) entry.session = std::make_shared<Session>(++last_number_);
+    entry.heard = now_;
+    std::shared_ptr<Session> session = entry.session;
+    if (now_ >= next_look_) {
+      next_look_ = now_ + lifetime_ / 16 + 1;
+      ForgetSilent();
+    }
+    return session;
+  }
+
+  void Clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sessions_.clear();
+  }
+
+  int64_t size() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<int64_t>(sessions_.size());
+  }
+
+ private:
+  struct Entry {
+    std::shared_ptr<Session> session;
+    int64_t heard = 0;
+  };
+
+  void ForgetSilent() {
+    for (auto entry = sessions_.begin(); entry != sessions_.end();) {
+      entry = entry->second.heard + lifetime_ < now_ ? sessions_.erase(entry) : std::next(entry);
+    }
+  }
+
+  const int64_t lifetime_;
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, Entry> sessions_;
+  uint64_t last_number_ = 0;
+  int64_t now_ = 0;  // requests heard
+  int64_t next_look_ = 0;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_LINK_SESSIONS_H_

@@ -1,0 +1,136 @@
+#include "ops/core/row/initializer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ops/core/row/spec.h"
+
+namespace het_tf {
+namespace {
+
+constexpr float kTwoPi = 6.28318530717958647692f;
+
+// 24 bits, the precision of a float: [0, 1).
+float Unit(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+
+// The inverse of the normal distribution function: Acklam's rational approximation, then one step
+// of Halley's method, which takes it to the precision of a double.
+double NormalQuantile(double p) {
+  static const double a[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
+                             1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
+  static const double b[] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02,
+                             6.680131188771972e+01, -1.328068155288572e+01};
+  static const double c[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
+                             -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
+  static const double d[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
+                             3.754408661907416e+00};
+  constexpr double kLow = 0.02425;
+  double x;
+  if (p < kLow || p > 1 - kLow) {
+    const double q = std::sqrt(-2 * std::log(std::min(p, 1 - p)));
+    x = (((((c[0] * q + c[1]) * q + c[2]) * q + c[3]) * q + c[4]) * q + c[5]) /
+        ((((d[0] * q + d[1]) * q + d[2]) * q + d[3]) * q + 1);
+    if (p > 0.5) x = -x;
+  } else {
+    const double q = p - 0.5;
+    const double r = q * q;
+    x = (((((a[0] * r + a[1]) * r + a[2]) * r + a[3]) * r + a[4]) * r + a[5]) * q /
+        (((((b[0] * r + b[1]) * r + b[2]) * r + b[3]) * r + b[4]) * r + 1);
+  }
+  const double error = 0.5 * std::erfc(-x / std::sqrt(2.0)) - p;
+  const double u = error * std::sqrt(2 * 3.14159265358979323846) * std::exp(x * x / 2);
+  return x - u / (1 + x * u / 2);
+}
+
+}  // namespace
+
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t p1 = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(p1),
+               static_cast<uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(p0)};
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return counter;
+}
+
+Status Initializer::Parse(const std::string& text, int64_t seed, Initializer* initializer) {
+  Spec spec;
+  HET_RETURN_IF_ERROR(Spec::Parse("initializer", text, &spec));
+  Initializer result;
+  result.seed_ = static_cast<uint64_t>(seed);
+  if (spec.name() == "zeros") {
+    result.kind_ = Kind::kConstant;
+  } else if (spec.name() == "constant") {
+    result.kind_ = Kind::kConstant;
+    result.a_ = spec.Take("value", 0);
+  } else if (spec.name() == "uniform") {
+    result.kind_ = Kind::kUniform;
+    const double low = spec.Take("minval", -0.05);
+    const double high = spec.Take("maxval", 0.05);
+    if (low > high) return spec.Invalid("minval is greater than maxval");
+    result.a_ = low;
+    result.b_ = high - low;
+  } else if (spec.name() == "normal" || spec.name() == "truncated_normal") {
+    result.kind_ = spec.name() == "normal" ? Kind::kNormal : Kind::kTruncatedNormal;
+    result.a_ = spec.Take("mean", 0);
+    result.b_ = spec.Take("stddev", 0.05);
+    if (result.b_ < 0) return spec.Invalid("stddev is negative");
+  } else {
+    return spec.Invalid("known are zeros, constant, uniform, normal, truncated_normal");
+  }
+  HET_RETURN_IF_ERROR(spec.Finish());
+  if (!std::isfinite(result.a_) || !std::isfinite(result.b_)) {
+    return spec.Invalid("a value is beyond the range of a float");
+  }
+  *initializer = result;
+  return Status();
+}
+
+void Initializer::FillBlock(const std::array<uint32_t, 4>& words, float* out) const {
+  switch (kind_) {
+    case Kind::kConstant:
+      break;
+    case Kind::kUniform:
+      for (int i = 0; i < 4; ++i) out[i] = a_ + Unit(words[i]) * b_;
+      break;
+    case Kind::kNormal:  // Box-Muller, two at a time
+      for (int i = 0; i < 4; i += 2) {
+        const float radius = std::sqrt(-2.0f * std::log(Unit(words[i]) + 0x1p-24f));
+        const float angle = kTwoPi * Unit(words[i + 1]);
+        out[i] = a_ + b_ * (radius * std::cos(angle));
+        out[i + 1] = a_ + b_ * (radius * std::sin(angle));
+      }
+      break;
+    case Kind::kTruncatedNormal: {
+      static const double low = 0.5 * std::erfc(2 / std::sqrt(2.0));  // P(x < -2)
+      for (int i = 0; i < 4; ++i) {
+        const double p = low + (Unit(words[i]) + 0x1p-25) * (1 - 2 * low);
+        out[i] = a_ + b_ * static_cast<float>(NormalQuantile(p));
+      }
+      break;
+    }
+  }
+}
+
+void Initializer::Fill(int64_t key, int dim, float* row) const {
+  if (kind_ == Kind::kConstant) {
+    std::fill(row, row + dim, a_);
+    return;
+  }
+  const uint64_t k = static_cast<uint64_t>(key);
+  for (int column = 0; column < dim; column += 4) {
+    const auto words =
+        Philox4x32({static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32),
+                    static_cast<uint32_t>(column / 4), 0},
+                   {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+    float block[4];
+    FillBlock(words, block);
+    std::memcpy(row + column, block, sizeof(float) * std::min(4, dim - column));
+  }
+}
+
+}  // namespace het_tf

@@ -1,0 +1,43 @@
+// Initial values of rows: a pure function of (seed, key, column), so that any worker computes the
+// same row without asking, whatever the layout of shards.
+//
+// Random numbers are Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+// SC 2011). The counter is (key low, key high, column / 4, 0), the Philox key is the seed, and the
+// four words of a block serve four neighbouring columns.
+
+#ifndef HET_TF_OPS_CORE_ROW_INITIALIZER_H_
+#define HET_TF_OPS_CORE_ROW_INITIALIZER_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "ops/core/status.h"
+
+namespace het_tf {
+
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+class Initializer {
+ public:
+  // Specs: "zeros", "constant value=", "uniform minval= maxval=", "normal mean= stddev=",
+  // "truncated_normal mean= stddev=" (cut at two standard deviations, as in Keras).
+  static Status Parse(const std::string& text, int64_t seed, Initializer* initializer);
+
+  // row: (dim). Safe to call from many threads.
+  void Fill(int64_t key, int dim, float* row) const;
+
+ private:
+  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };
+
+  void FillBlock(const std::array<uint32_t, 4>& words, float* out) const;
+
+  Kind kind_ = Kind::kConstant;
+  uint64_t seed_ = 0;
+  float a_ = 0;  // value, minval, mean
+  float b_ = 0;  // maxval - minval, stddev
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_ROW_INITIALIZER_H_

@@ -1,0 +1,110 @@
+// The optimizers' row kernels: one definition each, used by the worker's cache and by the shard.
+//
+// A row is value[dim] followed by slots[slot_dim], contiguous. Formulas and defaults are those of
+// Keras where Keras has the optimizer. Two differ on purpose, because a table has no global step:
+// Adam's bias correction counts the updates of its own row (the last slot), and weight decay acts
+// on a row when it is updated.
+//
+// A contribution is what k updates add to a row, whatever the row was when they were made: merging
+// it into a row that others have updated meanwhile counts each of the k gradients once, with the
+// weight that a serial run in merging order gives it (DESIGN 3.2). Adding the difference of two
+// rows instead diverges, since every worker takes its share of the same old slot away.
+//
+// What is stored is clamped to the finite floats, so that no finite input makes NaN or infinity.
+
+#ifndef HET_TF_OPS_CORE_ROW_OPTIMIZER_H_
+#define HET_TF_OPS_CORE_ROW_OPTIMIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ops/core/status.h"
+
+namespace het_tf {
+
+class Optimizer {
+ public:
+  // Specs: "sgd", "momentum momentum= nesterov=", "adagrad initial_accumulator_value= epsilon=",
+  // "row_wise_adagrad ..." (one accumulator a row: the mean square of the gradient, as in DLRM),
+  // "adam beta_1= beta_2= epsilon=", "row_wise_adam ..." (one second moment a row),
+  // "ftrl initial_accumulator_value= l1= l2= l2_shrinkage= beta=". All of them also take
+  // weight_decay= (not ftrl), clipnorm= (of a row's gradient) and max_norm= (of a row's value);
+  // 0 switches these off.
+  static Status Parse(const std::string& text, int dim, std::unique_ptr<Optimizer>* optimizer);
+
+  virtual ~Optimizer() = default;
+
+  int dim() const { return dim_; }
+  int slot_dim() const { return slot_dim_; }
+  int row_dim() const { return dim_ + slot_dim_; }
+  // Of a contribution, and of the record in which a worker keeps it while it grows.
+  int contribution_dim() const { return contribution_dim_; }
+  int record_dim() const { return record_dim_; }
+
+  // slots: (slot_dim), as they are before a row's first update.
+  virtual void InitSlots(float* slots) const;
+
+  // Whether updates can be made with this learning rate: finite, not negative, for ftrl positive.
+  virtual Status CheckLearningRate(float learning_rate) const;
+
+  // One update. row: (row_dim), gradient: (dim). record: (record_dim) of this update and those
+  // before it, zeros before the first; nullptr where nobody asks.
+  void Update(float* row, const float* gradient, float learning_rate,
+              float* record = nullptr) const;
+
+  // The contribution of the updates in a record. row: (row_dim), as they left it; contribution:
+  // (contribution_dim).
+  virtual void Contribute(const float* row, const float* record, float* contribution) const;
+
+  // Adds the contribution of that many updates. row: (row_dim), contribution: (contribution_dim).
+  void Merge(float* row, const float* contribution, int64_t updates) const;
+
+  // The row that a worker has updated was read anew: has the new one take the updates in, and the
+  // record stand for them on top of it. old_row, row: (row_dim), record: (record_dim).
+  void MoveOnto(const float* old_row, float* row, float* record, int64_t updates) const;
+
+  // Whether a contribution that came from elsewhere can be merged. contribution:
+  // (contribution_dim).
+  virtual Status CheckContribution(const float* contribution) const;
+
+ protected:
+  // A record is a contribution, and record_extra numbers more.
+  Optimizer(int dim, int slot_dim, int contribution_dim, int record_extra, float initial_slot)
+      : dim_(dim),
+        slot_dim_(slot_dim),
+        contribution_dim_(contribution_dim),
+        record_dim_(contribution_dim + record_extra),
+        initial_slot_(initial_slot) {}
+
+  virtual void Step(float* row, const float* gradient, float learning_rate,
+                    float* record) const = 0;
+  virtual void MergeSlotsAndValue(float* row, const float* contribution, int64_t updates) const = 0;
+
+  // The part of a record that is added to the value; nullptr where the value follows from the
+  // slots.
+  virtual float* ValueOf(float* record) const { return record; }
+
+  // After MoveOnto: before: (row_dim), the new row without the updates.
+  virtual void RestartRecord(const float* /*before*/, const float* /*row*/, float* /*record*/,
+                             int64_t /*updates*/) const {}
+
+  const int dim_;
+  const int slot_dim_;
+  const int contribution_dim_;
+  const int record_dim_;
+
+ private:
+  void DecayWeight(float* row, float learning_rate, float* value_contribution) const;
+  // Brings the value within max_norm.
+  void LimitNorm(float* row, float* value_contribution) const;
+
+  const float initial_slot_;
+  float weight_decay_ = 0;
+  float clipnorm_ = 0;
+  float max_norm_ = 0;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_ROW_OPTIMIZER_H_

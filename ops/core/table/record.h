@@ -1,0 +1,42 @@
+// How a table keeps a row: key, clock, value and slots, without padding.
+
+#ifndef HET_TF_OPS_CORE_TABLE_RECORD_H_
+#define HET_TF_OPS_CORE_TABLE_RECORD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "ops/core/table/table.h"
+
+namespace het_tf {
+
+inline constexpr size_t kClockOffset = sizeof(int64_t);
+inline constexpr size_t kRowOffset = 2 * sizeof(int64_t);
+
+// Records are packed to 4 bytes, so 8-byte fields are copied, not dereferenced.
+inline int64_t LoadInt64(const char* at) {
+  int64_t value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+}
+inline void StoreInt64(char* at, int64_t value) { std::memcpy(at, &value, sizeof(value)); }
+
+inline int64_t KeyOf(const char* record) { return LoadInt64(record); }
+inline int64_t ClockOf(const char* record) { return LoadInt64(record + kClockOffset); }
+inline void SetClock(char* record, int64_t clock) { StoreInt64(record + kClockOffset, clock); }
+inline float* RowOf(char* record) { return reinterpret_cast<float*>(record + kRowOffset); }
+inline const float* RowOf(const char* record) {
+  return reinterpret_cast<const float*>(record + kRowOffset);
+}
+
+// Cycles that a stripe's share of the rows costs, for splitting work. Measured with perf on the
+// workload of benchmarks/local_step.py: a probe is two to three cache misses, in part hidden.
+inline constexpr int64_t kProbeCycles = 200;
+inline int64_t StripeCost(int64_t rows, int64_t floats_a_row) {
+  return rows * (kProbeCycles + 2 * floats_a_row) / Table::kNumStripes + 1;
+}
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_TABLE_RECORD_H_

@@ -1,0 +1,277 @@
+// Sync: a cache's pushes merged, its questions answered.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
+#include "ops/core/simd.h"
+#include "ops/core/table/record.h"
+#include "ops/core/table/reservation.h"
+#include "ops/core/table/table.h"
+#include "ops/core/wire/reply.h"
+#include "ops/core/wire/request.h"
+
+namespace het_tf {
+namespace {
+
+// A client's numbers may be anything; wrapping is harmless, signed overflow is not.
+int64_t WrappingSubtract(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
+}
+
+}  // namespace
+
+// The hash of every key of a request, computed once.
+struct Table::HashedRequest {
+  std::vector<std::vector<uint64_t>> pushes;  // (num_pushes), (rows) each
+  std::vector<uint64_t> queries;              // (num_queries)
+};
+
+Status Table::CheckRequest(const RequestView& request, const ParallelFor& parallel_for,
+                           HashedRequest* hashed) const {
+  const RequestHeader& header = request.header;
+  const Optimizer& optimizer = *kit_.optimizer;
+  if (static_cast<int64_t>(header.dim) != dim() ||
+      static_cast<int64_t>(header.slot_dim) != slot_dim() ||
+      static_cast<int64_t>(header.contribution_dim) != optimizer.contribution_dim()) {
+    return InvalidArgument(
+        "request is of a cache with dim = ", header.dim, ", slot_dim = ", header.slot_dim,
+        ", contribution_dim = ", header.contribution_dim, "; this table has dim = ", dim(),
+        ", slot_dim = ", slot_dim(), ", contribution_dim = ", optimizer.contribution_dim(),
+        " (optimizer '", config_.optimizer, "')");
+  }
+  if (static_cast<int64_t>(header.shard) != shard_) {
+    return InvalidArgument("request is for shard ", header.shard, ", this is shard ", shard_);
+  }
+  if (!request.pushes.empty() && (header.incarnation == 0 || header.session == 0)) {
+    return InvalidArgument("request pushes with incarnation = ", header.incarnation,
+                           ", session = ", header.session, ", before it heard of this shard");
+  }
+  uint64_t sequence = 0;
+  for (const PushView& push : request.pushes) {
+    if (push.sequence <= sequence || push.sequence > header.cut) {
+      return InvalidArgument("request has a push with sequence ", push.sequence, " after ",
+                             sequence, ", the last cut is ", header.cut);
+    }
+    sequence = push.sequence;
+    hashed->pushes.emplace_back(push.num_rows());
+    uint64_t* hashes = hashed->pushes.back().data();
+    std::atomic<int64_t> bad{-1};
+    parallel_for(push.num_rows(), 50 + row_dim_, [&](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r) {
+        const PushRow& row = push.rows[r];
+        hashes[r] = HashKey(row.key);
+        bool good = ShardOfHash(hashes[r], config_.num_shards) == static_cast<uint32_t>(shard_);
+        if (r < push.num_gradients) {
+          good = good && optimizer.CheckLearningRate(row.learning_rate).ok() &&
+                 std::isfinite(SumOfSquares(push.gradients + r * dim(), dim()));
+        } else {
+          const float* contribution =
+              push.contributions + (r - push.num_gradients) * optimizer.contribution_dim();
+          good = good && row.updates > 0 && optimizer.CheckContribution(contribution).ok();
+        }
+        if (!good) bad = r;
+      }
+    });
+    if (bad < 0) continue;
+    // Once more, to say what it was.
+    const PushRow& row = push.rows[bad];
+    HET_RETURN_IF_ERROR(CheckOwned("request", row.key, HashKey(row.key)));
+    Status status;
+    if (bad < push.num_gradients) {
+      status = optimizer.CheckLearningRate(row.learning_rate);
+      if (status.ok()) status = InvalidArgument("a gradient or its square holds NaN or infinity");
+    } else if (row.updates == 0) {
+      status = InvalidArgument("a contribution of 0 updates");
+    } else {
+      status = optimizer.CheckContribution(push.contributions + (bad - push.num_gradients) *
+                                                                    optimizer.contribution_dim());
+    }
+    return InvalidArgument("request pushes key ", row.key, ": ", status.message());
+  }
+  hashed->queries.resize(header.num_queries());
+  for (int64_t q = 0; q < header.num_queries(); ++q) {
+    const int64_t key = request.keys[q];
+    hashed->queries[q] = HashKey(key);
+    HET_RETURN_IF_ERROR(CheckOwned("request", key, hashed->queries[q]));
+  }
+  return Status();
+}
+
+Status Table::Sync(const char* bytes, size_t size, const ParallelFor& parallel_for,
+                   const std::function<char*(size_t)>& allocate) {
+  try {
+    return ExchangeMessages(bytes, size, parallel_for, allocate);
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("out of memory for a request of ", size, " bytes");
+  }
+}
+
+Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor& parallel_for,
+                               const std::function<char*(size_t)>& allocate) {
+  RequestView request;
+  HashedRequest hashed;
+  HET_RETURN_IF_ERROR(RequestView::Parse(bytes, size, &request));
+  HET_RETURN_IF_ERROR(CheckRequest(request, parallel_for, &hashed));
+  counters_.Add(TableCounter::kRequests, 1);
+  counters_.Add(TableCounter::kBytesReceived, size);
+
+  SharedLock contents(contents_);
+  const std::shared_ptr<Sessions::Session> session = sessions_.Of(request.header.cache_id);
+  std::lock_guard<std::mutex> lock(session->mutex);
+  // The cache knows rows that are no longer here, or what it has pushed was forgotten: what it
+  // pushes belongs to them, and what it holds must be replaced.
+  const bool restarted =
+      request.header.incarnation != 0 &&
+      (request.header.incarnation != incarnation_ || request.header.session != session->number);
+  if (!restarted) {
+    for (size_t p = 0; p < request.pushes.size(); ++p) {
+      const PushView& push = request.pushes[p];
+      if (push.sequence <= session->sequence) {
+        counters_.Add(TableCounter::kPushesRepeated, 1);
+      } else if (push.sequence > session->sequence + 1) {
+        counters_.Add(TableCounter::kPushesSkipped, 1);
+      } else {
+        const Groups groups(push.num_rows(), kNumStripes, [&](int64_t r) {
+          return StripeOfHash(hashed.pushes[p][r], kNumStripes);
+        });
+        const Reservation reservation(this, groups);
+        HET_RETURN_IF_ERROR(reservation.status());
+        Merge(push, hashed.pushes[p], groups, parallel_for);
+        session->sequence = push.sequence;
+      }
+    }
+  }
+  Answer(request, hashed.queries, restarted, *session, parallel_for, allocate);
+  return Status();
+}
+
+void Table::MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient) {
+  const int64_t clock = ClockOf(record);
+  const bool drift = config_.clock == ClockRule::kDrift;
+  if (is_gradient) {
+    UpdateRecord(record, floats, row.learning_rate, drift ? row.clock : 0);
+  } else if (!drift) {
+    kit_.optimizer->Merge(RowOf(record), floats, row.updates);
+  } else {
+    static thread_local std::vector<float> before;
+    before.assign(RowOf(record), RowOf(record) + dim());
+    kit_.optimizer->Merge(RowOf(record), floats, row.updates);
+    const int64_t moved = DriftUnits(Distance(before.data(), RowOf(record), dim()));
+    SetClock(record, Advance(clock, std::max<int64_t>(row.clock, moved)));
+  }
+  switch (config_.clock) {
+    case ClockRule::kCount:
+      SetClock(record, Advance(clock, is_gradient ? 1 : row.updates));
+      break;
+    case ClockRule::kLamport:
+      SetClock(record, std::max(clock, ClockNear(clock, row.clock)));
+      break;
+    case ClockRule::kDrift:
+      break;
+  }
+}
+
+void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
+                  const ParallelFor& parallel_for) {
+  const int contribution_dim = kit_.optimizer->contribution_dim();
+  parallel_for(
+      kNumStripes, StripeCost(push.num_rows(), row_dim_), [&](int64_t first, int64_t last) {
+        for (int64_t s = first; s < last; ++s) {
+          Stripe& stripe = *stripes_[s];
+          const int32_t* rows = groups.order.data() + groups.begin[s];
+          UniqueLock lock(stripe.mutex);
+          VisitAhead(
+              stripe.index, groups.size(s), [&](int64_t i) { return hashes[rows[i]]; },
+              [&](uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
+              [&](int64_t i) {
+                const int64_t r = rows[i];
+                const bool is_gradient = r < push.num_gradients;
+                const float* floats =
+                    is_gradient ? push.gradients + r * dim()
+                                : push.contributions + (r - push.num_gradients) * contribution_dim;
+                char* record = FindOrInsert(&stripe, hashes[r], push.rows[r].key);
+                MergeRow(record, push.rows[r], floats, is_gradient);
+              });
+        }
+      });
+  counters_.Add(TableCounter::kPushesMerged, 1);
+  counters_.Add(TableCounter::kRowsMerged, push.num_rows());
+}
+
+void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
+                   const Sessions::Session& session, const ParallelFor& parallel_for,
+                   const std::function<char*(size_t)>& allocate) {
+  const RequestHeader& header = request.header;
+  const int64_t num_queries = header.num_queries();
+  const Groups groups(num_queries, kNumStripes,
+                      [&](int64_t q) { return StripeOfHash(hashes[q], kNumStripes); });
+  // Pushes that the bases count, and that a value without slots would lack, are still to come.
+  const bool behind = !restarted && session.sequence < header.cut;
+  const auto sends_value = [&](int64_t q) { return !behind && request.wants_value(q); };
+
+  // First which rows go, then, once the reply has its memory, the rows themselves. Records never
+  // move and are not freed while contents_ is held, so a pointer to one stays good in between.
+  std::vector<const char*> found(num_queries, nullptr);
+  parallel_for(kNumStripes, StripeCost(num_queries, 0), [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      const Stripe& stripe = *stripes_[s];
+      const int32_t* queries = groups.order.data() + groups.begin[s];
+      SharedLock lock(stripe.mutex);
+      VisitAhead(
+          stripe.index, groups.size(s), [&](int64_t i) { return hashes[queries[i]]; },
+          [&](uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
+          [&](int64_t i) {
+            const int32_t q = queries[i];
+            const uint32_t slot = Find(stripe, hashes[q], request.keys[q]);
+            if (slot == Index::kNone) return;
+            const char* record = stripe.records[slot];
+            if (request.is_check(q) && !restarted && !behind) {
+              if (header.read_bound == kUnbounded) return;
+              const int64_t missed = WrappingSubtract(ClockOf(record), request.bases[q]);
+              if (missed <= header.read_bound) return;
+            }
+            found[q] = record;
+          });
+    }
+  });
+
+  ReplyHeader reply;
+  std::vector<uint32_t> place(num_queries);
+  for (int64_t q = 0; q < num_queries; ++q) {
+    if (found[q] == nullptr) continue;
+    place[q] = sends_value(q) ? reply.num_values++ : reply.num_full++;
+  }
+  reply.flags = restarted ? kRestarted : 0;
+  reply.incarnation = incarnation_;
+  reply.session = session.number;
+  reply.acknowledged = session.sequence;
+  reply.num_queries = static_cast<uint32_t>(num_queries);
+  reply.dim = header.dim;
+  reply.slot_dim = header.slot_dim;
+  const size_t bytes = ReplyWriter::Size(reply);
+  ReplyWriter writer(allocate(bytes), reply);
+  const int64_t num_rows = int64_t{reply.num_full} + reply.num_values;
+  parallel_for(kNumStripes, StripeCost(num_rows, row_dim_), [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      SharedLock lock(stripes_[s]->mutex);
+      for (int32_t i = groups.begin[s]; i < groups.begin[s + 1]; ++i) {
+        const int32_t q = groups.order[i];
+        if (found[q] == nullptr) continue;
+        const ReplyRow row = {ClockOf(found[q]), q};
+        const bool value = sends_value(q);
+        float* to = value ? writer.SetValue(place[q], row) : writer.SetFull(place[q], row);
+        std::memcpy(to, RowOf(found[q]), sizeof(float) * (value ? dim() : row_dim_));
+      }
+    }
+  });
+  counters_.Add(TableCounter::kRowsChecked, header.num_bases());
+  counters_.Add(TableCounter::kRowsSent, num_rows);
+  counters_.Add(TableCounter::kBytesSent, bytes);
+}
+
+}  // namespace het_tf

@@ -1,0 +1,202 @@
+#include "ops/core/table/table.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
+#include "ops/core/simd.h"
+#include "ops/core/table/record.h"
+#include "ops/core/table/reservation.h"
+
+namespace het_tf {
+Status Table::Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table) {
+  RowKit kit;
+  HET_RETURN_IF_ERROR(RowKit::Create(config, &kit));
+  if (shard < 0 || shard >= config.num_shards) {
+    return InvalidArgument("shard = ", shard, " must be in [0, num_shards = ", config.num_shards,
+                           ")");
+  }
+  table->reset(new Table(config, shard, std::move(kit)));
+  return Status();
+}
+
+Table::Table(const RowConfig& config, int shard, RowKit kit)
+    : config_(config),
+      shard_(shard),
+      kit_(std::move(kit)),
+      row_dim_(kit_.optimizer->row_dim()),
+      record_bytes_(kRowOffset + sizeof(float) * row_dim_) {
+  for (int s = 0; s < kNumStripes; ++s) {
+    stripes_.push_back(std::make_unique<Stripe>(record_bytes_, &arena_));
+  }
+  NewIncarnation();
+}
+
+void Table::NewIncarnation() {
+  incarnation_ = RandomId();
+  sessions_.Clear();
+}
+
+uint64_t Table::incarnation() const {
+  SharedLock contents(contents_);
+  return incarnation_;
+}
+
+int64_t Table::size() const {
+  SharedLock contents(contents_);
+  int64_t size = 0;
+  for (const auto& stripe : stripes_) {
+    SharedLock lock(stripe->mutex);
+    size += stripe->index.size();
+  }
+  return size;
+}
+
+int64_t Table::memory_bytes() const {
+  SharedLock contents(contents_);
+  int64_t bytes = 0;
+  for (const auto& stripe : stripes_) {
+    SharedLock lock(stripe->mutex);
+    bytes += stripe->index.bytes() + stripe->records.bytes();
+  }
+  return bytes;
+}
+
+uint32_t Table::Find(const Stripe& stripe, uint64_t hash, int64_t key) const {
+  return stripe.index.Find(hash, [&](uint32_t slot) { return KeyOf(stripe.records[slot]) == key; });
+}
+
+Table::Reservation::Reservation(Table* table, const Groups& groups) : table_(table) {
+  try {
+    for (; reserved_.size() < kNumStripes;) {
+      Stripe& stripe = *table->stripes_[reserved_.size()];
+      const size_t rows = groups.size(static_cast<int32_t>(reserved_.size()));
+      UniqueLock lock(stripe.mutex);
+      stripe.records.Reserve(stripe.reserved + rows);
+      stripe.index.Reserve(stripe.index.size() + stripe.reserved + rows,
+                           [&](uint32_t s) { return HashKey(KeyOf(stripe.records[s])); });
+      stripe.reserved += rows;
+      reserved_.push_back(rows);
+    }
+  } catch (const OutOfMemory& error) {
+    status_ =
+        ResourceExhausted("out of memory: ", error.bytes(), " bytes for rows were asked for; ",
+                          "the shard keeps the rows that it has");
+  }
+}
+
+Table::Reservation::~Reservation() {
+  for (size_t s = 0; s < reserved_.size(); ++s) {
+    UniqueLock lock(table_->stripes_[s]->mutex);
+    table_->stripes_[s]->reserved -= reserved_[s];
+  }
+}
+
+char* Table::FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key) {
+  uint32_t slot = Find(*stripe, hash, key);
+  if (slot != Index::kNone) return stripe->records[slot];
+  slot = stripe->records.Allocate();
+  char* record = stripe->records[slot];
+  StoreInt64(record, key);
+  SetClock(record, 0);
+  kit_.InitRow(key, RowOf(record));
+  stripe->index.Insert(hash, slot, [&](uint32_t s) { return HashKey(KeyOf(stripe->records[s])); });
+  return record;
+}
+
+// One update of a row, and of its clock. units: at least so many, under a drift clock.
+void Table::UpdateRecord(char* record, const float* gradient, float learning_rate, int64_t units) {
+  float* row = RowOf(record);
+  if (config_.clock != ClockRule::kDrift) {
+    kit_.optimizer->Update(row, gradient, learning_rate);
+    return;
+  }
+  static thread_local std::vector<float> before;
+  before.assign(row, row + dim());
+  kit_.optimizer->Update(row, gradient, learning_rate);
+  const int64_t moved = DriftUnits(Distance(before.data(), row, dim()));
+  SetClock(record, Advance(ClockOf(record), std::max(units, moved)));
+}
+
+Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out) const {
+  SharedLock contents(contents_);
+  const Groups groups(ids.num_keys(), kNumStripes,
+                      [&](int64_t u) { return StripeOfHash(ids.hashes[u], kNumStripes); });
+  const size_t row_bytes = sizeof(float) * dim();
+  // Nothing may wait for the pool with a stripe locked: its threads may wait for that lock.
+  const int64_t cost = StripeCost(ids.num_ids(), dim());
+  parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      const Stripe& stripe = *stripes_[s];
+      const int32_t* keys = groups.order.data() + groups.begin[s];
+      SharedLock lock(stripe.mutex);
+      VisitAhead(
+          stripe.index, groups.size(s), [&](int64_t i) { return ids.hashes[keys[i]]; },
+          [&](uint32_t slot) { Prefetch(stripe.records[slot], kRowOffset + row_bytes); },
+          [&](int64_t i) {
+            const int32_t u = keys[i];
+            const int32_t* place = &ids.positions[ids.begin[u]];
+            const int32_t* end = ids.positions.data() + ids.begin[u + 1];
+            float* copy = out + static_cast<int64_t>(*place) * dim();
+            const uint32_t slot = Find(stripe, ids.hashes[u], ids.keys[u]);
+            if (slot == Index::kNone) {
+              kit_.initializer.Fill(ids.keys[u], dim(), copy);
+            } else {
+              std::memcpy(copy, RowOf(stripe.records[slot]), row_bytes);
+            }
+            while (++place != end) {
+              std::memcpy(out + static_cast<int64_t>(*place) * dim(), copy, row_bytes);
+            }
+          });
+    }
+  });
+  return Status();
+}
+
+Status Table::Apply(const UniqueIds& ids, const float* gradients, float learning_rate,
+                    Nonfinite nonfinite, const ParallelFor& parallel_for) {
+  HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
+  const GradientSums sums(ids, gradients, dim(), parallel_for);
+  if (sums.num_nonfinite() > 0) {
+    if (nonfinite == Nonfinite::kError) {
+      return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
+                             sums.num_nonfinite(), " of ", ids.num_keys(),
+                             " keys; no row was updated");
+    }
+    counters_.Add(TableCounter::kNonfiniteSkipped, sums.num_nonfinite());
+  }
+  SharedLock contents(contents_);
+  const Groups groups(ids.num_keys(), kNumStripes,
+                      [&](int64_t u) { return StripeOfHash(ids.hashes[u], kNumStripes); });
+  const Reservation reservation(this, groups);
+  HET_RETURN_IF_ERROR(reservation.status());
+  const int64_t cost = StripeCost(ids.num_keys(), 2 * row_dim_);
+  parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      Stripe& stripe = *stripes_[s];
+      const int32_t* keys = groups.order.data() + groups.begin[s];
+      UniqueLock lock(stripe.mutex);
+      VisitAhead(
+          stripe.index, groups.size(s), [&](int64_t i) { return ids.hashes[keys[i]]; },
+          [&](uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
+          [&](int64_t i) {
+            const int32_t u = keys[i];
+            if (sums[u] == nullptr) return;
+            char* record = FindOrInsert(&stripe, ids.hashes[u], ids.keys[u]);
+            UpdateRecord(record, sums[u], learning_rate, 0);
+            if (config_.clock != ClockRule::kDrift) SetClock(record, Advance(ClockOf(record), 1));
+          });
+    }
+  });
+  return Status();
+}
+
+Status Table::CheckOwned(const char* what, int64_t key, uint64_t hash) const {
+  const int owner = ShardOfHash(hash, config_.num_shards);
+  if (owner == shard_) return Status();
+  return InvalidArgument(what, " holds key ", key, " of shard ", owner, ", this is shard ", shard_,
+                         " of ", config_.num_shards);
+}
+
+}  // namespace het_tf

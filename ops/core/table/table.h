@@ -1,0 +1,161 @@
+// A shard of an embedding table: rows with their optimizer slots and clocks, merged into by many
+// caches at once.
+//
+// Rows are spread over stripes, each with its own lock, index and storage. A call groups its keys
+// by stripe, so that it takes each lock once, not once a row. Every public function may run
+// concurrently with every other.
+
+#ifndef HET_TF_OPS_CORE_TABLE_TABLE_H_
+#define HET_TF_OPS_CORE_TABLE_TABLE_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ops/core/link/sessions.h"
+#include "ops/core/memory/arena.h"
+#include "ops/core/memory/index.h"
+#include "ops/core/memory/slab.h"
+#include "ops/core/parallel.h"
+#include "ops/core/row/row_config.h"
+#include "ops/core/shared_mutex.h"
+#include "ops/core/stats.h"
+#include "ops/core/status.h"
+#include "ops/core/unique_ids.h"
+#include "ops/core/wire/request.h"
+
+namespace het_tf {
+
+enum class TableCounter {
+  kRequests,
+  kBytesReceived,
+  kBytesSent,
+  kPushesMerged,
+  kPushesRepeated,  // arrived again after an answer was lost, and were not merged again
+  kPushesSkipped,   // overtook one before them, and were not merged: they come again
+  kRowsMerged,
+  kRowsChecked,
+  kRowsSent,
+  kNonfiniteSkipped,
+  kNumCounters
+};
+inline constexpr std::array<const char*, Counters<TableCounter>::kSize> kTableCounterNames = {
+    "requests",       "bytes_received", "bytes_sent",   "pushes_merged", "pushes_repeated",
+    "pushes_skipped", "rows_merged",    "rows_checked", "rows_sent",     "nonfinite_skipped"};
+
+class Table {
+ public:
+  static constexpr int kNumStripes = 32;
+
+  static Status Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table);
+
+  int dim() const { return kit_.optimizer->dim(); }
+  int slot_dim() const { return kit_.optimizer->slot_dim(); }
+  int contribution_dim() const { return kit_.optimizer->contribution_dim(); }
+  int num_shards() const { return config_.num_shards; }
+  // Names the rows since the table was made, imported or cleared.
+  uint64_t incarnation() const;
+
+  // Rows that have been updated or imported.
+  int64_t size() const;
+  // Bytes of rows and index.
+  int64_t memory_bytes() const;
+  int64_t counter(TableCounter counter) const { return counters_.Get(counter); }
+  // Caches that it remembers.
+  int64_t num_sessions() const { return sessions_.size(); }
+
+  // Reads rows; unknown keys read as their initial value and do not enter the table.
+  // out: (ids.num_ids(), dim).
+  Status Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out) const;
+
+  // One update of each key. gradients: (ids.num_ids(), dim).
+  Status Apply(const UniqueIds& ids, const float* gradients, float learning_rate,
+               Nonfinite nonfinite, const ParallelFor& parallel_for);
+
+  // Answers a cache: merges what it pushes, then sends the rows it lacks (wire/). allocate(bytes)
+  // provides the memory of the reply, aligned to 8, once, if all is well.
+  Status Sync(const char* request, size_t bytes, const ParallelFor& parallel_for,
+              const std::function<char*(size_t)>& allocate);
+
+  // Where there is no memory, all functions return kResourceExhausted and the rows stay as they
+  // were.
+
+  // Rows of the stripes [first, last), in no particular order, as of one moment; others may be read
+  // and updated meanwhile. allocate(rows) says how many come
+  // and returns where to put them.
+  template <typename Integer, typename Float>
+  struct RowArrays {
+    Integer* keys;    // (rows)
+    Float* values;    // (rows, dim)
+    Float* slots;     // (rows, slot_dim)
+    Integer* clocks;  // (rows)
+  };
+  using Rows = RowArrays<int64_t, float>;
+  using ConstRows = RowArrays<const int64_t, const float>;
+  Status Export(int first, int last, const std::function<Rows(int64_t)>& allocate) const;
+
+  // Sets rows, replacing those that exist, all or none. Starts a new incarnation.
+  Status Import(const ConstRows& rows, int64_t num_rows);
+
+  // Drops all rows. Starts a new incarnation.
+  void Clear();
+
+ private:
+  struct Stripe {
+    Stripe(size_t record_bytes, Arena* arena) : records(record_bytes, arena) {}
+
+    mutable SharedMutex mutex;
+    Index index;
+    Slab records;
+    size_t reserved = 0;  // rows that calls under way may insert; there is memory for them
+  };
+
+  // Memory for rows that a call may insert, for as long as it runs.
+  class Reservation;
+
+  Table(const RowConfig& config, int shard, RowKit kit);
+
+  // A record is key, clock, row[row_dim], without padding.
+  uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key) const;
+  // The stripe is locked, and has memory for the row.
+  char* FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key);
+
+  struct HashedRequest;
+  Status CheckRequest(const RequestView& request, const ParallelFor& parallel_for,
+                      HashedRequest* hashed) const;
+  Status CheckOwned(const char* what, int64_t key, uint64_t hash) const;
+  Status ExchangeMessages(const char* bytes, size_t size, const ParallelFor& parallel_for,
+                          const std::function<char*(size_t)>& allocate);
+  void UpdateRecord(char* record, const float* gradient, float learning_rate, int64_t units);
+  void Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
+             const ParallelFor& parallel_for);
+  void MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient);
+  void Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
+              const Sessions::Session& session, const ParallelFor& parallel_for,
+              const std::function<char*(size_t)>& allocate);
+  void NewIncarnation();
+
+  const RowConfig config_;
+  const int shard_;
+  const RowKit kit_;
+  const int row_dim_;
+  const size_t record_bytes_;
+
+  // Held shared by what reads or writes rows, exclusively by what replaces them all.
+  mutable SharedMutex contents_;
+  uint64_t incarnation_ = 0;
+  Arena arena_;
+  std::vector<std::unique_ptr<Stripe>> stripes_;
+
+  Sessions sessions_;
+
+  mutable Counters<TableCounter> counters_;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_TABLE_TABLE_H_

@@ -1,0 +1,223 @@
+#include "ops/core/table/table.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ops/core/memory/hash.h"
+#include "ops/core/testing.h"
+
+namespace het_tf {
+namespace {
+
+using testing::ApplyRows;
+using testing::Below;
+using testing::LookupRows;
+using testing::MakeTable;
+using testing::Pool;
+using testing::Random;
+using testing::Restore;
+using testing::RunThreads;
+using testing::Snapshot;
+using testing::TableRow;
+using testing::TableRows;
+using testing::ThreadedFor;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// One column of SGD from zero: a pushed delta is what the row gains.
+RowConfig Plain(ClockRule clock = ClockRule::kCount) { return {1, "sgd", "zeros", 0, clock, 1}; }
+
+TEST(TableTest, LookupOfUnknownKeysReadsTheInitializerAndAddsNoRow) {
+  const auto table = MakeTable({5, "adam", "uniform", 9});
+  const std::vector<int64_t> ids = {3, -4, 3, int64_t{1} << 60};
+  const std::vector<float> out = LookupRows(*table, ids);
+  Initializer initializer;
+  ASSERT_OK(Initializer::Parse("uniform", 9, &initializer));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    float row[5];
+    initializer.Fill(ids[i], 5, row);
+    EXPECT_EQ(std::vector<float>(row, row + 5),
+              std::vector<float>(out.begin() + i * 5, out.begin() + i * 5 + 5));
+  }
+  EXPECT_EQ(table->size(), 0);
+}
+
+TEST(TableTest, ApplyUpdatesEachKeyOnce) {
+  const auto table = MakeTable({2, "momentum momentum=0.5", "constant value=10"});
+  ASSERT_OK(ApplyRows(table.get(), {7, 8, 7}, {1, 2, 3, 4, 5, 6}));
+  ASSERT_OK(ApplyRows(table.get(), {7}, {0, 0}));
+  EXPECT_EQ(Snapshot(*table),
+            (TableRows{{7, {{10 - 6 - 3, 10 - 8 - 4}, {-3, -4}, 2}}, {8, {{7, 6}, {-3, -4}, 1}}}));
+  EXPECT_EQ(LookupRows(*table, {8, 9, 7}), (std::vector<float>{7, 6, 10, 10, 1, -2}));
+  EXPECT_EQ(table->size(), 2);
+}
+
+TEST(TableTest, ApplyRefusesOrSkipsWhatIsNotFinite) {
+  const auto table = MakeTable(Plain());
+  EXPECT_REFUSED(ApplyRows(table.get(), {1, 2}, {1, kNan}), "for 1 of 2 keys");
+  EXPECT_REFUSED(ApplyRows(table.get(), {1}, {1}, kNan), "learning_rate");
+  EXPECT_EQ(table->size(), 0);
+  ASSERT_OK(ApplyRows(table.get(), {1, 2}, {1, kNan}, 1, Nonfinite::kSkip));
+  EXPECT_EQ(Snapshot(*table), (TableRows{{1, {{-1}, {}, 1}}}));
+  EXPECT_EQ(table->counter(TableCounter::kNonfiniteSkipped), 1);
+}
+
+TEST(TableTest, MatchesAMapWithThreads) {
+  const auto table = MakeTable({3, "sgd", "zeros"});
+  TableRows expected;
+  Random random(1);
+  for (int round = 0; round < 30; ++round) {
+    std::vector<int64_t> ids(300);
+    for (int64_t& id : ids) id = Below(&random, 5000) - 2500;
+    std::vector<float> gradients(ids.size() * 3);
+    for (float& gradient : gradients) gradient = static_cast<float>(Below(&random, 9) - 4);
+    std::set<int64_t> keys(ids.begin(), ids.end());
+    for (const int64_t key : keys) ++expected[key].clock;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      expected[ids[i]].value.resize(3);
+      for (int c = 0; c < 3; ++c) expected[ids[i]].value[c] -= gradients[3 * i + c];
+    }
+    const UniqueIds unique(ids.data(), ids.size());
+    ASSERT_OK(table->Apply(unique, gradients.data(), 1, Nonfinite::kError, ThreadedFor));
+    std::vector<float> out(gradients.size());
+    ASSERT_OK(table->Lookup(unique, ThreadedFor, out.data()));
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], expected[ids[i / 3]].value[i % 3]);
+  }
+  EXPECT_EQ(Snapshot(*table), expected);
+}
+
+TEST(TableTest, ExportThenImportIsTheSameTable) {
+  const RowConfig config = {3, "adam", "uniform", 4};
+  const auto table = MakeTable(config), copy = MakeTable(config);
+  for (int64_t key = -500; key < 500; ++key) {
+    ASSERT_OK(ApplyRows(table.get(), {key, 7}, {1, 2, 3, 4, 5, 6}));
+  }
+  const TableRows rows = Snapshot(*table);
+  EXPECT_EQ(rows.size(), 1000u);
+  EXPECT_EQ(rows.at(7).clock, 1000);
+  TableRows pieces = Snapshot(*table, 0, 10);
+  pieces.merge(Snapshot(*table, 10, Table::kNumStripes - 1));
+  pieces.merge(Snapshot(*table, Table::kNumStripes - 1, Table::kNumStripes));
+  EXPECT_EQ(pieces, rows);
+  EXPECT_TRUE(Snapshot(*table, 5, 5).empty());
+  ASSERT_OK(Restore(copy.get(), rows));
+  EXPECT_EQ(Snapshot(*copy), rows);
+  EXPECT_EQ(LookupRows(*copy, {1, 10000}), LookupRows(*table, {1, 10000}));
+}
+
+TEST(TableTest, ExportOfStripesThatAreNotThereIsRefused) {
+  const auto table = MakeTable(Plain());
+  for (const auto& [first, last] :
+       {std::pair(-1, 3), std::pair(3, 2), std::pair(0, Table::kNumStripes + 1)}) {
+    EXPECT_REFUSED(table->Export(first, last, [](int64_t) { return Table::Rows{}; }), "stripes");
+  }
+}
+
+// Work for the pool waits in line behind work that waits for a lock.
+TEST(TableTest, LookupsAndUpdatesOfOnePoolDoNotWaitForEachOther) {
+  const auto table = MakeTable(Plain());
+  Pool pool(2);
+  std::vector<int64_t> ids(3000);
+  std::iota(ids.begin(), ids.end(), 0);
+  const UniqueIds unique(ids.data(), ids.size());
+  const std::vector<float> gradients(ids.size(), 1);
+  constexpr int kRounds = 200;
+  RunThreads(2, [&](int t) {
+    std::vector<float> out(ids.size());
+    for (int round = 0; round < kRounds; ++round) {
+      if (t == 0) {
+        EXPECT_OK(
+            table->Apply(unique, gradients.data(), 1, Nonfinite::kError, pool.parallel_for()));
+      } else {
+        EXPECT_OK(table->Lookup(unique, pool.parallel_for(), out.data()));
+      }
+    }
+  });
+  EXPECT_EQ(LookupRows(*table, {0, 2999}), (std::vector<float>{-kRounds, -kRounds}));
+}
+
+TEST(TableTest, AReaderAfterAnotherDoesNotKeepWritersOut) {
+  const auto table = MakeTable(Plain());
+  const std::vector<int64_t> ids = {1, 2, 3};
+  std::atomic<bool> written{false};
+  RunThreads(4, [&](int t) {
+    if (t == 0) {
+      for (int i = 0; i < 20; ++i) ASSERT_OK(Restore(table.get(), {{1, {{10}, {}, 1}}}));
+      written = true;
+    } else {
+      while (!written) LookupRows(*table, ids);
+    }
+  });
+}
+
+// Rows of a part are of one moment, and others are read and updated meanwhile.
+TEST(TableTest, ExportLetsOthersIn) {
+  const auto table = MakeTable(Plain());
+  for (int64_t key = 0; key < 100; ++key) ASSERT_OK(ApplyRows(table.get(), {key}, {1}));
+  std::vector<int64_t> keys(1000), clocks(1000);
+  std::vector<float> values(1000), slots(1);
+  EXPECT_OK(table->Export(0, Table::kNumStripes, [&](int64_t) {
+    // Half-way through, from another thread: a read of the same rows, and one of the table's size.
+    RunThreads(1, [&](int) {
+      EXPECT_EQ(LookupRows(*table, {5}), std::vector<float>{-1});
+      EXPECT_EQ(table->size(), 100);
+    });
+    return Table::Rows{keys.data(), values.data(), slots.data(), clocks.data()};
+  }));
+}
+
+TEST(TableTest, ImportReplacesAllOrNone) {
+  RowConfig config = Plain();
+  const auto table = MakeTable(config);
+  ASSERT_OK(Restore(table.get(), {{1, {{10}, {}, 1}}, {2, {{20}, {}, 2}}}));
+  ASSERT_OK(Restore(table.get(), {{2, {{21}, {}, 5}}, {3, {{30}, {}, 0}}}));
+  const TableRows rows = {{1, {{10}, {}, 1}}, {2, {{21}, {}, 5}}, {3, {{30}, {}, 0}}};
+  EXPECT_EQ(Snapshot(*table), rows);
+  EXPECT_REFUSED(Restore(table.get(), {{1, {{11}, {}, 1}}, {2, {{22}, {}, -3}}}),
+                 "clocks holds -3");
+  EXPECT_REFUSED(Restore(table.get(), {{1, {{11}, {}, 1}}, {2, {{22}, {}, kMaxClock + 1}}}),
+                 "clocks holds 4611686018427387905");
+  EXPECT_REFUSED(Restore(table.get(), {{1, {{11}, {}, 1}}, {2, {{kNan}, {}, 1}}}),
+                 "NaN or infinity for key 2");
+  EXPECT_EQ(Snapshot(*table), rows);
+
+  config.num_shards = 2;
+  const int owner = ShardOfHash(HashKey(1), 2);
+  const auto other = MakeTable(config, 1 - owner);
+  EXPECT_REFUSED(Restore(other.get(), {{1, {{10}, {}, 1}}}), "keys holds key 1 of shard");
+  EXPECT_EQ(other->size(), 0);
+}
+
+TEST(TableTest, ClearDropsRowsAndMemory) {
+  const auto table = MakeTable(Plain());
+  for (int64_t key = 0; key < 1000; ++key) ASSERT_OK(ApplyRows(table.get(), {key}, {1}));
+  EXPECT_GE(table->memory_bytes(), 1000 * (16 + 4));
+  table->Clear();
+  EXPECT_EQ(table->size(), 0);
+  EXPECT_EQ(table->memory_bytes(), 0);
+  EXPECT_EQ(LookupRows(*table, {5}), std::vector<float>{0});
+  ASSERT_OK(ApplyRows(table.get(), {5}, {1}));
+  EXPECT_EQ(Snapshot(*table), (TableRows{{5, {{-1}, {}, 1}}}));
+}
+
+TEST(TableTest, ConfigsThatCannotBeAreRefused) {
+  std::unique_ptr<Table> table;
+  const auto create = [&](RowConfig config, int shard) {
+    return Table::Create(config, shard, &table);
+  };
+  EXPECT_REFUSED(create({0, "sgd", "zeros"}, 0), "dim = 0");
+  EXPECT_REFUSED(create({1, "lion", "zeros"}, 0), "optimizer = 'lion'");
+  EXPECT_REFUSED(create({1, "sgd", "ones"}, 0), "initializer = 'ones'");
+  EXPECT_REFUSED(create({1, "sgd", "zeros", 0, ClockRule::kCount, 0}, 0), "num_shards = 0");
+  EXPECT_REFUSED(create({1, "sgd", "zeros", 0, ClockRule::kCount, 2}, 2), "shard = 2");
+  EXPECT_REFUSED(create({1, "sgd", "zeros", 0, ClockRule::kCount, 2}, -1), "shard = -1");
+}
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,162 @@
+// What a cache sends to a shard: one block of bytes, its writer and its reader.
+//
+//   RequestHeader
+//   num_pushes x push: PushHeader, PushRow[gradients + contributions], float[gradients][dim],
+//                      float[contributions][contribution_dim], padding to 8 bytes
+//   int64 key[num_checks + num_value_checks + num_full + num_values]
+//   the bases of the checks as varints (LEB128), padding to 8 bytes
+//
+// All numbers are little-endian. The reader accepts any bytes: what it lets pass lies within the
+// block. Bases are written shortest because a check has to cost no more than 2 % over a key that
+// is asked for without a cache (benchmarks/cache_traces.py).
+
+#ifndef HET_TF_OPS_CORE_WIRE_REQUEST_H_
+#define HET_TF_OPS_CORE_WIRE_REQUEST_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ops/core/status.h"
+#include "ops/core/wire/cursor.h"
+
+namespace het_tf {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "messages are little-endian and read in place");
+
+inline constexpr uint32_t kRequestMagic = 0x51544548;  // "HETQ"
+inline constexpr uint16_t kWireVersion = 2;
+
+struct RequestHeader {
+  uint32_t magic = kRequestMagic;
+  uint16_t version = kWireVersion;
+  uint16_t flags = 0;
+  uint64_t cache_id = 0;
+  uint64_t incarnation = 0;  // the shard's, as the cache knows it; 0: not yet
+  uint64_t session = 0;      // the cache's on the shard; 0: not yet
+  uint64_t cut = 0;          // the last sequence cut before this request
+  int64_t read_bound = 0;    // kUnbounded: cached rows are never sent again
+  uint32_t dim = 0;
+  uint32_t slot_dim = 0;
+  uint32_t contribution_dim = 0;
+  uint32_t shard = 0;
+  uint32_t num_pushes = 0;
+  uint32_t num_checks = 0;        // keys whose row must come if it is beyond the read bound
+  uint32_t num_value_checks = 0;  // the same, but then the value is enough
+  uint32_t num_full = 0;          // keys whose row must come, slots and all
+  uint32_t num_values = 0;        // keys of which the value is enough
+  uint32_t base_bytes = 0;        // of the bases, without padding
+
+  int64_t num_bases() const { return int64_t{num_checks} + num_value_checks; }
+  int64_t num_queries() const { return num_bases() + num_full + num_values; }
+};
+
+struct PushHeader {
+  uint64_t sequence;  // from 1 on
+  uint32_t num_gradients;
+  uint32_t num_contributions;
+};
+
+struct PushRow {
+  int64_t key;
+  union {
+    float learning_rate;  // of a gradient
+    uint32_t updates;     // of a contribution
+  };
+  // count: 0; lamport: the low 32 bits of the cache's clock of the row; drift: the units.
+  uint32_t clock;
+};
+
+static_assert(sizeof(RequestHeader) == 88 && sizeof(PushHeader) == 16 && sizeof(PushRow) == 16);
+
+// base: not negative.
+inline size_t BaseBytes(int64_t base) {
+  size_t bytes = 1;
+  for (auto rest = static_cast<uint64_t>(base); rest >= 128; rest >>= 7) ++bytes;
+  return bytes;
+}
+
+// Bytes of a push with its header and padding.
+inline size_t PushBytes(uint64_t gradients, uint64_t contributions, uint64_t dim,
+                        uint64_t contribution_dim) {
+  const uint64_t floats = gradients * dim + contributions * contribution_dim;
+  return sizeof(PushHeader) + (gradients + contributions) * sizeof(PushRow) + (floats + 1) / 2 * 8;
+}
+
+// Lays out a push in place.
+class PushWriter {
+ public:
+  // bytes: (PushBytes(...)), aligned to 8.
+  PushWriter(char* bytes, const PushHeader& header, int dim, int contribution_dim);
+
+  // Where the floats of the next gradient or contribution go.
+  float* AddGradient(int64_t key, float learning_rate, uint32_t clock);
+  float* AddContribution(int64_t key, uint32_t updates, uint32_t clock);
+
+ private:
+  const int dim_, contribution_dim_;
+  PushRow *gradient_row_, *contribution_row_;
+  float *gradient_, *contribution_;
+};
+
+// Lays out a request in place, in the order of its parts; pushes are laid out by their writers.
+class RequestWriter {
+ public:
+  static size_t Size(const RequestHeader& header, size_t push_bytes) {
+    return sizeof(RequestHeader) + push_bytes + header.num_queries() * sizeof(int64_t) +
+           (uint64_t{header.base_bytes} + 7) / 8 * 8;
+  }
+
+  // bytes: (Size(...)), aligned to 8.
+  RequestWriter(char* bytes, const RequestHeader& header);
+
+  char* AddPush(size_t bytes) { return cursor_.Take<char>(bytes); }
+  void AddKey(int64_t key) { *cursor_.Take<int64_t>(1) = key; }
+  void AddBase(int64_t base) {
+    auto rest = static_cast<uint64_t>(base);
+    for (; rest >= 128; rest >>= 7) *cursor_.Take<uint8_t>(1) = static_cast<uint8_t>(rest | 128);
+    *cursor_.Take<uint8_t>(1) = static_cast<uint8_t>(rest);
+  }
+  // After the last base.
+  void Finish() {
+    while (reinterpret_cast<uintptr_t>(cursor_.at()) % 8 != 0) *cursor_.Take<char>(1) = 0;
+  }
+
+ private:
+  WriteCursor cursor_;
+};
+
+struct PushView {
+  uint64_t sequence;
+  int64_t num_gradients;
+  int64_t num_contributions;
+  const PushRow* rows;         // (num_gradients + num_contributions)
+  const float* gradients;      // (num_gradients, dim)
+  const float* contributions;  // (num_contributions, contribution_dim)
+
+  int64_t num_rows() const { return num_gradients + num_contributions; }
+};
+
+// Reads one push off a cursor; false where it ends too early.
+bool ReadPush(ReadCursor* cursor, uint64_t dim, uint64_t contribution_dim, PushView* push);
+
+struct RequestView {
+  RequestHeader header;
+  std::vector<PushView> pushes;
+  const int64_t* keys;         // (header.num_queries())
+  std::vector<int64_t> bases;  // (header.num_bases())
+
+  bool is_check(int64_t q) const { return q < header.num_bases(); }
+  bool wants_value(int64_t q) const {
+    return q >= header.num_bases() + header.num_full ||
+           (q >= header.num_checks && q < header.num_bases());
+  }
+
+  // bytes: (size), aligned to 8, which must outlive the view.
+  static Status Parse(const char* bytes, size_t size, RequestView* view);
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_WIRE_REQUEST_H_

@@ -1,0 +1,49 @@
+#include <limits>
+
+#include "ops/core/memory/hash.h"
+#include "ops/core/unique_ids.h"
+#include "ops/kernels/kernel_util.h"
+
+namespace het_tf {
+namespace {
+
+class UniqueIdsOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    const tensorflow::Tensor& ids = context->input(0);
+    OP_REQUIRES(context, ids.NumElements() <= std::numeric_limits<int32_t>::max(),
+                absl::InvalidArgumentError(
+                    StrCat("ids holds ", ids.NumElements(), " ids, more than 2147483647")));
+    auto unique_ids = std::make_shared<UniqueIds>(ids.flat<int64_t>().data(), ids.NumElements());
+    OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(unique_ids)));
+  }
+};
+
+class ShardOfOp : public tensorflow::OpKernel {
+ public:
+  explicit ShardOfOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("num_shards", &num_shards_));
+  }
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    const tensorflow::Tensor& keys = context->input(0);
+    tensorflow::Tensor* shards;
+    OP_REQUIRES_OK(context, context->allocate_output(0, keys.shape(), &shards));
+    const auto in = keys.flat<int64_t>();
+    auto out = shards->flat<int32_t>();
+    for (int64_t i = 0; i < keys.NumElements(); ++i) {
+      out(i) = ShardOfHash(HashKey(in(i)), num_shards_);
+    }
+  }
+
+ private:
+  int num_shards_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("Het>ShardOf").Device(tensorflow::DEVICE_CPU), ShardOfOp);
+REGISTER_KERNEL_BUILDER(Name("Het>UniqueIds").Device(tensorflow::DEVICE_CPU), UniqueIdsOp);
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,36 @@
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace het_tf {
+namespace {
+
+REGISTER_OP("Het>UniqueIds")
+    .Input("ids: int64")
+    .Output("unique_ids: variant")
+    .SetDoNotOptimize()  // a folded constant could not hold the variant
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Brings ids to their unique keys, once for all ops that follow in the step.
+
+ids: Any shape.
+unique_ids: Scalar. The unique keys and where each occurs, for lookups and updates in this process.
+)doc");
+
+REGISTER_OP("Het>ShardOf")
+    .Input("keys: int64")
+    .Output("shards: int32")
+    .Attr("num_shards: int >= 1")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+The shard of a table that holds each key.
+
+keys: Any shape.
+shards: The shape of keys; in [0, num_shards).
+)doc");
+
+}  // namespace
+}  // namespace het_tf
