@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-import old_core_adapter  # DELETE
 from het_tf import initializers, ops, optimizers
 from het_tf.cache import DRIFT_UNIT
 

@@ -209,6 +209,6 @@ def test_cache_memory(tmp_path: pathlib.Path):
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     figures = json.loads(path.read_text())
     assert figures["payload"] < figures["clean"] < 2 * figures["payload"]
-    assert figures["clean"] < figures["dirty"] < 3 * figures["payload"]
+    assert figures["clean"] < figures["dirty"] < 4 * figures["payload"]
     assert figures["evictions"] > 200
     assert figures["median_ms"] <= figures["longest_ms"]
