@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
@@ -85,3 +87,128 @@ def test_table_memory():
     peak = re.search(r"peak resident.* ([0-9.]+)$", done.stdout, re.MULTILINE)
     assert peak
     assert 1.0 < float(peak[1]) <= 1.6
+
+
+def test_factorization_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(_BENCHMARKS)
+    import factorization_machine as fm
+
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(3, 4, 5)).astype(np.float32)
+    labels = np.array([0, 1, 1], np.float32)
+    rows[1, 2:] = 0  # an example of two fields
+
+    def loss(rows: np.ndarray) -> float:
+        return float(np.mean(np.logaddexp(0, np.where(labels, -1, 1) * fm.logits(rows))))
+
+    weights, factors = rows[0, :, 0], rows[0, :, 1:]
+    pairs = sum(factors[i] @ factors[j] for i in range(4) for j in range(i))
+    np.testing.assert_allclose(fm.logits(rows)[0], weights.sum() + pairs, rtol=1e-5)
+    gradients = fm.gradients(rows, labels)
+    for place in [(0, 1, 0), (1, 1, 2), (2, 3, 4)]:
+        moved = rows.astype(np.float64)
+        moved[place] += 1e-5
+        slope = (loss(moved) - loss(rows.astype(np.float64))) / 1e-5
+        assert gradients[place] == pytest.approx(slope, rel=1e-3)
+
+    scores, labels = rng.integers(0, 9, 200), rng.integers(0, 2, 200)
+    difference = np.subtract.outer(scores[labels == 1], scores[labels == 0])
+    expected = np.mean(np.where(difference == 0, 0.5, difference > 0))
+    assert fm.area_under_curve(scores, labels) == pytest.approx(expected)
+
+
+def test_model_of_the_lfu_of_before(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(_BENCHMARKS)
+    import lfu_model
+
+    steps = [np.array(keys) for keys in ([0, 1], [0, 2], [0, 1], [2, 3], [0, 1])]
+    assert lfu_model.hit_rate(steps, 4, capacity=4) == 6 / 10
+    # Key 1 leaves for 2 (the lower slot of equal scores may go either way), 0 stays.
+    assert lfu_model.hit_rate(steps[:3], 4, capacity=2) == 2 / 6
+    never = [np.array([step]) for step in range(9)]
+    assert lfu_model.hit_rate(never, 9, capacity=3) == 0
+
+
+_AUC = ("--workers=2", "--seeds=1", "--epochs=1,1", "--batch=64,64", "--examples=6400")
+
+
+def test_bytes_fall_with_the_bound_and_runs_are_not_repeated(tmp_path: pathlib.Path):
+    path = tmp_path / "runs.json"
+    flags = (*_AUC, "--datasets=100k", "--clocks=count,drift", f"--json={path}")
+    done = _run("staleness_auc.py", *flags, "--count_bounds=4,64", "--drift_bounds=1")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    runs = json.loads(path.read_text())
+    assert [run["setting"]["clock"] for run in runs] == ["none", "count", "count", "drift"]
+    totals = [run["bytes_up"] + run["bytes_down"] for run in runs]
+    assert totals[0] > totals[1] > totals[2]
+    assert totals[0] > totals[3]
+    assert all(0.5 < run["auc"] < 1 for run in runs)
+    assert "fewest bytes within one sd of no cache" in done.stdout
+
+    plot = tmp_path / "curves.png"
+    done = _run(
+        "staleness_auc.py", *flags, "--count_bounds=64,9", "--drift_bounds=1", f"--plot={plot}"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    again = json.loads(path.read_text())
+    assert again[:4] == runs
+    assert [run["setting"]["bound"] for run in again[4:]] == [9]
+    assert plot.stat().st_size > 0
+
+
+def test_implicit_data_set(tmp_path: pathlib.Path):
+    rng = np.random.default_rng(1)
+    for part, size in (("train", 700), ("test", 50)):
+        ids = rng.integers(0, [30, 2, 7, 21, 40, 18], (size, 6))
+        lines = ("{}-{}-{}-{},{}-{}\n".format(*row) for row in ids)
+        with gzip.open(tmp_path / f"{part}.csv.gz", "wt") as file:
+            file.writelines(lines)
+    done = _run(
+        "staleness_auc.py",
+        *_AUC,
+        "--datasets=1m",
+        f"--movielens_1m={tmp_path}",
+        "--clocks=lamport",
+        "--lamport_bounds=9",
+        "--split=each",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert re.search(r"^lamport +9 ", done.stdout, re.MULTILINE)
+
+
+def test_a_cache_never_costs_more_than_none(tmp_path: pathlib.Path):
+    path = tmp_path / "figures.json"
+    done = _run("cache_traces.py", "--quick", "--jobs=1", "--staleness=0,10", f"--json={path}")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    figures = json.loads(path.read_text())
+    traces = ["zipf_0", "zipf_0.8", "zipf_1.05", "zipf_1.3", "once", "once_known", "half_once"]
+    assert list(dict.fromkeys(each["case"]["trace"] for each in figures)) == traces
+    assert all(each["up"] <= 1.02 and each["down"] <= 1.02 for each in figures)
+    (skewed,) = [
+        each
+        for each in figures
+        if each["case"]["trace"] == "zipf_1.3"
+        and each["case"]["percent"] == 10
+        and each["case"]["staleness"] == "10"
+    ]
+    assert skewed["up"] + skewed["down"] < 1.2
+    assert skewed["hits"] > 0.6
+
+
+def test_cache_memory(tmp_path: pathlib.Path):
+    path = tmp_path / "figures.json"
+    done = _run(
+        "cache_memory.py",
+        "--memory_rows=200000",
+        "--fill=8192",
+        "--cached=50000",
+        "--timed_steps=40",
+        "--ids=512",
+        f"--json={path}",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    figures = json.loads(path.read_text())
+    assert figures["payload"] < figures["clean"] < 2 * figures["payload"]
+    assert figures["clean"] < figures["dirty"] < 4 * figures["payload"]
+    assert figures["evictions"] > 200
+    assert figures["median_ms"] <= figures["longest_ms"]
