@@ -68,7 +68,8 @@ class CacheKernel : public OpKernel {
     tensorflow::core::RefCountPtr<CacheResource> resource;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
                                 context, tensorflow::HandleFromInput(context, 0), &resource));
-    OP_REQUIRES_OK(context, Compute(context, resource->cache.get()));
+    OP_REQUIRES_OK(context,
+                   OrOutOfMemory(*this, [&] { return Compute(context, resource->cache.get()); }));
   }
 
  protected:

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +39,16 @@ inline absl::Status ToTf(const Status& status) {
       return absl::CancelledError(status.message());
   }
   return absl::InternalError(status.message());
+}
+
+// What call returns; where it runs out of memory, RESOURCE_EXHAUSTED, and the process lives.
+template <typename Call>
+absl::Status OrOutOfMemory(const tensorflow::OpKernel& kernel, const Call& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(StrCat(kernel.type_string(), ": out of memory"));
+  }
 }
 
 inline ParallelFor PoolOf(tensorflow::OpKernelContext* context) {

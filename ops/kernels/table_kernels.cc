@@ -52,7 +52,8 @@ class TableKernel : public OpKernel {
     tensorflow::core::RefCountPtr<TableResource> resource;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
                                 context, tensorflow::HandleFromInput(context, 0), &resource));
-    OP_REQUIRES_OK(context, Compute(context, resource->table.get()));
+    OP_REQUIRES_OK(context,
+                   OrOutOfMemory(*this, [&] { return Compute(context, resource->table.get()); }));
   }
 
  protected:

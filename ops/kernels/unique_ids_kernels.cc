@@ -16,8 +16,11 @@ class UniqueIdsOp : public tensorflow::OpKernel {
     OP_REQUIRES(context, ids.NumElements() <= std::numeric_limits<int32_t>::max(),
                 absl::InvalidArgumentError(
                     StrCat("ids holds ", ids.NumElements(), " ids, more than 2147483647")));
-    auto unique_ids = std::make_shared<UniqueIds>(ids.flat<int64_t>().data(), ids.NumElements());
-    OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(unique_ids)));
+    OP_REQUIRES_OK(context, OrOutOfMemory(*this, [&] {
+                     return SetVariant(context, 0,
+                                       std::make_shared<UniqueIds>(ids.flat<int64_t>().data(),
+                                                                   ids.NumElements()));
+                   }));
   }
 };
 

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import itertools
 import math
 
 import numpy as np
@@ -194,7 +193,8 @@ def test_ftrl_merges_what_each_update_put_in(name, schedule):
             np.testing.assert_allclose(row.value, optimizer.weight(row.slots, 0.1), 1e-9, 1e-9)
 
 
-# A hot row (issue 5, A.1): what is stable without slots is stable with them.
+# A hot row. That what is stable without slots is stable with them is tested on the C++ itself
+# (ops/core/cache/convergence_test.cc); here, that simpler ways of merging are not enough.
 
 
 class HotRow:
@@ -274,30 +274,6 @@ class HotRow:
 
 
 WORKERS, STALENESS = (1, 2, 4, 8, 24), (0, 5, 20, 100)
-
-
-def distances(optimizer: Optimizer, rate: float, lockstep: bool) -> dict[tuple[int, int], float]:
-    steps = 200 if lockstep else 1500
-    cells = itertools.product(WORKERS, STALENESS)
-    return {
-        (workers, staleness): HotRow(optimizer, workers, staleness, rate).distance(
-            workers, steps, lockstep
-        )
-        for workers, staleness in cells
-    }
-
-
-@pytest.mark.parametrize("lockstep", [False, True], ids=["serial", "lockstep"])
-def test_where_sgd_is_stable_momentum_and_adam_are(lockstep):
-    with np.errstate(over="ignore", invalid="ignore"):
-        plain = distances(Sgd(), 0.001 / (1 - 0.9), lockstep)
-        stable = [cell for cell in plain if plain[cell] <= 3 * plain[cell[0], 0]]
-        assert len(stable) >= 14
-        for optimizer in (Momentum(), Adam(), Adam(row_wise=True)):
-            found = distances(optimizer, 0.001, lockstep)
-            for workers, staleness in stable:
-                cell = workers, staleness
-                assert found[cell] <= 3 * found[workers, 0], (optimizer, cell)
 
 
 # The tests find what was wrong, and what is simpler.
