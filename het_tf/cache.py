@@ -24,8 +24,9 @@ _UNSET: Any = "unset"
 DRIFT_UNIT = 2.0**-14
 _MAX_DRIFT = 2.0**10
 
-# Drift, bytes and AUC on MovieLens: benchmarks/staleness_auc.py.
-DEFAULT_DRIFT = 0.25
+# Total staleness where no bound is given: what costs the fewest bytes and no AUC on MovieLens-100K
+# with 2 and 4 workers (benchmarks/staleness_auc.py; for drift the tightest that was tried).
+_DEFAULT_TOTAL = {"count": 8, "drift": 0.1}
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -55,11 +56,11 @@ class CacheConfig:
       clock: in what bounds are. "count": numbers of updates. "drift": how far the updates have
         moved the row's value, as lengths (L2, in the units of the value), from 0 to 1024.
         "lamport": the rule of the paper, which bounds the difference of two workers' clocks of a
-        row by `2 * staleness`. Numbers of updates are integers below 2**31. Default: "count" if a
-        bound is given, else "drift".
+        row by `2 * staleness`. Numbers of updates are integers below 2**31.
       total_staleness: bound on all that a read misses, for any number of workers: half of it is the
         read bound, and the other workers' write bounds share the other half. Not together with
-        another bound, nor with "lamport". Default, where no bound is given: 0.25 under "drift".
+        another bound, nor with "lamport". Default, where no bound is given: 8 under "count", 0.1
+        under "drift".
 
     Raises:
       ValueError: an attribute is out of its range; the message names it and its value.
@@ -70,7 +71,7 @@ class CacheConfig:
     staleness: float | None = _UNSET
     read_bound: float | None = _UNSET
     write_bound: float | None = _UNSET
-    clock: str = _UNSET
+    clock: str = "count"
     total_staleness: float | None = None
 
     def __post_init__(self) -> None:
@@ -80,9 +81,6 @@ class CacheConfig:
         object.__setattr__(self, "capacity", capacity)
         bounds = ("staleness", "read_bound", "write_bound")
         given = [name for name in bounds if getattr(self, name) is not _UNSET]
-        if self.clock is _UNSET:
-            bounded = given or self.total_staleness is not None
-            object.__setattr__(self, "clock", "count" if bounded else "drift")
         check_clock(self.clock)
         if self.total_staleness is not None:
             if given:
@@ -94,8 +92,8 @@ class CacheConfig:
                 raise ValueError('total_staleness has no meaning with clock = "lamport"')
             total = self._checked_bound("total_staleness", self.total_staleness)
             object.__setattr__(self, "total_staleness", total)
-        elif not given and self.clock == "drift":
-            object.__setattr__(self, "total_staleness", DEFAULT_DRIFT)
+        elif not given and self.clock in _DEFAULT_TOTAL:
+            object.__setattr__(self, "total_staleness", _DEFAULT_TOTAL[self.clock])
         else:
             staleness = self.staleness
             if staleness is _UNSET:

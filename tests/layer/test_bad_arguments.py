@@ -187,10 +187,10 @@ def test_a_total_is_shared_by_the_workers(total, workers, read_bound, write_boun
 
 
 def test_what_bounds_are_without_any():
-    assert config() == config(clock="drift", total_staleness=0.25)
-    assert config(staleness=100).clock == config(total_staleness=9).clock == "count"
-    assert config(clock="count") == config(staleness=100)
-    for each in (config(), config(staleness=3), config(write_bound=None)):
+    assert config() == config(clock="count", total_staleness=8)
+    assert drift() == drift(total_staleness=0.1)
+    assert config(clock="lamport") == config(clock="lamport", staleness=100)
+    for each in (config(), drift(), config(staleness=3), config(write_bound=None)):
         assert het_tf.CacheConfig.from_config(each.get_config()) == each
 
 
