@@ -122,7 +122,8 @@ TEST(RequestTest, RoundTrip) {
 }
 
 TEST(RequestTest, BasesOfAnySize) {
-  for (int64_t base = 1; base <= kMaxClock && base > 0; base *= 2) {
+  for (int bits = 0; bits <= 62; ++bits) {
+    const int64_t base = int64_t{1} << bits;
     for (const int64_t each : {base - 1, base, base + 1}) {
       RequestBuilder request;
       request.checks = {{1, each}};
