@@ -14,6 +14,7 @@ import numpy as np
 from schedules import Begun, Player, Schedule, Setup, System
 
 Epoch = tuple[int, int] | None  # (restarts of the shard, times it forgot this life)
+OLD = (-1, -1)  # of a reply that changed nothing
 
 
 def run(schedule: Schedule, system: System) -> None:
@@ -109,12 +110,14 @@ class Ledger(Player):
 
     def was_installed(self, step: Begun) -> None:
         cut = self.cuts[step]
-        for shard, reply in cut.replies.items():
+        for shard, reply in list(cut.replies.items()):
             if reply != cut.life.links[shard] and cut.links[shard] == cut.life.links[shard]:
                 cut.life.links[shard] = reply  # the cache learns: what it held of the shard is lost
                 for key in self._keys(cut.life, shard):
                     del cut.life.made[key][cut.life.merged[key] :]
-            if reply == cut.life.links[shard] == self._present(cut.life, shard):
+            if reply != cut.life.links[shard]:
+                cut.replies[shard] = OLD  # even where the cache will come to know that epoch later
+            elif reply == self._present(cut.life, shard):
                 cut.life.done[shard] = max(cut.life.done[shard], cut.age[shard] + 1)
 
     def was_flushed(self, step: Begun) -> None:
