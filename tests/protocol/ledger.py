@@ -14,6 +14,7 @@ import numpy as np
 from schedules import Begun, Player, Schedule, Setup, System
 
 Epoch = tuple[int, int] | None  # (restarts of the shard, times it forgot this life)
+OLD = (-1, -1)  # of a reply that changed nothing
 
 
 def run(schedule: Schedule, system: System) -> None:
@@ -109,18 +110,20 @@ class Ledger(Player):
 
     def was_installed(self, step: Begun) -> None:
         cut = self.cuts[step]
-        for shard, reply in cut.replies.items():
+        for shard, reply in list(cut.replies.items()):
             if reply != cut.life.links[shard] and cut.links[shard] == cut.life.links[shard]:
                 cut.life.links[shard] = reply  # the cache learns: what it held of the shard is lost
                 for key in self._keys(cut.life, shard):
                     del cut.life.made[key][cut.life.merged[key] :]
-            if reply == cut.life.links[shard] == self._present(cut.life, shard):
+            if reply != cut.life.links[shard]:
+                cut.replies[shard] = OLD  # even where the cache will come to know that epoch later
+            elif reply == self._present(cut.life, shard):
                 cut.life.done[shard] = max(cut.life.done[shard], cut.age[shard] + 1)
 
     def was_flushed(self, step: Begun) -> None:
         cut, life = self.cuts[step], self.cuts[step].life
         for shard in range(self.setup.num_shards):
-            if life.links[shard] == self._present(life, shard):
+            if cut.links[shard] == life.links[shard] == self._present(life, shard):
                 for key in self._keys(life, shard):
                     made = min(cut.made.get(key, 0), len(life.made[key]))
                     assert life.merged[key] >= made, "flushed, yet not on the shard"
@@ -232,15 +235,15 @@ class Ledger(Player):
                 assert len(unsent) < bound, "more unsent than the write bound allows"
 
     def _check_size(self, step: Begun, shard: int) -> None:
-        """Messages do not grow: a push is through after three exchanges in a row.
-
-        Two, unless one of the first was overtaken.
-        """
+        """Messages do not grow: a push is through after three exchanges in a row, and two more for
+        each request that is still out: it may hold what the others wait for."""
         cut = self.cuts[step]
         ages = self.ages[cut.life, shard]
         ages.append(cut.age[shard])
+        others = [each for each in self.open[step.worker] if each is not step]
+        out = [each for each in others if shard in each.shards and not each.installed]
         number = self.system.num_pushes(step.handle, shard)
-        recent = sum(age >= cut.age[shard] - 3 for age in ages)
+        recent = sum(age >= cut.age[shard] - 3 - 2 * len(out) for age in ages)
         assert number is None or number <= recent, "pushes are sent again and again"
 
     def _merge(self, step: Begun, shard: int) -> None:
