@@ -12,9 +12,9 @@ from pathlib import Path
 
 import cxx
 
-SANITIZER_FLAGS = ["-g", "-O1", "-fno-omit-frame-pointer"]
+SANITIZER_FLAGS = ["-g1", "-O1", "-fno-omit-frame-pointer"]
 VARIANTS = {
-    "release": ["-g", "-O2"],
+    "release": ["-g1", "-O2"],
     "asan": [*SANITIZER_FLAGS, "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "tsan": [*SANITIZER_FLAGS, "-fsanitize=thread"],
 }
