@@ -5,7 +5,8 @@ PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 CLANG_FORMAT_FILES = $(shell find ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
 # Needs no package, so it runs before there is a .venv too.
 CPPTEST = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/cpptest.py
-BENCHMARKS = benchmarks/local_step.py benchmarks/table_memory.py benchmarks/cluster_bytes.py
+BENCHMARKS = benchmarks/local_step.py benchmarks/table_memory.py benchmarks/cluster_bytes.py \
+  benchmarks/cache_memory.py benchmarks/cache_traces.py
 
 .PHONY: help
 help:
