@@ -20,6 +20,7 @@ CORE_SOURCES = [
     "ops/core/table/sync.cc",
     "ops/core/table/table.cc",
     "ops/core/unique_ids.cc",
+    "ops/core/wire/packed_keys.cc",
     "ops/core/wire/reply.cc",
     "ops/core/wire/request.cc",
 ]

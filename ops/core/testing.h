@@ -183,6 +183,14 @@ struct RequestBuilder {
       for (const Check& check : *list)
         counted.base_bytes += static_cast<uint32_t>(BaseBytes(check.base));
     }
+    std::vector<int64_t> keys;
+    for (const auto* list : {&checks, &value_checks}) {
+      for (const Check& check : *list) keys.push_back(check.key);
+    }
+    for (const auto* list : {&full, &values}) keys.insert(keys.end(), list->begin(), list->end());
+    const KeyPacking packing = KeyPacking::Of(keys);
+    counted.lowest_key = packing.lowest;
+    counted.key_bytes = packing.key_bytes;
     Buffer bytes(RequestWriter::Size(counted, push_bytes));
     RequestWriter writer(bytes.data(), counted);
     for (size_t p = 0; p < pushes.size(); ++p) {
@@ -194,12 +202,7 @@ struct RequestBuilder {
         std::copy(row.floats.begin(), row.floats.end(), to);
       }
     }
-    for (const auto* list : {&checks, &value_checks}) {
-      for (const Check& check : *list) writer.AddKey(check.key);
-    }
-    for (const auto* list : {&full, &values}) {
-      for (const int64_t key : *list) writer.AddKey(key);
-    }
+    writer.AddKeys(keys);
     for (const auto* list : {&checks, &value_checks}) {
       for (const Check& check : *list) writer.AddBase(check.base);
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ def train_until_error(model, data, action):
 
 
 def main():
+    faulthandler.dump_traceback_later(1200, exit=True)  # Says where, before the test gives up.
     logged = Warnings()
     out = {}
     cluster = het_tf.distribute.LocalCluster(num_workers=2, num_ps=3)
@@ -72,10 +74,11 @@ def main():
 
     def fit_until_joined(worker):
         # It joins in once the coordinator has reconnected; the other one may be done before.
-        while True:
+        for _ in range(100):
             run = fit(data)
             if worker in strategy.last_cache_reports(cache):
                 return run
+        raise AssertionError(f"worker {worker} did not join in: {run["warnings"][-10:]}")
 
     out["whole"] = fit(data, epochs=2)
     pending = {}
@@ -104,7 +107,9 @@ def main():
     worker = cluster.process("worker", 1)
     stop = AtStep(STEPS // 4, lambda: worker.send_signal(signal.SIGSTOP))
     out["worker stopped"] = fit(data, stop, epochs=2)
-    worker.send_signal(signal.SIGCONT)
+    # A worker that was given up and goes on may have a context that TensorFlow has closed in part:
+    # what it runs then fails with "ABORTED: Cleanup", so it has to be started again.
+    cluster.restart_worker(1)
     fit_until_joined(1)
 
     ps = cluster.process("ps", 2)

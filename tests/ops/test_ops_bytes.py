@@ -9,7 +9,7 @@ from schedules import Setup
 
 from het_tf import ops, optimizers
 
-REQUEST, PUSH, PADDING, REPLY = 88, 16, 4, 56  # a message's own bytes, whatever it carries
+REQUEST, PUSH, PADDING, REPLY = 96, 16, 4, 56  # a message's own bytes, whatever it carries
 CHECK = 16
 OPTIMIZERS = {  # and their slots of a row, by its dim
     optimizers.SGD(): lambda dim: 0,
@@ -90,7 +90,7 @@ def test_rows_never_updated_cost_no_payload():
     with contextlib.closing(WatchedOps(setup, initializer="uniform")) as system:
         step(system, 0, range(1000))
         (exchange,) = system.exchanges
-        assert exchange.request.num_bytes == REQUEST + 8 * 1000
+        assert exchange.request.num_bytes == REQUEST + 2 * 1000
         assert exchange.reply.num_bytes == REPLY
         assert system.table() == {}
 

@@ -9,12 +9,13 @@ REQUEST_HEADER = np.dtype(
     [
         ("magic", "S4"),
         ("version", "<u2"),
-        ("flags", "<u2"),
+        ("key_bytes", "<u2"),
         ("cache_id", "<u8"),
         ("incarnation", "<u8"),
         ("session", "<u8"),
         ("cut", "<u8"),
         ("read_bound", "<i8"),
+        ("lowest_key", "<i8"),
         ("dim", "<u4"),
         ("slot_dim", "<u4"),
         ("contribution_dim", "<u4"),
@@ -117,7 +118,11 @@ def parse_request(message: tf.Tensor) -> Request:
         cursor.at += -cursor.at % 8
         pushes.append(Push(int(head["sequence"]), gradients, contributions, cursor.at - start))
     counts = [int(header[f"num_{what}"]) for what in ("checks", "value_checks", "full", "values")]
-    queries = cursor.take(np.dtype("<i8"), sum(counts)).tolist()
+    packed = cursor.take(np.dtype("u1"), sum(counts) * int(header["key_bytes"]))
+    queries = [
+        int(header["lowest_key"]) + int.from_bytes(key.tobytes(), "little")
+        for key in packed.reshape(sum(counts), -1)
+    ]
     bases = _varints(cursor.take(np.dtype("u1"), int(header["base_bytes"])))
     cursor.at += -cursor.at % 8
     assert len(bases) == counts[0] + counts[1]

@@ -208,6 +208,9 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
     bases[q] = BaseAfterCut(line);
     header.base_bytes += static_cast<uint32_t>(BaseBytes(bases[q]));
   }
+  const KeyPacking packing = KeyPacking::Of(keys);
+  header.lowest_key = packing.lowest;
+  header.key_bytes = packing.key_bytes;
   PushHeader push_header = {0, 0, 0};
   size_t new_bytes = 0, push_bytes = 0;
   if (pushes) {
@@ -236,7 +239,7 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
     counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
     state.link.AddPush(std::move(push));
   }
-  for (const int64_t key : keys) writer.AddKey(key);
+  writer.AddKeys(keys);
   for (const int64_t base : bases) writer.AddBase(base);
   writer.Finish();
 

@@ -37,7 +37,8 @@ float* PushWriter::AddContribution(int64_t key, uint32_t updates, uint32_t clock
   return at;
 }
 
-RequestWriter::RequestWriter(char* bytes, const RequestHeader& header) : cursor_(bytes) {
+RequestWriter::RequestWriter(char* bytes, const RequestHeader& header)
+    : cursor_(bytes), packing_{header.lowest_key, header.key_bytes} {
   *cursor_.Take<RequestHeader>(1) = header;
 }
 
@@ -70,7 +71,9 @@ Status RequestView::Parse(const char* bytes, size_t size, RequestView* view) {
     return InvalidArgument("request has version ", header->version, ", this shard speaks ",
                            kWireVersion, ": run one het_tf version everywhere");
   }
-  if (header->flags != 0) return InvalidArgument("request has unknown flags ", header->flags);
+  if (header->key_bytes < 1 || header->key_bytes > sizeof(int64_t)) {
+    return InvalidArgument("request has key_bytes = ", header->key_bytes);
+  }
   if (header->read_bound < kUnbounded) {
     return InvalidArgument("request has read_bound = ", header->read_bound);
   }
@@ -93,13 +96,14 @@ Status RequestView::Parse(const char* bytes, size_t size, RequestView* view) {
     }
     view->pushes.push_back(push);
   }
-  view->keys = cursor.Take<int64_t>(header->num_queries());
-  const uint64_t base_words = (uint64_t{header->base_bytes} + 7) / 8;
-  const auto* base =
-      view->keys ? reinterpret_cast<const uint8_t*>(cursor.Take(base_words, 8)) : nullptr;
-  if (base == nullptr || cursor.left() != 0) {
+  const char* queries = cursor.Take(header->query_bytes() / 8, 8);
+  if (queries == nullptr || cursor.left() != 0) {
     return InvalidArgument("request has ", size, " bytes, which is not what its header announces");
   }
+  view->keys =
+      KeyPacking{header->lowest_key, header->key_bytes}.Unpack(queries, header->num_queries());
+  const auto* base =
+      reinterpret_cast<const uint8_t*>(queries + header->num_queries() * header->key_bytes);
   const uint8_t* base_end = base + header->base_bytes;
   view->bases.resize(header->num_bases());
   for (int64_t& value : view->bases) {

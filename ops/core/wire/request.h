@@ -3,7 +3,7 @@
 //   RequestHeader
 //   num_pushes x push: PushHeader, PushRow[gradients + contributions], float[gradients][dim],
 //                      float[contributions][contribution_dim], padding to 8 bytes
-//   int64 key[num_checks + num_value_checks + num_full + num_values]
+//   num_checks + num_value_checks + num_full + num_values keys (KeyPacking)
 //   the bases of the checks as varints (LEB128), padding to 8 bytes
 //
 // All numbers are little-endian. The reader accepts any bytes: what it lets pass lies within the
@@ -19,6 +19,7 @@
 
 #include "ops/core/status.h"
 #include "ops/core/wire/cursor.h"
+#include "ops/core/wire/packed_keys.h"
 
 namespace het_tf {
 
@@ -26,17 +27,18 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "messages are little-endian and read in place");
 
 inline constexpr uint32_t kRequestMagic = 0x51544548;  // "HETQ"
-inline constexpr uint16_t kWireVersion = 2;
+inline constexpr uint16_t kWireVersion = 3;
 
 struct RequestHeader {
   uint32_t magic = kRequestMagic;
   uint16_t version = kWireVersion;
-  uint16_t flags = 0;
+  uint16_t key_bytes = 1;  // KeyPacking's
   uint64_t cache_id = 0;
   uint64_t incarnation = 0;  // the shard's, as the cache knows it; 0: not yet
   uint64_t session = 0;      // the cache's on the shard; 0: not yet
   uint64_t cut = 0;          // the last sequence cut before this request
   int64_t read_bound = 0;    // kUnbounded: cached rows are never sent again
+  int64_t lowest_key = 0;    // KeyPacking's
   uint32_t dim = 0;
   uint32_t slot_dim = 0;
   uint32_t contribution_dim = 0;
@@ -50,6 +52,10 @@ struct RequestHeader {
 
   int64_t num_bases() const { return int64_t{num_checks} + num_value_checks; }
   int64_t num_queries() const { return num_bases() + num_full + num_values; }
+  // Of keys and bases, with padding.
+  uint64_t query_bytes() const {
+    return (uint64_t{key_bytes} * num_queries() + base_bytes + 7) / 8 * 8;
+  }
 };
 
 struct PushHeader {
@@ -68,7 +74,7 @@ struct PushRow {
   uint32_t clock;
 };
 
-static_assert(sizeof(RequestHeader) == 88 && sizeof(PushHeader) == 16 && sizeof(PushRow) == 16);
+static_assert(sizeof(RequestHeader) == 96 && sizeof(PushHeader) == 16 && sizeof(PushRow) == 16);
 
 // base: not negative.
 inline size_t BaseBytes(int64_t base) {
@@ -104,15 +110,17 @@ class PushWriter {
 class RequestWriter {
  public:
   static size_t Size(const RequestHeader& header, size_t push_bytes) {
-    return sizeof(RequestHeader) + push_bytes + header.num_queries() * sizeof(int64_t) +
-           (uint64_t{header.base_bytes} + 7) / 8 * 8;
+    return sizeof(RequestHeader) + push_bytes + header.query_bytes();
   }
 
   // bytes: (Size(...)), aligned to 8.
   RequestWriter(char* bytes, const RequestHeader& header);
 
   char* AddPush(size_t bytes) { return cursor_.Take<char>(bytes); }
-  void AddKey(int64_t key) { *cursor_.Take<int64_t>(1) = key; }
+  // All of them, as the header says that they are packed.
+  void AddKeys(const std::vector<int64_t>& keys) {
+    packing_.Pack(keys, cursor_.Take<char>(keys.size() * packing_.key_bytes));
+  }
   void AddBase(int64_t base) {
     auto rest = static_cast<uint64_t>(base);
     for (; rest >= 128; rest >>= 7) *cursor_.Take<uint8_t>(1) = static_cast<uint8_t>(rest | 128);
@@ -125,6 +133,7 @@ class RequestWriter {
 
  private:
   WriteCursor cursor_;
+  const KeyPacking packing_;
 };
 
 struct PushView {
@@ -144,7 +153,7 @@ bool ReadPush(ReadCursor* cursor, uint64_t dim, uint64_t contribution_dim, PushV
 struct RequestView {
   RequestHeader header;
   std::vector<PushView> pushes;
-  const int64_t* keys;         // (header.num_queries())
+  std::vector<int64_t> keys;   // (header.num_queries())
   std::vector<int64_t> bases;  // (header.num_bases())
 
   bool is_check(int64_t q) const { return q < header.num_bases(); }

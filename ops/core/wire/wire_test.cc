@@ -87,8 +87,7 @@ TEST(RequestTest, RoundTrip) {
   EXPECT_EQ(view.header.cut, 9u);
   EXPECT_EQ(view.header.read_bound, 3);
   ASSERT_EQ(view.header.num_queries(), 7);
-  const int64_t keys[] = {100, -7, 3, 4, 55, kMax, -1};
-  EXPECT_EQ(std::vector<int64_t>(view.keys, view.keys + 7), std::vector<int64_t>(keys, keys + 7));
+  EXPECT_EQ(view.keys, (std::vector<int64_t>{100, -7, 3, 4, 55, kMax, -1}));
   EXPECT_EQ(view.bases, (std::vector<int64_t>{6, 0, int64_t{1} << 62, 300}));
   const bool checks[] = {true, true, true, true, false, false, false};
   const bool values[] = {false, false, true, true, false, false, true};
@@ -117,6 +116,29 @@ TEST(RequestTest, RoundTrip) {
       const float*& at = is_gradient ? gradient : contribution;
       EXPECT_EQ(std::vector<float>(at, at + row.floats.size()), row.floats);
       at += row.floats.size();
+    }
+  }
+}
+
+TEST(RequestTest, KeysOfAnyRange) {
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+  const auto size_of = [](const std::vector<int64_t>& keys) {
+    RequestBuilder request;
+    request.full = keys;
+    const Buffer bytes = request.Encode();
+    RequestView view;
+    EXPECT_OK(Parse(bytes, &view));
+    EXPECT_EQ(view.keys, keys);
+    return bytes.size() - sizeof(RequestHeader);
+  };
+  EXPECT_EQ(size_of({}), 0u);
+  EXPECT_EQ(size_of({kMin}), 8u);
+  for (int bytes = 1; bytes <= 8; ++bytes) {
+    const uint64_t range = ~uint64_t{0} >> (64 - 8 * bytes);
+    for (const int64_t low : {kMin, int64_t{-1}, int64_t{0}, int64_t{1} << 40}) {
+      const auto high = static_cast<int64_t>(static_cast<uint64_t>(low) + range);
+      if (high < low) continue;
+      EXPECT_EQ(size_of({low, high, low + 1, high - 1, low, low, low, low}), 8u * bytes);
     }
   }
 }
@@ -201,7 +223,9 @@ TEST(RequestTest, HeadersThatCannotBeAreRefused) {
   const auto refused = ExpectRequestRefused;
   refused([](RequestHeader* h) { h->magic = kReplyMagic; }, "HETQ");
   refused([](RequestHeader* h) { h->version = 1; }, "version 1");
-  refused([](RequestHeader* h) { h->flags = 2; }, "unknown flags 2");
+  refused([](RequestHeader* h) { h->key_bytes = 0; }, "key_bytes = 0");
+  refused([](RequestHeader* h) { h->key_bytes = 9; }, "key_bytes = 9");
+  refused([](RequestHeader* h) { h->key_bytes = 1; }, "not what its header announces");
   refused([](RequestHeader* h) { h->read_bound = -2; }, "read_bound = -2");
   refused([](RequestHeader* h) { h->dim = 0; }, "dim = 0");
   refused([](RequestHeader* h) { h->dim = kMax32; }, "dim = 4294967295");
@@ -279,7 +303,7 @@ uint64_t ReadAll(const RequestView& view) {
     read(push.gradients, push.num_gradients * view.header.dim * sizeof(float));
     read(push.contributions, push.num_contributions * view.header.contribution_dim * sizeof(float));
   }
-  read(view.keys, view.header.num_queries() * sizeof(int64_t));
+  for (const int64_t key : view.keys) sum += key;
   for (const int64_t base : view.bases) sum += base;
   return sum;
 }
