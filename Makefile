@@ -62,6 +62,17 @@ sanitize:
 fuzz: ops
 	$(BIN)/python tests/protocol/fuzz.py $(ARGS)
 
+##  make fuzz-sanitized  the same with the core under Address- and UndefinedBehaviorSanitizer
+# On a copy of the package, whose ops only Python with the sanitizers' runtimes can load.
+SANITIZED = build/sanitized-package
+RUNTIMES = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so)
+.PHONY: fuzz-sanitized
+fuzz-sanitized: ops
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r het_tf $(SANITIZED)
+	HET_TF_SANITIZE=1 $(BIN)/python setup.py -q build_ext --build-lib $(SANITIZED)
+	PYTHONPATH=$(SANITIZED) LD_PRELOAD='$(RUNTIMES)' ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python tests/protocol/fuzz.py $(ARGS)
+
 ##  make demo      examples/ctr/train.py with ARGS
 .PHONY: demo
 demo: ops

@@ -1,6 +1,7 @@
 """Builds het_tf/_het_ops.so against the installed TensorFlow; the metadata is in pyproject.toml.
 
-Environment: CXX, MAX_JOBS (compilers at a time), HET_TF_PORTABLE=1 (run on other CPUs too).
+Environment: CXX, MAX_JOBS (compilers at a time), HET_TF_PORTABLE=1 (run on other CPUs too),
+HET_TF_SANITIZE=1 (ops/core under sanitizers: `make fuzz-sanitized`).
 """
 
 import json
@@ -14,13 +15,19 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
+import cpptest
 import cxx
 from tensorflow_build import tensorflow_build
 
 
+# Not the files that include TensorFlow: under a sanitizer, absl lays its containers out otherwise.
+SANITIZE = cpptest.VARIANTS["asan"] if os.environ.get("HET_TF_SANITIZE") == "1" else []
+
+
 def build_ops() -> tuple[Path, Path]:
     """Builds the op library, and beside it a note of what for that is readable without loading."""
-    directory = cxx.ROOT / "build" / ("portable" if cxx.PORTABLE else "native")
+    variant = "sanitized" if SANITIZE else "portable" if cxx.PORTABLE else "native"
+    directory = cxx.ROOT / "build" / variant
     src = cxx.SOURCES
     with cxx.lock(directory):
         tf = tensorflow_build()
@@ -29,9 +36,9 @@ def build_ops() -> tuple[Path, Path]:
         # Not for the core, which must do without TensorFlow.
         tf_flags = [*flags, "-isystem", tf["include"], f'-DHET_TF_BUILT_FOR="{tf["version"]}"']
         objects = cxx.compile_objects(src.OP_SOURCES, tf_flags, directory)
-        objects += cxx.compile_objects(src.CORE_SOURCES, flags, directory)
+        objects += cxx.compile_objects(src.CORE_SOURCES, [*flags, *SANITIZE], directory)
         library = directory / "_het_ops.so"
-        cxx.link(objects, [*src.LINK_FLAGS, *tf["link_flags"]], library)
+        cxx.link(objects, [*src.LINK_FLAGS, *SANITIZE, *tf["link_flags"]], library)
         note = directory / "_het_ops.json"
         facts = {"tensorflow": tf["version"], "compiler": cxx.version(), "portable": cxx.PORTABLE}
         note.write_text(json.dumps(facts))

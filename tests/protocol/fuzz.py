@@ -1,10 +1,10 @@
 """Fresh random schedules and mutated messages on the real ops, for as long as one likes.
 
-    PYTHONPATH=. python tests/protocol/fuzz.py --minutes=30
+    make fuzz ARGS=--minutes=30
 
 Prints its seed; `--seed` repeats a run. Ends with 1 at the first violation, which it prints as a
-schedule that can be pasted into named_schedules.py, or as the bytes of a message. Under ASAN and
-UBSAN: build the ops with them and preload the runtime (`make fuzz` says how).
+schedule that can be pasted into named_schedules.py, or as the bytes of a message.
+`make fuzz-sanitized` runs it with ops/core under ASAN and UBSAN.
 """
 
 from __future__ import annotations

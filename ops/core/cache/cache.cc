@@ -58,9 +58,9 @@ void Cache::TakeReleased() {
     std::swap(released, released_);
   }
   for (const auto& [shard, number] : released.requests) shards_[shard].link.Close(number);
-  for (const uint32_t slot : released.slots) {
+  store_.ForEachAhead(released.slots, [&](uint32_t slot) {
     if (store_.Unhold(slot)) Dismiss(slot);
-  }
+  });
 }
 
 void Cache::Enqueue(uint32_t slot) {

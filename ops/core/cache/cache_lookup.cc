@@ -51,9 +51,9 @@ Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
   const int64_t read_bound = fresh || config_.capacity == 0 ? 0 : config_.read_bound;
   std::vector<Questions> questions(num_shards());
   for (auto& each : questions) each.checks.reserve(found.full / num_shards() + 16);
-  for (const uint32_t slot : (*ticket)->slots_) {
+  store_.ForEachAhead((*ticket)->slots_, [&](uint32_t slot) {
     Ask(slot, read_bound, &questions[store_.line(slot)->shard]);
-  }
+  });
   for (int s = 0; s < num_shards(); ++s) {
     SendRequest(s, false, read_bound, std::move(questions[s]), allocate, ticket->get());
   }

@@ -1,6 +1,7 @@
 // Update: the optimizer on cached rows.
 
 #include <algorithm>
+#include <vector>
 
 #include "ops/core/cache/cache.h"
 
@@ -30,14 +31,11 @@ Status Cache::Update(Ticket* ticket, const float* gradients, float learning_rate
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
   if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
-  const auto enqueue_if_due = [&](uint32_t slot) {
-    if (Due(*store_.line(slot))) Enqueue(slot);
-  };
-  const int64_t updates = store_.Prepare(ticket->slots_, sums, learning_rate, enqueue_if_due);
-  store_.Apply(ticket->slots_, sums, learning_rate, parallel_for);
-  if (config_.rows.clock == ClockRule::kDrift) {  // how far is known only now
-    for (const uint32_t slot : ticket->slots_) enqueue_if_due(slot);
-  }
+  std::vector<uint32_t> due;
+  const int64_t updates = store_.Update(
+      ticket->slots_, sums, learning_rate, parallel_for,
+      [this](const Line& line) { return Due(line); }, &due);
+  for (const uint32_t slot : due) Enqueue(slot);
   num_pending_ += updates;
   counters_.Add(CacheCounter::kUpdates, updates);
   counters_.Add(CacheCounter::kNonfiniteSkipped, sums.num_nonfinite());

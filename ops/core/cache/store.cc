@@ -48,7 +48,7 @@ Store::Found Store::Find(const UniqueIds& ids, const ParallelFor& parallel_for,
     int64_t lines = 0, full = 0;
     VisitAhead(
         index_, last - first, [&](int64_t i) { return ids.hashes[first + i]; },
-        [&](uint32_t slot) { __builtin_prefetch(line(slot)); },
+        [&](uint32_t slot) { __builtin_prefetch(line(slot), 1); },
         [&](int64_t i) {
           const int64_t u = first + i;
           const uint32_t slot =
@@ -123,28 +123,46 @@ void Store::Gather(const UniqueIds& ids, const std::vector<uint32_t>& slots,
   ids.Gather(rows.data(), dim_, parallel_for, out);
 }
 
-void Store::PrepareLine(uint32_t slot, const float* gradient, float learning_rate) {
-  Line* updated = line(slot);
-  if (updated->has(Line::kFull)) {
-    unsent_.Prepare(updated);
-  } else {
-    unsent_.Keep(updated, gradient, learning_rate);
-  }
-  if (updated->pending == 0) MakeDirty(slot);
-  ++updated->pending;
-}
-
-void Store::Apply(const std::vector<uint32_t>& slots, const GradientSums& gradients,
-                  float learning_rate, const ParallelFor& parallel_for) {
+int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
+                      float learning_rate, const ParallelFor& parallel_for,
+                      const std::function<bool(const Line&)>& is_due, std::vector<uint32_t>* due) {
   const int64_t n = static_cast<int64_t>(slots.size());
-  parallel_for(n, kKeyCycles + 4 * row_dim_, [&](int64_t first, int64_t last) {
-    constexpr int64_t kRowsAhead = 3;
-    std::vector<float> before(drift_ ? dim_ : 0);
+  constexpr int64_t kLinesAhead = 12, kRowsAhead = 6, kRecordsAhead = 3;
+  // Memory is handed out by one thread, to the lines that need some: the first update after a push.
+  std::vector<char> needs_room(n);
+  parallel_for(n, kKeyCycles / 2, [&](int64_t first, int64_t last) {
     for (int64_t u = first; u < last; ++u) {
-      if (u + 2 * kRowsAhead < last) Prefetch(slots[u + 2 * kRowsAhead]);
-      if (u + kRowsAhead < last) unsent_.Prefetch(*line(slots[u + kRowsAhead]));
-      Line* updated = line(slots[u]);
+      if (u + kLinesAhead < last) __builtin_prefetch(line(slots[u + kLinesAhead]), 1);
+      needs_room[u] = gradients[u] != nullptr && unsent_.NeedsRoom(*line(slots[u]));
+    }
+  });
+  const auto num_prepared = std::count(needs_room.begin(), needs_room.end(), 1);
+  unsent_.Reserve(num_prepared);
+  if (const size_t most = dirty_.size() + num_prepared; most > dirty_.capacity()) {
+    dirty_.reserve(2 * most);
+  }
+  for (int64_t u = 0; u < n; ++u) {
+    if (!needs_room[u]) continue;
+    Line* prepared = line(slots[u]);
+    if (prepared->has(Line::kFull)) {
+      unsent_.Prepare(prepared);
+    } else {
+      unsent_.Keep(prepared, gradients[u], learning_rate);
+    }
+    if (prepared->pending == 0) MakeDirty(slots[u]);
+  }
+
+  std::atomic<int64_t> updates{0};
+  std::vector<char> now_due(n);
+  parallel_for(n, kKeyCycles + 4 * row_dim_, [&](int64_t first, int64_t last) {
+    std::vector<float> before(drift_ ? dim_ : 0);
+    int64_t updated_here = 0;
+    for (int64_t u = first; u < last; ++u) {
+      if (u + kRowsAhead < last) Prefetch(slots[u + kRowsAhead]);
+      if (u + kRecordsAhead < last) unsent_.Prefetch(*line(slots[u + kRecordsAhead]));
       if (gradients[u] == nullptr) continue;
+      Line* updated = line(slots[u]);
+      ++updated->pending;
       uint32_t units = 1;
       if (updated->has(Line::kFull)) {
         float* mine = row(slots[u]);
@@ -154,8 +172,15 @@ void Store::Apply(const std::vector<uint32_t>& slots, const GradientSums& gradie
       }
       constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
       updated->units += std::min(units, kMost - updated->units);
+      now_due[u] = is_due(*updated);
+      ++updated_here;
     }
+    updates.fetch_add(updated_here, std::memory_order_relaxed);
   });
+  for (int64_t u = 0; u < n; ++u) {
+    if (now_due[u]) due->push_back(slots[u]);
+  }
+  return updates;
 }
 
 void Store::MakeDirty(uint32_t slot) {

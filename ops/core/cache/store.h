@@ -11,6 +11,7 @@
 #define HET_TF_OPS_CORE_CACHE_STORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "ops/core/cache/eviction.h"
@@ -35,6 +36,16 @@ class Store {
     return reinterpret_cast<float*>(lines_[slot] + sizeof(Line));
   }
   void Prefetch(uint32_t slot) const;
+  // Calls visit(slot) for each, in order, with its line fetched to be written. (After a parallel
+  // step half of the lines are in another core's cache, which costs as much as memory.)
+  template <typename Visit>
+  void ForEachAhead(const std::vector<uint32_t>& slots, const Visit& visit) const {
+    constexpr size_t kAhead = 12;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (i + kAhead < slots.size()) __builtin_prefetch(line(slots[i + kAhead]), 1);
+      visit(slots[i]);
+    }
+  }
   // Every line lies in [0, end()); a slot without one has no flag and no holder.
   uint32_t end() const { return lines_.end(); }
   bool exists(uint32_t slot) const { return line(slot)->dirty_at != kNoLine; }
@@ -86,26 +97,12 @@ class Store {
 
   // ---- update
 
-  // One update of each line whose gradient is not nullptr: first Prepare, which counts them and
-  // calls prepared(slot) for each, then Apply. slots and gradients: (n), gradients (dim) each.
-  // Prepare returns the number of updates.
-  template <typename Prepared>
-  int64_t Prepare(const std::vector<uint32_t>& slots, const GradientSums& gradients,
-                  float learning_rate, const Prepared& prepared) {
-    const int64_t n = static_cast<int64_t>(slots.size());
-    constexpr int64_t kAhead = 8;
-    int64_t updates = 0;
-    for (int64_t u = 0; u < n; ++u) {
-      if (u + kAhead < n) __builtin_prefetch(line(slots[u + kAhead]));
-      if (gradients[u] == nullptr) continue;
-      PrepareLine(slots[u], gradients[u], learning_rate);
-      prepared(slots[u]);
-      ++updates;
-    }
-    return updates;
-  }
-  void Apply(const std::vector<uint32_t>& slots, const GradientSums& gradients, float learning_rate,
-             const ParallelFor& parallel_for);
+  // One update of each line whose gradient is not nullptr. slots and gradients: (n), gradients
+  // (dim) each. due: those of the lines for which is_due(line) then; is_due may run concurrently.
+  // Returns the number of updates. Throws OutOfMemory before any line is touched.
+  int64_t Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
+                 float learning_rate, const ParallelFor& parallel_for,
+                 const std::function<bool(const Line&)>& is_due, std::vector<uint32_t>* due);
 
   // Lines with own updates in no push yet, in no particular order.
   const std::vector<uint32_t>& dirty() const { return dirty_; }
@@ -139,7 +136,6 @@ class Store {
   // cache misses a key, in part hidden.
   static constexpr int64_t kKeyCycles = 150;
 
-  void PrepareLine(uint32_t slot, const float* gradient, float learning_rate);
   void MakeDirty(uint32_t slot);
 
   // The lines as Eviction sees them.

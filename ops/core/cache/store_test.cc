@@ -45,13 +45,13 @@ class StoreTest : public ::testing::Test {
   int64_t Update(const std::vector<int64_t>& ids, const Slots& slots, const Floats& gradients) {
     const UniqueIds unique = Ids(ids);
     const GradientSums sums(unique, gradients.data(), 2, SerialFor);
-    const int64_t updates = store_->Prepare(slots, sums, 1, [](uint32_t) {});
-    store_->Apply(slots, sums, 1, SerialFor);
-    return updates;
+    return store_->Update(
+        slots, sums, 1, SerialFor, [](const Line& line) { return line.pending >= 2; }, &due_);
   }
 
   RowKit kit_;
   std::unique_ptr<Store> store_;
+  Slots due_;  // by two updates each
 };
 
 TEST_F(StoreTest, FindHoldsWhatIsThere) {
@@ -107,6 +107,7 @@ TEST_F(StoreTest, ALineWithoutSlotsKeepsGradientsUntilItsRowComes) {
   const uint32_t slot = store_->Make(1, HashKey(1), 1);
   store_->InstallValue(slot, Floats{3, 3}.data(), 1);
   for (int update = 0; update < 3; ++update) Update({1}, {slot}, {1, 1});
+  EXPECT_EQ(due_, (Slots{slot, slot}));
   EXPECT_EQ(Floats(store_->row(slot), store_->row(slot) + 2), (Floats{3, 3}));
   EXPECT_TRUE(Unsent::TravelsAsGradients(*store_->line(slot)));
   store_->InstallFull(slot, Floats{8, 8, 0, 0}.data(), 2);

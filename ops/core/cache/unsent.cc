@@ -12,11 +12,6 @@ int Unsent::MaxGradients(const Optimizer& optimizer) {
                           row_bytes(optimizer.dim()));
 }
 
-void Unsent::ClearRecord(Line* line) {
-  if (line->record == Line::kNone) line->record = records_.Allocate();
-  std::fill_n(RecordOf(*line), optimizer_.record_dim(), 0.0f);
-}
-
 void Unsent::Append(Line* line, uint32_t at) {
   GradientAt(at)->next = Line::kNone;
   if (line->gradients == Line::kNone) {
@@ -37,7 +32,7 @@ void Unsent::DropGradients(Line* line) {
 }
 
 void Unsent::Prepare(Line* line) {
-  if (line->record == Line::kNone) ClearRecord(line);
+  if (line->record == Line::kNone) line->record = records_.Allocate();
   if (line->pending >= max_gradients_) {
     DropGradients(line);
   } else if (line->pending == 0 || line->gradients != Line::kNone) {
@@ -52,6 +47,7 @@ void Unsent::Update(Line* line, float* row, const float* gradient, float learnin
     GradientAt(last)->learning_rate = learning_rate;
     std::memcpy(FloatsOf(last), gradient, sizeof(float) * optimizer_.dim());
   }
+  if (line->pending == 1) optimizer_.BeginRecord(row, RecordOf(*line));
   optimizer_.Update(row, gradient, learning_rate, RecordOf(*line));
 }
 
@@ -68,7 +64,8 @@ void Unsent::MoveOnto(Line* line, const float* old_row, float* row) {
     optimizer_.MoveOnto(old_row, row, RecordOf(*line), line->pending);
     return;
   }
-  ClearRecord(line);
+  if (line->record == Line::kNone) line->record = records_.Allocate();
+  optimizer_.BeginRecord(row, RecordOf(*line));
   ForEachGradient(*line, [&](const float* gradient, float learning_rate) {
     optimizer_.Update(row, gradient, learning_rate, RecordOf(*line));
   });

@@ -31,15 +31,26 @@ class Unsent {
   // Whether the line's updates travel as gradients, one for each.
   static bool TravelsAsGradients(const Line& line) { return line.gradients != Line::kNone; }
 
-  // Fetches what the line's next update will touch.
-  void Prefetch(const Line& line) const {
-    if (line.record != Line::kNone)
-      het_tf::Prefetch(records_[line.record], records_.record_bytes());
+  // Whether the line's next update has to be prepared: Prepare, or, of a line that is not full,
+  // Keep.
+  static bool NeedsRoom(const Line& line) {
+    return !line.has(Line::kFull) || line.record == Line::kNone || line.gradients != Line::kNone;
   }
-
-  // Makes room for one more update of the line. Not to be called concurrently.
+  // Has memory for so many updates, so that preparing them does not throw.
+  void Reserve(size_t updates) {
+    records_.Reserve(updates);
+    gradients_.Reserve(updates);
+  }
+  // Makes room for one more update of a full line. Not to be called concurrently.
   void Prepare(Line* line);
-  // One update of the line and its row (row_dim), prepared. Other lines may be updated meanwhile.
+  // Fetches what the next update of the line, which is prepared, will touch.
+  void Prefetch(const Line& line) const {
+    if (line.record != Line::kNone && (optimizer_.updates_record() || line.pending == 0)) {
+      het_tf::Prefetch(records_[line.record], records_.record_bytes());
+    }
+  }
+  // One update of the line and its row (row_dim), prepared and counted as pending. Other lines may
+  // be updated meanwhile.
   void Update(Line* line, float* row, const float* gradient, float learning_rate);
   // One update of a line without slots: its gradient is kept. Not to be called concurrently.
   void Keep(Line* line, const float* gradient, float learning_rate);
@@ -80,7 +91,6 @@ class Unsent {
   }
   void Append(Line* line, uint32_t at);
   void DropGradients(Line* line);
-  void ClearRecord(Line* line);
 
   const Optimizer& optimizer_;
   const int max_gradients_;

@@ -21,23 +21,40 @@ void AddClamped(float* sum, const float* x, int n) {
   for (int i = 0; i < n; ++i) sum[i] = Clamped(sum[i] + x[i]);
 }
 
-// contribution: value[dim]
-class Sgd final : public Optimizer {
+// What only adds: merging adds to value and slots what the updates did, the difference of two rows.
+// So the record is the row before the first update, and no later one touches it.
+class Additive : public Optimizer {
  public:
-  explicit Sgd(int dim) : Optimizer(dim, 0, dim, 0, 0) {}
+  void BeginRecord(const float* row, float* record) const final {
+    std::copy_n(row, row_dim(), record);
+  }
+  bool updates_record() const final { return false; }
+  void Contribute(const float* row, const float* record, float* contribution) const final {
+    for (int i = 0; i < contribution_dim_; ++i) contribution[i] = Clamped(row[i] - record[i]);
+  }
+
+ protected:
+  Additive(int dim, int slot_dim, float initial_slot)
+      : Optimizer(dim, slot_dim, dim + slot_dim, 0, initial_slot) {}
 
  private:
-  void Step(float* row, const float* gradient, float learning_rate,
-            float* contribution) const override {
-    Take(row, gradient, learning_rate);
-    if (contribution != nullptr) Take(contribution, gradient, learning_rate);
+  float* ValueOf(float*) const final { return nullptr; }
+  void MergeSlotsAndValue(float* row, const float* contribution, int64_t) const final {
+    AddClamped(row, contribution, contribution_dim_);
   }
-  void MergeSlotsAndValue(float* row, const float* contribution, int64_t) const override {
-    AddClamped(row, contribution, dim_);
+  void RestartRecord(const float* before, const float*, float* record, int64_t) const final {
+    BeginRecord(before, record);
   }
+};
 
-  void Take(float* value, const float* gradient, float learning_rate) const {
-    for (int i = 0; i < dim_; ++i) value[i] = Clamped(value[i] - learning_rate * gradient[i]);
+// No slots.
+class Sgd final : public Additive {
+ public:
+  explicit Sgd(int dim) : Additive(dim, 0, 0) {}
+
+ private:
+  void Step(float* row, const float* gradient, float learning_rate, float*) const override {
+    for (int i = 0; i < dim_; ++i) row[i] = Clamped(row[i] - learning_rate * gradient[i]);
   }
 };
 
@@ -105,55 +122,36 @@ class Momentum final : public Optimizer {
   const Powers powers_;
 };
 
-// slots: accumulator[dim]; contribution: value[dim], accumulator[dim]
-class Adagrad final : public Optimizer {
+// slots: accumulator[dim]
+class Adagrad final : public Additive {
  public:
-  Adagrad(int dim, float initial, float epsilon)
-      : Optimizer(dim, dim, 2 * dim, 0, initial), epsilon_(epsilon) {}
+  Adagrad(int dim, float initial, float epsilon) : Additive(dim, dim, initial), epsilon_(epsilon) {}
 
  private:
-  void Step(float* row, const float* gradient, float learning_rate,
-            float* contribution) const override {
+  void Step(float* row, const float* gradient, float learning_rate, float*) const override {
     float* accumulator = row + dim_;
     for (int i = 0; i < dim_; ++i) {
       accumulator[i] = Clamped(accumulator[i] + gradient[i] * gradient[i]);
       row[i] = Clamped(row[i] - learning_rate * gradient[i] / std::sqrt(accumulator[i] + epsilon_));
     }
-    if (contribution == nullptr) return;
-    float* squares = contribution + dim_;
-    for (int i = 0; i < dim_; ++i) {
-      contribution[i] = Clamped(contribution[i] -
-                                learning_rate * gradient[i] / std::sqrt(accumulator[i] + epsilon_));
-      squares[i] = Clamped(squares[i] + gradient[i] * gradient[i]);
-    }
-  }
-  void MergeSlotsAndValue(float* row, const float* contribution, int64_t) const override {
-    AddClamped(row, contribution, 2 * dim_);
   }
 
   const float epsilon_;
 };
 
-// slots: accumulator; contribution: value[dim], accumulator
-class RowWiseAdagrad final : public Optimizer {
+// slots: accumulator
+class RowWiseAdagrad final : public Additive {
  public:
   RowWiseAdagrad(int dim, float initial, float epsilon)
-      : Optimizer(dim, 1, dim + 1, 0, initial), epsilon_(epsilon) {}
+      : Additive(dim, 1, initial), epsilon_(epsilon) {}
 
  private:
-  void Step(float* row, const float* gradient, float learning_rate,
-            float* contribution) const override {
+  void Step(float* row, const float* gradient, float learning_rate, float*) const override {
     const float square = SumOfSquares(gradient, dim_) / static_cast<float>(dim_);
     float& accumulator = row[dim_];
     accumulator = Clamped(accumulator + square);
     const float rate = learning_rate / std::sqrt(accumulator + epsilon_);
     for (int i = 0; i < dim_; ++i) row[i] = Clamped(row[i] - rate * gradient[i]);
-    if (contribution == nullptr) return;
-    contribution[dim_] = Clamped(contribution[dim_] + square);
-    for (int i = 0; i < dim_; ++i) contribution[i] = Clamped(contribution[i] - rate * gradient[i]);
-  }
-  void MergeSlotsAndValue(float* row, const float* contribution, int64_t) const override {
-    AddClamped(row, contribution, dim_ + 1);
   }
 
   const float epsilon_;
@@ -430,6 +428,10 @@ void Optimizer::Update(float* row, const float* gradient, float learning_rate,
   }
   Step(row, gradient, learning_rate, record);
   LimitNorm(row, value_contribution);
+}
+
+void Optimizer::BeginRecord(const float* /*row*/, float* record) const {
+  std::fill_n(record, record_dim_, 0.0f);
 }
 
 void Optimizer::Contribute(const float* /*row*/, const float* record, float* contribution) const {

@@ -48,8 +48,14 @@ class Optimizer {
   // Whether updates can be made with this learning rate: finite, not negative, for ftrl positive.
   virtual Status CheckLearningRate(float learning_rate) const;
 
-  // One update. row: (row_dim), gradient: (dim). record: (record_dim) of this update and those
-  // before it, zeros before the first; nullptr where nobody asks.
+  // Begins a record of updates. row: (row_dim), before the first of them; record: (record_dim).
+  virtual void BeginRecord(const float* row, float* record) const;
+
+  // Whether an update writes to the record that it is given.
+  virtual bool updates_record() const { return true; }
+
+  // One update. row: (row_dim), gradient: (dim). record: (record_dim) of the updates before it;
+  // nullptr where nobody asks.
   void Update(float* row, const float* gradient, float learning_rate,
               float* record = nullptr) const;
 
@@ -81,8 +87,7 @@ class Optimizer {
                     float* record) const = 0;
   virtual void MergeSlotsAndValue(float* row, const float* contribution, int64_t updates) const = 0;
 
-  // The part of a record that is added to the value; nullptr where the value follows from the
-  // slots.
+  // The part of a record that is added to the value; nullptr where there is none.
   virtual float* ValueOf(float* record) const { return record; }
 
   // After MoveOnto: before: (row_dim), the new row without the updates.

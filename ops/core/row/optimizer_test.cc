@@ -211,6 +211,7 @@ using Row = std::vector<float>;
 Row Contribution(const Optimizer& optimizer, Row row, const std::vector<Row>& gradients,
                  float rate) {
   Row record(optimizer.record_dim()), contribution(optimizer.contribution_dim());
+  optimizer.BeginRecord(row.data(), record.data());
   for (const Row& gradient : gradients) {
     optimizer.Update(row.data(), gradient.data(), rate, record.data());
   }
@@ -299,6 +300,7 @@ TEST(ContributionTest, MovedOntoANewRowAndSentLater) {
       optimizer->Update(shard.data(), g.data(), 0.01f);  // what others did meanwhile
     }
     Row worker = old_row, record(optimizer->record_dim());
+    optimizer->BeginRecord(worker.data(), record.data());
     for (const Row& g : RandomGradients(&random, 4, 3)) {
       optimizer->Update(worker.data(), g.data(), 0.01f, record.data());
     }
@@ -339,6 +341,7 @@ TEST(ContributionTest, NothingOverflows) {
     const auto optimizer = Make(spec, 2);
     Row row = InitialRow(*optimizer, 1), shard = row, record(optimizer->record_dim());
     Row contribution(optimizer->contribution_dim());
+    optimizer->BeginRecord(row.data(), record.data());
     for (int k = 1; k <= 40; ++k) {
       const Row gradient = {kHuge, k % 3 == 0 ? -kHuge : kHuge};
       optimizer->Update(row.data(), gradient.data(), 1e20f, record.data());
@@ -348,7 +351,7 @@ TEST(ContributionTest, NothingOverflows) {
       ASSERT_OK(optimizer->CheckContribution(contribution.data())) << spec;
       optimizer->Merge(shard.data(), contribution.data(), 5);
       for (const float x : shard) ASSERT_TRUE(std::isfinite(x)) << spec;
-      record.assign(record.size(), 0);
+      optimizer->BeginRecord(row.data(), record.data());
     }
   }
 }
