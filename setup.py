@@ -19,7 +19,6 @@ import cpptest
 import cxx
 from tensorflow_build import tensorflow_build
 
-
 # Not the files that include TensorFlow: under a sanitizer, absl lays its containers out otherwise.
 SANITIZE = cpptest.VARIANTS["asan"] if os.environ.get("HET_TF_SANITIZE") == "1" else []
 

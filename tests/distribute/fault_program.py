@@ -78,7 +78,7 @@ def main():
             run = fit(data)
             if worker in strategy.last_cache_reports(cache):
                 return run
-        raise AssertionError(f"worker {worker} did not join in: {run["warnings"][-10:]}")
+        raise AssertionError(f"worker {worker} did not join in: {run['warnings'][-10:]}")
 
     out["whole"] = fit(data, epochs=2)
     pending = {}
