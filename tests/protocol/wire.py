@@ -121,7 +121,7 @@ def parse_request(message: tf.Tensor) -> Request:
     packed = cursor.take(np.dtype("u1"), sum(counts) * int(header["key_bytes"]))
     queries = [
         int(header["lowest_key"]) + int.from_bytes(key.tobytes(), "little")
-        for key in packed.reshape(sum(counts), -1)
+        for key in packed.reshape(sum(counts), int(header["key_bytes"]))
     ]
     bases = _varints(cursor.take(np.dtype("u1"), int(header["base_bytes"])))
     cursor.at += -cursor.at % 8
