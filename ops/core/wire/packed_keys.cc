@@ -3,32 +3,17 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 namespace het_tf {
 namespace {
 
-// Calls use(kBytes) with the number of bytes as a constant, so that each copy is one move.
-template <typename Use>
-void WithKeyBytes(uint16_t key_bytes, const Use& use) {
-  switch (key_bytes) {
-    case 1:
-      return use(std::integral_constant<int, 1>());
-    case 2:
-      return use(std::integral_constant<int, 2>());
-    case 3:
-      return use(std::integral_constant<int, 3>());
-    case 4:
-      return use(std::integral_constant<int, 4>());
-    case 5:
-      return use(std::integral_constant<int, 5>());
-    case 6:
-      return use(std::integral_constant<int, 6>());
-    case 7:
-      return use(std::integral_constant<int, 7>());
-    default:
-      return use(std::integral_constant<int, 8>());
-  }
+// Calls use(key_bytes) with a constant, 1 to 8, so that each copy is one move.
+template <typename Use, int... kLess>
+void WithKeyBytes(int key_bytes, const Use& use, std::integer_sequence<int, kLess...>) {
+  ((key_bytes == kLess + 1 ? use(std::integral_constant<int, kLess + 1>()) : void()), ...);
 }
+using UpTo8 = std::make_integer_sequence<int, 8>;
 
 }  // namespace
 
@@ -43,25 +28,27 @@ KeyPacking KeyPacking::Of(const std::vector<int64_t>& keys) {
 }
 
 void KeyPacking::Pack(const std::vector<int64_t>& keys, char* to) const {
-  WithKeyBytes(key_bytes, [&](auto bytes) {
+  const auto pack = [&](auto bytes) {
     for (const int64_t key : keys) {
       const uint64_t distance = static_cast<uint64_t>(key) - static_cast<uint64_t>(lowest);
       std::memcpy(to, &distance, bytes);
       to += bytes;
     }
-  });
+  };
+  WithKeyBytes(key_bytes, pack, UpTo8());
 }
 
 std::vector<int64_t> KeyPacking::Unpack(const char* from, int64_t n) const {
   std::vector<int64_t> keys(n);
-  WithKeyBytes(key_bytes, [&](auto bytes) {
+  const auto unpack = [&](auto bytes) {
     for (int64_t& key : keys) {
       uint64_t distance = 0;
       std::memcpy(&distance, from, bytes);
       key = static_cast<int64_t>(static_cast<uint64_t>(lowest) + distance);
       from += bytes;
     }
-  });
+  };
+  WithKeyBytes(key_bytes, unpack, UpTo8());
   return keys;
 }
 
