@@ -3,7 +3,7 @@
 Trains the same model twice on a local cluster, with no cache and with the HET cache on every
 worker, and prints what the cache changes. Then exports the cached model and asks it a question.
 
-    python examples/ctr/train.py               # 2 workers, 2 parameter servers, staleness 100
+    python examples/ctr/train.py               # 2 workers, 2 parameter servers
     python examples/ctr/train.py --workers=4 --staleness=10 --capacity=500 --policy=lru
 """
 
@@ -30,12 +30,15 @@ flags.DEFINE_integer("dim", 32, "Columns of an embedding.")
 flags.DEFINE_multi_integer("hidden_units", [64, 32], "Width of a hidden layer; once per layer.")
 flags.DEFINE_integer("workers", 2, "Worker processes.")
 flags.DEFINE_integer("ps", 2, "Parameter server processes.")
-flags.DEFINE_integer(
-    "staleness", 100, "Updates a cached row may miss or hold back; -1: any number."
+flags.DEFINE_float(
+    "staleness",
+    None,
+    "What a worker's cached row may miss or hold back, in updates (with --clock=drift a length);"
+    " -1: anything; default: CacheConfig's own bounds.",
 )
 flags.DEFINE_integer("capacity", 10_000, "Rows a worker caches, in each of the two tables.")
 flags.DEFINE_enum("policy", "lfu", ["lfu", "lru"], "Which rows leave a full cache.")
-flags.DEFINE_enum("clock", "count", ["count", "lamport"], "How staleness is counted.")
+flags.DEFINE_enum("clock", "count", ["count", "lamport", "drift"], "How staleness is counted.")
 flags.DEFINE_integer("epochs", 4, "Passes over the ratings.")
 flags.DEFINE_integer("evaluations", 2, "Evaluations per pass: points of the curve.")
 flags.DEFINE_integer("batch_size", 256, "Ratings per step and worker.")
@@ -119,17 +122,29 @@ def ask(saved_model: pathlib.Path, rows: movielens.Arrays) -> None:
     )
 
 
+def cache_config() -> het_tf.CacheConfig:
+    bound = {}
+    if FLAGS.staleness is not None:
+        in_updates = FLAGS.clock != "drift" and FLAGS.staleness.is_integer()
+        staleness = int(FLAGS.staleness) if in_updates else FLAGS.staleness
+        bound = {"staleness": None if FLAGS.staleness < 0 else staleness}
+    return het_tf.CacheConfig(
+        capacity=FLAGS.capacity, policy=FLAGS.policy, clock=FLAGS.clock, **bound
+    )
+
+
+def bound_of(cache: het_tf.CacheConfig) -> str:
+    if cache.total_staleness is not None:
+        return f"total staleness {cache.total_staleness:g}"
+    return "unbounded staleness" if cache.read_bound is None else f"staleness {cache.read_bound:g}"
+
+
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     tf.get_logger().setLevel("ERROR")
     train_data, test_data, info = movielens.load_arrays(FLAGS.data_dir, FLAGS.download)
     print(f"Ratings: {info.source}, {info.reason}; {info.num_train:,} to train on.")
-    cache = het_tf.CacheConfig(
-        capacity=FLAGS.capacity,
-        policy=FLAGS.policy,
-        staleness=None if FLAGS.staleness < 0 else FLAGS.staleness,
-        clock=FLAGS.clock,
-    )
+    cache = cache_config()
     output = pathlib.Path(FLAGS.output_dir)
     output.mkdir(parents=True, exist_ok=True)
 
@@ -141,9 +156,7 @@ def main(_) -> None:
             model, run = train(strategy, name, config, train_data, test_data, info.columns)
             runs.append(run)
 
-        heading = (
-            f"{FLAGS.workers} workers, {FLAGS.ps} parameter servers, staleness {FLAGS.staleness}"
-        )
+        heading = f"{FLAGS.workers} workers, {FLAGS.ps} parameter servers, {bound_of(cache)}"
         print(f"\nWide & deep on {info.source} ratings, {heading}\n")
         print(report.table(*runs), end="\n\n")
         report.plot(runs, output / "curve.png", heading)
