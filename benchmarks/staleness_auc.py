@@ -298,15 +298,17 @@ def _cells(all_points: Sequence[Point]) -> Iterator[tuple[str, list[Point], Poin
 def plot(path: str, runs: Sequence[Run]) -> None:
     """A panel for each data set and number of workers."""
     import matplotlib
+    import matplotlib.ticker
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     cells = list(_cells(points(runs)))
+    rows, columns = -(-len(cells) // 2), min(len(cells), 2)
     figure, panels = plt.subplots(
-        1, len(cells), figsize=(5 * len(cells), 4), squeeze=False, layout="constrained"
+        rows, columns, figsize=(5 * columns, 4 * rows), squeeze=False, layout="constrained"
     )
-    for panel, (name, group, none) in zip(panels[0], cells, strict=True):
+    for panel, (name, group, none) in zip(panels.flat, cells, strict=False):
         panel.axhspan(none.auc - none.deviation, none.auc + none.deviation, color="0.9")
         panel.plot(none.bytes, none.auc, "k*", label="no cache")
         for clock in ("count", "lamport", "drift"):
@@ -322,6 +324,8 @@ def plot(path: str, runs: Sequence[Run]) -> None:
                 label=clock,
             )
         panel.set(title=name, xlabel="bytes per example, up and down", xscale="log")
+        panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        panel.set_xticks([10, 20, 50, 100, 200, 500], [10, 20, 50, 100, 200, 500])
         panel.set_ylim(none.auc - 0.015, none.auc + 0.004)
         panel.set_ylabel("test AUC")
         panel.legend()

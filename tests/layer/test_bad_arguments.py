@@ -187,7 +187,7 @@ def test_a_total_is_shared_by_the_workers(total, workers, read_bound, write_boun
 
 
 def test_what_bounds_are_without_any():
-    assert config() == config(clock="count", total_staleness=8)
+    assert config() == config(clock="count", total_staleness=4)
     assert drift() == drift(total_staleness=0.1)
     assert config(clock="lamport") == config(clock="lamport", staleness=100)
     for each in (config(), drift(), config(staleness=3), config(write_bound=None)):
