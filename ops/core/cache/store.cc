@@ -14,12 +14,12 @@ namespace {
 
 size_t RoundUpTo8(size_t bytes) { return (bytes + 7) & ~size_t{7}; }
 
-// The index is made for all lines at once, those of steps under way included, so that it does not
-// grow while one waits (benchmarks/cache_memory.py, longest step); but for no more than this, since
-// it would take memory long before its lines do.
-constexpr int64_t kMostIndexed = int64_t{1} << 25;
-int64_t LinesIndexed(int64_t capacity) {
-  return std::min(capacity + capacity / 8 + 4096, kMostIndexed);
+// Index and list of dirty lines are made for all lines at once, those of steps under way included,
+// so that they do not grow while a step waits (benchmarks/cache_memory.py, longest step); but for
+// no more than this, since the index would take memory long before its lines do.
+constexpr int64_t kMostExpected = int64_t{1} << 25;
+int64_t LinesExpected(int64_t capacity) {
+  return std::min(capacity + capacity / 8 + 4096, kMostExpected);
 }
 
 }  // namespace
@@ -34,7 +34,8 @@ Store::Store(const RowKit& kit, const RowConfig& rows, Policy policy, int64_t ca
       lines_(RoundUpTo8(sizeof(Line) + sizeof(float) * row_dim_), &arena_),
       unsent_(*kit.optimizer, &arena_),
       eviction_(policy, std::max<int64_t>(capacity, 1)) {
-  index_.Reserve(LinesIndexed(capacity), [](uint32_t) { return uint64_t{0}; });
+  index_.Reserve(LinesExpected(capacity), [](uint32_t) { return uint64_t{0}; });
+  dirty_.reserve(LinesExpected(capacity));
 }
 
 void Store::Prefetch(uint32_t slot) const { het_tf::Prefetch(lines_[slot], lines_.record_bytes()); }
