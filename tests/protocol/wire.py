@@ -9,7 +9,8 @@ REQUEST_HEADER = np.dtype(
     [
         ("magic", "S4"),
         ("version", "<u2"),
-        ("key_bytes", "<u2"),
+        ("key_bytes", "u1"),
+        ("padding", "u1"),
         ("cache_id", "<u8"),
         ("incarnation", "<u8"),
         ("session", "<u8"),
@@ -124,7 +125,8 @@ def parse_request(message: tf.Tensor) -> Request:
         for key in packed.reshape(sum(counts), int(header["key_bytes"]))
     ]
     bases = _varints(cursor.take(np.dtype("u1"), int(header["base_bytes"])))
-    cursor.at += -cursor.at % 8
+    cursor.at += int(header["padding"])
+    assert cursor.at % 8 == 0
     assert len(bases) == counts[0] + counts[1]
     assert cursor.at == len(cursor.bytes)
     return Request(header, pushes, queries, bases, cursor.at)

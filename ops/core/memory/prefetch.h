@@ -9,7 +9,7 @@ namespace het_tf {
 
 inline void Prefetch(const void* begin, size_t bytes) {
   const char* at = static_cast<const char*>(begin);
-  for (const char* end = at + bytes; at < end; at += 64) __builtin_prefetch(at, 1);
+  for (const char* end = at + bytes; at < end; at += 64) __builtin_prefetch(at);
 }
 
 }  // namespace het_tf

@@ -14,7 +14,7 @@ namespace het_tf {
 
 struct KeyPacking {
   int64_t lowest = 0;
-  uint16_t key_bytes = 1;  // 1 to 8: a message is not shorter than its keys are many
+  uint8_t key_bytes = 1;  // 1 to 8: a message is not shorter than its keys are many
 
   // The shortest that holds these.
   static KeyPacking Of(const std::vector<int64_t>& keys);

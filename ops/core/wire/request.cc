@@ -38,8 +38,12 @@ float* PushWriter::AddContribution(int64_t key, uint32_t updates, uint32_t clock
 }
 
 RequestWriter::RequestWriter(char* bytes, const RequestHeader& header)
-    : cursor_(bytes), packing_{header.lowest_key, header.key_bytes} {
-  *cursor_.Take<RequestHeader>(1) = header;
+    : cursor_(bytes),
+      packing_{header.lowest_key, header.key_bytes},
+      padding_(header.padding_needed()) {
+  auto* written = cursor_.Take<RequestHeader>(1);
+  *written = header;
+  written->padding = header.padding_needed();
 }
 
 bool ReadPush(ReadCursor* cursor, uint64_t dim, uint64_t contribution_dim, PushView* push) {
@@ -72,7 +76,7 @@ Status RequestView::Parse(const char* bytes, size_t size, RequestView* view) {
                            kWireVersion, ": run one het_tf version everywhere");
   }
   if (header->key_bytes < 1 || header->key_bytes > sizeof(int64_t)) {
-    return InvalidArgument("request has key_bytes = ", header->key_bytes);
+    return InvalidArgument("request has key_bytes = ", int{header->key_bytes});
   }
   if (header->read_bound < kUnbounded) {
     return InvalidArgument("request has read_bound = ", header->read_bound);
@@ -96,8 +100,9 @@ Status RequestView::Parse(const char* bytes, size_t size, RequestView* view) {
     }
     view->pushes.push_back(push);
   }
-  const char* queries = cursor.Take(header->query_bytes() / 8, 8);
-  if (queries == nullptr || cursor.left() != 0) {
+  const char* queries = cursor.Take(header->query_bytes(), 1);
+  if (queries == nullptr || header->padding != header->padding_needed() ||
+      cursor.left() != header->padding) {
     return InvalidArgument("request has ", size, " bytes, which is not what its header announces");
   }
   view->keys =

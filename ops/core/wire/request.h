@@ -4,7 +4,8 @@
 //   num_pushes x push: PushHeader, PushRow[gradients + contributions], float[gradients][dim],
 //                      float[contributions][contribution_dim], padding to 8 bytes
 //   num_checks + num_value_checks + num_full + num_values keys (KeyPacking)
-//   the bases of the checks as varints (LEB128), padding to 8 bytes
+//   the bases of the checks as varints (LEB128), padding to 8 bytes, whose length the header says:
+//     a wrong count is never made good by it
 //
 // All numbers are little-endian. The reader accepts any bytes: what it lets pass lies within the
 // block. Bases are written shortest because a check has to cost no more than 2 % over a key that
@@ -32,7 +33,8 @@ inline constexpr uint16_t kWireVersion = 3;
 struct RequestHeader {
   uint32_t magic = kRequestMagic;
   uint16_t version = kWireVersion;
-  uint16_t key_bytes = 1;  // KeyPacking's
+  uint8_t key_bytes = 1;  // KeyPacking's
+  uint8_t padding = 0;    // bytes at the end; RequestWriter's
   uint64_t cache_id = 0;
   uint64_t incarnation = 0;  // the shard's, as the cache knows it; 0: not yet
   uint64_t session = 0;      // the cache's on the shard; 0: not yet
@@ -52,10 +54,10 @@ struct RequestHeader {
 
   int64_t num_bases() const { return int64_t{num_checks} + num_value_checks; }
   int64_t num_queries() const { return num_bases() + num_full + num_values; }
-  // Of keys and bases, with padding.
-  uint64_t query_bytes() const {
-    return (uint64_t{key_bytes} * num_queries() + base_bytes + 7) / 8 * 8;
-  }
+  // Of keys and bases, without padding.
+  uint64_t query_bytes() const { return uint64_t{key_bytes} * num_queries() + base_bytes; }
+  // What makes them a multiple of 8.
+  uint8_t padding_needed() const { return static_cast<uint8_t>(-query_bytes() % 8); }
 };
 
 struct PushHeader {
@@ -110,7 +112,7 @@ class PushWriter {
 class RequestWriter {
  public:
   static size_t Size(const RequestHeader& header, size_t push_bytes) {
-    return sizeof(RequestHeader) + push_bytes + header.query_bytes();
+    return sizeof(RequestHeader) + push_bytes + header.query_bytes() + header.padding_needed();
   }
 
   // bytes: (Size(...)), aligned to 8.
@@ -128,12 +130,13 @@ class RequestWriter {
   }
   // After the last base.
   void Finish() {
-    while (reinterpret_cast<uintptr_t>(cursor_.at()) % 8 != 0) *cursor_.Take<char>(1) = 0;
+    for (int i = 0; i < padding_; ++i) *cursor_.Take<char>(1) = 0;
   }
 
  private:
   WriteCursor cursor_;
   const KeyPacking packing_;
+  const int padding_;
 };
 
 struct PushView {

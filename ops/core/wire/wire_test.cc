@@ -231,8 +231,16 @@ TEST(RequestTest, HeadersThatCannotBeAreRefused) {
   refused([](RequestHeader* h) { h->dim = kMax32; }, "dim = 4294967295");
   refused([](RequestHeader* h) { h->slot_dim = kMax32; }, "slot_dim = 4294967295");
   refused([](RequestHeader* h) { h->contribution_dim = kMax32; }, "contribution_dim = 4294967295");
-  refused([](RequestHeader* h) { --h->base_bytes; }, "bytes of bases, which are not 4 numbers");
-  refused([](RequestHeader* h) { h->base_bytes = 0; }, "request has");
+  refused([](RequestHeader* h) { --h->base_bytes, ++h->padding %= 8; },
+          "bytes of bases, which are");
+  for (auto count :
+       {&RequestHeader::num_checks, &RequestHeader::num_value_checks, &RequestHeader::num_full,
+        &RequestHeader::num_values, &RequestHeader::base_bytes}) {
+    for (int off = 1; off <= 16; ++off) {
+      refused([&](RequestHeader* h) { h->*count += off; }, "not what its header announces");
+    }
+  }
+  refused([](RequestHeader* h) { h->base_bytes = 0; }, "not what its header announces");
   refused([](RequestHeader* h) { --h->num_checks, ++h->num_full; }, "more than 3 numbers");
 }
 
