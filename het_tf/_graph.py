@@ -36,6 +36,14 @@ def handle_from_caller(name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     return handles[0]
 
 
+def share_in_graph(name: str, handle: tf.Tensor) -> None:
+    """Has `handle_from_caller` find this handle in the graph that is being built.
+
+    Functions that it calls find it, too: they ask their caller.
+    """
+    tf.compat.v1.get_default_graph().get_collection_ref(name)[:] = [handle]
+
+
 def _capture(graph: tf.Graph, name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     # The branches of tf.cond and tf.while_loop belong to one graph, and capture from it.
     if type(graph).__name__ in ("CondBranchFuncGraph", "WhileCondFuncGraph", "WhileBodyFuncGraph"):

@@ -79,3 +79,21 @@ process_tables = _library.het_process_tables
 process_table = _library.het_process_table
 process_caches = _library.het_process_caches
 process_cache = _library.het_process_cache
+
+dense_handle = _library.het_dense_handle
+dense_set = _library.het_dense_set
+dense_get = _library.het_dense_get
+dense_sync = _library.het_dense_sync
+
+replica_handle = _library.het_replica_handle
+replica_variables = _library.het_replica_variables
+replica_destroy = _library.het_replica_destroy
+replica_settle = _library.het_replica_settle
+replica_request = _library.het_replica_request
+replica_receive = _library.het_replica_receive
+replica_own = _library.het_replica_own
+replica_stats = _library.het_replica_stats
+replica_report = _library.het_replica_report
+
+pack_frames = _library.het_pack_frames
+unpack_frames = _library.het_unpack_frames

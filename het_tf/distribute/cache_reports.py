@@ -11,11 +11,15 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf.cache import WorkerCache
+from het_tf.distribute.replicas import DenseReplicas
 
-REPORT_SIZE = 4  # Values of WorkerCache.report_op.
+REPORT_SIZE = 4  # Values of report_op.
+
+# What holds updates, or steps, back on a worker.
+Holder = WorkerCache | DenseReplicas
 
 
-def report_ops(caches: Sequence[WorkerCache]) -> tf.Tensor:
+def report_ops(caches: Sequence[Holder]) -> tf.Tensor:
     """Ops for the end of a closure: the caches' reports there, int64 [caches, REPORT_SIZE]."""
     reports = [tf.ensure_shape(cache.report_op(), [REPORT_SIZE]) for cache in caches]
     return tf.stack(reports) if reports else tf.zeros([0, REPORT_SIZE], tf.int64)
@@ -53,12 +57,12 @@ class CacheReports:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # The last report by worker.
-        self._last: weakref.WeakKeyDictionary[WorkerCache, dict[int, CacheReport]] = (
+        self._last: weakref.WeakKeyDictionary[Holder, dict[int, CacheReport]] = (
             weakref.WeakKeyDictionary()
         )
         self._warned: dict[int, int] = {}  # lost cache id -> pending updates it was said to have
 
-    def register(self, cache: WorkerCache) -> None:
+    def register(self, cache: Holder) -> None:
         """Adds a cache, held weakly; a second call with the same one does nothing."""
         with self._lock:
             self._last.setdefault(cache, {})
@@ -67,9 +71,15 @@ class CacheReports:
     def caches(self) -> tuple[WorkerCache, ...]:
         """The registered caches that are still in use, in order of registration."""
         with self._lock:
-            return tuple(self._last)
+            return tuple(each for each in self._last if isinstance(each, WorkerCache))
 
-    def record(self, cache: WorkerCache, values: Iterable[int]) -> None:
+    @property
+    def replicas(self) -> tuple[DenseReplicas, ...]:
+        """The registered replicas that are still in use, in order of registration."""
+        with self._lock:
+            return tuple(each for each in self._last if isinstance(each, DenseReplicas))
+
+    def record(self, cache: Holder, values: Iterable[int]) -> None:
         """Takes in what the `report_op` of a registered cache gave.
 
         Warns if the worker has another instance of the cache than before. Closures' results, and
@@ -81,7 +91,7 @@ class CacheReports:
         if lost is not None:
             self._warn(cache, lost)
 
-    def _take(self, cache: WorkerCache, report: CacheReport) -> CacheReport | None:
+    def _take(self, cache: Holder, report: CacheReport) -> CacheReport | None:
         """Keeps a report. Returns that of an instance which is known now to be lost."""
         last = self._last[cache]
         before = last.get(report.worker)
@@ -106,22 +116,27 @@ class CacheReports:
             if report is not None:
                 self._warn(cache, report)
 
-    def last(self, cache: WorkerCache) -> dict[int, CacheReport]:
+    def last(self, cache: Holder) -> dict[int, CacheReport]:
         """Worker task index -> last report of `cache`."""
         with self._lock:
             return dict(self._last.get(cache, {}))
 
-    def _warn(self, cache: WorkerCache, report: CacheReport) -> None:
+    def _warn(self, cache: Holder, report: CacheReport) -> None:
         with self._lock:
             if self._warned.get(report.cache_id, -1) >= report.pending:
                 return
             self._warned[report.cache_id] = report.pending
+        kind, unit = (
+            ("cache", "updates") if isinstance(cache, WorkerCache) else ("replica", "steps")
+        )
         logging.warning(
-            "worker %d lost its cache %s (id %d): at most %d updates that it had not sent are lost "
+            "worker %d lost its %s %s (id %d): at most %d %s that it had not sent are lost "
             "(of %d it had made). The steps it was running are run again on another worker.",
             report.worker,
+            kind,
             cache.name,
             report.cache_id,
             report.pending,
+            unit,
             report.updates,
         )

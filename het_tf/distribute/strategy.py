@@ -11,13 +11,15 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from het_tf._arguments import INT32_MAX, check_integer
 from het_tf._threads import call_in_daemon
-from het_tf._visits import cache_devices, visit
+from het_tf._visits import cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health
-from het_tf.distribute.cache_reports import CacheReport, CacheReports
+from het_tf.distribute.cache_reports import CacheReport, CacheReports, Holder
 from het_tf.distribute.cluster import LocalClusterResolver
 from het_tf.distribute.environment import set_grpc_defaults
+from het_tf.distribute.replicas import DenseReplicas
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
 
 _PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
@@ -38,6 +40,10 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
         variable_partitioner: tf.distribute.experimental.partitioners.Partitioner | None = None,
+        *,
+        dense_staleness: int | None = None,
+        dense_merge: str = "average",
+        dense_wire_dtype: str = "float32",
     ):
         """Connects to the cluster; blocks until every task answers.
 
@@ -45,11 +51,32 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
           cluster_resolver: names the worker and ps tasks, e.g. `LocalCluster(...).resolver` or a
             `tf.distribute.cluster_resolver.TFConfigClusterResolver()`.
           variable_partitioner: as in the base class. Keras 3 cannot use partitioned variables.
+          dense_staleness: with a number, `het_tf.keras.Model.fit` trains the dense variables on
+            replicas: every worker steps on its own, and exchanges what its steps added with the
+            parameter servers. The number bounds own steps that are not sent yet, and steps of
+            others that a worker may miss; 0: every step reads and writes. None: every step reads
+            and writes the variables on the parameter servers. README lists the rule for every kind
+            of variable.
+          dense_merge: "average": what a worker's steps added counts 1 / workers of itself (local
+            SGD: Stich, ICLR 2019); "sum": all of itself, as in asynchronous SGD.
+          dense_wire_dtype: "float32", or "bfloat16" for half of the bytes; what rounding takes off
+            is sent later.
 
         Raises:
           ValueError: TF_CONFIG or the cluster spec is malformed, has no worker or no ps, or says
             that this process is not the chief. The message names the offending part.
         """
+        if dense_staleness is not None:
+            dense_staleness = check_integer("dense_staleness", dense_staleness, 0, INT32_MAX)
+        if dense_merge not in ("average", "sum"):
+            raise ValueError(f'dense_merge must be "average" or "sum", not {dense_merge!r}')
+        if dense_wire_dtype not in ("float32", "bfloat16"):
+            raise ValueError(
+                f'dense_wire_dtype must be "float32" or "bfloat16", not {dense_wire_dtype!r}'
+            )
+        self.dense_staleness = dense_staleness
+        self.dense_merge = dense_merge
+        self.dense_wire_dtype = dense_wire_dtype
         self._addresses = _checked_addresses(cluster_resolver)
         set_grpc_defaults()
         super().__init__(cluster_resolver, variable_partitioner)
@@ -139,11 +166,11 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """The registered caches that are still in use, in order of registration."""
         return self._reports.caches
 
-    def record_cache_reports(self, caches: Sequence[WorkerCache], reports: np.ndarray) -> None:
+    def record_cache_reports(self, caches: Sequence[Holder], reports: np.ndarray) -> None:
         """Takes in what a closure reported at its end; warns when a worker lost its cache.
 
         Args:
-          caches: registered caches.
+          caches: registered caches and replicas.
           reports: int64 [caches, 4], the value of `cache_reports.report_ops(caches)`.
         """
         for cache, report in zip(caches, reports, strict=True):
@@ -153,27 +180,41 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Worker task index -> last known state of `cache` there."""
         return self._reports.last(cache)
 
-    def flush(self) -> None:
-        """Sends what the caches of workers and coordinator hold back to the parameter servers.
+    def register_replicas(self, replicas: DenseReplicas) -> None:
+        """Has `flush` look after `replicas`. They are held weakly: whoever made them keeps them."""
+        self._reports.register(replicas)
 
-        Waits for scheduled closures first. A worker that is down is skipped with a warning.
+    def flush(self, *, slots: bool = True) -> None:
+        """Sends what the workers and the coordinator hold back to the parameter servers.
+
+        Afterwards tables hold every update, and variables are what all workers made of them. Waits
+        for scheduled closures first. A worker that is down is skipped with a warning.
+
+        Args:
+          slots: bring the slots of Keras' optimizers up to date, too, where workers have their own
+            (`dense_staleness`).
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down; the message names it.
           Exception: what a scheduled closure raised.
         """
         caches = self.caches
-        if not caches:
+        replicas = [each for each in self._reports.replicas if each.in_use]
+        if not caches and not replicas:
             return
         self.join()
-        reports = visit(
-            cache_devices(),
-            lambda: [cache.flush_here() for cache in caches],
-            self._is_lost,
-        )
+        if caches:
+            self._flush(caches, cache_devices())
+        if replicas:
+            self._flush(replicas, cluster_devices("worker"))
+            for each in replicas:
+                each.write_back(slots)
+
+    def _flush(self, holders: Sequence[Holder], devices: list[str]) -> None:
+        reports = visit(devices, lambda: [each.flush_here() for each in holders], self.is_lost)
         for device, values in reports.items():
             if tf.DeviceSpec.from_string(device).job == "worker":
-                self.record_cache_reports(caches, values)
+                self.record_cache_reports(holders, values)
 
     # Waiting and errors.
 
@@ -259,7 +300,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if task[0] == "worker" and state is health.TaskState.SILENT:
             health.disconnect(self._addresses[task])
 
-    def _is_lost(self, device: str, error: tf.errors.OpError | None) -> bool:
+    def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool:
         """Whether a flush goes on without `device` (see `visit`)."""
         if error is None:
             self._raise_if_ps_down()

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import REPORT_SIZE, report_ops
+from het_tf.keras.dense import DenseVariables
 from het_tf.keras.metric_state import MetricScope, metric_variables
 from het_tf.layers.embedding import embeddings_of
 
@@ -47,7 +48,7 @@ class StepClosure:
     message of its own.
 
     Attributes:
-      caches: the model's own, on which the closures report.
+      caches: the model's own, and its replicas, on which the closures report.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class StepClosure:
         strategy: HetParameterServerStrategy,
         element_spec: Any,
         training: bool,
+        dense: DenseVariables | None = None,
     ):
         """Prepares the functions; they are traced on first use.
 
@@ -64,13 +66,17 @@ class StepClosure:
           strategy: the strategy the model was made under.
           element_spec: spec of one batch.
           training: `train_step` if true, else `test_step`.
+          dense: the variables that workers have replicas of, for training.
         """
+        self._dense = dense
         self._model = model
         self._strategy = strategy
         self._element_spec = element_spec
         self._training = training
         self._metrics = metric_variables(model)
         self.caches = [layer.worker_cache for layer in embeddings_of(model) if layer.built]
+        if dense is not None:
+            self.caches.append(dense.replicas)
         self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
@@ -105,7 +111,8 @@ class StepClosure:
 
         def body(step: tf.Tensor, states: States, logs: tf.Tensor) -> Any:
             del logs
-            return (step + 1, *self._step(take_batch(self._element_spec, stacked, step), states))
+            batch = take_batch(self._element_spec, stacked, step)
+            return (step + 1, *self._step(step, batch, states))
 
         return self._loop(lambda step, *_: step < num_steps, body, ())
 
@@ -118,7 +125,7 @@ class StepClosure:
 
         def body(step: tf.Tensor, states: States, logs: tf.Tensor, batch: Any) -> Any:
             del logs
-            states, logs = self._step(batch.get_value(), states)
+            states, logs = self._step(step, batch.get_value(), states)
             # Not one batch more than is used: what is taken here is gone.
             batch = tf.cond(step + 1 < num_steps, iterator.get_next_as_optional, lambda: batch)
             return step + 1, states, logs, batch
@@ -128,12 +135,15 @@ class StepClosure:
     def _loop(self, cond: Callable[..., Any], body: Callable[..., Any], carry: Any) -> tf.Tensor:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         states = [tf.zeros(v.shape, v.dtype) for v in self._metrics]
+        self._settings = self._dense.open_op() if self._dense is not None else []
         # Their number is known only once the loop's body is traced, hence the unknown shape.
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
         steps, states, logs, *_ = tf.while_loop(
             cond, body, (tf.constant(0), states, logs, *carry), parallel_iterations=1
         )
         with tf.control_dependencies([steps]):
+            if self._dense is not None:
+                self._dense.replicas.settle_op(tf.cast(steps > 0, tf.int64), reads=False)
             reports = report_ops(self.caches)
         floats = [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states] + [logs]
         header = tf.stack([tf.cast(worker, tf.int64), tf.cast(steps, tf.int64)])
@@ -141,31 +151,48 @@ class StepClosure:
             [header, tf.reshape(reports, [-1]), tf.bitcast(tf.concat(floats, 0), tf.int64)], 0
         )
 
-    def _step(self, batch: Batch, states: States) -> tuple[States, tf.Tensor]:
-        return self._strategy.run(self._replica_step, args=(batch, states))
-
-    def _replica_step(self, batch: Batch, states: States) -> tuple[States, tf.Tensor]:
+    def _step(self, step: tf.Tensor, batch: Batch, states: States) -> tuple[States, tf.Tensor]:
+        if self._dense is not None:
+            self._dense.replicas.settle_op(tf.cast(step > 0, tf.int64), reads=True)
         model = self._model
         optimizer = model.optimizer if self._training else None
-        captured = list(zip(self._metrics, states, strict=True))
+        captured = [*zip(self._metrics, states, strict=True), *self._settings]
         others = list(model.variables)
         if optimizer is not None:
+            others.extend(optimizer.variables)
+        replicas = None if self._dense is None else self._dense.replicas.variables
+        iterations = before = None
+        if optimizer is not None and replicas is None:
             # Keras counts by reading and assigning, which loses counts when workers overlap.
             iterations = optimizer.iterations
             before = tf.identity(iterations.value)
             captured.append((iterations, before))
-            others.extend(optimizer.variables)
-        with MetricScope(captured, others) as scope:
-            logs = (model.train_step if self._training else model.test_step)(batch)
-            self._metric_names = frozenset(model.get_metrics_result())
+        scope = MetricScope(captured, others, replicas)
+        # The strategy runs the step in a thread of its own, but what Keras' optimizers do there in
+        # this one. A scope is known in the threads that have entered it.
+        with scope:
+            logs = self._strategy.run(self._replica_step, args=(batch, scope))
         self._log_names = tuple(logs)
-        if optimizer is not None:
+        for setting, value in self._settings:
+            if scope.get_current_value(setting) is not value:
+                raise ValueError(
+                    f"A step assigns {setting.path!r}, which with dense_staleness only callbacks"
+                    " can: use a LearningRateSchedule or dense_staleness=None."
+                )
+        if iterations is not None:
             # A step whose forward pass fails, as on a worker that is about to end, does not count.
             with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
                 iterations.value.assign_add(scope.get_current_value(iterations) - before)
         scalars = [_scalar(name, logs[name]) for name in self._scalar_log_names()]
         states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
         return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
+
+    def _replica_step(self, batch: Batch, scope: MetricScope) -> dict[str, Any]:
+        model = self._model
+        with scope:
+            logs = (model.train_step if self._training else model.test_step)(batch)
+            self._metric_names = frozenset(model.get_metrics_result())
+        return logs
 
     def _scalar_log_names(self) -> tuple[str, ...]:
         """The logs that come back as they are; metrics come back as states."""

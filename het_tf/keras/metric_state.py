@@ -9,7 +9,7 @@ state is a sum over examples, which are all metrics Keras has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -50,12 +50,14 @@ class MetricScope(keras.StatelessScope):
         self,
         captured: Sequence[tuple[keras.Variable, tf.Tensor]],
         others: Sequence[keras.Variable] = (),
+        replicas: Mapping[int, tf.Variable] | None = None,
     ):
         """Creates the scope, to be entered once.
 
         Args:
           captured: variables to take out and their values at the start.
           others: the model's and the optimizer's variables.
+          replicas: id of a native variable -> the variable to use in its place.
         """
         super().__init__(
             state_mapping=list(captured), collect_losses=True, initialize_variables=False
@@ -64,6 +66,8 @@ class MetricScope(keras.StatelessScope):
         # `variable.value` asks this scope, so the native variables are looked up before it is
         # entered. Keras asks the scope directly for the variables it regularizes.
         self._native = {id(v): v.value for v in others if id(v) not in self._captured}
+        for key, native in self._native.items():
+            self._native[key] = (replicas or {}).get(id(native), native)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Takes an assignment to a Keras variable: into the scope, or on to the variable."""

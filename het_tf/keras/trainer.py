@@ -16,6 +16,7 @@ from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
 from het_tf.keras.closures import PredictClosure, StepClosure
 from het_tf.keras.data import eval_feed, predict_feed, train_feed, validation_feed
+from het_tf.keras.dense import DenseVariables
 from het_tf.keras.feeds import Feed, Pass, StreamFeed
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
 
@@ -35,6 +36,7 @@ class ParameterServerTrainer:
         self._model = model
         self._strategy = strategy
         self._closures: dict[Any, Any] = {}
+        self._dense: DenseVariables | None = None
         self._sums: MetricSums | None = None
         self._metrics: list[int] = []  # ids of the variables in _sums
         self._built = False
@@ -42,6 +44,7 @@ class ParameterServerTrainer:
     def forget_compiled(self) -> None:
         """Drops what was traced; `compile` was called."""
         self._closures.clear()
+        self._dense = None
         self._sums = None
         self._built = False
 
@@ -90,10 +93,12 @@ class ParameterServerTrainer:
         model.stop_training = False
         callbacks.on_train_begin()
         logs: Logs = {}
-        with self._flushed_on_error():
+        with self._flushed_on_error(), self._replicas():
             for epoch in range(_compat.initial_epoch(model) or initial_epoch, epochs):
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
+                if self._dense is not None:
+                    self._dense.replicas.begin()
                 logs = self._run_steps(
                     feed,
                     training=True,
@@ -102,7 +107,7 @@ class ParameterServerTrainer:
                     ),
                     should_stop=lambda: model.stop_training,
                 )
-                self._strategy.flush()
+                self._strategy.flush(slots=False)
                 if validation_data is not None and _is_due(epoch, validation_freq):
                     if val_feed is None:
                         val_feed = validation_feed(
@@ -116,9 +121,9 @@ class ParameterServerTrainer:
                 callbacks.on_epoch_end(epoch, logs)
                 if model.stop_training:
                     break
+            self._strategy.flush()
             if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
-            self._strategy.flush()
         callbacks.on_train_end(logs)
         return model.history
 
@@ -164,7 +169,7 @@ class ParameterServerTrainer:
             _build_weights(self._model, feed.element_spec)
         checks.check_placement(self._model.variables)
         callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
-        self._strategy.flush()
+        self._strategy.flush(slots=False)
         self._model.stop_predicting = False
         callbacks.on_predict_begin()
         outputs = self._run_predictions(feed, callbacks)
@@ -184,6 +189,9 @@ class ParameterServerTrainer:
             checks.check_optimizer(model.optimizer)
             checks.check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
             check_resets_to_zero(model)
+            if self._strategy.dense_staleness is not None:
+                self._dense = DenseVariables(model, self._strategy)
+                self._strategy.register_replicas(self._dense.replicas)
             self._built = True
         metrics = [id(variable) for variable in metric_variables(model)]
         if self._sums is None or metrics != self._metrics:
@@ -195,7 +203,11 @@ class ParameterServerTrainer:
         key = (training, _hashable(feed.element_spec))
         if key not in self._closures:
             self._closures[key] = StepClosure(
-                self._model, self._strategy, feed.element_spec, training
+                self._model,
+                self._strategy,
+                feed.element_spec,
+                training,
+                self._dense if training else None,
             )
         return self._closures[key]
 
@@ -232,6 +244,8 @@ class ParameterServerTrainer:
                 if not runner.in_flight:
                     break
                 work, packed = runner.wait()
+                if training and self._dense is not None:
+                    self._dense.replicas.note_steps()
                 result = closure.unpack(packed)
                 self._strategy.record_cache_reports(closure.caches, result.cache_reports)
                 data.finished(work, result.worker, result.steps)
@@ -249,7 +263,7 @@ class ParameterServerTrainer:
 
     def _evaluate(self, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Logs:
         model = self._model
-        self._strategy.flush()
+        self._strategy.flush(slots=False)
         self._build(feed.element_spec)
         model.stop_evaluating = False
         callbacks.on_test_begin()
@@ -308,6 +322,15 @@ class ParameterServerTrainer:
             steps=feed.num_steps,
             model=self._model,
         )
+
+    @contextlib.contextmanager
+    def _replicas(self) -> Iterator[None]:
+        """Frees the memory of replicas, which start from the variables in the next `fit`."""
+        try:
+            yield
+        finally:
+            if self._dense is not None:
+                self._dense.replicas.destroy()
 
     @contextlib.contextmanager
     def _flushed_on_error(self) -> Iterator[None]:

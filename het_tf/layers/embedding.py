@@ -145,13 +145,18 @@ class HetEmbedding(keras.layers.Layer):
         return self._worker_cache
 
     @property
+    def rate_variable(self) -> keras.Variable | None:
+        """The learning rate's variable; None with a schedule, or before the layer is built."""
+        return getattr(self, "_learning_rate", None)
+
+    @property
     def learning_rate(self) -> keras.Variable:
         """The learning rate, where it is a number. Assign to it, and the next step uses it.
 
         Raises:
           ValueError: the layer is not built yet, or its learning rate follows a schedule.
         """
-        if not hasattr(self, "_learning_rate"):
+        if self.rate_variable is None:
             raise ValueError(
                 f"layer {self.name} has no learning rate until it is built, nor with a schedule"
             )

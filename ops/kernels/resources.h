@@ -1,4 +1,5 @@
-// What TensorFlow's resource managers hold: tables and caches.
+// What TensorFlow's resource managers hold: tables, caches, and the dense variables' shards and
+// replicas.
 
 #ifndef HET_TF_OPS_KERNELS_RESOURCES_H_
 #define HET_TF_OPS_KERNELS_RESOURCES_H_
@@ -7,10 +8,14 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ops/core/cache/cache.h"
+#include "ops/core/dense/replica.h"
+#include "ops/core/dense/shard.h"
 #include "ops/core/table/table.h"
 #include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/framework/resource_var.h"
 
 namespace het_tf {
 
@@ -44,6 +49,35 @@ class CacheResource : public tensorflow::ResourceBase {
 
   const CacheConfig config;
   const std::shared_ptr<Cache> cache;
+};
+
+class DenseResource : public tensorflow::ResourceBase {
+ public:
+  std::string DebugString() const override {
+    return StrCat("Het>DenseShard of ", shard.memory_bytes(), " bytes");
+  }
+  int64_t MemoryUsed() const override { return shard.memory_bytes(); }
+
+  DenseShard shard;
+};
+
+class ReplicaResource : public tensorflow::ResourceBase {
+ public:
+  // What becomes of a variable.
+  enum class Kind { kFloat, kCounter, kOwn, kSeed };
+  struct Variable {
+    Kind kind;
+    tensorflow::core::RefCountPtr<tensorflow::Var> var;
+  };
+
+  ReplicaResource(std::vector<Variable> variables, std::shared_ptr<Replica> replica)
+      : variables(std::move(variables)), replica(std::move(replica)) {}
+  std::string DebugString() const override {
+    return StrCat("Het>Replica of ", variables.size(), " variables");
+  }
+
+  const std::vector<Variable> variables;
+  const std::shared_ptr<Replica> replica;
 };
 
 }  // namespace het_tf

@@ -69,9 +69,9 @@ def test_results_may_come_in_another_order_than_the_closures_ended(users, caplog
     assert reports.last(cache) == {1: CacheReport(1, 12, 6, 200)}
     reports.record(cache, [1, 13, 1, 1])
     reports.record(cache, [1, 12, 5, 150])  # no more than was said
-    assert [r.args[3] for r in caplog.records] == [6]
+    assert [r.args[4] for r in caplog.records] == [6]
     reports.record(cache, [1, 12, 9, 250])
-    assert [r.args[3] for r in caplog.records] == [6, 9]
+    assert [r.args[4] for r in caplog.records] == [6, 9]
     assert reports.last(cache) == {1: CacheReport(1, 13, 1, 1)}
 
 
@@ -82,7 +82,7 @@ def test_a_late_result_of_a_lost_worker_is_told_if_it_had_more(users, caplog):
     reports.record(cache, [1, 12, 8, 220])
     reports.worker_lost(1)
     reports.worker_lost(1)
-    assert [r.args[3] for r in caplog.records] == [6, 8]
+    assert [r.args[4] for r in caplog.records] == [6, 8]
     assert reports.last(cache) == {}
 
 

@@ -147,7 +147,7 @@ def test_callback_that_raises_ends_fit_and_flushes(model, data, strategy, monkey
             raise RuntimeError("enough")
 
     flushed = []
-    monkeypatch.setattr(strategy, "flush", lambda: flushed.append(strategy.join()))
+    monkeypatch.setattr(strategy, "flush", lambda **_: flushed.append(strategy.join()))
     with pytest.raises(RuntimeError, match="enough"):
         model.fit(*data, batch_size=16, callbacks=[Fail()], verbose=0)
     assert flushed == [None]
@@ -156,7 +156,7 @@ def test_callback_that_raises_ends_fit_and_flushes(model, data, strategy, monkey
 
 def test_flush_comes_before_what_needs_it(model, data, strategy, monkeypatch):
     order = []
-    monkeypatch.setattr(strategy, "flush", lambda: order.append("flush"))
+    monkeypatch.setattr(strategy, "flush", lambda **_: order.append("flush"))
 
     class Note(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -181,7 +181,9 @@ Status Cache::Install(Ticket* ticket, const std::vector<Bytes>& replies,
   for (size_t s = 0; s < replies.size(); ++s) {
     const Ticket::Asked& asked = ticket->asked_[s];
     if (asked.request.number == 0) continue;
-    const Status believed = shards_[s].link.Check(asked.request, views[s].header);
+    const ReplyHeader& header = views[s].header;
+    const Status believed = shards_[s].link.Check(
+        asked.request, {{header.incarnation, header.session}, header.acknowledged});
     if (!believed.ok()) return InvalidArgument("replies[", s, "]: ", believed.message());
   }
   *rows = 0;
@@ -190,10 +192,9 @@ Status Cache::Install(Ticket* ticket, const std::vector<Bytes>& replies,
     if (asked.request.number == 0) continue;
     const ReplyHeader& header = views[s].header;
     Link& link = shards_[s].link;
-    const Link::Standing standing = link.StandingOf(asked.request, header);
-    if (standing == Link::Standing::kNew) {
-      RestartShard(static_cast<int>(s), {header.incarnation, header.session});
-    }
+    const Link::Epoch epoch = {header.incarnation, header.session};
+    const Link::Standing standing = link.StandingOf(asked.request, epoch);
+    if (standing == Link::Standing::kNew) RestartShard(static_cast<int>(s), epoch);
     if (standing == Link::Standing::kOld) {
       InstallOld(asked, views[s]);
     } else {

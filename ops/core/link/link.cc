@@ -53,21 +53,21 @@ void Link::SendSkippedAgain(uint64_t number, uint64_t acknowledged) {
   }
 }
 
-Link::Standing Link::StandingOf(const Request& request, const ReplyHeader& reply) const {
-  if (Epoch{reply.incarnation, reply.session} == epoch_) return Standing::kCurrent;
+Link::Standing Link::StandingOf(const Request& request, const Epoch& answered) const {
+  if (answered == epoch_) return Standing::kCurrent;
   return request.epoch == epoch_ ? Standing::kNew : Standing::kOld;
 }
 
-Status Link::Check(const Request& request, const ReplyHeader& reply) const {
-  if (reply.incarnation == 0 || reply.session == 0) {
-    return InvalidArgument("reply has incarnation = ", reply.incarnation,
-                           ", session = ", reply.session);
+Status Link::Check(const Request& request, const Answer& answer) const {
+  if (answer.epoch.incarnation == 0 || answer.epoch.session == 0) {
+    return InvalidArgument("reply has incarnation = ", answer.epoch.incarnation,
+                           ", session = ", answer.epoch.session);
   }
-  const Standing standing = StandingOf(request, reply);
+  const Standing standing = StandingOf(request, answer.epoch);
   if (standing == Standing::kOld) return Status();
   const uint64_t cut = standing == Standing::kCurrent ? cut_ : 0;
-  if (reply.acknowledged > cut) {
-    return InvalidArgument("reply acknowledges push ", reply.acknowledged, ", the last cut is ",
+  if (answer.acknowledged > cut) {
+    return InvalidArgument("reply acknowledges push ", answer.acknowledged, ", the last cut is ",
                            cut);
   }
   return Status();

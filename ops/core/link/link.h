@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "ops/core/status.h"
-#include "ops/core/wire/reply.h"
 
 namespace het_tf {
 
@@ -51,6 +50,12 @@ class Link {
     Epoch epoch;
   };
 
+  // What a reply says of the pushes: all up to this one are merged.
+  struct Answer {
+    Epoch epoch;
+    uint64_t acknowledged = 0;  // a sequence
+  };
+
   // What a reply is about.
   enum class Standing {
     kCurrent,  // the shard as the link knows it
@@ -75,9 +80,9 @@ class Link {
   // effect.
   void Close(uint64_t number);
 
-  Standing StandingOf(const Request& request, const ReplyHeader& reply) const;
+  Standing StandingOf(const Request& request, const Epoch& answered) const;
   // Whether the reply may be believed. An acknowledgement of what was never cut may not.
-  Status Check(const Request& request, const ReplyHeader& reply) const;
+  Status Check(const Request& request, const Answer& answer) const;
 
   // The reply of a request says that all pushes up to this sequence are merged. Calls merged(push)
   // once for each.

@@ -13,14 +13,6 @@ using Sequences = std::vector<uint64_t>;
 
 constexpr Link::Epoch kFirst = {11, 1}, kSecond = {22, 1}, kThird = {33, 1};
 
-ReplyHeader Reply(const Link::Epoch& epoch, uint64_t acknowledged = 0) {
-  ReplyHeader reply;
-  reply.incarnation = epoch.incarnation;
-  reply.session = epoch.session;
-  reply.acknowledged = acknowledged;
-  return reply;
-}
-
 class LinkTest : public ::testing::Test {
  protected:
   LinkTest() {
@@ -114,23 +106,23 @@ TEST_F(LinkTest, SequencesBeginAnewInANewEpoch) {
 
 TEST_F(LinkTest, WhatAReplySpeaksOf) {
   const Link::Request before = link_.Open(false);
-  EXPECT_EQ(link_.StandingOf(before, Reply(kFirst)), Link::Standing::kCurrent);
-  EXPECT_EQ(link_.StandingOf(before, Reply(kSecond)), Link::Standing::kNew);
-  EXPECT_EQ(link_.StandingOf(before, Reply({11, 2})), Link::Standing::kNew) << "it forgot us";
+  EXPECT_EQ(link_.StandingOf(before, kFirst), Link::Standing::kCurrent);
+  EXPECT_EQ(link_.StandingOf(before, kSecond), Link::Standing::kNew);
+  EXPECT_EQ(link_.StandingOf(before, {11, 2}), Link::Standing::kNew) << "it forgot us";
   link_.Restart(kSecond, [](const Link::Push&) {});
-  EXPECT_EQ(link_.StandingOf(before, Reply(kFirst)), Link::Standing::kOld);
-  EXPECT_EQ(link_.StandingOf(before, Reply(kThird)), Link::Standing::kOld) << "whatever it says";
-  EXPECT_EQ(link_.StandingOf(before, Reply(kSecond)), Link::Standing::kCurrent);
+  EXPECT_EQ(link_.StandingOf(before, kFirst), Link::Standing::kOld);
+  EXPECT_EQ(link_.StandingOf(before, kThird), Link::Standing::kOld) << "whatever it says";
+  EXPECT_EQ(link_.StandingOf(before, kSecond), Link::Standing::kCurrent);
 }
 
 TEST_F(LinkTest, AnAcknowledgementOfWhatWasNeverCutIsRefused) {
   Cut();
   const Link::Request request = link_.Open(false);
-  EXPECT_OK(link_.Check(request, Reply(kFirst, 1)));
-  EXPECT_REFUSED(link_.Check(request, Reply(kFirst, 2)), "acknowledges push 2, the last cut is 1");
-  EXPECT_REFUSED(link_.Check(request, Reply(kSecond, 1)), "acknowledges push 1, the last cut is 0");
-  EXPECT_REFUSED(link_.Check(request, Reply({0, 1})), "incarnation = 0");
-  EXPECT_REFUSED(link_.Check(request, Reply({1, 0})), "session = 0");
+  EXPECT_OK(link_.Check(request, {kFirst, 1}));
+  EXPECT_REFUSED(link_.Check(request, {kFirst, 2}), "acknowledges push 2, the last cut is 1");
+  EXPECT_REFUSED(link_.Check(request, {kSecond, 1}), "acknowledges push 1, the last cut is 0");
+  EXPECT_REFUSED(link_.Check(request, {{0, 1}, 0}), "incarnation = 0");
+  EXPECT_REFUSED(link_.Check(request, {{1, 0}, 0}), "session = 0");
 }
 
 }  // namespace

@@ -1,0 +1,396 @@
+"""Replicas of the dense variables on the workers (DESIGN 3.8).
+
+The variables stay on the parameter servers. While `fit` runs, every worker has a replica of them on
+which it steps, and a flat copy on the servers is what the replicas have in common: they exchange
+contributions with it under a bound. `begin` fills the copy from the variables, `write_back` brings
+the variables up to date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from het_tf import ops
+from het_tf._graph import handle_from_caller, share_in_graph
+from het_tf._replica_variable import ReplicaVariable
+from het_tf._visits import cluster_devices, visit
+from het_tf.distribute.exchange import Exchange
+
+if TYPE_CHECKING:
+    from het_tf.distribute.strategy import HetParameterServerStrategy
+
+
+class DenseReplicas:
+    """The variables of one training, as every worker has them.
+
+    Attributes:
+      name: unique; for logs.
+    """
+
+    def __init__(
+        self,
+        strategy: HetParameterServerStrategy,
+        trainable: Sequence[tf.Variable],
+        slots: Sequence[tf.Variable],
+        seeds: Sequence[tf.Variable],
+        others: Sequence[tf.Variable],
+    ):
+        """Describes the replicas; makes nothing yet.
+
+        Args:
+          strategy: says how stale replicas may be, and how contributions are merged.
+          trainable: float32; contributions are averaged, or added.
+          slots: float32, of optimizers: they stay with the worker, and are averaged when they are
+            written back.
+          seeds: of random generators, 32-bit integers: every worker has others.
+          others: variables that a step assigns are averaged if they are float32, and added if they
+            are int64; the others stay as they are.
+
+        Raises:
+          ValueError: there is no rule for a variable; the message names it.
+        """
+        self.name = f"dense/{uuid.uuid4().hex}"
+        self._strategy = strategy
+        self._natives = [*trainable, *slots, *seeds, *others]
+        self._roles = (
+            ["trainable"] * len(trainable)
+            + ["slot"] * len(slots)
+            + ["seed"] * len(seeds)
+            + ["other"] * len(others)
+        )
+        for native, role in zip(self._natives, self._roles, strict=True):
+            _check(native, role)
+        self._devices = cluster_devices("ps")
+        self._dtypes = [native.dtype for native in self._natives]
+        self._shapes = [native.shape for native in self._natives]
+        self._variables = [
+            ReplicaVariable(native, functools.partial(self._find_handle, i))
+            for i, native in enumerate(self._natives)
+        ]
+        self._exchange = Exchange(self._devices, [self])
+        self._lock = threading.Lock()
+        self._kinds: list[str] | None = None
+        self._fingerprint: np.ndarray | None = None
+        self._values_behind = self._slots_behind = False
+        self._functions: dict[str, Any] = {}
+
+    @property
+    def variables(self) -> dict[int, ReplicaVariable]:
+        """id of a variable on a parameter server -> what stands for it on the workers."""
+        return {id(n): v for n, v in zip(self._natives, self._variables, strict=True)}
+
+    # Ops, for the functions that run on the workers.
+
+    def open_op(self) -> None:
+        """At the start of a function's graph: makes the variables usable in it."""
+        replica = self._handle_op()
+        handles = ops.replica_variables(
+            replica, n=len(self._natives), dtypes=self._dtypes, shapes=self._shapes
+        )
+        for i, handle in enumerate(handles):
+            share_in_graph(f"{self.name}/{i}", handle)
+
+    def settle_op(self, steps: tf.Tensor, reads: bool) -> None:
+        """Between two steps: takes over what the servers have, sends what must be sent.
+
+        Args:
+          steps: int64 scalar, steps made since the last time.
+          reads: whether a step begins.
+        """
+        must = self._settle_op(steps, reads)
+        # A step that begins asks whether it misses too much.
+        if reads and self._strategy.num_workers > 1 and self._strategy.dense_staleness > 0:
+            with tf.control_dependencies([must]):
+                exchanged = self._exchange_op()
+            with tf.control_dependencies(exchanged):
+                must = self._settle_op(tf.constant(0, tf.int64), False)
+        self._exchange_while(must, lambda: self._settle_op(tf.constant(0, tf.int64), False))
+
+    def flush_op(self) -> tf.Tensor:
+        """Sends all steps. Returns the replica's `report_op` then."""
+        zero = tf.constant(0, tf.int64)
+        must = self._settle_op(zero, False, everything=True)
+        done = self._exchange_while(must, lambda: self._settle_op(zero, False, everything=True))
+        with tf.control_dependencies([done]):
+            return self.report_op()
+
+    def report_op(self) -> tf.Tensor:
+        """int64 [4]: the worker's task index, the replica's id, steps pending, steps made."""
+        return ops.replica_report(self._handle_op())
+
+    def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Names and values of the counters (`ReplicaCounter` in ops/core/dense/replica.h)."""
+        return ops.replica_stats(self._handle_op())
+
+    def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
+        """On a parameter server: its reply to a request of a replica."""
+        return ops.dense_sync(ops.dense_handle(shared_name=f"{self.name}/{shard}"), request)
+
+    # Eagerly, on the coordinator, while no step runs.
+
+    def begin(self) -> None:
+        """Before steps are scheduled: has the replicas start anew if the variables have changed.
+
+        Does nothing before the first step's function is traced: only then is it known which
+        variables it assigns.
+        """
+        if self._kinds is None:
+            return
+        changed = np.any(self._fingerprint != self._take_fingerprint(), axis=1)
+        if not changed.any():
+            return
+        # The workers' slots go on, but for those that were changed, too.
+        for i, value in self._average_own().items():
+            if not changed[i]:
+                self._natives[i].assign(value)
+        self._set()
+
+    def note_steps(self) -> None:
+        """To be called when steps have been made: the variables are behind them."""
+        self._values_behind = self._slots_behind = True
+
+    def write_back(self, slots: bool) -> None:
+        """Brings the variables up to date, after `flush_here` on all workers.
+
+        Args:
+          slots: the optimizers' slots, too.
+        """
+        # What was written back before may have been changed since, and is not to be lost.
+        values: dict[int, np.ndarray] = {}
+        if self._values_behind:
+            values.update(self._pull())
+        if slots and self._slots_behind:
+            values.update(self._average_own())
+            self._slots_behind = False
+        self._values_behind = False
+        if not values:
+            return
+        for i, value in values.items():
+            self._natives[i].assign(value)
+        self._fingerprint = self._take_fingerprint()
+
+    @property
+    def flush_here(self) -> Callable[[], tf.Tensor]:
+        """A function that sends what the worker under which it is called holds back."""
+        return self._function("flush", self.flush_op, opened=True)
+
+    @property
+    def stats_here(self) -> Callable[[], Any]:
+        """A function that gives the counters of the worker under which it is called."""
+        return self._function("stats", self.stats_op)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any replica may exist."""
+        return self._kinds is not None
+
+    # Inside.
+
+    def _function(self, name: str, build_ops: Callable[[], Any], opened: bool = False) -> Any:
+        if name not in self._functions:
+
+            def build() -> Any:
+                if opened:
+                    self.open_op()
+                return build_ops()
+
+            self._functions[name] = tf.function(build, autograph=False)
+        return self._functions[name]
+
+    def _handle_op(self) -> tf.Tensor:
+        return handle_from_caller(self.name, self._make_handle)
+
+    def _make_handle(self) -> tf.Tensor:
+        """Called when a function is about to run on a worker, which is the device now."""
+        with self._lock:
+            if self._kinds is None:
+                with tf.init_scope():
+                    self._decide_kinds()
+                    self._set()
+        return ops.replica_handle(
+            shared_name=self.name,
+            dtypes=self._dtypes,
+            shapes=self._shapes,
+            kinds=self._kinds,
+            num_shards=len(self._devices),
+            num_workers=self._strategy.num_workers,
+            staleness=self._strategy.dense_staleness,
+            wire=self._strategy.dense_wire_dtype,
+        )
+
+    def _find_handle(self, index: int) -> tf.Tensor:
+        def make() -> tf.Tensor:
+            raise RuntimeError(f"{self._natives[index].name} is used outside of a step")
+
+        return handle_from_caller(f"{self.name}/{index}", make)
+
+    def _settle_op(self, steps: tf.Tensor, reads: bool, everything: bool = False) -> tf.Tensor:
+        handles = [self._find_handle(i) for i in range(len(self._natives))]
+        return ops.replica_settle(self._handle_op(), handles, steps, reads=reads, all=everything)
+
+    def _exchange_op(self) -> list[tf.Operation]:
+        replica = self._handle_op()
+        ticket, requests = ops.replica_request(replica, num_shards=len(self._devices))
+        (replies,) = self._exchange.send_op([requests])
+        return [ops.replica_receive(replica, ticket, replies)]
+
+    def _exchange_while(self, must: tf.Tensor, settle: Callable[[], tf.Tensor]) -> tf.Tensor:
+        def body(_: tf.Tensor) -> list[tf.Tensor]:
+            with tf.control_dependencies(self._exchange_op()):
+                return [settle()]
+
+        return tf.while_loop(lambda must: must, body, [must], parallel_iterations=1)[0]
+
+    def _decide_kinds(self) -> None:
+        kinds = []
+        for native, role, variable in zip(self._natives, self._roles, self._variables, strict=True):
+            kind = {"trainable": "float", "seed": "seed"}.get(role, "own")
+            if role == "other" and variable.assigned:
+                kind = {tf.float32: "float", tf.int64: "counter"}.get(native.dtype)
+                if kind is None:
+                    raise ValueError(
+                        f"A step assigns the variable {native.name!r} of {native.dtype.name}; with"
+                        " dense_staleness there is a rule for float32 (averaged over workers) and"
+                        " int64 (added). Use dense_staleness=None, or one of these dtypes."
+                    )
+            kinds.append(kind)
+        self._kinds = kinds
+
+    def _indices(self, *kinds: str) -> list[int]:
+        assert self._kinds is not None
+        return [i for i, kind in enumerate(self._kinds) if kind in kinds]
+
+    def _set(self) -> None:
+        """The servers' copy becomes what the variables are."""
+        values = [native.numpy() for native in self._natives]
+        floats = _flat([values[i] for i in self._indices("float")], np.float32)
+        counters = _flat([values[i] for i in self._indices("counter")], np.int64)
+        rest = b"".join(
+            np.ascontiguousarray(values[i]).tobytes() for i in self._indices("own", "seed")
+        )
+        rest = np.frombuffer(rest, np.uint8)
+        num_trainable = sum(
+            values[i].size for i, role in enumerate(self._roles) if role == "trainable"
+        )
+        average = 1.0 / self._strategy.num_workers
+        merge = self._strategy.dense_merge
+        shards = len(self._devices)
+        for shard, device in enumerate(self._devices):
+            part = functools.partial(_part, shard=shard, shards=shards)
+            with tf.device(device):
+                handle = ops.dense_handle(shared_name=f"{self.name}/{shard}")
+                first = _first(floats.size, shard, shards)
+                ops.dense_set(
+                    handle,
+                    part(floats),
+                    part(counters),
+                    part(rest),
+                    num_first=int(np.clip(num_trainable - first, 0, part(floats).size)),
+                    first_weight=average if merge == "average" else 1.0,
+                    second_weight=average,
+                )
+        self._fingerprint = self._take_fingerprint()
+
+    def _pull(self) -> dict[int, np.ndarray]:
+        """Values of what is exchanged, by index of the variable."""
+        floats, counters = [], []
+        for shard, device in enumerate(self._devices):
+            with tf.device(device):
+                state = ops.dense_get(ops.dense_handle(shared_name=f"{self.name}/{shard}"))
+            floats.append(state[0].numpy())
+            counters.append(state[1].numpy())
+        return self._split(np.concatenate(floats), self._indices("float")) | self._split(
+            np.concatenate(counters), self._indices("counter")
+        )
+
+    def _average_own(self) -> dict[int, np.ndarray]:
+        """The slots, averaged over the workers that have made steps, by index of the variable."""
+        read = self._function("own", lambda: ops.replica_own(self._handle_op()))
+        reads = visit(cluster_devices("worker"), read, self._strategy.is_lost)
+        owns = [own for own, steps in reads.values() if steps > 0]
+        if not owns:
+            return {}
+        slots = {}
+        begin = 0
+        for i in self._indices("own", "seed"):
+            end = begin + self._shapes[i].num_elements() * self._dtypes[i].size
+            if self._roles[i] == "slot":
+                values = [own[begin:end].view(np.float32) for own in owns]
+                mean = np.mean(values, axis=0, dtype=np.float64).astype(np.float32)
+                slots[i] = mean.reshape(self._shapes[i])
+            begin = end
+        return slots
+
+    def _split(self, flat: np.ndarray, indices: list[int]) -> dict[int, np.ndarray]:
+        sizes = [self._shapes[i].num_elements() for i in indices]
+        parts = np.split(flat, np.cumsum(sizes))[:-1]
+        return {i: p.reshape(self._shapes[i]) for i, p in zip(indices, parts, strict=True)}
+
+    def _take_fingerprint(self) -> np.ndarray:
+        """Of the variables on the servers."""
+
+        def fingerprint() -> tf.Tensor:
+            parts = []
+            for native in self._natives:
+                with tf.device(native.device):
+                    value = tf.reshape(native.read_value(), [1, -1])
+                    # Fingerprint takes no empty row.
+                    value = tf.concat([value, tf.zeros([1, 1], value.dtype)], 1)
+                    parts.append(tf.raw_ops.Fingerprint(data=value, method="farmhash64"))
+            return tf.concat(parts, 0)
+
+        return self._function("fingerprint", fingerprint)().numpy()
+
+    def destroy(self) -> None:
+        """Frees the memory that the replicas and their copy on the servers take."""
+        if self._kinds is None:
+            return
+
+        def destroy_shards() -> None:
+            for shard, device in enumerate(self._devices):
+                with contextlib.suppress(tf.errors.OpError), tf.device(device):
+                    handle = ops.dense_handle(shared_name=f"{self.name}/{shard}")
+                    tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+        def destroy_replica() -> None:
+            ops.replica_destroy(self._make_handle())
+
+        visit(cluster_devices("worker"), destroy_replica, lambda device, error: True)
+        destroy_shards()
+        self._kinds = None
+
+
+def _check(native: tf.Variable, role: str) -> None:
+    if not native.shape.is_fully_defined():
+        raise ValueError(
+            f"the variable {native.name!r} has the shape {native.shape}, not a fixed one"
+        )
+    if role in ("trainable", "slot") and native.dtype != tf.float32:
+        raise ValueError(
+            f"the variable {native.name!r} is {native.dtype.name}; with dense_staleness, variables"
+            " that are trained and their optimizers' must be float32 (mixed_bfloat16 has them so)."
+            " Use dense_staleness=None for others."
+        )
+
+
+def _flat(values: list[np.ndarray], dtype: Any) -> np.ndarray:
+    return (
+        np.concatenate([v.ravel().astype(dtype) for v in values]) if values else np.zeros(0, dtype)
+    )
+
+
+def _first(n: int, shard: int, shards: int) -> int:
+    """FirstOfShard in ops/core/dense/replica.h."""
+    return n // shards * shard + n % shards * shard // shards
+
+
+def _part(array: np.ndarray, shard: int, shards: int) -> np.ndarray:
+    return array[_first(array.size, shard, shards) : _first(array.size, shard + 1, shards)]

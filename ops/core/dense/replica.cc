@@ -1,0 +1,378 @@
+#include "ops/core/dense/replica.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "ops/core/memory/hash.h"
+#include "ops/core/row/clock.h"
+
+namespace het_tf {
+namespace {
+
+// Calls visit(data, position, n) for the parts of arrays that lie in [first, last) of them all.
+template <typename T, typename Visit>
+void ForEachPart(const std::vector<Replica::Array<T>>& arrays, int64_t first, int64_t last,
+                 const Visit& visit) {
+  int64_t begin = 0;
+  for (const auto& array : arrays) {
+    const int64_t end = begin + array.size;
+    const int64_t from = std::max(begin, first), to = std::min(end, last);
+    if (from < to) visit(array.data + (from - begin), from, to - from);
+    begin = end;
+  }
+}
+
+template <typename T>
+int64_t TotalSize(const std::vector<Replica::Array<T>>& arrays) {
+  return std::accumulate(arrays.begin(), arrays.end(), int64_t{0},
+                         [](int64_t n, const auto& array) { return n + array.size; });
+}
+
+}  // namespace
+
+ReplicaTicket::~ReplicaTicket() {
+  std::vector<std::function<void()>> waiting;
+  {
+    std::lock_guard<std::mutex> lock(replica_->mutex_);
+    replica_->CloseRequests(this);
+    waiting = replica_->TakeWaiting();
+  }
+  for (const auto& callback : waiting) callback();
+}
+
+Status Replica::Create(const ReplicaConfig& config, std::shared_ptr<Replica>* replica) {
+  if (config.num_floats < 0 || config.num_counters < 0 || config.rest_bytes < 0) {
+    return InvalidArgument("num_floats = ", config.num_floats,
+                           ", num_counters = ", config.num_counters,
+                           ", rest_bytes = ", config.rest_bytes, " must not be negative");
+  }
+  if (config.num_shards < 1 || config.num_workers < 1) {
+    return InvalidArgument("num_shards = ", config.num_shards,
+                           ", num_workers = ", config.num_workers, " must be at least 1");
+  }
+  if (config.staleness < 0 || config.staleness > kMaxBound) {
+    return InvalidArgument("staleness = ", config.staleness, " must be in [0, ", kMaxBound, "]");
+  }
+  replica->reset(new Replica(config));
+  return Status();
+}
+
+Replica::Replica(const ReplicaConfig& config)
+    : config_(config),
+      id_(RandomId()),
+      shards_(config.num_shards),
+      base_(config.num_floats),
+      counter_base_(config.num_counters),
+      shift_(config.num_floats),
+      counter_shift_(config.num_counters) {
+  if (config.half) known_.resize(config.num_floats);
+  for (int s = 0; s < config.num_shards; ++s) {
+    Shard& shard = shards_[s];
+    const auto first = [&](int64_t n) { return FirstOfShard(n, s, config_.num_shards); };
+    const auto last = [&](int64_t n) { return FirstOfShard(n, s + 1, config_.num_shards); };
+    shard.first = first(config.num_floats), shard.last = last(config.num_floats);
+    shard.first_counter = first(config.num_counters);
+    shard.last_counter = last(config.num_counters);
+    shard.first_byte = first(config.rest_bytes), shard.last_byte = last(config.rest_bytes);
+  }
+}
+
+bool Replica::started() const {
+  return std::all_of(shards_.begin(), shards_.end(), [](const Shard& s) { return s.started; });
+}
+
+int64_t Replica::Unmerged() const {
+  int64_t unacknowledged = 0;
+  for (const Shard& shard : shards_) {
+    unacknowledged = std::max(unacknowledged, shard.unacknowledged);
+  }
+  return pending_ + unacknowledged;
+}
+
+Status Replica::CheckVariables(const Variables& variables) const {
+  const int64_t floats = TotalSize(variables.floats), rest = TotalSize(variables.rest);
+  const auto counters = static_cast<int64_t>(variables.counters.size());
+  if (floats == config_.num_floats && counters == config_.num_counters &&
+      rest == config_.rest_bytes) {
+    return Status();
+  }
+  return InvalidArgument("variables hold ", floats, " floats, ", counters, " counters and ", rest,
+                         " other bytes, the replica has ", config_.num_floats, ", ",
+                         config_.num_counters, " and ", config_.rest_bytes);
+}
+
+// The variables of a shard become what it has, plus own steps since.
+void Replica::TakeOver(const Variables& variables, Shard* shard) {
+  if (shard->starts) {
+    ForEachPart(
+        variables.floats, shard->first, shard->last,
+        [&](float* values, int64_t f, int64_t n) { std::copy(&base_[f], &base_[f] + n, values); });
+    for (int64_t c = shard->first_counter; c < shard->last_counter; ++c) {
+      *variables.counters[c] = counter_base_[c];
+    }
+    ForEachPart(variables.rest, shard->first_byte, shard->last_byte,
+                [&](char* bytes, int64_t b, int64_t n) { std::memcpy(bytes, &rest_[b], n); });
+  } else if (shard->has_shift) {
+    ForEachPart(variables.floats, shard->first, shard->last,
+                [&](float* values, int64_t f, int64_t n) {
+                  for (int64_t i = 0; i < n; ++i) values[i] += shift_[f + i];
+                });
+    for (int64_t c = shard->first_counter; c < shard->last_counter; ++c) {
+      *variables.counters[c] += counter_shift_[c];
+    }
+  }
+  std::fill(shift_.begin() + shard->first, shift_.begin() + shard->last, 0.0f);
+  std::fill(counter_shift_.begin() + shard->first_counter,
+            counter_shift_.begin() + shard->last_counter, 0);
+  shard->starts = shard->has_shift = false;
+}
+
+// What own steps added since the last cut becomes a push.
+void Replica::Cut(const Variables& variables, Shard* shard) {
+  const auto num_counters = static_cast<uint32_t>(shard->num_counters());
+  const size_t size = DensePushWriter::Size(shard->num_floats(), num_counters, config_.half);
+  // As uint64_t for the alignment.
+  std::shared_ptr<uint64_t[]> memory(new uint64_t[size / sizeof(uint64_t)]);
+  auto* bytes = reinterpret_cast<char*>(memory.get());
+  Link::Push push;
+  push.sequence = shard->link.NextSequence();
+  push.updates = pending_;
+  push.memory = std::shared_ptr<const char>(memory, bytes);
+  push.bytes = bytes;
+  push.size = size;
+  DensePushWriter writer(bytes, {push.sequence, pending_}, shard->num_floats(), num_counters,
+                         config_.half);
+  ForEachPart(variables.floats, shard->first, shard->last,
+              [&](const float* values, int64_t f, int64_t n) {
+                // Moved by what is sent, so that what rounding takes off is sent later.
+                for (int64_t i = 0; i < n; ++i) {
+                  base_[f + i] += writer.Set(f + i - shard->first, values[i] - base_[f + i]);
+                }
+              });
+  for (int64_t c = shard->first_counter; c < shard->last_counter; ++c) {
+    writer.counters()[c - shard->first_counter] = *variables.counters[c] - counter_base_[c];
+    counter_base_[c] = *variables.counters[c];
+  }
+  shard->unacknowledged += pending_;
+  shard->link.AddPush(std::move(push));
+  counters_.Add(ReplicaCounter::kPushes, 1);
+}
+
+Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bool all, Must* must,
+                       bool* started) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckVariables(variables));
+  if (steps < 0) return InvalidArgument("steps = ", steps, " must not be negative");
+  counters_.Add(ReplicaCounter::kSteps, steps);
+  pending_ += steps;
+  *started = false;
+  for (Shard& shard : shards_) {
+    *started |= shard.starts;
+    TakeOver(variables, &shard);
+  }
+  if (*started) {
+    rest_.clear();
+    rest_.shrink_to_fit();
+  }
+  // Half of what may be unsent travels while the other half is made.
+  const int64_t due = all ? 1 : std::max<int64_t>(1, (config_.staleness + 1) / 2);
+  if (this->started() && pending_ >= due && Unmerged() == pending_) {
+    for (Shard& shard : shards_) Cut(variables, &shard);
+    pending_ = 0;
+  }
+  counters_.Set(ReplicaCounter::kPending, Unmerged());
+  const bool write = Unmerged() > (all ? 0 : config_.staleness);
+  const bool read = reads && config_.staleness == 0 && config_.num_workers > 1;
+  // Who has done nothing here has nothing to send.
+  const bool start = !this->started() && (reads || write);
+  *must = !(write || read || start) ? Must::kNothing
+          : open_ != nullptr        ? Must::kWait
+                                    : Must::kExchange;
+  return Status();
+}
+
+Status Replica::Request(const AllocateRequest& allocate, std::shared_ptr<ReplicaTicket>* ticket) {
+  *ticket = std::make_shared<ReplicaTicket>(shared_from_this());
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool asks = config_.num_workers > 1;
+  if (open_ == nullptr) {
+    (*ticket)->open_ = true;
+    (*ticket)->requests_.resize(shards_.size());
+    open_ = ticket->get();
+  }
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    Shard& shard = shards_[s];
+    const std::vector<const Link::Push*> carried = shard.link.ToCarry(false);
+    if (open_ != ticket->get() || (shard.started && !asks && carried.empty())) {
+      allocate(static_cast<int>(s), 0);
+      continue;
+    }
+    DenseRequestHeader header;
+    header.flags = config_.half ? kDenseHalf : 0;
+    header.replica_id = id_;
+    header.incarnation = shard.link.epoch().incarnation;
+    header.session = shard.link.epoch().session;
+    header.known = shard.known;
+    header.clock = shard.clock;
+    header.read_bound = config_.staleness;
+    header.num_floats = shard.num_floats();
+    header.num_counters = static_cast<uint32_t>(shard.num_counters());
+    header.num_pushes = static_cast<uint32_t>(carried.size());
+    size_t size = sizeof(header);
+    for (const Link::Push* push : carried) size += push->size;
+    char* out = allocate(static_cast<int>(s), size);
+    std::memcpy(out, &header, sizeof(header));
+    out += sizeof(header);
+    for (const Link::Push* push : carried) {
+      std::memcpy(out, push->bytes, push->size);
+      out += push->size;
+    }
+    (*ticket)->requests_[s] = shard.link.Open(false);
+    counters_.Add(ReplicaCounter::kBytesUp, size);
+  }
+  return Status();
+}
+
+Status Replica::CheckReply(const Shard& shard, const Link::Request& request,
+                           const DenseReplyView& reply) const {
+  const DenseReplyHeader& header = reply.header;
+  if (header.num_floats != static_cast<uint64_t>(shard.num_floats()) ||
+      header.num_counters != static_cast<uint32_t>(shard.num_counters())) {
+    return InvalidArgument("it has num_floats = ", header.num_floats,
+                           ", num_counters = ", header.num_counters, ", expected ",
+                           shard.num_floats(), " and ", shard.num_counters());
+  }
+  const Link::Epoch epoch = {header.incarnation, header.session};
+  HET_RETURN_IF_ERROR(shard.link.Check(request, {epoch, header.acknowledged}));
+  const bool starts = epoch != shard.link.epoch();
+  const bool whole = reply.has(kDenseValues) && reply.has(kDenseRest) && !reply.has(kDenseHalf);
+  if (starts && !whole) return InvalidArgument("it is of a new state, and does not hold it all");
+  if (starts && header.rest_bytes != static_cast<uint64_t>(shard.last_byte - shard.first_byte)) {
+    return InvalidArgument("it has rest_bytes = ", header.rest_bytes, ", expected ",
+                           shard.last_byte - shard.first_byte);
+  }
+  if (reply.has(kDenseHalf) && !config_.half) return InvalidArgument("it holds bfloat16");
+  return Status();
+}
+
+bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& reply) {
+  const DenseReplyHeader& header = reply.header;
+  const Link::Epoch epoch = {header.incarnation, header.session};
+  const bool starts = epoch != shard->link.epoch();
+  if (starts) {
+    shard->link.Restart(epoch, [](const Link::Push&) {});
+    shard->unacknowledged = 0;
+    shard->starts = shard->started = true;
+    rest_.resize(config_.rest_bytes);
+    std::memcpy(rest_.data() + shard->first_byte, reply.rest, header.rest_bytes);
+  }
+  shard->link.Acknowledge(request, header.acknowledged, [&](const Link::Push& push) {
+    shard->unacknowledged -= push.updates;
+    shard->clock += push.updates;
+    if (shard == &shards_[0]) counters_.Add(ReplicaCounter::kStepsSent, push.updates);
+  });
+  if (!reply.has(kDenseValues)) return starts;
+
+  counters_.Add(ReplicaCounter::kValues, 1);
+  shard->clock = header.clock;
+  shard->known = header.known;
+  shard->has_shift = true;
+  // base_ becomes what the server has and the pushes that it has not, and shift_ says how far that
+  // moved it.
+  for (int64_t i = 0; i < shard->num_floats(); ++i) {
+    const int64_t f = shard->first + i;
+    float value = reply.values[i];
+    if (reply.has(kDenseHalf)) value += known_[f];
+    if (config_.half) known_[f] = value;
+    shift_[f] += value - base_[f];
+    base_[f] = value;
+  }
+  for (int64_t c = shard->first_counter; c < shard->last_counter; ++c) {
+    const int64_t value = reply.counters[c - shard->first_counter];
+    counter_shift_[c] += value - counter_base_[c];
+    counter_base_[c] = value;
+  }
+  shard->link.ForEachPushAfter(header.acknowledged, [&](const Link::Push& push) {
+    const DensePushView view =
+        ViewDensePush(push.bytes, static_cast<uint32_t>(shard->num_counters()), config_.half);
+    for (int64_t i = 0; i < shard->num_floats(); ++i) {
+      shift_[shard->first + i] += view.contributions[i];
+      base_[shard->first + i] += view.contributions[i];
+    }
+    for (int64_t c = 0; c < shard->num_counters(); ++c) {
+      counter_shift_[shard->first_counter + c] += view.counters[c];
+      counter_base_[shard->first_counter + c] += view.counters[c];
+    }
+  });
+  return starts;
+}
+
+Status Replica::Receive(ReplicaTicket* ticket, const std::vector<Frame>& replies) {
+  if (replies.size() != shards_.size()) {
+    return InvalidArgument("replies holds ", replies.size(), " messages for ", shards_.size(),
+                           " servers");
+  }
+  std::vector<std::function<void()>> waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!ticket->open_) {
+      for (size_t s = 0; s < replies.size(); ++s) {
+        if (replies[s].size == 0) continue;
+        return InvalidArgument("replies[", s, "] answers a request that was not made");
+      }
+      return Status();
+    }
+    std::vector<DenseReplyView> views(replies.size());
+    for (size_t s = 0; s < replies.size(); ++s) {
+      const Link::Request& request = ticket->requests_[s];
+      if (request.number == 0) continue;
+      Status status = DenseReplyView::Parse(replies[s].bytes, replies[s].size, &views[s]);
+      if (status.ok()) status = CheckReply(shards_[s], request, views[s]);
+      if (!status.ok()) return InvalidArgument("replies[", s, "]: ", status.message());
+    }
+    const int64_t unmerged = Unmerged();
+    bool starts = false;
+    for (size_t s = 0; s < replies.size(); ++s) {
+      if (ticket->requests_[s].number == 0) continue;
+      starts |= Install(&shards_[s], ticket->requests_[s].number, views[s]);
+      counters_.Add(ReplicaCounter::kBytesDown, replies[s].size);
+    }
+    if (starts) {
+      // What was made on the state before is void.
+      counters_.Add(ReplicaCounter::kStepsLost, unmerged);
+      pending_ = 0;
+    }
+    counters_.Set(ReplicaCounter::kPending, Unmerged());
+    CloseRequests(ticket);
+    waiting = TakeWaiting();
+  }
+  for (const auto& callback : waiting) callback();
+  return Status();
+}
+
+void Replica::CloseRequests(ReplicaTicket* ticket) {
+  if (!ticket->open_) return;
+  for (size_t s = 0; s < shards_.size(); ++s) shards_[s].link.Close(ticket->requests_[s].number);
+  ticket->open_ = false;
+  open_ = nullptr;
+}
+
+std::vector<std::function<void()>> Replica::TakeWaiting() {
+  if (open_ != nullptr) return {};
+  return std::exchange(waiting_, {});
+}
+
+void Replica::WhenIdle(std::function<void()> callback) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (open_ != nullptr) {
+      waiting_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+}  // namespace het_tf

@@ -1,0 +1,185 @@
+// A worker's replica of the dense variables: they are stepped on here, and exchanged with the
+// servers as contributions, under a bound (DESIGN 3.8). A link with a flat store.
+//
+// The way of a step:
+//   Settle   between two steps: takes over what came, and sets aside what is due to be sent;
+//   Request  writes one request for each server;
+//   (the runtime carries them: DenseShard::Sync)
+//   Receive  takes the replies, while a step may be under way: the variables change at the next
+//            Settle.
+//
+// The variables belong to the caller, who shows them to Settle. Here are, of each float, the value
+// that the servers are known to have, and so what own steps added to it since.
+
+#ifndef HET_TF_OPS_CORE_DENSE_REPLICA_H_
+#define HET_TF_OPS_CORE_DENSE_REPLICA_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ops/core/link/link.h"
+#include "ops/core/stats.h"
+#include "ops/core/status.h"
+#include "ops/core/wire/dense.h"
+#include "ops/core/wire/frames.h"
+
+namespace het_tf {
+
+enum class ReplicaCounter {
+  kSteps,      // made here
+  kStepsSent,  // known to be merged
+  kStepsLost,  // made here, and void since the servers started anew
+  kPushes,     // one a server
+  kValues,     // times that values came, one a server
+  kBytesUp,    // of requests
+  kBytesDown,  // of replies
+  kPending,    // steps not yet known to be merged, now
+  kNumCounters
+};
+inline constexpr std::array<const char*, Counters<ReplicaCounter>::kSize> kReplicaCounterNames = {
+    "steps", "steps_sent", "steps_lost", "pushes", "values", "bytes_up", "bytes_down", "pending"};
+
+struct ReplicaConfig {
+  int64_t num_floats = 0;    // exchanged, each added or averaged
+  int64_t num_counters = 0;  // exchanged, added
+  int64_t rest_bytes = 0;    // of what every worker has for itself
+  int num_shards = 1;
+  int num_workers = 1;
+  int64_t staleness = 0;  // own steps that may be unsent, and steps of others that may be missing
+  bool half = false;      // send bfloat16; what rounding takes off is sent later
+};
+
+// Server `shard` has elements [first(shard), first(shard + 1)) of n.
+inline int64_t FirstOfShard(int64_t n, int shard, int num_shards) {
+  return n / num_shards * shard + n % num_shards * shard / num_shards;
+}
+
+class Replica;
+
+// A request to each server that may be answered. One at a time.
+class ReplicaTicket {
+ public:
+  static constexpr const char* kVariantName = "Het>ReplicaTicket";
+
+  explicit ReplicaTicket(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {}
+  ~ReplicaTicket();
+  ReplicaTicket(const ReplicaTicket&) = delete;
+  ReplicaTicket& operator=(const ReplicaTicket&) = delete;
+
+  Replica* replica() const { return replica_.get(); }
+
+ private:
+  friend class Replica;
+
+  const std::shared_ptr<Replica> replica_;
+  std::vector<Link::Request> requests_;  // (num_shards), if it is open
+  bool open_ = false;
+};
+
+class Replica : public std::enable_shared_from_this<Replica> {
+ public:
+  template <typename T>
+  struct Array {
+    T* data;
+    int64_t size;
+  };
+  // Memory of the variables, in the order of the replica's numbers.
+  struct Variables {
+    std::vector<Array<float>> floats;  // num_floats in all
+    std::vector<int64_t*> counters;    // (num_counters)
+    std::vector<Array<char>> rest;     // rest_bytes in all
+  };
+
+  static Status Create(const ReplicaConfig& config, std::shared_ptr<Replica>* replica);
+
+  // Names this replica to the servers.
+  uint64_t id() const { return id_; }
+  const ReplicaConfig& config() const { return config_; }
+  Counters<ReplicaCounter>& counters() { return counters_; }
+
+  // What the caller of Settle has to do.
+  enum class Must {
+    kNothing,
+    kExchange,  // Request, Receive and Settle again (without reads), before the next step
+    kWait,      // the same, once the request that is open is not any more
+  };
+
+  // No step is under way; the caller sees to that.
+  //   steps: made since the last call.
+  //   reads: a step is about to begin, which may want to know what the servers have.
+  //   all: everything is to be sent.
+  //   started: set if the variables were replaced by the servers' state.
+  Status Settle(const Variables& variables, int64_t steps, bool reads, bool all, Must* must,
+                bool* started);
+
+  // Writes what there is to say; allocate(shard, bytes) provides the memory, aligned to 8, of
+  // 0 bytes where there is nothing, as always while another request is open.
+  using AllocateRequest = std::function<char*(int shard, size_t bytes)>;
+  Status Request(const AllocateRequest& allocate, std::shared_ptr<ReplicaTicket>* ticket);
+
+  // Takes the replies; all or, on an error, none.
+  Status Receive(ReplicaTicket* ticket, const std::vector<Frame>& replies);
+
+  // Calls back as soon as no request is open; at once if none is.
+  void WhenIdle(std::function<void()> callback);
+
+ private:
+  friend class ReplicaTicket;
+
+  // What is known of one server.
+  struct Shard {
+    Link link;
+    int64_t first = 0, last = 0;  // its floats
+    int64_t first_counter = 0, last_counter = 0;
+    int64_t first_byte = 0, last_byte = 0;  // of the rest
+    int64_t clock = 0;                      // steps that base_ holds of it
+    int64_t unacknowledged = 0;             // own steps in pushes
+    uint64_t known = 0;
+    bool starts = false;     // base_ and rest_ are to replace the variables
+    bool has_shift = false;  // shift_ is to be added to them
+    bool started = false;
+
+    int64_t num_floats() const { return last - first; }
+    int64_t num_counters() const { return last_counter - first_counter; }
+  };
+
+  explicit Replica(const ReplicaConfig& config);
+
+  Status CheckVariables(const Variables& variables) const;
+  void TakeOver(const Variables& variables, Shard* shard);
+  void Cut(const Variables& variables, Shard* shard);
+  Status CheckReply(const Shard& shard, const Link::Request& request,
+                    const DenseReplyView& reply) const;
+  // Takes what a reply to a request says. Returns whether the shard has started anew.
+  bool Install(Shard* shard, uint64_t request, const DenseReplyView& reply);
+  int64_t Unmerged() const;
+  bool started() const;
+  void CloseRequests(ReplicaTicket* ticket);
+  std::vector<std::function<void()>> TakeWaiting();
+
+  const ReplicaConfig config_;
+  const uint64_t id_;
+  Counters<ReplicaCounter> counters_;
+
+  std::mutex mutex_;
+  std::vector<Shard> shards_;
+  // (num_floats): what the variables were before own steps that are not in a push yet.
+  std::vector<float> base_;
+  std::vector<int64_t> counter_base_;  // (num_counters)
+  // (num_floats): by how much base_ has moved since the last Settle.
+  std::vector<float> shift_;
+  std::vector<int64_t> counter_shift_;
+  std::vector<float> known_;  // (num_floats), if half: what the servers know is here
+  std::vector<char> rest_;    // (rest_bytes) while it is on its way to the variables
+  int64_t pending_ = 0;       // own steps not in a push yet
+  ReplicaTicket* open_ = nullptr;
+  std::vector<std::function<void()>> waiting_;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_DENSE_REPLICA_H_

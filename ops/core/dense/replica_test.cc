@@ -1,0 +1,534 @@
+#include "ops/core/dense/replica.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "ops/core/dense/shard.h"
+#include "ops/core/row/clock.h"
+#include "ops/core/testing.h"
+
+namespace het_tf {
+namespace {
+
+using testing::Below;
+using testing::Chance;
+using testing::Random;
+using Message = std::vector<uint64_t>;  // for the alignment
+
+// Servers of a few dense variables and workers that step on them by whole numbers, so that every
+// sum is exact.
+class System {
+ public:
+  struct Worker {
+    std::shared_ptr<Replica> replica;
+    std::vector<float> a, b, slots;  // floats in two variables, and what is not exchanged
+    std::vector<int64_t> counters;
+    int64_t steps = 0;
+
+    Replica::Variables variables() {
+      Replica::Variables v;
+      v.floats = {{a.data(), static_cast<int64_t>(a.size())},
+                  {b.data(), static_cast<int64_t>(b.size())}};
+      for (int64_t& counter : counters) v.counters.push_back(&counter);
+      v.rest = {{reinterpret_cast<char*>(slots.data()),
+                 static_cast<int64_t>(slots.size() * sizeof(float))}};
+      return v;
+    }
+    float value(size_t f) const { return f < a.size() ? a[f] : b[f - a.size()]; }
+  };
+
+  System(int num_workers, int num_shards, int64_t staleness, bool average, bool half = false,
+         int64_t num_floats = 37)
+      : num_floats_(num_floats) {
+    config_.num_floats = num_floats;
+    config_.num_counters = 1;
+    config_.rest_bytes = 5 * sizeof(float);
+    config_.num_shards = num_shards;
+    config_.num_workers = num_workers;
+    config_.staleness = staleness;
+    config_.half = half;
+    weight_ = average ? 1.0f / num_workers : 1.0f;
+    for (int s = 0; s < num_shards; ++s) shards_.push_back(std::make_unique<DenseShard>());
+    start_.resize(num_floats);
+    for (int64_t f = 0; f < num_floats; ++f) start_[f] = static_cast<float>(f);
+    Set(start_);
+    for (int w = 0; w < num_workers; ++w) AddWorker();
+  }
+
+  void Set(const std::vector<float>& floats) {
+    for (int s = 0; s < config_.num_shards; ++s) {
+      const auto part = [&](int64_t n, int shard) {
+        return FirstOfShard(n, shard, config_.num_shards);
+      };
+      DenseShard::State state;
+      state.floats.assign(floats.begin() + part(num_floats_, s),
+                          floats.begin() + part(num_floats_, s + 1));
+      state.counters.resize(part(1, s + 1) - part(1, s));
+      std::vector<float> slots = {1, 2, 3, 4, 5};
+      const char* bytes = reinterpret_cast<char*>(slots.data());
+      state.rest.assign(bytes + part(20, s), bytes + part(20, s + 1));
+      const auto n = static_cast<int64_t>(state.floats.size());
+      ASSERT_OK(shards_[s]->Set(std::move(state), n, weight_, 1));
+    }
+  }
+
+  Worker& AddWorker() {
+    auto worker = std::make_unique<Worker>();
+    EXPECT_OK(Replica::Create(config_, &worker->replica));
+    worker->a.resize(num_floats_ / 3);
+    worker->b.resize(num_floats_ - num_floats_ / 3);
+    worker->counters.resize(1);
+    worker->slots.resize(5);
+    workers_.push_back(std::move(worker));
+    return *workers_.back();
+  }
+
+  // A request of a worker, on its way.
+  struct Call {
+    std::shared_ptr<ReplicaTicket> ticket;
+    std::vector<Message> requests, replies;
+    std::vector<size_t> reply_bytes;
+  };
+
+  Call Ask(Worker* worker) {
+    Call call;
+    call.requests.resize(shards_.size());
+    call.replies.resize(shards_.size());
+    call.reply_bytes.resize(shards_.size());
+    EXPECT_OK(worker->replica->Request(
+        [&](int shard, size_t bytes) {
+          call.requests[shard].resize(bytes / 8);
+          return reinterpret_cast<char*>(call.requests[shard].data());
+        },
+        &call.ticket));
+    return call;
+  }
+  Status Serve(Call* call, int shard) {
+    Message& request = call->requests[shard];
+    if (request.empty()) return Status();
+    return shards_[shard]->Sync(reinterpret_cast<char*>(request.data()), request.size() * 8,
+                                SerialFor, [&](size_t bytes) {
+                                  call->reply_bytes[shard] = bytes;
+                                  call->replies[shard].assign((bytes + 7) / 8, 0);
+                                  return reinterpret_cast<char*>(call->replies[shard].data());
+                                });
+  }
+  Status Answer(Worker* worker, Call* call) {
+    std::vector<Frame> frames;
+    for (size_t s = 0; s < call->replies.size(); ++s) {
+      frames.push_back({reinterpret_cast<char*>(call->replies[s].data()), call->reply_bytes[s]});
+    }
+    return worker->replica->Receive(call->ticket.get(), frames);
+  }
+  void Exchange(Worker* worker) {
+    Call call = Ask(worker);
+    for (size_t s = 0; s < shards_.size(); ++s) ASSERT_OK(Serve(&call, s));
+    ASSERT_OK(Answer(worker, &call));
+  }
+  Replica::Must Settle(Worker* worker, int64_t steps, bool reads, bool all = false) {
+    Replica::Must must;
+    bool started;
+    EXPECT_OK(worker->replica->Settle(worker->variables(), steps, reads, all, &must, &started));
+    return must;
+  }
+  // A step begins.
+  void Begin(Worker* worker, int64_t steps) {
+    for (bool reads = true; Settle(worker, steps, reads) != Replica::Must::kNothing;) {
+      Exchange(worker);
+      steps = 0;
+      reads = false;
+    }
+  }
+  void Add(Worker* worker, float amount) {
+    for (float& value : worker->a) value += amount;
+    for (float& value : worker->b) value += amount;
+    for (int64_t& counter : worker->counters) ++counter;
+    ++worker->steps;
+  }
+  void Flush(Worker* worker, int64_t steps) {
+    while (Settle(worker, steps, false, true) != Replica::Must::kNothing) {
+      Exchange(worker);
+      steps = 0;
+    }
+  }
+  std::vector<float> Values(std::vector<int64_t>* counters = nullptr) {
+    std::vector<float> values;
+    for (const auto& shard : shards_) {
+      std::vector<float> floats;
+      std::vector<int64_t> counted;
+      shard->Get(&floats, &counted);
+      values.insert(values.end(), floats.begin(), floats.end());
+      if (counters != nullptr) counters->insert(counters->end(), counted.begin(), counted.end());
+    }
+    return values;
+  }
+  int64_t clock(int shard) const { return shards_[shard]->clock(); }
+  const std::vector<float>& start() const { return start_; }
+  Worker& operator[](size_t w) { return *workers_[w]; }
+  size_t num_workers() const { return workers_.size(); }
+  size_t num_shards() const { return shards_.size(); }
+  DenseShard& shard(int s) { return *shards_[s]; }
+
+ private:
+  const int64_t num_floats_;
+  ReplicaConfig config_;
+  float weight_;
+  std::vector<float> start_;
+  std::vector<std::unique_ptr<DenseShard>> shards_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+TEST(ReplicaTest, StartsFromTheServers) {
+  System system(1, 2, 4, false);
+  System::Worker& worker = system[0];
+  EXPECT_EQ(system.Settle(&worker, 0, false), Replica::Must::kNothing) << "no step begins";
+  EXPECT_EQ(system.Settle(&worker, 0, true), Replica::Must::kExchange);
+  system.Begin(&worker, 0);
+  for (size_t f = 0; f < system.start().size(); ++f) EXPECT_EQ(worker.value(f), system.start()[f]);
+  EXPECT_EQ(worker.slots, (std::vector<float>{1, 2, 3, 4, 5}));
+}
+
+TEST(ReplicaTest, AWorkerAloneSendsHalfOfWhatMayBeUnsentAndGetsNothingBack) {
+  System system(1, 1, 8, true);
+  System::Worker& worker = system[0];
+  system.Begin(&worker, 0);
+  const int64_t down = worker.replica->counters().Get(ReplicaCounter::kBytesDown);
+  for (int step = 1; step <= 16; ++step) {
+    system.Add(&worker, 1);
+    EXPECT_EQ(system.Settle(&worker, 1, true), Replica::Must::kNothing);
+    System::Call call = system.Ask(&worker);
+    EXPECT_EQ(call.requests[0].empty(), step % 4 != 0) << "after step " << step;
+    ASSERT_OK(system.Serve(&call, 0));
+    ASSERT_OK(system.Answer(&worker, &call));
+  }
+  EXPECT_EQ(worker.replica->counters().Get(ReplicaCounter::kBytesDown) - down,
+            4 * static_cast<int64_t>(sizeof(DenseReplyHeader)));
+  EXPECT_EQ(system.Values()[5], 5 + 16);
+  EXPECT_EQ(worker.value(5), 5 + 16);
+}
+
+TEST(ReplicaTest, OwnStepsWithoutAnAnswerAreBounded) {
+  System system(2, 1, 4, false);
+  System::Worker& worker = system[0];
+  system.Begin(&worker, 0);
+  for (int step = 0; step < 4; ++step) {
+    system.Add(&worker, 1);
+    ASSERT_EQ(system.Settle(&worker, 1, true), Replica::Must::kNothing) << step;
+  }
+  System::Call slow = system.Ask(&worker);
+  system.Add(&worker, 1);
+  EXPECT_EQ(system.Settle(&worker, 1, true), Replica::Must::kWait) << "5 > 4, and one is under way";
+  bool idle = false;
+  worker.replica->WhenIdle([&] { idle = true; });
+  EXPECT_FALSE(idle);
+  ASSERT_OK(system.Serve(&slow, 0));
+  ASSERT_OK(system.Answer(&worker, &slow));
+  EXPECT_TRUE(idle);
+  EXPECT_EQ(system.Settle(&worker, 0, true), Replica::Must::kNothing);
+}
+
+TEST(ReplicaTest, AStalenessOfZeroReadsAndWritesEveryStep) {
+  System system(2, 2, 0, false);
+  for (int step = 0; step < 5; ++step) {
+    for (int w = 0; w < 2; ++w) {
+      system.Begin(&system[w], 0);
+      EXPECT_EQ(system[w].value(7), 7 + 2 * step + w) << "all steps before";
+      system.Add(&system[w], 1);
+      EXPECT_EQ(system.Settle(&system[w], 1, false), Replica::Must::kExchange);
+      system.Exchange(&system[w]);
+      EXPECT_EQ(system.Settle(&system[w], 0, false), Replica::Must::kNothing);
+    }
+  }
+}
+
+TEST(ReplicaTest, AverageOfTwo) {
+  System system(2, 2, 4, true);
+  for (int w = 0; w < 2; ++w) system.Begin(&system[w], 0);
+  for (int w = 0; w < 2; ++w) {
+    system.Add(&system[w], w == 0 ? 2 : 6);
+    system.Flush(&system[w], 1);
+  }
+  std::vector<int64_t> counters;
+  EXPECT_EQ(system.Values(&counters)[3], 3 + (2 + 6) / 2.0);
+  EXPECT_EQ(counters, std::vector<int64_t>{2}) << "counters add";
+  EXPECT_EQ(system[1].value(3), 3 + 4) << "it was told";
+  EXPECT_EQ(system[0].value(3), 3 + 1) << "it was told before the other one";
+}
+
+TEST(ReplicaTest, ANewStateReplacesTheOld) {
+  System system(1, 2, 8, false);
+  System::Worker& worker = system[0];
+  system.Begin(&worker, 0);
+  for (int i = 0; i < 5; ++i) {
+    system.Add(&worker, 1);
+    system.Settle(&worker, 1, true);
+  }
+  worker.slots[0] = 99;
+  std::vector<float> other(system.start().size(), -7);
+  system.Set(other);
+  system.Flush(&worker, 0);
+  system.Settle(&worker, 0, true);
+  EXPECT_EQ(system.Values(), other);
+  EXPECT_EQ(worker.value(0), -7);
+  EXPECT_EQ(worker.slots[0], 1);
+  EXPECT_EQ(worker.replica->counters().Get(ReplicaCounter::kStepsLost), 5);
+}
+
+// Steps of any number of workers, messages lost before and after they arrived, in any order.
+struct Case {
+  int workers, shards;
+  int64_t staleness;
+  bool average, half;
+};
+
+class ReplicaScheduleTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) {
+  const Case p = GetParam();
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    Random random(seed);
+    System system(p.workers, p.shards, p.staleness, p.average, p.half);
+    std::vector<System::Call> under_way(p.workers);
+    std::vector<int64_t> made(p.workers), ready(p.workers, 1);
+    double sum = 0;
+    for (int w = 0; w < p.workers; ++w) system.Begin(&system[w], 0);
+    for (int event = 0; event < 600; ++event) {
+      const int w = Below(&random, p.workers);
+      System::Worker& worker = system[w];
+      System::Call& call = under_way[w];
+      if (call.ticket != nullptr) {
+        const bool arrives = !Chance(&random, 0.2);
+        for (int s = 0; arrives && s < p.shards; ++s) ASSERT_OK(system.Serve(&call, s));
+        if (arrives && !Chance(&random, 0.2)) ASSERT_OK(system.Answer(&worker, &call));
+        call = {};
+      } else if (ready[w] && Chance(&random, 0.6)) {
+        const float amount = 1 + Below(&random, 3);
+        system.Add(&worker, amount);
+        sum += amount;
+        ++made[w];
+        ready[w] = system.Settle(&worker, 1, false) == Replica::Must::kNothing;
+      } else {
+        ready[w] = system.Settle(&worker, 0, false) == Replica::Must::kNothing;
+        call = system.Ask(&worker);
+      }
+      // What no server has yet.
+      int64_t others = 0;
+      for (int v = 0; v < p.workers; ++v) {
+        const int64_t unmerged = system[v].replica->counters().Get(ReplicaCounter::kPending);
+        const int64_t bound = p.staleness + (ready[v] ? 0 : 1);
+        ASSERT_LE(unmerged, bound) << "worker " << v << ", event " << event << ", seed " << seed;
+        others += made[v];
+      }
+      for (int s = 0; s < p.shards; ++s) {
+        ASSERT_GE(system.clock(s), others - p.workers * (p.staleness + 1));
+      }
+    }
+    under_way.clear();
+    for (int w = 0; w < p.workers; ++w) system.Flush(&system[w], 0);
+    std::vector<int64_t> counters;
+    const std::vector<float> values = system.Values(&counters);
+    int64_t steps = 0;
+    for (const int64_t n : made) steps += n;
+    EXPECT_EQ(counters, std::vector<int64_t>{steps});
+    for (size_t f = 0; f < values.size(); ++f) {
+      const double expected = system.start()[f] + (p.average ? sum / p.workers : sum);
+      ASSERT_NEAR(values[f], expected, p.average || p.half ? 1e-6 * expected * steps : 0)
+          << "float " << f << ", seed " << seed;
+    }
+    // Whoever reads now has all of it.
+    for (int w = 0; w < p.workers && p.staleness == 0; ++w) {
+      system.Begin(&system[w], 0);
+      ASSERT_NEAR(system[w].value(9), values[9], std::abs(values[9]) * (p.half ? 0.004 : 1e-6));
+    }
+  }
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int workers : {1, 2, 5, 24}) {
+    for (const int64_t staleness : {0, 1, 3, 16}) {
+      for (const bool average : {false, true}) {
+        for (const bool half : {false, true}) {
+          cases.push_back({workers, 1 + workers % 3, staleness, average, half});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReplicaScheduleTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& info) {
+                           const Case& c = info.param;
+                           return StrCat(c.workers, "_workers_", c.staleness,
+                                         c.average ? "_average" : "_sum", c.half ? "_half" : "");
+                         });
+
+TEST(ReplicaTest, WhatRoundingTakesOffIsSentLater) {
+  System system(1, 1, 1, false, true, 8);
+  System::Worker& worker = system[0];
+  system.Begin(&worker, 0);
+  // A step of 1.01 is 1.0078125 in bfloat16.
+  for (int step = 1; step <= 1000; ++step) {
+    system.Add(&worker, 1.01f);
+    system.Begin(&worker, 1);
+    system.Exchange(&worker);
+  }
+  EXPECT_NEAR(system.Values()[2], worker.value(2), 0.005) << "not off by 1000 times the rounding";
+  EXPECT_NEAR(worker.value(2), 2 + 1010, 0.1);
+}
+
+TEST(ReplicaTest, ReplicasThatRoundComeToTheSame) {
+  System system(3, 2, 2, true, true, 8);
+  Random random(5);
+  for (auto w : {0, 1, 2}) system.Begin(&system[w], 0);
+  for (int step = 1; step <= 300; ++step) {
+    System::Worker& worker = system[Below(&random, 3)];
+    system.Add(&worker, 0.001f * Below(&random, 1000));
+    system.Begin(&worker, 1);
+    system.Exchange(&worker);
+  }
+  for (auto w : {0, 1, 2}) system.Flush(&system[w], 0);
+  // What comes is the difference to what came before, and what goes what rounding took off: less
+  // every time.
+  for (int i = 0; i < 8; ++i) {
+    for (auto w : {0, 1, 2}) system.Flush(&system[w], 1);
+  }
+  for (auto w : {0, 1, 2}) EXPECT_NEAR(system[w].value(4), system.Values()[4], 1e-5);
+}
+
+TEST(ReplicaTest, ThreadsThatStepAndExchangeAtOnce) {
+  System system(2, 2, 6, false, false, 50'000);
+  std::vector<std::thread> threads;
+  for (int w = 0; w < 2; ++w) {
+    threads.emplace_back([&system, w] {
+      System::Worker& worker = system[w];
+      system.Begin(&worker, 0);
+      std::atomic<bool> done{false};
+      std::thread exchanging([&] {
+        while (!done) system.Exchange(&worker);
+      });
+      for (int step = 0; step < 100; ++step) {
+        system.Add(&worker, 1);
+        int64_t steps = 1;
+        Replica::Must must;
+        while ((must = system.Settle(&worker, steps, false)) != Replica::Must::kNothing) {
+          if (must == Replica::Must::kExchange) system.Exchange(&worker);
+          steps = 0;
+        }
+      }
+      done = true;
+      exchanging.join();
+      system.Flush(&worker, 0);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(system.Values()[40'000], 40'000 + 200);
+}
+
+// What a shard or a replica must refuse.
+
+TEST(DenseShardTest, AMalformedRequestChangesNothing) {
+  System system(1, 1, 4, false);
+  System::Worker& worker = system[0];
+  system.Begin(&worker, 0);
+  for (int i = 0; i < 4; ++i) {
+    system.Add(&worker, 1);
+    system.Settle(&worker, 1, true);
+  }
+  const std::vector<float> before = system.Values();
+  System::Call call = system.Ask(&worker);
+  const Message good = call.requests[0];
+  ASSERT_FALSE(good.empty());
+  const auto refused = [&](size_t bytes, const std::string& text) {
+    return testing::IsRefused(
+        system.shard(0).Sync(reinterpret_cast<char*>(call.requests[0].data()), bytes, SerialFor,
+                             [](size_t) -> char* { return nullptr; }),
+        text);
+  };
+  auto* header = reinterpret_cast<DenseRequestHeader*>(call.requests[0].data());
+  EXPECT_TRUE(refused(8, "fewer than its header"));
+  EXPECT_TRUE(refused(good.size() * 8 - 8, "not what its header announces"));
+  header->magic = 1;
+  EXPECT_TRUE(refused(good.size() * 8, "HETD"));
+  header->magic = kDenseRequestMagic;
+  header->version = 9;
+  EXPECT_TRUE(refused(good.size() * 8, "version 9"));
+  header->version = kDenseVersion;
+  header->flags = 64;
+  EXPECT_TRUE(refused(good.size() * 8, "unknown flags 64"));
+  header->flags = 0;
+  header->replica_id = 0;
+  EXPECT_TRUE(refused(good.size() * 8, "replica_id = 0"));
+  header->replica_id = 5;
+  header->num_pushes = 4'000'000'000u;
+  EXPECT_TRUE(refused(good.size() * 8, "not what its header announces"));
+  header->num_pushes = 0;
+  header->num_floats = 1;
+  EXPECT_TRUE(refused(sizeof(*header), "num_floats = 1"));
+  EXPECT_EQ(system.Values(), before);
+  call.requests[0] = good;
+  ASSERT_OK(system.Serve(&call, 0));
+  ASSERT_OK(system.Answer(&worker, &call));
+  EXPECT_EQ(system.Values()[0], 2) << "half of the four that may be unsent";
+}
+
+TEST(DenseShardTest, WhatWasNotSetIsNotThere) {
+  System system(1, 1, 4, false);
+  System::Call call = system.Ask(&system[0]);
+  DenseShard empty;
+  EXPECT_REFUSED(
+      empty.Sync(reinterpret_cast<char*>(call.requests[0].data()), call.requests[0].size() * 8,
+                 SerialFor, [](size_t) -> char* { return nullptr; }),
+      "not set");
+  EXPECT_REFUSED(empty.Set({}, 1, 1, 1), "num_first = 1");
+  EXPECT_REFUSED(empty.Set({}, 0, 1, 0), "weight = 0");
+  EXPECT_REFUSED(empty.Set({}, 0, NAN, 1), "weight = nan");
+}
+
+TEST(ReplicaTest, WrongRepliesChangeNothing) {
+  System system(2, 1, 4, false);
+  System::Worker& worker = system[0];
+  system.Begin(&worker, 0);
+  system.Add(&worker, 1);
+  system.Settle(&worker, 1, true);
+  const auto reply = [&](const std::function<void(DenseReplyHeader*, System::Call*)>& spoil) {
+    System::Call call = system.Ask(&worker);
+    EXPECT_OK(system.Serve(&call, 0));
+    spoil(reinterpret_cast<DenseReplyHeader*>(call.replies[0].data()), &call);
+    return system.Answer(&worker, &call);
+  };
+  EXPECT_REFUSED(reply([](auto* header, auto*) { header->magic = 0; }), "replies[0]");
+  EXPECT_REFUSED(reply([](auto* header, auto*) { header->num_floats = 3; }), "num_floats = 3");
+  EXPECT_REFUSED(reply([](auto* header, auto*) { header->acknowledged = 99; }), "push 99");
+  EXPECT_REFUSED(reply([](auto* header, auto*) { header->incarnation += 1; }), "new state");
+  EXPECT_REFUSED(reply([](auto*, auto* call) { call->reply_bytes[0] = 3; }), "3 bytes");
+  EXPECT_REFUSED(reply([](auto*, auto* call) { call->reply_bytes.clear(), call->replies.clear(); }),
+                 "0 messages for 1");
+  EXPECT_EQ(worker.value(0), 1);
+  system.Flush(&worker, 0);
+  EXPECT_EQ(system.Values()[0], 1);
+}
+
+TEST(ReplicaTest, BadArguments) {
+  std::shared_ptr<Replica> replica;
+  ReplicaConfig config;
+  config.staleness = -1;
+  EXPECT_REFUSED(Replica::Create(config, &replica), "staleness = -1");
+  config.staleness = 0;
+  config.num_shards = 0;
+  EXPECT_REFUSED(Replica::Create(config, &replica), "num_shards = 0");
+  config.num_shards = 1;
+  config.num_floats = -1;
+  EXPECT_REFUSED(Replica::Create(config, &replica), "num_floats = -1");
+  config.num_floats = 3;
+  ASSERT_OK(Replica::Create(config, &replica));
+  Replica::Must must;
+  bool started;
+  EXPECT_REFUSED(replica->Settle({}, 0, true, false, &must, &started), "hold 0 floats");
+}
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,208 @@
+#include "ops/core/dense/shard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "ops/core/memory/hash.h"
+#include "ops/core/row/clock.h"
+
+namespace het_tf {
+namespace {
+
+// Cycles that merging or copying a block takes.
+constexpr int64_t kBlockCost = 1 << 14;
+
+}  // namespace
+
+int64_t DenseShard::num_blocks() const {
+  return (static_cast<int64_t>(state_.floats.size()) + kBlock - 1) / kBlock;
+}
+
+Status DenseShard::Set(State state, int64_t num_first, float first_weight, float second_weight) {
+  if (num_first < 0 || num_first > static_cast<int64_t>(state.floats.size())) {
+    return InvalidArgument("num_first = ", num_first, " must be in [0, ", state.floats.size(), "]");
+  }
+  for (const float weight : {first_weight, second_weight}) {
+    if (!(weight > 0 && weight <= 1)) {
+      return InvalidArgument("weight = ", weight, " must be in (0, 1]");
+    }
+  }
+  UniqueLock contents(contents_);
+  state_ = std::move(state);
+  num_first_ = num_first;
+  first_weight_ = first_weight;
+  second_weight_ = second_weight;
+  locks_ = std::make_unique<std::mutex[]>(num_blocks() + 1);
+  clock_ = 0;
+  incarnation_ = RandomId();
+  sessions_.Clear();
+  std::lock_guard<std::mutex> lock(sent_mutex_);
+  sent_.clear();
+  return Status();
+}
+
+void DenseShard::Get(std::vector<float>* floats, std::vector<int64_t>* counters) const {
+  SharedLock contents(contents_);
+  floats->resize(state_.floats.size());
+  for (int64_t b = 0; b < num_blocks(); ++b) {
+    std::lock_guard<std::mutex> lock(locks_[b]);
+    const size_t first = b * kBlock, last = std::min(first + kBlock, floats->size());
+    std::copy(&state_.floats[first], &state_.floats[0] + last, &(*floats)[first]);
+  }
+  if (incarnation_ == 0) return;
+  std::lock_guard<std::mutex> lock(locks_[num_blocks()]);
+  *counters = state_.counters;
+}
+
+int64_t DenseShard::memory_bytes() const {
+  SharedLock contents(contents_);
+  return state_.floats.size() * sizeof(float) + state_.counters.size() * sizeof(int64_t) +
+         state_.rest.size();
+}
+
+Status DenseShard::CheckShape(const DenseRequestHeader& request) const {
+  if (incarnation_ == 0) return FailedPrecondition("the dense variables were not set");
+  // A replica that knows another state may know another shape; it is told what is there now.
+  const bool knows = request.incarnation == incarnation_;
+  if (knows && (request.num_floats != state_.floats.size() ||
+                request.num_counters != state_.counters.size())) {
+    return InvalidArgument("dense request has num_floats = ", request.num_floats,
+                           ", num_counters = ", request.num_counters, ", here are ",
+                           state_.floats.size(), " and ", state_.counters.size());
+  }
+  return Status();
+}
+
+void DenseShard::Merge(const DensePushView& push, const ParallelFor& parallel_for) {
+  const auto num_floats = static_cast<int64_t>(state_.floats.size());
+  parallel_for(num_blocks(), kBlockCost, [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; ++b) {
+      std::lock_guard<std::mutex> lock(locks_[b]);
+      const int64_t end = std::min((b + 1) * kBlock, num_floats);
+      const int64_t middle = std::min(std::max(num_first_, b * kBlock), end);
+      float* values = state_.floats.data();
+      const auto merge = [&](int64_t from, int64_t to, float weight) {
+        if (push.contributions.half()) {
+          for (int64_t i = from; i < to; ++i) values[i] += weight * push.contributions[i];
+        } else {
+          const float* floats = push.contributions.floats();
+          for (int64_t i = from; i < to; ++i) values[i] += weight * floats[i];
+        }
+      };
+      merge(b * kBlock, middle, first_weight_);
+      merge(middle, end, second_weight_);
+    }
+  });
+  {
+    std::lock_guard<std::mutex> lock(locks_[num_blocks()]);
+    for (size_t c = 0; c < state_.counters.size(); ++c) {
+      state_.counters[c] = static_cast<int64_t>(static_cast<uint64_t>(state_.counters[c]) +
+                                                static_cast<uint64_t>(push.counters[c]));
+    }
+  }
+  // Last, so that whoever reads the clock before the values has values that hold all its steps.
+  int64_t clock = clock_.load();
+  while (!clock_.compare_exchange_weak(clock, Advance(clock, push.steps))) {
+  }
+}
+
+DenseShard::Sent* DenseShard::SentOf(uint64_t session) {
+  std::lock_guard<std::mutex> lock(sent_mutex_);
+  std::unique_ptr<Sent>& sent = sent_[session];
+  if (sent == nullptr) sent = std::make_unique<Sent>();
+  return sent.get();
+}
+
+void DenseShard::WriteValues(const DenseReplyHeader& header, Sent* sent,
+                             const ParallelFor& parallel_for, char* counters) const {
+  const auto num_floats = static_cast<int64_t>(state_.floats.size());
+  const bool half = header.flags & kDenseHalf;
+  {
+    std::lock_guard<std::mutex> lock(locks_[num_blocks()]);
+    std::memcpy(counters, state_.counters.data(), state_.counters.size() * sizeof(int64_t));
+  }
+  char* numbers = counters + state_.counters.size() * sizeof(int64_t);
+  const uint64_t used = num_floats * (half ? sizeof(uint16_t) : sizeof(float));
+  std::memset(numbers + used, 0, NumbersBytes(num_floats, half) - used);
+  if (sent != nullptr) sent->values.resize(num_floats);
+  parallel_for(num_blocks(), kBlockCost, [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; ++b) {
+      std::lock_guard<std::mutex> lock(locks_[b]);
+      const int64_t from = b * kBlock, to = std::min(from + kBlock, num_floats);
+      const float* values = state_.floats.data();
+      if (half) {
+        auto* halves = reinterpret_cast<uint16_t*>(numbers);
+        for (int64_t i = from; i < to; ++i) {
+          halves[i] = ToBfloat16(values[i] - sent->values[i]);
+          sent->values[i] += FromBfloat16(halves[i]);
+        }
+      } else {
+        std::memcpy(numbers + from * sizeof(float), values + from, (to - from) * sizeof(float));
+        if (sent != nullptr) std::copy(values + from, values + to, &sent->values[from]);
+      }
+    }
+  });
+}
+
+Status DenseShard::Sync(const char* bytes, size_t size, const ParallelFor& parallel_for,
+                        const std::function<char*(size_t)>& allocate) {
+  DenseRequestView request;
+  HET_RETURN_IF_ERROR(DenseRequestView::Parse(bytes, size, &request));
+  SharedLock contents(contents_);
+  HET_RETURN_IF_ERROR(CheckShape(request.header));
+  const std::shared_ptr<Sessions::Session> session = sessions_.Of(request.header.replica_id);
+  std::lock_guard<std::mutex> lock(session->mutex);
+
+  const bool starts =
+      request.header.incarnation != incarnation_ || request.header.session != session->number;
+  const bool restarted = starts && request.header.incarnation != 0;
+  int64_t own_steps = 0;
+  bool weighted = false;
+  for (const DensePushView& push : request.pushes) {
+    if (starts || push.sequence != session->sequence + 1) continue;
+    Merge(push, parallel_for);
+    session->sequence = push.sequence;
+    own_steps += push.steps;
+    weighted |= (num_first_ > 0 && first_weight_ != 1) ||
+                (num_first_ < static_cast<int64_t>(state_.floats.size()) && second_weight_ != 1);
+  }
+
+  DenseReplyHeader reply;
+  reply.incarnation = incarnation_;
+  reply.session = session->number;
+  reply.acknowledged = session->sequence;
+  reply.clock = clock_.load();
+  reply.num_floats = state_.floats.size();
+  reply.num_counters = static_cast<uint32_t>(state_.counters.size());
+  const int64_t missed = reply.clock - request.header.clock - own_steps;
+  const bool stale = request.header.read_bound != kUnbounded && missed > request.header.read_bound;
+  // What counted for less here than there must be taken back there.
+  if (starts || stale || weighted) reply.flags |= kDenseValues;
+  if (restarted) reply.flags |= kDenseRestarted;
+  if (starts) {
+    reply.flags |= kDenseRest;
+    reply.rest_bytes = state_.rest.size();
+  }
+  Sent* sent = nullptr;
+  if (request.half() && (reply.flags & kDenseValues)) {
+    sent = SentOf(session->number);
+    if (!starts && request.header.known != 0 && request.header.known == sent->known) {
+      reply.flags |= kDenseHalf;
+    }
+    reply.known = ++sent->known;
+  }
+  char* out = allocate(DenseReplyBytes(reply));
+  std::memcpy(out, &reply, sizeof(reply));
+  out += sizeof(reply);
+  if (reply.flags & kDenseValues) {
+    WriteValues(reply, sent, parallel_for, out);
+    out += reply.num_counters * sizeof(int64_t) +
+           NumbersBytes(reply.num_floats, reply.flags & kDenseHalf);
+  }
+  if (reply.flags & kDenseRest) std::memcpy(out, state_.rest.data(), state_.rest.size());
+  return Status();
+}
+
+}  // namespace het_tf

@@ -1,0 +1,87 @@
+// A server's part of the dense variables: what the replicas on the workers have in common
+// (DESIGN 3.8).
+//
+// Replicas send contributions: what a number of their steps added. Each is merged exactly once,
+// with a weight, and advances the clock by its steps.
+
+#ifndef HET_TF_OPS_CORE_DENSE_SHARD_H_
+#define HET_TF_OPS_CORE_DENSE_SHARD_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "ops/core/link/sessions.h"
+#include "ops/core/parallel.h"
+#include "ops/core/shared_mutex.h"
+#include "ops/core/status.h"
+#include "ops/core/wire/dense.h"
+
+namespace het_tf {
+
+// Every public function may run concurrently with every other.
+class DenseShard {
+ public:
+  struct State {
+    std::vector<float> floats;      // merged with a weight
+    std::vector<int64_t> counters;  // merged whole
+    std::vector<char> rest;         // for replicas that start; nothing is merged into it
+  };
+
+  // Replaces everything; replicas start anew from it. weight(f): how much of a contribution to
+  // floats [0, num_first) counts is first_weight, to the others second_weight.
+  Status Set(State state, int64_t num_first, float first_weight, float second_weight);
+
+  // Copies the floats and counters, each with all merges of some moment of the call.
+  void Get(std::vector<float>* floats, std::vector<int64_t>* counters) const;
+
+  // Answers a replica: merges what it pushes, then sends the values if it lacks more steps of
+  // others than it may. allocate(bytes) provides the memory of the reply, aligned to 8, once, if
+  // all is well.
+  Status Sync(const char* request, size_t bytes, const ParallelFor& parallel_for,
+              const std::function<char*(size_t)>& allocate);
+
+  // Steps merged since Set.
+  int64_t clock() const { return clock_.load(); }
+  int64_t memory_bytes() const;
+
+ private:
+  // Numbers that one lock guards.
+  static constexpr int64_t kBlock = 1 << 14;
+
+  // What a replica that speaks bfloat16 has: replies are differences to it.
+  struct Sent {
+    uint64_t known = 0;
+    std::vector<float> values;
+  };
+
+  int64_t num_blocks() const;
+  float weight(int64_t f) const { return f < num_first_ ? first_weight_ : second_weight_; }
+  Status CheckShape(const DenseRequestHeader& request) const;
+  void Merge(const DensePushView& push, const ParallelFor& parallel_for);
+  void WriteValues(const DenseReplyHeader& header, Sent* sent, const ParallelFor& parallel_for,
+                   char* counters) const;
+  Sent* SentOf(uint64_t session);
+
+  // Held shared by what reads or merges, exclusively by what replaces everything.
+  mutable SharedMutex contents_;
+  uint64_t incarnation_ = 0;  // 0: nothing was set yet
+  State state_;
+  int64_t num_first_ = 0;
+  float first_weight_ = 1, second_weight_ = 1;
+  // (num_blocks() + 1), the last one of the counters.
+  mutable std::unique_ptr<std::mutex[]> locks_;
+  std::atomic<int64_t> clock_{0};
+
+  Sessions sessions_;
+  std::mutex sent_mutex_;
+  std::unordered_map<uint64_t, std::unique_ptr<Sent>> sent_;  // by session
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_DENSE_SHARD_H_

@@ -1,0 +1,445 @@
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/core/dense/replica.h"
+#include "ops/core/memory/hash.h"
+#include "ops/kernels/kernel_util.h"
+#include "ops/kernels/resources.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::DataType;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::Var;
+using Kind = ReplicaResource::Kind;
+
+class ReplicaHandleOp : public tensorflow::ResourceOpKernel<ReplicaResource> {
+ public:
+  explicit ReplicaHandleOp(OpKernelConstruction* context) : ResourceOpKernel(context) {
+    std::vector<std::string> kinds;
+    OP_REQUIRES_OK(context, context->GetAttr("dtypes", &dtypes_));
+    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+    OP_REQUIRES_OK(context, context->GetAttr("kinds", &kinds));
+    OP_REQUIRES_OK(context, context->GetAttr("num_shards", &config_.num_shards));
+    OP_REQUIRES_OK(context, context->GetAttr("num_workers", &config_.num_workers));
+    OP_REQUIRES_OK(context, context->GetAttr("staleness", &config_.staleness));
+    std::string wire;
+    OP_REQUIRES_OK(context, context->GetAttr("wire", &wire));
+    config_.half = wire == "bfloat16";
+    OP_REQUIRES(
+        context, dtypes_.size() == shapes_.size() && kinds.size() == shapes_.size(),
+        absl::InvalidArgumentError(StrCat("there are ", dtypes_.size(), " dtypes, ", shapes_.size(),
+                                          " shapes and ", kinds.size(), " kinds")));
+    for (size_t v = 0; v < kinds.size(); ++v) {
+      OP_REQUIRES_OK(context, AddVariable(kinds[v], dtypes_[v], shapes_[v]));
+    }
+  }
+
+ private:
+  absl::Status AddVariable(const std::string& kind, DataType dtype, const TensorShape& shape) {
+    const int64_t size = shape.num_elements();
+    if (kind == "float" && dtype == tensorflow::DT_FLOAT) {
+      kinds_.push_back(Kind::kFloat);
+      config_.num_floats += size;
+    } else if (kind == "counter" && dtype == tensorflow::DT_INT64) {
+      kinds_.push_back(Kind::kCounter);
+      config_.num_counters += size;
+    } else if (kind == "own" || (kind == "seed" && tensorflow::DataTypeIsInteger(dtype))) {
+      kinds_.push_back(kind == "own" ? Kind::kOwn : Kind::kSeed);
+      config_.rest_bytes += size * tensorflow::DataTypeSize(dtype);
+    } else {
+      return absl::InvalidArgumentError(StrCat("a variable of ", tensorflow::DataTypeString(dtype),
+                                               " cannot be of the kind '", kind, "'"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CreateResource(ReplicaResource** resource) override {
+    std::shared_ptr<Replica> replica;
+    TF_RETURN_IF_ERROR(ToTf(Replica::Create(config_, &replica)));
+    std::vector<ReplicaResource::Variable> variables;
+    for (size_t v = 0; v < kinds_.size(); ++v) {
+      tensorflow::core::RefCountPtr<Var> var(new Var(dtypes_[v]));
+      *var->tensor() = Tensor(dtypes_[v], shapes_[v]);
+      const auto bytes = var->tensor()->tensor_data();
+      std::memset(const_cast<char*>(bytes.data()), 0, bytes.size());
+      var->is_initialized = true;
+      variables.push_back({kinds_[v], std::move(var)});
+    }
+    *resource = new ReplicaResource(std::move(variables), std::move(replica));
+    return absl::OkStatus();
+  }
+
+  absl::Status VerifyResource(ReplicaResource* resource) override {
+    const ReplicaConfig& existing = resource->replica->config();
+    return AttributeCheck("replica", cinfo_.name())
+        .Same("num_shards", existing.num_shards, config_.num_shards)
+        .Same("num_workers", existing.num_workers, config_.num_workers)
+        .Same("staleness", existing.staleness, config_.staleness)
+        .Same("bfloat16", existing.half, config_.half)
+        .Same("floats", existing.num_floats, config_.num_floats)
+        .Same("counters", existing.num_counters, config_.num_counters)
+        .Same("rest", existing.rest_bytes, config_.rest_bytes)
+        .status();
+  }
+
+  ReplicaConfig config_;
+  std::vector<DataType> dtypes_;
+  std::vector<TensorShape> shapes_;
+  std::vector<Kind> kinds_;
+};
+
+absl::Status GetReplica(OpKernelContext* context,
+                        tensorflow::core::RefCountPtr<ReplicaResource>* resource) {
+  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), resource);
+}
+
+// A kernel whose first input is a replica.
+class ReplicaKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    tensorflow::core::RefCountPtr<ReplicaResource> resource;
+    OP_REQUIRES_OK(context, GetReplica(context, &resource));
+    OP_REQUIRES_OK(context, OrOutOfMemory(*this, [&] { return Compute(context, resource.get()); }));
+  }
+
+ protected:
+  virtual absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) = 0;
+};
+
+// The container of the replicas' variables.
+constexpr char kVariables[] = "het_tf";
+
+std::string NameOfVariable(const ReplicaResource& resource, size_t v) {
+  return StrCat(resource.replica->id(), "/", v);
+}
+
+class ReplicaVariablesOp : public ReplicaKernel {
+ public:
+  using ReplicaKernel::ReplicaKernel;
+
+  absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
+    if (static_cast<size_t>(context->num_outputs()) != resource->variables.size()) {
+      return absl::InvalidArgumentError(StrCat("n = ", context->num_outputs(),
+                                               ", but the replica has ", resource->variables.size(),
+                                               " variables"));
+    }
+    for (size_t v = 0; v < resource->variables.size(); ++v) {
+      Tensor* handle;
+      TF_RETURN_IF_ERROR(context->allocate_output(v, {}, &handle));
+      // By name, since TensorFlow's assignments do not look into a handle that holds its resource.
+      const std::string name = NameOfVariable(*resource, v);
+      Var* var = nullptr;
+      TF_RETURN_IF_ERROR(context->resource_manager()->LookupOrCreate<Var>(
+          kVariables, name, &var, [&](Var** created) {
+            *created = resource->variables[v].var.get();
+            (*created)->Ref();
+            return absl::OkStatus();
+          }));
+      var->Unref();
+      handle->scalar<tensorflow::ResourceHandle>()() = tensorflow::MakeResourceHandle<Var>(
+          context, kVariables, name, {{var->tensor()->dtype(), var->tensor()->shape()}});
+    }
+    return absl::OkStatus();
+  }
+};
+
+class ReplicaDestroyOp : public ReplicaKernel {
+ public:
+  using ReplicaKernel::ReplicaKernel;
+
+  absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
+    for (size_t v = 0; v < resource->variables.size(); ++v) {
+      // Those that no step has used are not there.
+      (void)context->resource_manager()->Delete<Var>(kVariables, NameOfVariable(*resource, v));
+    }
+    return tensorflow::DeleteResource(context, tensorflow::HandleFromInput(context, 0));
+  }
+};
+
+// The memory of all variables of a replica, to be read and written while this lives. Whoever read a
+// variable before keeps what it read.
+class LockedVariables {
+ public:
+  explicit LockedVariables(const ReplicaResource& resource) {
+    // In the order in which TensorFlow's ops lock several.
+    std::vector<Var*> vars;
+    for (const auto& each : resource.variables) vars.push_back(each.var.get());
+    std::sort(vars.begin(), vars.end(), [](Var* a, Var* b) { return a->mu() < b->mu(); });
+    for (Var* var : vars) locks_.emplace_back(*var->mu());
+    for (const auto& [kind, var] : resource.variables) {
+      Tensor* tensor = var->tensor();
+      if (!tensor->RefCountIsOne()) {
+        Tensor copy(tensor->dtype(), tensor->shape());
+        const auto bytes = tensor->tensor_data();
+        std::memcpy(const_cast<char*>(copy.tensor_data().data()), bytes.data(), bytes.size());
+        *tensor = copy;
+      }
+      char* data = const_cast<char*>(tensor->tensor_data().data());
+      const int64_t size = tensor->NumElements();
+      switch (kind) {
+        case Kind::kFloat:
+          variables_.floats.push_back({reinterpret_cast<float*>(data), size});
+          break;
+        case Kind::kCounter:
+          for (int64_t i = 0; i < size; ++i) {
+            variables_.counters.push_back(reinterpret_cast<int64_t*>(data) + i);
+          }
+          break;
+        case Kind::kSeed:
+          seeds_.push_back(tensor);
+          [[fallthrough]];
+        case Kind::kOwn:
+          variables_.rest.push_back({data, static_cast<int64_t>(tensor->tensor_data().size())});
+          break;
+      }
+    }
+  }
+
+  const Replica::Variables& variables() const { return variables_; }
+
+  // Gives every worker other random numbers; those of worker 0 are as without a cluster.
+  void SetSeeds(int worker) {
+    // 31 bits, which any integer of 4 bytes or more has room for.
+    const auto change = static_cast<uint32_t>(HashKey(worker)) & 0x7fffffff;
+    for (Tensor* seed : seeds_) {
+      if (seed->TotalBytes() < sizeof(change)) continue;
+      char* data = const_cast<char*>(seed->tensor_data().data());
+      uint32_t low;
+      std::memcpy(&low, data, sizeof(low));
+      low ^= change;
+      std::memcpy(data, &low, sizeof(low));
+    }
+  }
+
+ private:
+  std::vector<tensorflow::mutex_lock> locks_;
+  Replica::Variables variables_;
+  std::vector<Tensor*> seeds_;
+};
+
+class ReplicaSettleOp : public AsyncOpKernel {
+ public:
+  explicit ReplicaSettleOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("reads", &reads_));
+    OP_REQUIRES_OK(context, context->GetAttr("all", &all_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto call = std::make_shared<Call>();
+    call->context = context;
+    call->done = std::move(done);
+    absl::Status status = GetReplica(context, &call->resource);
+    const Tensor* steps;
+    if (status.ok()) status = context->input("steps", &steps);
+    if (status.ok() && steps->dims() != 0) {
+      status = absl::InvalidArgumentError(
+          StrCat("steps must be a scalar, not of shape ", steps->shape().DebugString()));
+    }
+    if (!status.ok()) {
+      Finish(call, status);
+      return;
+    }
+    Settle(call, steps->scalar<int64_t>()(), reads_);
+  }
+
+ private:
+  // Finished once: by the answer that it waits for, or by the step's cancellation.
+  struct Call {
+    OpKernelContext* context;
+    DoneCallback done;
+    tensorflow::core::RefCountPtr<ReplicaResource> resource;
+    std::atomic<bool> waits{false};
+    tensorflow::CancellationToken token = tensorflow::CancellationManager::kInvalidToken;
+  };
+
+  static void Finish(const std::shared_ptr<Call>& call, const absl::Status& status) {
+    if (!status.ok()) call->context->SetStatus(status);
+    DoneCallback done = std::move(call->done);
+    call->resource.reset();
+    done();
+  }
+
+  void Settle(const std::shared_ptr<Call>& call, int64_t steps, bool reads) {
+    Replica::Must must = Replica::Must::kNothing;
+    const absl::Status status = OrOutOfMemory(*this, [&] {
+      LockedVariables locked(*call->resource);
+      bool started;
+      TF_RETURN_IF_ERROR(ToTf(call->resource->replica->Settle(locked.variables(), steps, reads,
+                                                              all_, &must, &started)));
+      if (started) locked.SetSeeds(call->context->device()->parsed_name().task);
+      return absl::OkStatus();
+    });
+    if (status.ok() && must == Replica::Must::kWait) {
+      Wait(call);
+      return;
+    }
+    Tensor* exchange;
+    absl::Status allocated = call->context->allocate_output(0, {}, &exchange);
+    if (allocated.ok()) exchange->scalar<bool>()() = must == Replica::Must::kExchange;
+    Finish(call, status.ok() ? allocated : status);
+  }
+
+  void Wait(const std::shared_ptr<Call>& call) {
+    call->waits = true;
+    // The answer may never come: the request's own step may have failed, which waits for this op.
+    tensorflow::CancellationManager* cancellation = call->context->cancellation_manager();
+    if (cancellation != nullptr) {
+      call->token = cancellation->get_cancellation_token();
+      const bool registered = cancellation->RegisterCallback(call->token, [call] {
+        if (call->waits.exchange(false)) Finish(call, absl::CancelledError("step was cancelled"));
+      });
+      if (!registered) {
+        Finish(call, absl::CancelledError("step was cancelled"));
+        return;
+      }
+    }
+    std::shared_ptr<Replica> replica = call->resource->replica;
+    replica->WhenIdle([this, call, cancellation] {
+      if (!call->waits.exchange(false)) return;
+      if (cancellation != nullptr) cancellation->TryDeregisterCallback(call->token);
+      Settle(call, 0, false);
+    });
+  }
+
+  bool reads_, all_;
+};
+
+class ReplicaRequestOp : public ReplicaKernel {
+ public:
+  explicit ReplicaRequestOp(OpKernelConstruction* context) : ReplicaKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("num_shards", &num_shards_));
+  }
+
+  absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
+    const int shards = resource->replica->config().num_shards;
+    if (num_shards_ != shards) {
+      return absl::InvalidArgumentError(
+          StrCat("num_shards = ", num_shards_, ", but the replica has ", shards, " servers"));
+    }
+    absl::Status allocated;
+    std::vector<std::unique_ptr<char[]>> discarded;
+    std::shared_ptr<ReplicaTicket> ticket;
+    TF_RETURN_IF_ERROR(ToTf(resource->replica->Request(
+        [&](int shard, size_t bytes) -> char* {
+          Tensor* request;
+          absl::Status status =
+              context->allocate_output(1 + shard, {static_cast<int64_t>(bytes)}, &request);
+          if (status.ok()) return reinterpret_cast<char*>(request->flat<uint8_t>().data());
+          allocated.Update(status);
+          discarded.push_back(std::make_unique<char[]>(bytes));
+          return discarded.back().get();
+        },
+        &ticket)));
+    TF_RETURN_IF_ERROR(allocated);
+    return SetVariant(context, 0, std::move(ticket));
+  }
+
+ private:
+  int num_shards_;
+};
+
+class ReplicaReceiveOp : public ReplicaKernel {
+ public:
+  using ReplicaKernel::ReplicaKernel;
+
+  absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
+    std::shared_ptr<ReplicaTicket> ticket;
+    TF_RETURN_IF_ERROR(GetVariant(context, "ticket", &ticket));
+    if (ticket->replica() != resource->replica.get()) {
+      return absl::InvalidArgumentError("ticket was given out by another replica");
+    }
+    tensorflow::OpInputList replies;
+    TF_RETURN_IF_ERROR(context->input_list("replies", &replies));
+    std::vector<AlignedBytes> aligned;
+    aligned.reserve(replies.size());
+    std::vector<Frame> frames;
+    for (int s = 0; s < replies.size(); ++s) {
+      aligned.emplace_back(replies[s]);
+      frames.push_back({aligned[s].data(), aligned[s].size()});
+    }
+    return ToTf(resource->replica->Receive(ticket.get(), frames));
+  }
+};
+
+class ReplicaOwnOp : public ReplicaKernel {
+ public:
+  using ReplicaKernel::ReplicaKernel;
+
+  absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
+    const LockedVariables locked(*resource);
+    Tensor *own, *steps;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {resource->replica->config().rest_bytes}, &own));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &steps));
+    auto* out = reinterpret_cast<char*>(own->flat<uint8_t>().data());
+    for (const auto& array : locked.variables().rest) {
+      std::memcpy(out, array.data, array.size);
+      out += array.size;
+    }
+    steps->scalar<int64_t>()() = resource->replica->counters().Get(ReplicaCounter::kSteps);
+    return absl::OkStatus();
+  }
+};
+
+class ReplicaStatsOp : public ReplicaKernel {
+ public:
+  using ReplicaKernel::ReplicaKernel;
+
+  absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
+    constexpr int64_t kCounters = Counters<ReplicaCounter>::kSize;
+    Tensor *names, *values;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {kCounters}, &names));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {kCounters}, &values));
+    for (int64_t c = 0; c < kCounters; ++c) {
+      names->flat<tensorflow::tstring>()(c) = kReplicaCounterNames[c];
+      values->flat<int64_t>()(c) =
+          resource->replica->counters().Get(static_cast<ReplicaCounter>(c));
+    }
+    return absl::OkStatus();
+  }
+};
+
+class ReplicaReportOp : public ReplicaKernel {
+ public:
+  using ReplicaKernel::ReplicaKernel;
+
+  absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
+    Tensor* report;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {4}, &report));
+    auto value = report->flat<int64_t>();
+    value(0) = context->device()->parsed_name().task;
+    value(1) = static_cast<int64_t>(resource->replica->id());
+    value(2) = resource->replica->counters().Get(ReplicaCounter::kPending);
+    value(3) = resource->replica->counters().Get(ReplicaCounter::kSteps);
+    return absl::OkStatus();
+  }
+};
+
+#define REGISTER_REPLICA_KERNEL(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name("Het>" name).Device(tensorflow::DEVICE_CPU), kernel)
+REGISTER_REPLICA_KERNEL("ReplicaHandle", ReplicaHandleOp);
+REGISTER_REPLICA_KERNEL("ReplicaVariables", ReplicaVariablesOp);
+REGISTER_REPLICA_KERNEL("ReplicaDestroy", ReplicaDestroyOp);
+REGISTER_REPLICA_KERNEL("ReplicaSettle", ReplicaSettleOp);
+REGISTER_REPLICA_KERNEL("ReplicaRequest", ReplicaRequestOp);
+REGISTER_REPLICA_KERNEL("ReplicaReceive", ReplicaReceiveOp);
+REGISTER_REPLICA_KERNEL("ReplicaOwn", ReplicaOwnOp);
+REGISTER_REPLICA_KERNEL("ReplicaStats", ReplicaStatsOp);
+REGISTER_REPLICA_KERNEL("ReplicaReport", ReplicaReportOp);
+#undef REGISTER_REPLICA_KERNEL
+
+}  // namespace
+}  // namespace het_tf

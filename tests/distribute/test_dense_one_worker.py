@@ -1,0 +1,46 @@
+"""With one worker, training on a replica of the dense variables is training in one process."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+PROGRAM = pathlib.Path(__file__).with_name("one_worker_dense_program.py")
+CASES = [
+    "sgd",
+    "momentum, clipnorm",
+    "adam",
+    "adamw, global_clipnorm, schedule",
+    "adagrad",
+    "ema",
+]
+
+
+@pytest.fixture(scope="module")
+def results():
+    # TensorFlow knows one cluster at a time, and this process may be on another.
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=1500, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_keras(results, case):
+    ours, keras = results[case]
+    for kind in ("weights", "slots"):
+        assert len(ours[kind]) == len(keras[kind])
+        for a, b in zip(ours[kind], keras[kind], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6, err_msg=kind)
+    for name, values in keras["history"].items():
+        np.testing.assert_allclose(ours["history"][name], values, rtol=2e-5, err_msg=name)
+
+
+def test_every_case_is_tested(results):
+    assert sorted(results) == sorted(CASES)

@@ -1,0 +1,141 @@
+"""Dense variables replicated on three workers: every step counts once, and rules for all kinds."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import small_models as sm
+
+import het_tf
+import het_tf.keras
+
+
+@pytest.fixture
+def dense(strategy):
+    """The strategy, to be given a `dense_staleness` and so on for one test."""
+    yield strategy
+    strategy.dense_staleness = None
+    strategy.dense_merge = "average"
+    strategy.dense_wire_dtype = "float32"
+
+
+def integer_model(strategy):
+    """A model whose gradient is the sum of its inputs, so that every step is of whole numbers."""
+    with strategy.scope():
+        inputs = keras.Input((4,))
+        layer = keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros")
+        model = het_tf.keras.Model(inputs, layer(inputs))
+        model.compile(keras.optimizers.SGD(1.0), lambda y, p: 8 * keras.ops.sum(p, axis=-1))
+    return model
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("merge", ["sum", "average"])
+@pytest.mark.parametrize("staleness", [0, 1, 5, 100])
+def test_every_step_counts_once(dense, staleness, merge, wire):
+    dense.dense_staleness, dense.dense_merge, dense.dense_wire_dtype = staleness, merge, wire
+    model = integer_model(dense)
+    x = np.random.default_rng(staleness).integers(-3, 4, (8 * 90, 4)).astype(np.float32)
+    model.fit(x, np.zeros((len(x), 1)), batch_size=8, epochs=2, verbose=0)
+    expected = -2 * x.sum(0)[:, None] * np.ones((1, 3))
+    if merge == "average":
+        expected /= dense.num_workers
+    tolerance = 0.02 * np.abs(x).sum() / 90 if wire == "bfloat16" else 1e-3
+    np.testing.assert_allclose(model.get_weights()[0], expected, atol=tolerance)
+    assert int(model.optimizer.iterations.numpy()) == 180
+
+
+def test_learns_with_every_kind_of_variable(dense):
+    dense.dense_staleness = 4
+    with dense.scope():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((sm.FEATURES,))
+        hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+        hidden = keras.layers.BatchNormalization(momentum=0.9)(hidden)
+        hidden = keras.layers.Dropout(0.1)(hidden)
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+        optimizer = keras.optimizers.AdamW(0.02, global_clipnorm=1.0, use_ema=True)
+        model.compile(optimizer, "binary_crossentropy", metrics=["auc"])
+    x, y = sm.make_data(960)
+    before = [v.numpy() for v in model.variables]
+    history = model.fit(x, y, batch_size=32, epochs=4, validation_data=(x, y), verbose=0).history
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    assert history["val_auc"][-1] > 0.9
+    for variable, old in zip(model.variables, before, strict=True):
+        moved = np.any(variable.numpy() != old)
+        assert moved or "seed" in variable.path, variable.path
+    assert all(np.any(v.numpy() != 0) for v in optimizer.variables)
+    assert model.evaluate(x, y, verbose=0, return_dict=True)["auc"] > 0.9
+
+
+def test_variables_are_current_at_the_end_of_an_epoch_and_changes_are_taken_over(dense):
+    dense.dense_staleness = 50
+    model = integer_model(dense)
+    x = np.ones((8 * 12, 4), np.float32)
+    seen = []
+
+    def on_epoch_end(epoch, logs):
+        seen.append(model.get_weights()[0][0, 0])
+        model.set_weights([np.full((4, 3), 1000.0 * (epoch + 1))])
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
+    model.fit(x, np.zeros((len(x), 1)), batch_size=8, epochs=3, verbose=0, callbacks=[callback])
+    step = -8 * 12 / dense.num_workers
+    np.testing.assert_allclose(seen, [step, 1000 + step, 2000 + step], rtol=1e-5)
+    assert model.get_weights()[0][0, 0] == 3000, "nothing came after the last callback"
+
+
+def test_no_rule_is_an_error_that_names_the_variable(dense):
+    dense.dense_staleness = 4
+    with dense.scope():
+        inputs = keras.Input((4,), dtype="float64")
+        model = het_tf.keras.Model(
+            inputs, keras.layers.Dense(1, dtype="float64", name="wide")(inputs)
+        )
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="wide/kernel.*float64"):
+        model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+
+
+def test_a_step_that_assigns_the_learning_rate_is_refused(dense):
+    dense.dense_staleness = 4
+
+    class Decays(het_tf.keras.Model):
+        def train_step(self, data):
+            self.optimizer.learning_rate.assign(0.5)
+            return super().train_step(data)
+
+    with dense.scope():
+        inputs = keras.Input((4,))
+        model = Decays(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="learning_rate"):
+        model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+
+
+def test_mixed_bfloat16(dense):
+    dense.dense_staleness = 4
+    policy = keras.dtype_policies.DTypePolicy("mixed_bfloat16")
+    with dense.scope():
+        inputs = keras.Input((sm.FEATURES,))
+        hidden = keras.layers.Dense(8, activation="tanh", dtype=policy)(inputs)
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(hidden))
+        model.compile(keras.optimizers.Adam(0.02), "mse")
+    x, y = sm.make_data(960)
+    losses = model.fit(x, y, batch_size=32, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"dense_staleness": -1}, "dense_staleness"),
+        ({"dense_staleness": 1.5}, "dense_staleness"),
+        ({"dense_merge": "max"}, "dense_merge must be .* not 'max'"),
+        ({"dense_wire_dtype": "int8"}, "dense_wire_dtype must be .* not 'int8'"),
+    ],
+)
+def test_bad_arguments(cluster, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        het_tf.distribute.HetParameterServerStrategy(cluster.resolver, **arguments)
