@@ -94,7 +94,7 @@ def test_no_rule_is_an_error_that_names_the_variable(dense):
             inputs, keras.layers.Dense(1, dtype="float64", name="wide")(inputs)
         )
         model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="wide/kernel.*float64"):
+    with pytest.raises(ValueError, match=r"wide/kernel.*float64"):
         model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
 
 
@@ -128,7 +128,7 @@ def test_mixed_bfloat16(dense):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "message"),
     [
         ({"dense_staleness": -1}, "dense_staleness"),
         ({"dense_staleness": 1.5}, "dense_staleness"),
