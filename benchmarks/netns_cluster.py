@@ -21,9 +21,10 @@ of the shape of Criteo's (netns/criteo_shape.py), with Adagrad at one learning r
              HetEmbedding with a cache of --capacity rows: staleness 0, CacheConfig's own bounds,
              staleness 100
 
-The last four once for every --dense_staleness: "none" is TensorFlow's own way, every dense variable
-on its server; a number goes to HetParameterServerStrategy. HetEmbedding has row-wise Adagrad, its
-own default, unless --row_optimizer=adagrad gives it tf_keras's.
+The last four once for every --dense_staleness that HetParameterServerStrategy is given: a number,
+"none" (TensorFlow's own way, every dense variable on its server), or "default", which gives it none
+at all. HetEmbedding has row-wise Adagrad, its own default, unless --row_optimizer=adagrad gives it
+tf_keras's.
 
 An epoch is --steps steps of each worker. The first one is not counted: in it TensorFlow traces,
 caches fill, and the network has no limit, nor has it while the AUC is measured. The table has
@@ -43,17 +44,20 @@ medians of the others:
   s to AUC    training time to an AUC: --target_auc, by default one that all of the table reach
 
 Every run is put into --json when it ends, and a run that is there already is not made again. Exit
-status 77 (EX_NOPERM) where network namespaces may not be made.
+status 77 (EX_NOPERM) where network namespaces may not be made, 75 (EX_TEMPFAIL) while another run
+has them.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import pathlib
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -66,7 +70,7 @@ _SERVERS = flags.DEFINE_integer("servers", 2, "parameter server tasks", lower_bo
 _RATES = flags.DEFINE_list("rates", ["none", "1gbit"], "of every host: none, or as tc takes it")
 _VARIANTS = flags.DEFINE_list("variants", list(VARIANTS), f"of {', '.join(VARIANTS)}")
 _DENSE_STALENESS = flags.DEFINE_list(
-    "dense_staleness", ["none"], "none, or of HetParameterServerStrategy; one run each"
+    "dense_staleness", ["default"], "of HetParameterServerStrategy; default: not given"
 )
 _LOOKAHEAD = flags.DEFINE_integer("lookahead", None, "of CacheConfig; not given by default")
 _STEPS = flags.DEFINE_integer("steps", 100, "of a worker and epoch", lower_bound=1)
@@ -108,22 +112,21 @@ def sizes() -> Sizes:
 def settings() -> Iterator[Setting]:
     """What is to be run, from the flags; what is compared with one another close together."""
     rates = [None if rate == "none" else rate for rate in _RATES.value]
-    dense = [None if bound == "none" else int(bound) for bound in _DENSE_STALENESS.value]
+    on_cluster = [variant for variant in _VARIANTS.value if variant != ALONE]
     for seed in range(1, _SEEDS.value + 1):
-        for number, rate in enumerate(rates):
-            for variant in _VARIANTS.value:
-                base = Setting(
-                    variant, _WORKERS.value, _SERVERS.value, rate, None, None, seed, sizes()
+        alone = Setting(ALONE, _WORKERS.value, 0, None, "default", None, seed, sizes())
+        if ALONE in _VARIANTS.value:
+            yield alone
+        for rate, variant in itertools.product(rates, on_cluster):
+            for bound in ["default"] if variant == TF_KERAS else _DENSE_STALENESS.value:
+                yield dataclasses.replace(
+                    alone,
+                    variant=variant,
+                    servers=_SERVERS.value,
+                    rate=rate,
+                    dense_staleness=bound,
+                    lookahead=_LOOKAHEAD.value if variant in CACHES else None,
                 )
-                if variant == ALONE:
-                    if number == 0:
-                        yield base.alone()
-                    continue
-                for bound in [None] if variant == TF_KERAS else dense:
-                    lookahead = _LOOKAHEAD.value if variant in CACHES else None
-                    yield Setting(
-                        variant, base.workers, base.servers, rate, bound, lookahead, seed, sizes()
-                    )
 
 
 def job_of(setting: Setting, folder: pathlib.Path) -> Job:
@@ -140,7 +143,10 @@ def job_of(setting: Setting, folder: pathlib.Path) -> Job:
         cache = {"capacity": size.capacity, **CACHES[setting.variant]}
         if setting.lookahead is not None:
             cache["lookahead"] = setting.lookahead
-    bound = setting.dense_staleness
+    strategy: dict[str, Any] = {}
+    if setting.dense_staleness != "default":
+        bound = setting.dense_staleness
+        strategy["dense_staleness"] = None if bound == "none" else int(bound)
     return Job(
         train=str(train),
         held_out=str(held_out),
@@ -156,7 +162,7 @@ def job_of(setting: Setting, folder: pathlib.Path) -> Job:
         row_optimizer=size.row_optimizer,
         seed=setting.seed,
         cache=cache,
-        strategy={} if bound is None else {"dense_staleness": bound},
+        strategy=strategy,
     )
 
 
@@ -174,6 +180,29 @@ def train(setting: Setting, folder: pathlib.Path) -> Run:
     return Run(setting, epochs)
 
 
+def run_all(wanted: Sequence[Setting]) -> list[Run]:
+    """The runs of settings: from --json, or made and put there.
+
+    Raises:
+      network.NotPermittedError: one is not there, and may not be made here.
+      network.InUseError: another run is making some.
+    """
+    path = pathlib.Path(_JSON.value) if _JSON.value else None
+    done = runs.read(path) if path else []
+    known = [run.setting for run in done]
+    missing = [setting for setting in wanted if setting not in known]
+    if any(setting.variant != ALONE for setting in missing):
+        network.check_permitted()
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in missing:
+            rate = setting.rate or "none"
+            print(f"{setting.label}, rate {rate}, seed {setting.seed}", flush=True)
+            done.append(train(setting, pathlib.Path(folder)))
+            if path:
+                runs.write(path, done)
+    return [run for run in done if run.setting in wanted]
+
+
 def check_flags() -> list[Setting]:
     """The settings that the flags ask for.
 
@@ -186,6 +215,9 @@ def check_flags() -> list[Setting]:
     for rate in _RATES.value:
         if rate != "none":
             network.bits_per_second(rate)
+    for bound in _DENSE_STALENESS.value:
+        if bound not in ("default", "none") and not bound.isdecimal():
+            raise ValueError(f"--dense_staleness: {bound} is no number, none or default")
     if _STEPS.value % _STEPS_PER_EXECUTION.value:
         raise ValueError("--steps is no multiple of --steps_per_execution")
     if _HELD_OUT.value % _BATCH.value:
@@ -196,32 +228,18 @@ def check_flags() -> list[Setting]:
 def main(argv: list[str]) -> int:
     del argv
     # So that what is left to the end of a with block is done.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda signum, frame: sys.exit(128 + signum))
     try:
         wanted = check_flags()
-        if any(setting.variant != ALONE for setting in wanted):
-            network.check_permitted()
     except ValueError as error:
-        print(f"netns_cluster.py: {error}", file=sys.stderr)
-        return os.EX_USAGE
+        return _fail(error, os.EX_USAGE)
+    try:
+        figures = runs.figures(run_all(wanted))
     except network.NotPermittedError as error:
-        print(f"netns_cluster.py: {error}", file=sys.stderr)
-        return os.EX_NOPERM
-    path = pathlib.Path(_JSON.value) if _JSON.value else None
-    done = runs.read(path) if path else []
-    with tempfile.TemporaryDirectory() as folder:
-        for setting in wanted:
-            if any(run.setting == setting for run in done):
-                continue
-            print(
-                f"{setting.label}, rate {setting.rate or 'none'}, seed {setting.seed}", flush=True
-            )
-            done.append(train(setting, pathlib.Path(folder)))
-            if path:
-                runs.write(path, done)
-    rows = {setting.row for setting in wanted}
-    figures = runs.figures([run for run in done if run.setting.row in rows])
+        return _fail(error, os.EX_NOPERM)
+    except network.InUseError as error:
+        return _fail(error, os.EX_TEMPFAIL)
     table = report.markdown(figures, _TARGET.value)
     print(f"\n{table}", end="")
     if _TABLE.value:
@@ -229,6 +247,11 @@ def main(argv: list[str]) -> int:
     if _PLOT.value:
         report.plot(figures, pathlib.Path(_PLOT.value))
     return 0
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"netns_cluster.py: {error}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

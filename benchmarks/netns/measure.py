@@ -33,6 +33,7 @@ class Epoch:
       sent: bytes of the host's interface.
       received: bytes of the host's interface.
       cpu_seconds: of the process, all threads, user and system.
+      idle_seconds: in which a core of this machine had nothing to do, of all cores together.
       counters: of the embedding (`HetEmbedding.cache_stats`), over all workers.
       dense_bytes: of the dense layers' weights.
       auc: on the held-out samples at its end; of several programs the mean.
@@ -42,6 +43,7 @@ class Epoch:
     sent: dict[str, int]
     received: dict[str, int]
     cpu_seconds: dict[str, float]
+    idle_seconds: float
     counters: dict[str, int]
     dense_bytes: int
     auc: float
@@ -206,9 +208,10 @@ def _follow(
     for number in range(job.epochs):
         await_all("begin")
         limit(number > 0)
-        traffic, cpu = read_traffic(), _cpu_seconds(processes)
+        traffic, cpu, idle = read_traffic(), _cpu_seconds(processes), _idle_seconds()
         go_on()
         seconds = [each["seconds"] for each in await_all("end")]
+        idle = _idle_seconds() - idle
         traffic_after, cpu_after = read_traffic(), _cpu_seconds(processes)
         limit(False)
         go_on()
@@ -221,6 +224,7 @@ def _follow(
                 {host: traffic_after[host].sent - traffic[host].sent for host in traffic},
                 {host: traffic_after[host].received - traffic[host].received for host in traffic},
                 {task: cpu_after[task] - cpu[task] for task in cpu},
+                idle,
                 {n: sum(each[n] for each in counters) for n in counters[0]},
                 reports[0]["dense_bytes"],
                 sum(each["auc"] for each in reports) / len(reports),
@@ -237,6 +241,12 @@ def _cpu_seconds(processes: dict[str, subprocess.Popen[Any]]) -> dict[str, float
         fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         seconds[task] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
     return seconds
+
+
+def _idle_seconds() -> float:
+    """Idle time of all cores so far, from /proc/stat (proc(5): idle and iowait)."""
+    fields = pathlib.Path("/proc/stat").read_text().split(maxsplit=6)
+    return (int(fields[4]) + int(fields[5])) / _TICKS_PER_SECOND
 
 
 def _all(tasks: dict[str, int]) -> list[tuple[str, int]]:

@@ -54,7 +54,8 @@ def cases(rows: Sequence[Figures]) -> list[tuple[str, list[Figures]]]:
 
 def target_auc(rows: Sequence[Figures]) -> float:
     """The AUC that all rows of a case reach, rounded down to 0.001."""
-    return math.floor(1000 * min(max(row.auc) for row in rows)) / 1000
+    reached = [max(row.auc) for row in _of_one_model(rows)]
+    return math.floor(1000 * min(reached, default=0)) / 1000
 
 
 def markdown(rows: Sequence[Figures], target: float | None) -> str:
@@ -83,31 +84,56 @@ def plot(rows: Sequence[Figures], path: pathlib.Path) -> None:
         len(each), 3, figsize=(15, 3.6 * len(each)), squeeze=False, constrained_layout=True
     )
     for (title, of_case), (speed, size, quality) in zip(each, grid, strict=True):
-        labels = [row.setting.label for row in of_case]
-        speed.barh(labels, [row.examples_per_s for row in of_case], color="tab:blue")
-        speed.set_xscale("log")
-        speed.set_xlabel("examples/s, all workers")
+        _plot_speed(speed, of_case)
         speed.set_title(title, loc="left")
-        left = [0.0] * len(of_case)
-        for kind in _KINDS:
-            kb = [row.kb.get(kind, 0.0) for row in of_case]
-            size.barh(labels, kb, left=left, label=kind)
-            left = [a + b for a, b in zip(left, kb, strict=True)]
-        size.set_yticks([])
-        size.set_xlabel("kB a worker sends and gets a step")
-        size.legend(fontsize="small")
-        for row, marker in zip(of_case, itertools.cycle("osv^D*"), strict=False):
-            seconds = [count / row.examples_per_s for count in row.examples]
-            quality.plot(seconds, row.auc, marker + "-", label=row.setting.label, alpha=0.8)
-        quality.set_xscale("log")
-        quality.set_xlabel("seconds of training")
-        quality.set_ylabel("AUC, held out")
-        quality.legend(fontsize="x-small")
-        for panel in (speed, size, quality):
-            panel.invert_yaxis() if panel is not quality else None
-            panel.grid(alpha=0.3)
+        _plot_bytes(size, of_case)
+        _plot_auc(quality, of_case)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _plot_speed(panel: plt.Axes, rows: Sequence[Figures]) -> None:
+    bars = panel.barh(
+        [row.setting.label for row in rows], [row.examples_per_s for row in rows], color="tab:blue"
+    )
+    panel.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize="small")
+    panel.margins(x=0.15)
+    panel.invert_yaxis()
+    panel.set_xlabel("examples/s, all workers")
+    panel.grid(alpha=0.3)
+
+
+def _plot_bytes(panel: plt.Axes, rows: Sequence[Figures]) -> None:
+    labels = [row.setting.label for row in rows]
+    left = [0.0] * len(rows)
+    for kind in _KINDS:
+        if any(kind in row.kb for row in rows):
+            kb = [row.kb.get(kind, 0.0) for row in rows]
+            panel.barh(labels, kb, left=left, label=kind)
+            left = [a + b for a, b in zip(left, kb, strict=True)]
+    panel.set_yticks([])
+    panel.invert_yaxis()
+    panel.set_xlabel("kB that a worker sends and gets a step")
+    panel.legend(fontsize="small")
+    panel.grid(alpha=0.3)
+
+
+def _plot_auc(panel: plt.Axes, rows: Sequence[Figures]) -> None:
+    for row, marker in zip(_of_one_model(rows), itertools.cycle("osv^D*"), strict=False):
+        seconds = [count / row.examples_per_s for count in row.examples]
+        panel.plot(seconds, row.auc, marker + "-", label=row.setting.label, alpha=0.8)
+    panel.set_xscale("log")
+    for formatted in (panel.xaxis.set_major_formatter, panel.xaxis.set_minor_formatter):
+        formatted(lambda x, _: f"{x:g}")
+    panel.set_xlabel("seconds of training")
+    panel.set_ylabel("AUC, held out")
+    panel.legend(fontsize="x-small")
+    panel.grid(alpha=0.3)
+
+
+def _of_one_model(rows: Sequence[Figures]) -> list[Figures]:
+    """Without workers that train alone: each of their models has seen its share of the examples."""
+    return [row for row in rows if row.setting.variant != ALONE]
 
 
 def _case(row: Figures) -> tuple[int, int, str | None]:
@@ -118,7 +144,7 @@ def _line(row: Figures, peer: Figures | None, target: float) -> list[str]:
     shares = row.shares()
     spent = [f"{share:.0%}" for share in shares.values()] if shares else [""] * 3
     on_cluster = row.setting.variant != ALONE
-    seconds = row.seconds_to(target)
+    seconds = row.seconds_to(target) if on_cluster else None
     auc = f"{row.auc[-1]:.4f}" + ("" if row.auc_sd is None else f" ± {row.auc_sd:.4f}")
     return [
         row.setting.label,
@@ -133,7 +159,7 @@ def _line(row: Figures, peer: Figures | None, target: float) -> list[str]:
         f"{row.messages:.2f}" if row.messages else "",
         *spent,
         f"{row.server_ms:.1f}" if on_cluster else "",
-        auc,
+        auc if on_cluster else "",
         "" if seconds is None else f"{seconds:,.1f}",
     ]
 

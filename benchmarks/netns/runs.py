@@ -48,7 +48,8 @@ class Setting:
       workers: worker tasks; of ALONE programs.
       servers: parameter servers; of ALONE 0.
       rate: of every host, as tc takes it; None: no limit.
-      dense_staleness: of HetParameterServerStrategy; None: it is not given.
+      dense_staleness: of HetParameterServerStrategy: a number, "none", or "default" where the
+        argument is not given.
       lookahead: of CacheConfig; None: it is not given.
       seed: of data and initial values.
       sizes: of everything.
@@ -58,7 +59,7 @@ class Setting:
     workers: int
     servers: int
     rate: str | None
-    dense_staleness: int | None
+    dense_staleness: str
     lookahead: int | None
     seed: int
     sizes: Sizes
@@ -77,8 +78,8 @@ class Setting:
         label = names[self.variant]
         if self.lookahead is not None:
             label += f", look-ahead {self.lookahead}"
-        if self.dense_staleness is not None:
-            label += f", dense {self.dense_staleness}"
+        if self.dense_staleness != "default":
+            label += f", dense staleness {self.dense_staleness}"
         return label
 
     @property
@@ -89,7 +90,7 @@ class Setting:
     def alone(self) -> Setting:
         """The same training by each worker alone."""
         return dataclasses.replace(
-            self, variant=ALONE, servers=0, rate=None, dense_staleness=None, lookahead=None
+            self, variant=ALONE, servers=0, rate=None, dense_staleness="default", lookahead=None
         )
 
 
@@ -208,11 +209,11 @@ def _figures(setting: Setting, own: Sequence[Run], runs: Sequence[Run]) -> Figur
         return statistics.median(values)
 
     def cpu_ms(epochs: Sequence[Epoch], kind: str) -> float:
-        return 1000 / steps * median(_of(epoch.cpu_seconds, kind) for epoch in epochs)
+        return 1000 / steps * median(of_kind(epoch.cpu_seconds, kind) for epoch in epochs)
 
     seconds = median(epoch.seconds for epoch in measured)
-    sent = median(_of(epoch.sent, "worker") for epoch in measured) / steps
-    received = median(_of(epoch.received, "worker") for epoch in measured) / steps
+    sent = median(of_kind(epoch.sent, "worker") for epoch in measured) / steps
+    received = median(of_kind(epoch.received, "worker") for epoch in measured) / steps
     curves = [[epoch.auc for epoch in run.epochs] for run in own]
     last = [curve[-1] for curve in curves]
     return Figures(
@@ -236,10 +237,10 @@ def _kinds(setting: Setting, epochs: Sequence[Epoch], total: float) -> dict[str,
     """kB of a worker and step, by kind.
 
     embeddings: messages of het_tf, by its own counters.
-    dense: where every variable is read and every gradient sent in each step, the dense layers'
-      weights twice.
-    rest: framing, headers, acknowledgements, control. Where the bytes of a kind are not known, they
-      are in "embeddings + rest" (tf_keras) or "dense + rest" (dense replicas).
+    dense: the dense layers' weights twice, since all are read and all gradients sent in each step.
+    rest: framing, headers, acknowledgements, control.
+    embeddings + rest: of tf_keras, which does not count.
+    dense + rest: of dense replicas, which send less than all weights twice a step.
     """
     if setting.variant == ALONE:
         return {}
@@ -249,10 +250,12 @@ def _kinds(setting: Setting, epochs: Sequence[Epoch], total: float) -> dict[str,
         return {"dense": dense, "embeddings + rest": total - dense}
     counted = [e.counters["bytes_up"] + e.counters["bytes_down"] for e in epochs]
     embeddings = statistics.median(counted) / steps / 1000
-    if setting.dense_staleness is not None:
+    rest = total - embeddings - dense
+    if rest < 0:
         return {"embeddings": embeddings, "dense + rest": total - embeddings}
-    return {"embeddings": embeddings, "dense": dense, "rest": total - embeddings - dense}
+    return {"embeddings": embeddings, "dense": dense, "rest": rest}
 
 
-def _of(values: dict[str, float], kind: str) -> float:
+def of_kind(values: dict[str, float], kind: str) -> float:
+    """The sum over the tasks of a kind, "worker" or "ps"."""
     return sum(value for task, value in values.items() if task.startswith(kind))
