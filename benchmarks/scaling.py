@@ -22,8 +22,8 @@ c     CPU time of a step of a worker that trains alone (the run "alone")
 h     CPU time of the worker's process, less c, and of the servers', a step, in the run of the same
       variant without a limit: merging rows, applying gradients, serialising, the kernel's TCP
 bytes of the servers' interfaces, in the run that is predicted
-cores what this machine gave: idle time and the tasks' CPU time over wall time, the median of all
-      runs (what is neither was another user's)
+cores what this machine gave in the run that is predicted: idle time and the tasks' CPU time over
+      wall time (what is neither was another user's)
 
 A cluster that is not measured has hosts of their own: nothing is shared but the servers, whose
 CPU time is a third station, with as many cores as --server_cores says. Bytes of the embeddings grow
@@ -39,7 +39,6 @@ the asymptotic bounds, T_1 / max D: Denning and Buzen, Computing Surveys 10(3), 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import pathlib
@@ -59,8 +58,8 @@ _PER_SERVER = flags.DEFINE_integer("workers_per_server", 8, "of clusters to pred
 _SERVER_CORES = flags.DEFINE_integer("server_cores", 16, "of a server of theirs")
 _JSON = flags.DEFINE_string("json", None, "file to write the predictions to")
 
-# Of the rate, what is left of it for payload in packets of 1,500 bytes.
-_PAYLOAD_SHARE = 1448 / 1538
+# Of the rate, what is left for payload: in packets of 1,500 bytes, and as tbf counts their headers.
+_PAYLOAD_SHARE = 1448 / 1514
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +70,7 @@ class Step:
       compute: c.
       handling_worker: the worker's part of h.
       handling_servers: the servers' part.
+      chief: CPU time of the chief.
       down: bytes from the servers, by server, the busiest first.
       up: bytes to the servers, in the same order.
     """
@@ -78,6 +78,7 @@ class Step:
     compute: float
     handling_worker: float
     handling_servers: float
+    chief: float
     down: tuple[float, ...]
     up: tuple[float, ...]
 
@@ -118,7 +119,7 @@ def predict_here(step: Step, workers: int, rate: float | None, cores: float) -> 
     return {
         "wire": response(workers, step.compute + others, links),
         "handling": step.compute + step.handling,
-        "cores": workers * (step.compute + step.handling) / cores,
+        "cores": workers * (step.compute + step.handling + step.chief) / cores,
     }
 
 
@@ -150,7 +151,7 @@ class Measured:
           ValueError: none of them is of ALONE.
         """
         self.figures = runs.figures(measured)
-        self._runs = {row.setting: [] for row in self.figures}
+        self._runs: dict[Setting, list[Run]] = {row.setting: [] for row in self.figures}
         for run in measured:
             self._runs[run.setting.row].append(run)
         alone = [row for row in self.figures if row.setting.variant == ALONE]
@@ -158,15 +159,13 @@ class Measured:
             raise ValueError('the runs need one of "alone": netns_cluster.py --variants=alone')
         self._alone = {row.setting.workers: row for row in alone}
 
-    @property
-    def cores(self) -> float:
-        """Cores that this machine gave: what was not idle and not the tasks' was another's."""
-        given = []
-        for run in itertools.chain.from_iterable(self._runs.values()):
-            for epoch in run.epochs[1:]:
-                used = sum(epoch.cpu_seconds.values())
-                given.append((used + epoch.idle_seconds) / epoch.seconds)
-        return statistics.median(given)
+    def cores(self, setting: Setting) -> float:
+        """Cores that this machine gave: what was not idle and not the tasks' was another user's."""
+        return statistics.median(
+            (sum(epoch.cpu_seconds.values()) + epoch.idle_seconds) / epoch.seconds
+            for run in self._runs[setting]
+            for epoch in run.epochs[1:]
+        )
 
     def unlimited(self, setting: Setting) -> Setting:
         """The same without a limit, of as many workers and servers if there is one.
@@ -226,10 +225,12 @@ class Measured:
         return _busiest_first(rows + rest, [], 0.0, servers)
 
     def _costs(self, setting: Setting, down: Sequence[float], up: Sequence[float]) -> Step:
-        free = next(row for row in self.figures if row.setting == self.unlimited(setting))
+        unlimited = self.unlimited(setting)
+        (free,) = (row for row in self.figures if row.setting == unlimited)
         compute = self._alone_as(free.setting.workers).worker_ms / 1000
         worker = max(0.0, free.worker_ms / 1000 - compute)
-        return Step(compute, worker, free.server_ms / 1000, tuple(down), tuple(up))
+        chief = self._per_step(unlimited, lambda epoch: epoch.cpu_seconds["chief"])
+        return Step(compute, worker, free.server_ms / 1000, chief, tuple(down), tuple(up))
 
     def _rows_bytes(self, setting: Setting, counter: str, workers: int) -> float:
         """Bytes of the embedding's messages a step with so many workers."""
@@ -278,22 +279,23 @@ def _busiest_first(
 
 def check(measured: Measured) -> list[dict[str, object]]:
     """Predictions of what was measured, printed beside it."""
-    print(f"ms a step of a worker; this machine gave {measured.cores:.2f} cores")
-    print(f"{'':58}{'measured':>10}{'predicted':>10}{'error':>8}{'bound by':>10}")
+    columns = ("measured", "predicted", "error", "bound by", "cores")
+    print(f"{'ms a step of a worker':58}" + "".join(f"{column:>10}" for column in columns))
     checked = []
     for row in measured.figures:
         setting = row.setting
         if setting.variant == ALONE:
             continue
         rate = None if setting.rate is None else bits_per_second(setting.rate)
-        parts = predict_here(measured.step(setting), setting.workers, rate, measured.cores)
+        cores = measured.cores(setting)
+        parts = predict_here(measured.step(setting), setting.workers, rate, cores)
         bound = max(parts, key=parts.__getitem__)
         predicted = 1000 * parts[bound]
         error = predicted / row.ms_per_step - 1
         cluster = f"{setting.workers}+{setting.servers}, {setting.rate or 'no limit'}"
         print(
-            f"{setting.label:36}{cluster:22}{row.ms_per_step:10.1f}{predicted:10.1f}{error:8.0%}"
-            f"{bound:>10}"
+            f"{setting.label:36}{cluster:22}{row.ms_per_step:10.1f}{predicted:10.1f}{error:10.0%}"
+            f"{bound:>10}{cores:10.2f}"
         )
         checked.append(
             {"case": f"{setting.label}, {cluster}", "ms": row.ms_per_step, "predicted": predicted}
