@@ -9,6 +9,7 @@ a line of JSON on stdout, an empty one on stdin.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -127,13 +128,16 @@ class Program:
     def go_on(self) -> None:
         """Lets the program go on after an event."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        # If it has ended, `await_event` will say so.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
 
     def close(self) -> None:
         """Kills the program, if it still runs."""
         self.process.kill()
         self.process.wait()
         for end in (self.process.stdin, self.process.stdout):
-            if end is not None:
-                end.close()
+            with contextlib.suppress(BrokenPipeError):
+                if end is not None:
+                    end.close()

@@ -258,6 +258,28 @@ def test_bytes_by_kind(network: ModuleType, tmp_path: pathlib.Path):
     assert cached.auc[-1] == pytest.approx(no_cache.auc[-1], abs=0.03)
 
 
+def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib.Path):
+    from netns import runs, tf_keras_environment
+
+    try:
+        tf_keras_environment.install()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "runs.json"
+    # One worker takes the batches in order.
+    done = _run(
+        *("--workers=1", "--rates=none", "--variants=tf_keras,no_cache", f"--json={path}"),
+        *("--row_optimizer=adagrad", "--steps=40", "--held_out=4096"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    tf_keras, het_tf = runs.figures(runs.read(path))
+    assert tf_keras.auc[-1] == pytest.approx(het_tf.auc[-1], abs=0.03)
+    assert tf_keras.auc[-1] > 0.52
+    assert list(tf_keras.kb) == ["dense", "embeddings + rest"]
+    # It sends an id's row as often as a batch has the id.
+    assert tf_keras.kb_received > het_tf.kb_received
+
+
 def test_a_signal_leaves_nothing_behind(network: ModuleType):
     command = [sys.executable, _PROGRAM, *_SMALL, "--variants=no_cache", "--rates=none"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
