@@ -1,0 +1,67 @@
+"""Trains with het_tf, as the chief of TF_CONFIG's cluster: `python -m netns.train_het_tf JOB`."""
+
+from __future__ import annotations
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from netns import wide_deep
+from netns.job import Job, Session
+
+import het_tf
+
+_ROW_OPTIMIZERS = {
+    "adagrad": het_tf.optimizers.Adagrad,
+    "rowwise_adagrad": het_tf.optimizers.RowWiseAdagrad,
+}
+
+
+def make_model(job: Job, model_class: type) -> tuple[keras.Model, list, het_tf.layers.HetEmbedding]:
+    """The compiled model, its dense layers and its embedding."""
+    keras.utils.set_random_seed(job.seed)
+    embedding = het_tf.layers.HetEmbedding(
+        job.dim,
+        optimizer=_ROW_OPTIMIZERS[job.row_optimizer](job.learning_rate),
+        embeddings_initializer="uniform",
+        seed=job.seed,
+        cache=None if job.cache is None else het_tf.CacheConfig(**job.cache),
+    )
+    model, layers = wide_deep.build(
+        keras, embedding, lambda x: keras.ops.sum(x, axis=1, keepdims=True), job
+    )
+    model = model_class(model.inputs, model.outputs)
+    model.compile(
+        keras.optimizers.Adagrad(job.learning_rate),
+        "binary_crossentropy",
+        steps_per_execution=job.steps_per_execution,
+    )
+    return model, layers, embedding
+
+
+def main(job: Job) -> None:
+    session = Session()
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = het_tf.distribute.HetParameterServerStrategy(resolver, **job.strategy)
+    with strategy.scope():
+        model, layers, embedding = make_model(job, het_tf.keras.Model)
+    callback = wide_deep.epochs_callback(
+        keras,
+        session,
+        job,
+        layers,
+        lambda keys: np.asarray(embedding.table.lookup(keys)),
+        embedding.cache_stats,
+    )
+    model.fit(
+        lambda context: wide_deep.worker_data(job, context.input_pipeline_id),
+        epochs=job.epochs,
+        steps_per_epoch=job.steps,
+        callbacks=[callback],
+        verbose=0,
+    )
+
+
+if __name__ == "__main__":
+    main(Job.from_json(sys.argv[1]))
