@@ -4,12 +4,15 @@ TensorFlow keeps the order of stateful ops, and of calls of functions that hold 
 share the tensor of a resource handle. A handle op inside a function would be another tensor in
 every function, and two calls of one training step could overlap. So the handle of a worker's cache
 must come into every function from outside, from where the function is called, since only then is
-it known on which worker it runs. `FuncGraph.capture_call_time_value` does that.
+it known on which worker it runs. `FuncGraph.capture_call_time_value` does that. And two loops that
+work hand in hand must not wait for one another: `run_independently` of the graph's manager of
+control dependencies says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -42,6 +45,21 @@ def share_in_graph(name: str, handle: tf.Tensor) -> None:
     Functions that it calls find it, too: they ask their caller.
     """
     tf.compat.v1.get_default_graph().get_collection_ref(name)[:] = [handle]
+
+
+def run_beside(build: Callable[[], Any]) -> Any:
+    """Builds loops that run beside everything else in the graph.
+
+    TensorFlow would have a loop that uses a resource wait for one before it that does. What is
+    built here must order by itself what needs an order.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    result = build()
+    for op in graph.get_operations()[before:]:
+        if op.type in ("While", "If"):
+            graph.experimental_acd_manager.run_independently(op)
+    return result
 
 
 def _capture(graph: tf.Graph, name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:

@@ -24,6 +24,9 @@ _UNSET: Any = "unset"
 DRIFT_UNIT = 2.0**-14
 _MAX_DRIFT = 2.0**10
 
+# Steps whose rows and batches a worker holds at once.
+_MAX_LOOKAHEAD = 1024
+
 # Total staleness where no bound is given: of count, what costs the fewest bytes with an AUC within
 # one standard deviation of no cache's on two data sets, with 2 and with 4 workers; of drift the
 # tightest that was tried (docs/staleness_auc.md).
@@ -62,6 +65,9 @@ class CacheConfig:
         read bound, and the other workers' write bounds share the other half. Not together with
         another bound, nor with "lamport". Default, where no bound is given: 4 under "count", 0.1
         under "drift".
+      lookahead: under `het_tf.keras.Model.fit`, how many steps before it needs its rows a step
+        begins to look them up, while those before it compute; 0: not before it begins. What a read
+        misses is bounded as of then. The window's rows are kept whatever the capacity.
 
     Raises:
       ValueError: an attribute is out of its range; the message names it and its value.
@@ -74,6 +80,7 @@ class CacheConfig:
     write_bound: float | None = _UNSET
     clock: str = "count"
     total_staleness: float | None = None
+    lookahead: int = 1
 
     def __post_init__(self) -> None:
         if self.policy not in ("lfu", "lru"):
@@ -83,6 +90,8 @@ class CacheConfig:
         bounds = ("staleness", "read_bound", "write_bound")
         given = [name for name in bounds if getattr(self, name) is not _UNSET]
         check_clock(self.clock)
+        lookahead = check_integer("lookahead", self.lookahead, 0, _MAX_LOOKAHEAD)
+        object.__setattr__(self, "lookahead", lookahead)
         if self.total_staleness is not None:
             if given:
                 raise ValueError(
@@ -144,6 +153,9 @@ class WorkerCache:
     a `read_bound` of 0: whoever looks at a row after training is to see all that was sent.
     Without a config there is no cache: every lookup fetches its rows, and gradients go to the
     shards, which apply the optimizer.
+
+    Attributes:
+      writes_through: whether updates are sent in the step that makes them.
     """
 
     def __init__(self, table: EmbeddingTable, config: CacheConfig | None, nonfinite: str = "error"):
@@ -178,7 +190,7 @@ class WorkerCache:
             "shared_name": f"{self.name}/coordinator",
             "read_bound": 0,
         }
-        self._writes_through = self._attributes.get("write_bound", 0) == 0
+        self.writes_through = self._attributes.get("write_bound", 0) == 0
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)
@@ -196,15 +208,43 @@ class WorkerCache:
           rows: float32 [ids, dim].
           ticket: for `update_op`.
         """
-        cache = self._handle_op()
-        ticket, requests = ops.cache_lookup(
-            cache, unique_ids, num_shards=self.table.num_shards, fresh=fresh
+        ticket, requests = self.request_op(unique_ids, fresh)
+        with tf.control_dependencies([self.table.exchange_op(self._handle_op(), ticket, requests)]):
+            return self.gather_op(ticket), ticket
+
+    # The parts of a lookup, for whoever sends the requests of several caches together.
+
+    def request_op(
+        self, unique_ids: tf.Tensor, fresh: bool = False
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Begins a lookup; arguments as for `lookup_op`.
+
+        Returns:
+          ticket: for the other parts.
+          requests: uint8 [bytes], one for each shard.
+        """
+        return ops.cache_lookup(
+            self._handle_op(), unique_ids, num_shards=self.table.num_shards, fresh=fresh
         )
-        with tf.control_dependencies([self.table.exchange_op(cache, ticket, requests)]):
-            return ops.cache_gather(cache, ticket), ticket
+
+    def flush_request_op(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Requests that push what is due, like `request_op`."""
+        return ops.cache_flush(self._handle_op(), num_shards=self.table.num_shards, all=False)
+
+    def install_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Tensor:
+        """Takes the replies to requests, one a shard; int64 scalar, how many rows came."""
+        return ops.cache_install(self._handle_op(), ticket, replies)
+
+    def gather_op(self, ticket: tf.Tensor) -> tf.Tensor:
+        """The rows of an installed lookup as they are now, float32 [ids, dim]."""
+        return ops.cache_gather(self._handle_op(), ticket)
 
     def update_op(
-        self, ticket: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor
+        self,
+        ticket: tf.Tensor,
+        gradients: tf.Tensor,
+        learning_rate: tf.Tensor,
+        sends: bool = True,
     ) -> tf.Operation:
         """One update of each key that was looked up.
 
@@ -212,10 +252,11 @@ class WorkerCache:
           ticket: of that lookup; it can be used once.
           gradients: float32 [ids, dim]; those of equal ids are summed.
           learning_rate: float32 scalar.
+          sends: whether to send updates that are due in the same step; otherwise the caller does.
         """
         cache = self._handle_op()
         update = ops.cache_update(cache, ticket, gradients, learning_rate)
-        if not self._writes_through:
+        if not (self.writes_through and sends):
             return update
         with tf.control_dependencies([update] if update is not None else []):
             return self._flush_op(cache, everything=False)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from het_tf import _abandoned, initializers, ops, optimizers
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf.exchange import Exchange
 
 # Attributes of a cache op that keeps no rows: lookups fetch them, gradients go to the shards.
 NO_CACHE = {"capacity": 0}
@@ -93,7 +94,7 @@ class EmbeddingTable:
         }
         _abandoned.destroy_all()
         self._handles = [self._create(shard) for shard in range(self.num_shards)]
-        self._sync_functions: dict[int, Any] = {}
+        self._exchange = Exchange(self.devices, [self])
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
         _abandoned.destroy_after(self, functools.partial(_destroy, self._handles))
 
@@ -115,30 +116,17 @@ class EmbeddingTable:
             shared_name=f"{self.shared_name}/{shard}", shard=shard, **self.row_attributes
         )
 
-    def sync_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
-        """Sends a cache's request to a shard, if there is one.
+    def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
+        """On the device of a shard: its reply to a cache's request.
 
         Args:
           shard: which one.
-          request: uint8 [bytes]; 0 bytes: nothing is sent.
+          request: uint8 [bytes]; 0 bytes: nothing was asked.
 
         Returns:
-          uint8 [bytes], the shard's reply; 0 bytes if nothing was sent.
+          uint8 [bytes]; 0 bytes if nothing was asked.
         """
-
-        def send() -> tf.Tensor:
-            if self.is_local:
-                return ops.table_sync(self._handles[shard], request)
-            # A remote call, and not an op placed there: an op would cross the network even in the
-            # branch that is not taken.
-            return tf.raw_ops.RemoteCall(
-                target=self.devices[shard],
-                args=[request],
-                Tout=[tf.uint8],
-                f=self._sync_function(shard),
-            )[0]
-
-        return tf.cond(tf.size(request) > 0, send, lambda: tf.zeros([0], tf.uint8))
+        return ops.table_sync(self.handle_op(shard), request)
 
     def exchange_op(
         self, cache: tf.Tensor, ticket: tf.Tensor, requests: Sequence[tf.Tensor]
@@ -153,7 +141,10 @@ class EmbeddingTable:
         Returns:
           int64 scalar, how many rows came; when it is there, the cache has them.
         """
-        replies = [self.sync_op(shard, request) for shard, request in enumerate(requests)]
+        if self.is_local:
+            replies = [ops.table_sync(self._handles[0], request) for request in requests]
+        else:
+            (replies,) = self._exchange.send_op([requests])
         return ops.cache_install(cache, ticket, replies)
 
     def lookup_op(self, unique_ids: tf.Tensor) -> tf.Tensor:
@@ -288,16 +279,6 @@ class EmbeddingTable:
                 f"{device} does not know the het_tf ops: start the parameter servers and workers"
                 f" with `python -m het_tf.server` ({error.message})",
             ) from error
-
-    def _sync_function(self, shard: int) -> Any:
-        if shard not in self._sync_functions:
-
-            @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8)], autograph=False)
-            def sync(request: tf.Tensor) -> tf.Tensor:
-                return ops.table_sync(self.handle_op(shard), request)
-
-            self._sync_functions[shard] = sync.get_concrete_function()
-        return self._sync_functions[shard]
 
     @functools.cached_property
     def _remote_lookup(self) -> Any:

@@ -83,7 +83,8 @@ REGISTER_OP("Het>TableSync")
 Merges what a cache pushes and sends the rows that it lacks.
 
 table: The shard that the request is for.
-request: [bytes], from CacheLookup or CacheFlush.
+request: [bytes], from CacheLookup or CacheFlush. 0 bytes: nothing was asked, and the reply has 0
+  bytes.
 reply: [bytes], for CacheInstall.
 )doc");
 

@@ -20,6 +20,21 @@ ids: Any shape.
 unique_ids: Scalar. The unique keys and where each occurs, for lookups and updates in this process.
 )doc");
 
+REGISTER_OP("Het>CheckIds")
+    .Input("unique_ids: variant")
+    .Input("ids: int64")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      tensorflow::shape_inference::ShapeHandle unused;
+      return c->WithRank(c->input(0), 0, &unused);
+    })
+    .Doc(R"doc(
+Fails unless these are the ids, in their order, that unique_ids was made of.
+
+unique_ids: Scalar.
+ids: Any shape.
+)doc");
+
 REGISTER_OP("Het>ShardOf")
     .Input("keys: int64")
     .Output("shards: int32")

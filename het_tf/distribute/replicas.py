@@ -22,7 +22,7 @@ from het_tf import ops
 from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._replica_variable import ReplicaVariable
 from het_tf._visits import cluster_devices, visit
-from het_tf.distribute.exchange import Exchange
+from het_tf.exchange import Exchange
 
 if TYPE_CHECKING:
     from het_tf.distribute.strategy import HetParameterServerStrategy
@@ -99,20 +99,27 @@ class DenseReplicas:
             share_in_graph(f"{self.name}/{i}", handle)
 
     def settle_op(self, steps: tf.Tensor, reads: bool) -> None:
-        """Between two steps: takes over what the servers have, sends what must be sent.
+        """Between two steps: takes over what came from the servers, sends what must be sent.
 
         Args:
           steps: int64 scalar, steps made since the last time.
           reads: whether a step begins.
         """
         must = self._settle_op(steps, reads)
-        # A step that begins asks whether it misses too much.
-        if reads and self._strategy.num_workers > 1 and self._strategy.dense_staleness > 0:
-            with tf.control_dependencies([must]):
-                exchanged = self._exchange_op()
-            with tf.control_dependencies(exchanged):
-                must = self._settle_op(tf.constant(0, tf.int64), False)
         self._exchange_while(must, lambda: self._settle_op(tf.constant(0, tf.int64), False))
+
+    def request_op(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """What there is to say, for whoever sends the requests of several together.
+
+        Returns:
+          ticket: for `receive_op`.
+          requests: uint8 [bytes], one for each server.
+        """
+        return ops.replica_request(self._handle_op(), num_shards=len(self._devices))
+
+    def receive_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Operation:
+        """Takes the replies to requests, one a server. `settle_op` takes them over."""
+        return ops.replica_receive(self._handle_op(), ticket, replies)
 
     def flush_op(self) -> tf.Tensor:
         """Sends all steps. Returns the replica's `report_op` then."""
@@ -237,10 +244,9 @@ class DenseReplicas:
         return ops.replica_settle(self._handle_op(), handles, steps, reads=reads, all=everything)
 
     def _exchange_op(self) -> list[tf.Operation]:
-        replica = self._handle_op()
-        ticket, requests = ops.replica_request(replica, num_shards=len(self._devices))
+        ticket, requests = self.request_op()
         (replies,) = self._exchange.send_op([requests])
-        return [ops.replica_receive(replica, ticket, replies)]
+        return [self.receive_op(ticket, replies)]
 
     def _exchange_while(self, must: tf.Tensor, settle: Callable[[], tf.Tensor]) -> tf.Tensor:
         def body(_: tf.Tensor) -> list[tf.Tensor]:

@@ -32,3 +32,11 @@ def functional_class() -> type[keras.Model]:
     """The class of `keras.Model(inputs, outputs)`, which Keras does not export."""
     inputs = keras.Input(())
     return type(keras.Model(inputs, keras.layers.Identity()(inputs)))
+
+
+def calls_as_keras_does(model: keras.Model) -> bool:
+    """Whether it is functional or sequential, with the call and train_step of Keras."""
+    kind = type(model)
+    is_known = isinstance(model, (functional_class(), keras.Sequential))
+    base = keras.Sequential if isinstance(model, keras.Sequential) else functional_class()
+    return is_known and kind.call is base.call and kind.train_step is keras.Model.train_step

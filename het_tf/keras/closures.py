@@ -10,16 +10,38 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf._graph import run_beside
+from het_tf._prepared import Lookup, prepared
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import REPORT_SIZE, report_ops
 from het_tf.keras.dense import DenseVariables
+from het_tf.keras.lookups import StepLookups, find_keys_fn, write_through_op
 from het_tf.keras.metric_state import MetricScope, metric_variables
-from het_tf.layers.embedding import embeddings_of
+from het_tf.keras.window import Element, Window
+from het_tf.layers.embedding import HetEmbedding, embeddings_of
 
-_HEADER = 2  # worker index, number of steps
+_HEADER = 4  # worker index, number of steps, steps that waited for a row, microseconds of that
 
 Batch = Any
 States = list[tf.Tensor]
+Waited = tuple[tf.Tensor, tf.Tensor]  # steps that waited, microseconds
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Where the batches of a loop come from. What it carries from step to step is its own.
+
+    Attributes:
+      first: what to carry at the start.
+      has: carried -> whether there is a batch.
+      get: number of the batch, carried -> the batch.
+      next: whether another batch is wanted, carried -> what to carry on.
+    """
+
+    first: Callable[[], tuple[Any, ...]]
+    has: Callable[..., tf.Tensor]
+    get: Callable[..., Batch]
+    next: Callable[..., tuple[Any, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +51,8 @@ class ClosureResult:
     Attributes:
       worker: task index of the worker that ran it.
       steps: steps done; fewer than asked for when the worker's data ended.
+      waited_steps: those of them that waited, since what they look up was not there yet.
+      waited_seconds: for how long, together.
       cache_reports: int64[caches, 4], of the model's own caches in their order.
       metric_states: float64[all metric states], summed over the steps.
       step_logs: the logs of the last step that are no metric's result.
@@ -36,6 +60,8 @@ class ClosureResult:
 
     worker: int
     steps: int
+    waited_steps: int
+    waited_seconds: float
     cache_reports: np.ndarray
     metric_states: np.ndarray
     step_logs: dict[str, float]
@@ -80,9 +106,33 @@ class StepClosure:
         self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
+        self._plan_lookups()
         signature = stacked_signature(element_spec)
         self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
         self.on_iterator = tf.function(self._on_iterator, autograph=False)
+
+    def _plan_lookups(self) -> None:
+        """Decides what is looked up ahead, and what when a step begins."""
+        find_keys = find_keys_fn(self._model) if self._training else None
+        layers = embeddings_of(self._model) if find_keys is not None else []
+        replicas = None if self._dense is None else self._dense.replicas
+        # A replica that writes every step has nothing to say before the step is done.
+        travels = replicas if replicas is not None and self._strategy.dense_staleness else None
+        self.lookahead = max(
+            [layer.cache.lookahead for layer in layers if layer.cache is not None]
+            + [0 if travels is None else 1]
+        )
+        ahead = {
+            id(layer)
+            for layer in layers
+            if layer.cache is not None and layer.cache.lookahead > 0 and self.lookahead > 0
+        }
+        self._is_ahead = lambda layer: id(layer) in ahead
+        self._ahead = StepLookups(find_keys if ahead else None, travels)
+        inline = find_keys if len(ahead) < len(layers) else None
+        self._inline = StepLookups(inline, None if self.lookahead else travels)
+        self._ahead_layers: list[HetEmbedding] = []
+        self.window = Window(self.lookahead) if self.lookahead else None
 
     @property
     def log_names(self) -> tuple[str, ...]:
@@ -96,6 +146,8 @@ class StepClosure:
         return ClosureResult(
             worker=int(header[0]),
             steps=int(header[1]),
+            waited_steps=int(header[2]),
+            waited_seconds=int(header[3]) * 1e-6,
             cache_reports=reports.reshape(-1, REPORT_SIZE),
             metric_states=states.view(np.float64),
             step_logs=dict(
@@ -107,51 +159,167 @@ class StepClosure:
 
     def _on_batches(self, *stacked: tf.Tensor) -> tf.Tensor:
         """Steps over batches sent along: each component stacked over the steps."""
-        num_steps = tf.shape(stacked[0])[0]
+        source = _Source(
+            first=lambda: (),
+            has=lambda: tf.constant(True),
+            get=lambda i: take_batch(self._element_spec, stacked, i),
+            next=lambda more: (),
+        )
+        return self._loop(source, tf.shape(stacked[0])[0], tf.constant(0))
 
-        def body(step: tf.Tensor, states: States, logs: tf.Tensor) -> Any:
-            del logs
-            batch = take_batch(self._element_spec, stacked, step)
-            return (step + 1, *self._step(step, batch, states))
+    def _on_iterator(
+        self, iterator: tf.data.Iterator, num_steps: tf.Tensor, ahead: tf.Tensor
+    ) -> tf.Tensor:
+        """Up to `num_steps` steps over batches of the worker's own dataset.
 
-        return self._loop(lambda step, *_: step < num_steps, body, ())
+        Up to `ahead` more batches may be taken for the next closure. Otherwise not one more than is
+        used: what is taken is gone.
+        """
+        source = _Source(
+            first=lambda: (iterator.get_next_as_optional(),),
+            has=lambda batch: batch.has_value(),
+            get=lambda i, batch: batch.get_value(),
+            next=lambda more, batch: (tf.cond(more, iterator.get_next_as_optional, lambda: batch),),
+        )
+        return self._loop(source, num_steps, ahead)
 
-    def _on_iterator(self, iterator: tf.data.Iterator, num_steps: tf.Tensor) -> tf.Tensor:
-        """Up to `num_steps` steps over batches of the worker's own dataset."""
-
-        def cond(step: tf.Tensor, states: States, logs: tf.Tensor, batch: Any) -> tf.Tensor:
-            del states, logs
-            return tf.logical_and(step < num_steps, batch.has_value())
-
-        def body(step: tf.Tensor, states: States, logs: tf.Tensor, batch: Any) -> Any:
-            del logs
-            states, logs = self._step(step, batch.get_value(), states)
-            # Not one batch more than is used: what is taken here is gone.
-            batch = tf.cond(step + 1 < num_steps, iterator.get_next_as_optional, lambda: batch)
-            return step + 1, states, logs, batch
-
-        return self._loop(cond, body, (iterator.get_next_as_optional(),))
-
-    def _loop(self, cond: Callable[..., Any], body: Callable[..., Any], carry: Any) -> tf.Tensor:
+    def _loop(self, source: _Source, num_steps: tf.Tensor, ahead: tf.Tensor) -> tf.Tensor:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         states = [tf.zeros(v.shape, v.dtype) for v in self._metrics]
         self._settings = self._dense.open_op() if self._dense is not None else []
         # Their number is known only once the loop's body is traced, hence the unknown shape.
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
-        steps, states, logs, *_ = tf.while_loop(
-            cond, body, (tf.constant(0), states, logs, *carry), parallel_iterations=1
-        )
+        run = self._run_inline if self.window is None else self._run_ahead
+        steps, states, logs, waited = run(source, num_steps, ahead, states, logs)
         with tf.control_dependencies([steps]):
             if self._dense is not None:
                 self._dense.replicas.settle_op(tf.cast(steps > 0, tf.int64), reads=False)
             reports = report_ops(self.caches)
         floats = [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states] + [logs]
-        header = tf.stack([tf.cast(worker, tf.int64), tf.cast(steps, tf.int64)])
+        header = tf.stack([tf.cast(x, tf.int64) for x in (worker, steps, *waited)])
         return tf.concat(
             [header, tf.reshape(reports, [-1]), tf.bitcast(tf.concat(floats, 0), tf.int64)], 0
         )
 
-    def _step(self, step: tf.Tensor, batch: Batch, states: States) -> tuple[States, tf.Tensor]:
+    def _run_inline(
+        self,
+        source: _Source,
+        num_steps: tf.Tensor,
+        ahead: tf.Tensor,
+        states: States,
+        logs: tf.Tensor,
+    ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
+        """Steps one after the other."""
+        del ahead
+
+        def cond(step: tf.Tensor, states: States, logs: tf.Tensor, *carry: Any) -> tf.Tensor:
+            del states, logs
+            return tf.logical_and(step < num_steps, source.has(*carry))
+
+        def body(step: tf.Tensor, states: States, logs: tf.Tensor, *carry: Any) -> Any:
+            del logs
+            states, logs = self._step(step, source.get(step, *carry), [], states)
+            return step + 1, states, logs, *source.next(step + 1 < num_steps, *carry)
+
+        first = (tf.constant(0), states, logs, *source.first())
+        steps, states, logs, *_ = tf.while_loop(cond, body, first, parallel_iterations=1)
+        return steps, states, logs, (tf.constant(0), tf.constant(0.0, tf.float64))
+
+    def _run_ahead(
+        self,
+        source: _Source,
+        num_steps: tf.Tensor,
+        ahead: tf.Tensor,
+        states: States,
+        logs: tf.Tensor,
+    ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
+        """Two loops: one prepares steps, the other computes them."""
+        window = self.window
+        kept = window.size_op()
+        with tf.control_dependencies([kept]):
+            num_steps = tf.identity(num_steps)
+        run_beside(lambda: self._prepare(source, num_steps + ahead - kept))
+
+        def cond(step: tf.Tensor, more: tf.Tensor, *_: Any) -> tf.Tensor:
+            return tf.logical_and(step < num_steps, more)
+
+        def body(
+            step: tf.Tensor,
+            more: tf.Tensor,
+            waits: tf.Tensor,
+            seconds: tf.Tensor,
+            element: Element,
+            states: States,
+            logs: tf.Tensor,
+        ) -> Any:
+            del logs
+            states, logs = self._step(step, *self._unpack_element(element), states)
+            with tf.control_dependencies([*states, logs]):
+                again = step + 1 < num_steps
+            none = tf.zeros([], tf.float64)
+            more, waited, element = tf.cond(
+                again, window.take_op, lambda: (more, none, [tf.identity(x) for x in element])
+            )
+            waits += tf.cast(waited > 0, tf.int32)
+            return step + 1, more, waits, seconds + waited, element, states, logs
+
+        more, waited, element = window.take_op()
+        waits = tf.cast(waited > 0, tf.int32)
+        first = (tf.constant(0), more, waits, waited, element, states, logs)
+        steps, _, waits, seconds, _, states, logs = tf.while_loop(
+            cond, body, first, parallel_iterations=1
+        )
+        return steps, states, logs, (waits, seconds * 1e6)
+
+    def _prepare(self, source: _Source, count: tf.Tensor) -> None:
+        window = self.window
+
+        def cond(i: tf.Tensor, *carry: Any) -> tf.Tensor:
+            return tf.logical_and(i < count, source.has(*carry))
+
+        def body(i: tf.Tensor, *carry: Any) -> Any:
+            with tf.control_dependencies([window.reserve_op()]):
+                batch = source.get(i, *carry)
+                components = [
+                    tf.identity(x) for x in tf.nest.flatten(batch, expand_composites=True)
+                ]
+                batch = tf.nest.pack_sequence_as(batch, components, expand_composites=True)
+                lookups = self._ahead.begin_op(batch, self._is_ahead)
+            self._ahead_layers = [lookup.layer for lookup in lookups]
+            tickets = [x for lookup in lookups for x in (lookup.unique_ids, lookup.ticket)]
+            window.put_op([*components, *tickets])
+            return i + 1, *source.next(i + 1 < count, *carry)
+
+        def prepare() -> tf.Tensor:
+            first = (tf.constant(0), *source.first())
+            return tf.while_loop(cond, body, first, parallel_iterations=1)[0]
+
+        # Nothing is taken from the data where nothing is to be prepared.
+        made = tf.cond(count > 0, prepare, lambda: tf.constant(0))
+
+        def end() -> tf.Tensor:
+            with tf.control_dependencies([window.put_end_op()]):
+                return tf.constant(0)
+
+        tf.cond(made < count, end, lambda: tf.constant(0))
+
+    def _unpack_element(self, element: Element) -> tuple[Batch, list[Lookup]]:
+        spec = tf.nest.flatten(self._element_spec, expand_composites=True)
+        components = [tf.ensure_shape(x, s.shape) for x, s in zip(element, spec, strict=False)]
+        batch = tf.nest.pack_sequence_as(self._element_spec, components, expand_composites=True)
+        tickets = [tf.ensure_shape(x, []) for x in element[len(spec) :]]
+        lookups = [
+            Lookup(layer, unique_ids, ticket)
+            for layer, unique_ids, ticket in zip(
+                self._ahead_layers, tickets[::2], tickets[1::2], strict=True
+            )
+        ]
+        return batch, lookups
+
+    def _step(
+        self, step: tf.Tensor, batch: Batch, lookups: list[Lookup], states: States
+    ) -> tuple[States, tf.Tensor]:
+        lookups = lookups + self._inline.begin_op(batch, lambda layer: not self._is_ahead(layer))
         if self._dense is not None:
             self._dense.replicas.settle_op(tf.cast(step > 0, tf.int64), reads=True)
         model = self._model
@@ -171,7 +339,8 @@ class StepClosure:
         # The strategy runs the step in a thread of its own, but what Keras' optimizers do there in
         # this one. A scope is known in the threads that have entered it.
         with scope:
-            logs = self._strategy.run(self._replica_step, args=(batch, scope))
+            logs = self._strategy.run(self._replica_step, args=(batch, lookups, scope))
+            write_through_op(lookups)
         self._log_names = tuple(logs)
         for setting, value in self._settings:
             if scope.get_current_value(setting) is not value:
@@ -187,9 +356,11 @@ class StepClosure:
         states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
         return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
 
-    def _replica_step(self, batch: Batch, scope: MetricScope) -> dict[str, Any]:
+    def _replica_step(
+        self, batch: Batch, lookups: list[Lookup], scope: MetricScope
+    ) -> dict[str, Any]:
         model = self._model
-        with scope:
+        with scope, prepared(lookups):
             logs = (model.train_step if self._training else model.test_step)(batch)
             self._metric_names = frozenset(model.get_metrics_result())
         return logs

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,7 +40,14 @@ class Work:
 
 
 class Pass(abc.ABC):
-    """One pass over a feed: an epoch, or an evaluation."""
+    """One pass over a feed: an epoch, or an evaluation.
+
+    Attributes:
+      name: of the batches that it hands out; another pass that goes on with them has the same.
+    """
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
 
     @abc.abstractmethod
     def next_work(self, in_flight: int) -> Work | None:
@@ -65,8 +73,13 @@ class Feed(abc.ABC):
     on_iterator: bool
 
     @abc.abstractmethod
-    def start(self, steps_per_closure: int) -> Pass:
-        """Begins a pass."""
+    def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
+        """Begins a pass.
+
+        Args:
+          steps_per_closure: of each closure, at most.
+          lookahead: batches that a closure may take beyond its steps, for the next one.
+        """
 
 
 class StreamFeed(Feed):
@@ -98,7 +111,8 @@ class StreamFeed(Feed):
         self._dataset = dataset.prefetch(tf.data.AUTOTUNE)
         self._stream = iter(self._dataset.repeat()) if endless else None
 
-    def start(self, steps_per_closure: int) -> Pass:
+    def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
+        del lookahead  # What is sent along is all that a closure has.
         stream = self._stream if self._stream is not None else iter(self._dataset)
         return _StreamPass(stream, self._steps, steps_per_closure, self._set_length)
 
@@ -117,6 +131,7 @@ class _StreamPass(Pass):
         steps_per_closure: int,
         on_end: Callable[[int], None],
     ):
+        super().__init__()
         self._stream = stream
         self._steps = steps
         self._steps_per_closure = steps_per_closure
@@ -197,12 +212,18 @@ class WorkerFeed(Feed):
         self.element_spec = self._datasets.element_spec
         self.num_steps = steps
         self._iterator = iter(self._datasets) if endless else None
+        self._name = uuid.uuid4().hex
 
-    def start(self, steps_per_closure: int) -> Pass:
+    def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
         iterator = iter(self._datasets) if self._iterator is None else self._iterator
-        if self._steps is not None:
-            return _CountedPass(self._strategy, iterator, self._steps, steps_per_closure)
-        return _SharesPass(self._strategy, iterator, steps_per_closure, self._set_length)
+        common = (self._strategy, iterator, steps_per_closure, lookahead)
+        if self._steps is None:
+            return _SharesPass(*common, self._set_length)
+        counted = _CountedPass(*common, self._steps)
+        if self._iterator is not None:
+            # What a worker has taken beyond a pass is the first of the next.
+            counted.name = self._name
+        return counted
 
     def _set_length(self, length: int) -> None:
         if self.num_steps is None:
@@ -212,15 +233,19 @@ class WorkerFeed(Feed):
 class _WorkerPass(Pass):
     """Common to both ways of reading the workers' datasets."""
 
-    def __init__(self, strategy: HetParameterServerStrategy, iterator: Any, per_closure: int):
+    def __init__(
+        self, strategy: HetParameterServerStrategy, iterator: Any, per_closure: int, lookahead: int
+    ):
+        super().__init__()
         self._strategy = strategy
         self._iterator = iterator
         self._per_closure = per_closure
+        self._lookahead = lookahead
         self._index = 0
         self._ended: set[int] = set()  # Workers whose dataset has ended.
 
-    def _work(self, steps: int) -> Work:
-        work = Work(self._index, (self._iterator, tf.constant(steps)), steps)
+    def _work(self, steps: int, ahead: int) -> Work:
+        work = Work(self._index, (self._iterator, tf.constant(steps), tf.constant(ahead)), steps)
         self._index += 1
         return work
 
@@ -238,9 +263,14 @@ class _CountedPass(_WorkerPass):
     """A given number of steps, by whichever workers are free."""
 
     def __init__(
-        self, strategy: HetParameterServerStrategy, iterator: Any, steps: int, per_closure: int
+        self,
+        strategy: HetParameterServerStrategy,
+        iterator: Any,
+        per_closure: int,
+        lookahead: int,
+        steps: int,
     ):
-        super().__init__(strategy, iterator, per_closure)
+        super().__init__(strategy, iterator, per_closure, lookahead)
         self._remaining = steps
 
     def next_work(self, in_flight: int) -> Work | None:
@@ -249,7 +279,9 @@ class _CountedPass(_WorkerPass):
             return None
         steps = min(self._per_closure, self._remaining)
         self._remaining -= steps
-        return self._work(steps)
+        # Towards the end a worker may get no other closure.
+        others = self._strategy.num_workers * (self._per_closure + self._lookahead)
+        return self._work(steps, self._lookahead if self._remaining >= others else 0)
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._remaining += work.steps - steps
@@ -272,9 +304,10 @@ class _SharesPass(_WorkerPass):
         strategy: HetParameterServerStrategy,
         iterator: Any,
         per_closure: int,
+        lookahead: int,
         on_end: Callable[[int], None],
     ):
-        super().__init__(strategy, iterator, per_closure)
+        super().__init__(strategy, iterator, per_closure, lookahead)
         self._on_end = on_end
         self._steps = 0
 
@@ -294,7 +327,7 @@ class _SharesPass(_WorkerPass):
                 return None
             if in_flight > len(unfinished):
                 return None
-        return self._work(self._per_closure)
+        return self._work(self._per_closure, self._lookahead)
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._steps += steps

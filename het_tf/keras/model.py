@@ -158,6 +158,17 @@ class _ParameterServerFit:
         trainer = self._parameter_server_trainer
         return (super() if trainer is None else trainer).fit(x, y, **arguments)
 
+    def lookahead_stats(self) -> dict[str, float]:
+        """How many steps of the last `fit` waited for their rows.
+
+        Returns:
+          "steps": steps done by all workers; "waited_steps": those that began before what they look
+          up was there, of steps that are looked ahead for (`CacheConfig.lookahead`);
+          "waited_seconds": for how long, together. Empty without `HetParameterServerStrategy`.
+        """
+        trainer = self._parameter_server_trainer
+        return {} if trainer is None else trainer.lookahead_stats()
+
     def evaluate(
         self,
         x: Any = None,

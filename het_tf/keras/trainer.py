@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from het_tf._visits import cluster_devices, visit
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
@@ -38,6 +39,7 @@ class ParameterServerTrainer:
         self._closures: dict[Any, Any] = {}
         self._dense: DenseVariables | None = None
         self._sums: MetricSums | None = None
+        self._waits = np.zeros(3)  # Steps, those that waited, and for how many seconds.
         self._metrics: list[int] = []  # ids of the variables in _sums
         self._built = False
 
@@ -93,7 +95,8 @@ class ParameterServerTrainer:
         model.stop_training = False
         callbacks.on_train_begin()
         logs: Logs = {}
-        with self._flushed_on_error(), self._replicas():
+        self._waits = np.zeros(3)
+        with self._on_workers(), self._flushed_on_error():
             for epoch in range(_compat.initial_epoch(model) or initial_epoch, epochs):
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
@@ -238,7 +241,9 @@ class ParameterServerTrainer:
         done = 0
         with ClosureRunner(self._strategy) as runner:
             fn = closure.on_iterator if feed.on_iterator else closure.on_batches
-            data = feed.start(self._steps_per_closure(feed))
+            data = feed.start(self._steps_per_closure(feed), closure.lookahead)
+            if closure.window is not None:
+                closure.window.begin(data.name)
             while True:
                 _fill(runner, data, fn, should_stop())
                 if not runner.in_flight:
@@ -247,6 +252,8 @@ class ParameterServerTrainer:
                 if training and self._dense is not None:
                     self._dense.replicas.note_steps()
                 result = closure.unpack(packed)
+                if training:
+                    self._waits += (result.steps, result.waited_steps, result.waited_seconds)
                 self._strategy.record_cache_reports(closure.caches, result.cache_reports)
                 data.finished(work, result.worker, result.steps)
                 if not result.steps:
@@ -323,12 +330,31 @@ class ParameterServerTrainer:
             model=self._model,
         )
 
+    def lookahead_stats(self) -> dict[str, float]:
+        """Of the last `fit`; see `het_tf.keras.Model.lookahead_stats`."""
+        steps, waited, seconds = self._waits.tolist()
+        return {"steps": int(steps), "waited_steps": int(waited), "waited_seconds": seconds}
+
     @contextlib.contextmanager
-    def _replicas(self) -> Iterator[None]:
-        """Frees the memory of replicas, which start from the variables in the next `fit`."""
+    def _on_workers(self) -> Iterator[None]:
+        """Frees what `fit` leaves on the workers: replicas, and steps that were prepared."""
         try:
             yield
         finally:
+            windows = [
+                closure.window
+                for closure in self._closures.values()
+                if isinstance(closure, StepClosure) and closure.window is not None
+            ]
+            windows = [window for window in windows if window.in_use]
+            if windows:
+                visit(
+                    cluster_devices("worker"),
+                    lambda: [window.destroy() for window in windows],
+                    lambda device, error: True,
+                )
+                for window in windows:
+                    window.forget()
             if self._dense is not None:
                 self._dense.replicas.destroy()
 

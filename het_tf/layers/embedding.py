@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import initializers, ops, optimizers
+from het_tf import _prepared, initializers, ops, optimizers
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
@@ -189,17 +189,29 @@ class HetEmbedding(keras.layers.Layer):
             )
         frozen = frozen_table(self)
         if frozen is not None:
-            return tf.cast(frozen(self._keys_of(ids)), self.compute_dtype)
-        unique_ids = ops.unique_ids(self._keys_of(ids))
+            return tf.cast(frozen(self.keys_of(ids)), self.compute_dtype)
+        keys = self.keys_of(ids)
+        if _prepared.record(self, keys):
+            nothing = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0), self.compute_dtype)
+            return tf.ensure_shape(nothing, ids.shape.concatenate([self.output_dim]))
+        found = _prepared.take(self)
+        unique_ids = ops.unique_ids(keys) if found is None else found.unique_ids
+        begun = None if found is None else found.ticket
         # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
         layer = weakref.ref(self)
 
         @tf.custom_gradient
         def lookup(anchor: tf.Tensor) -> Any:
-            rows, ticket = layer()._lookup_op(unique_ids, fresh=training is False)
+            if begun is None:
+                rows, ticket = layer()._lookup_op(unique_ids, fresh=training is False)
+            else:
+                check = ops.check_ids(unique_ids, keys)
+                with tf.control_dependencies([check]):
+                    ticket = tf.identity(begun)
+                rows = layer().worker_cache.gather_op(ticket)
 
             def update(gradients: tf.Tensor) -> tf.Tensor:
-                layer()._update_op(ticket, gradients)
+                layer()._update_op(ticket, gradients, sends=begun is None)
                 return tf.zeros_like(anchor)
 
             return rows, update
@@ -287,7 +299,12 @@ class HetEmbedding(keras.layers.Layer):
         self.table.clear()
         self.table.import_(rows)
 
-    def _keys_of(self, ids: tf.Tensor) -> tf.Tensor:
+    def keys_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """Integer ids as the keys of the table, int64.
+
+        Raises:
+          tf.errors.InvalidArgumentError: a uint64 is larger than any int64.
+        """
         keys = tf.cast(ids, tf.int64)
         if ids.dtype != tf.uint64:
             return keys
@@ -302,7 +319,7 @@ class HetEmbedding(keras.layers.Layer):
             return self._table.lookup_op(unique_ids), unique_ids
         return self._worker_cache.lookup_op(unique_ids, fresh)
 
-    def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor) -> None:
+    def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor, sends: bool) -> None:
         schedule = self.optimizer.learning_rate
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
             learning_rate = tf.cast(schedule(self._iterations.value), tf.float32)
@@ -313,7 +330,7 @@ class HetEmbedding(keras.layers.Layer):
         if self._table.is_local:
             self._table.apply_op(ticket, gradients, learning_rate, self.nonfinite)
         else:
-            self._worker_cache.update_op(ticket, gradients, learning_rate)
+            self._worker_cache.update_op(ticket, gradients, learning_rate, sends)
 
 
 def embeddings_of(model: keras.Model) -> list[HetEmbedding]:

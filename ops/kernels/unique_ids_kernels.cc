@@ -24,6 +24,28 @@ class UniqueIdsOp : public tensorflow::OpKernel {
   }
 };
 
+class CheckIdsOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    std::shared_ptr<UniqueIds> unique_ids;
+    OP_REQUIRES_OK(context, GetVariant(context, "unique_ids", &unique_ids));
+    const tensorflow::Tensor& tensor = context->input(1);
+    OP_REQUIRES(context, tensor.NumElements() == unique_ids->num_ids(),
+                absl::InvalidArgumentError(StrCat("ids holds ", tensor.NumElements(),
+                                                  " ids, looked ahead for were ",
+                                                  unique_ids->num_ids())));
+    const auto ids = tensor.flat<int64_t>();
+    for (int64_t i = 0; i < ids.size(); ++i) {
+      const int64_t ahead = unique_ids->keys[unique_ids->key_of[i]];
+      OP_REQUIRES(context, ids(i) == ahead,
+                  absl::InvalidArgumentError(
+                      StrCat("ids[", i, "] = ", ids(i), ", looked ahead for was ", ahead)));
+    }
+  }
+};
+
 class ShardOfOp : public tensorflow::OpKernel {
  public:
   explicit ShardOfOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
@@ -45,6 +67,7 @@ class ShardOfOp : public tensorflow::OpKernel {
   int num_shards_;
 };
 
+REGISTER_KERNEL_BUILDER(Name("Het>CheckIds").Device(tensorflow::DEVICE_CPU), CheckIdsOp);
 REGISTER_KERNEL_BUILDER(Name("Het>ShardOf").Device(tensorflow::DEVICE_CPU), ShardOfOp);
 REGISTER_KERNEL_BUILDER(Name("Het>UniqueIds").Device(tensorflow::DEVICE_CPU), UniqueIdsOp);
 

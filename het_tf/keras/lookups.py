@@ -1,0 +1,153 @@
+"""All lookups of a step in one exchange, with the dense variables' (DESIGN 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from het_tf import _prepared, ops
+from het_tf._visits import cluster_devices
+from het_tf.distribute.replicas import DenseReplicas
+from het_tf.exchange import Exchange
+from het_tf.keras import _compat
+from het_tf.layers.embedding import HetEmbedding, embeddings_of
+
+Keys = list[tuple[HetEmbedding, tf.Tensor]]
+
+
+def find_keys_fn(model: keras.Model) -> Callable[[Any], Keys] | None:
+    """How to find out from a batch which keys a training step of a model will look up.
+
+    Returns:
+      A function from a batch to layers and their int64 keys, in the order of the calls; None, with
+      a line in the log, if there is no way.
+    """
+    layers = [layer for layer in embeddings_of(model) if layer.built]
+    if not layers:
+        return None
+    if hasattr(model, "lookahead_ids"):
+
+        def ask(batch: Any) -> Keys:
+            found = model.lookahead_ids(batch)
+            if not isinstance(found, dict) or not all(isinstance(k, HetEmbedding) for k in found):
+                raise ValueError(
+                    "lookahead_ids(batch) must return a dict from HetEmbedding layers to their ids,"
+                    f" not {found!r}"
+                )
+            return [(layer, layer.keys_of(ids)) for layer, ids in found.items()]
+
+        return ask
+    if not _compat.calls_as_keras_does(model):
+        logging.info(
+            "%s has its own call or train_step, so its ids are looked up when its layers are"
+            " called: write a method lookahead_ids(batch) that returns {layer: ids}, and they are"
+            " looked up while the step before computes",
+            model.name,
+        )
+        return None
+    return lambda batch: _record_keys(model, batch)
+
+
+def _record_keys(model: keras.Model, batch: Any) -> Keys:
+    """The keys that a model looks up: it is run up to there."""
+    layers: list[HetEmbedding] = []
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+
+    # In a function, of which TensorFlow drops what the keys do not need.
+    @tf.function(autograph=False)
+    def keys_of(x: Any) -> list[tf.Tensor]:
+        with _UpToTheKeys(model), _prepared.recording() as calls:
+            model(x, training=True)
+        layers[:] = [layer for layer, _ in calls]
+        return [keys for _, keys in calls]
+
+    keys = keys_of(x)
+    return list(zip(layers, keys, strict=True))
+
+
+class _UpToTheKeys(keras.StatelessScope):
+    """In it, a model's variables are zeros, but for those that keys may depend on."""
+
+    def __init__(self, model: keras.Model):
+        super().__init__(initialize_variables=False)
+        layers = model._flatten_layers()  # there is no public list of nested layers
+        statistics = [
+            v for x in layers if isinstance(x, keras.layers.BatchNormalization) for v in x.variables
+        ]
+        self._unused = {id(v) for v in [*model.trainable_variables, *statistics]}
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        value = super().get_current_value(variable)
+        if value is None and id(variable) in self._unused:
+            return tf.zeros(variable.shape, variable.dtype)
+        return value
+
+
+class StepLookups:
+    """Looks up what a step needs, all in one message to each parameter server."""
+
+    def __init__(self, find_keys: Callable[[Any], Keys] | None, replicas: DenseReplicas | None):
+        """Describes the lookups.
+
+        Args:
+          find_keys: from `find_keys_fn`; None: layers look up for themselves.
+          replicas: whose requests travel along.
+        """
+        self._find_keys = find_keys
+        self._replicas = replicas
+
+    def begin_op(
+        self, batch: Any, wanted: Callable[[HetEmbedding], bool]
+    ) -> list[_prepared.Lookup]:
+        """Looks up what the layers that are wanted will ask for, and exchanges for the replicas.
+
+        Args:
+          batch: of the step.
+          wanted: says of a layer whether to.
+
+        Returns:
+          The lookups, in the order of the calls; when they are there, so are the rows.
+        """
+        keys = [] if self._find_keys is None else self._find_keys(batch)
+        keys = [(layer, keys) for layer, keys in keys if wanted(layer)]
+        unique_ids = [ops.unique_ids(keys) for _, keys in keys]
+        begun = [
+            layer.worker_cache.request_op(unique)
+            for (layer, _), unique in zip(keys, unique_ids, strict=True)
+        ]
+        parties: list[Any] = [layer.table for layer, _ in keys]
+        requests = [requests for _, requests in begun]
+        if self._replicas is not None:
+            dense_ticket, dense_requests = self._replicas.request_op()
+            parties.append(self._replicas)
+            requests.append(dense_requests)
+        if not parties:
+            return []
+        replies = Exchange(cluster_devices("ps"), parties).send_op(requests)
+        if self._replicas is not None:
+            self._replicas.receive_op(dense_ticket, replies.pop())
+        lookups = []
+        for (layer, _), unique, (ticket, _), reply in zip(
+            keys, unique_ids, begun, replies, strict=True
+        ):
+            with tf.control_dependencies([layer.worker_cache.install_op(ticket, reply)]):
+                lookups.append(_prepared.Lookup(layer, unique, tf.identity(ticket)))
+        return lookups
+
+
+def write_through_op(lookups: list[_prepared.Lookup]) -> None:
+    """After a step's updates: sends those that must not wait, in one message to each server."""
+    layers = {id(lookup.layer): lookup.layer for lookup in lookups}
+    caches = [layer.worker_cache for layer in layers.values() if layer.worker_cache.writes_through]
+    if not caches:
+        return
+    begun = [cache.flush_request_op() for cache in caches]
+    exchange = Exchange(cluster_devices("ps"), [cache.table for cache in caches])
+    for cache, (ticket, _), reply in zip(
+        caches, begun, exchange.send_op([requests for _, requests in begun]), strict=True
+    ):
+        cache.install_op(ticket, reply)
