@@ -1,0 +1,186 @@
+"""Lookups begun while the step before computes, in one message for all layers."""
+
+from __future__ import annotations
+
+import collections
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+import het_tf.keras
+from het_tf.layers import HetEmbedding
+
+KEYS, BATCH, STEPS = 200, 32, 40
+
+
+def dataset(context):
+    """A worker's share: STEPS batches."""
+    rng = np.random.default_rng(context.input_pipeline_id)
+    ids = rng.integers(0, KEYS, (BATCH * STEPS, 3))
+    labels = (ids.sum(1, keepdims=True) % 2).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((ids, labels)).batch(BATCH)
+
+
+def make_model(strategy, layers=2, lookahead=1, staleness=10):
+    """A model with several embeddings of the same ids; those of the first are hashed before."""
+    with strategy.scope():
+        inputs = keras.Input((3,), dtype="int64")
+        cache = het_tf.CacheConfig(KEYS, staleness=staleness, lookahead=lookahead)
+        embeddings = [HetEmbedding(4, seed=i, cache=cache) for i in range(layers)]
+        parts = [embeddings[0](keras.layers.Hashing(KEYS)(inputs))]
+        parts += [embedding(inputs) for embedding in embeddings[1:]]
+        hidden = keras.layers.Flatten()(keras.layers.Concatenate()([*parts, parts[0]]))
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=7)
+    return model, embeddings
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+@pytest.mark.parametrize("steps", [None, 3 * STEPS])
+def test_every_batch_is_trained_once(strategy, lookahead, steps):
+    model, embeddings = make_model(strategy, lookahead=lookahead)
+    history = model.fit(dataset, steps_per_epoch=steps, epochs=2, verbose=0).history
+    assert history["loss"][1] < history["loss"][0]
+    made = 2 * 3 * STEPS
+    assert model.lookahead_stats()["steps"] == made
+    for embedding in embeddings:
+        stats = embedding.cache_stats()
+        assert stats["pending"] == 0
+        # With steps, what was prepared beyond the last pass is not computed.
+        assert made <= stats["lookups"] <= made + (0 if steps is None else 3 * lookahead)
+        assert embedding.table.size() > KEYS / 2
+
+
+def remote_calls(model):
+    """How many calls to servers the functions of a model's training steps hold."""
+    (closure,) = model._parameter_server_trainer._closures.values()
+    graph = closure.on_batches.get_concrete_function().graph.as_graph_def()
+    return sum(node.op == "RemoteCall" for f in graph.library.function for node in f.node_def)
+
+
+@pytest.mark.parametrize("staleness", [10, 0])
+def test_26_layers_share_the_messages_of_one(strategy, staleness):
+    strategy.dense_staleness = 8
+    try:
+        calls = {}
+        for layers in (1, 26):
+            model, embeddings = make_model(strategy, layers, staleness=staleness)
+            model.fit(np.ones((64, 3), np.int64), np.ones((64, 1)), batch_size=32, verbose=0)
+            assert all(embedding.table.size() > 0 for embedding in embeddings)
+            calls[layers] = remote_calls(model)
+        assert calls[26] == calls[1]
+    finally:
+        strategy.dense_staleness = None
+
+
+class Subclassed(het_tf.keras.Model):
+    """Looks ids up after it has changed them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = HetEmbedding(4, seed=1, cache=het_tf.CacheConfig(KEYS))
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(tf.reduce_sum(self.embedding(inputs * 2), 1))
+
+
+class LooksAhead(Subclassed):
+    """Says which ids it looks up."""
+
+    def lookahead_ids(self, batch):
+        return {self.embedding: batch[0] * 2}
+
+
+class LooksAside(Subclassed):
+    """Says other ids than it looks up."""
+
+    def lookahead_ids(self, batch):
+        return {self.embedding: batch[0] * 2 + tf.cast(batch[0] == 7, tf.int64)}
+
+
+def fit_subclassed(strategy, kind):
+    with strategy.scope():
+        model = kind()
+        model.compile("sgd", "mse")
+    model.fit(dataset, epochs=1, verbose=0)
+    return model
+
+
+def test_a_subclassed_model_says_which_ids(strategy, caplog):
+    with caplog.at_level(logging.INFO):
+        model = fit_subclassed(strategy, LooksAhead)
+    assert "lookahead_ids" not in caplog.text
+    (closure,) = model._parameter_server_trainer._closures.values()
+    assert closure.lookahead == 1
+    assert model.embedding.table.size() > KEYS / 2
+
+
+def test_one_that_does_not_say_is_told_once_in_the_log(strategy, caplog):
+    with caplog.at_level(logging.INFO):
+        model = fit_subclassed(strategy, Subclassed)
+    assert caplog.text.count("write a method lookahead_ids(batch)") == 1
+    (closure,) = model._parameter_server_trainer._closures.values()
+    assert closure.lookahead == 0
+    assert model.embedding.table.size() > KEYS / 2
+
+
+def test_wrong_ids_are_an_error_that_says_which(strategy):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="= 14, looked ahead for was 15"):
+        fit_subclassed(strategy, LooksAside)
+
+
+def test_lookahead_ids_of_the_wrong_kind(strategy):
+    class Lists(Subclassed):
+        def lookahead_ids(self, batch):
+            return [batch[0]]
+
+    with pytest.raises(ValueError, match="must return a dict from HetEmbedding layers"):
+        fit_subclassed(strategy, Lists)
+
+
+def test_a_layer_without_a_cache_beside_one_with(strategy):
+    with strategy.scope():
+        inputs = keras.Input((3,), dtype="int64")
+        cached = HetEmbedding(4, seed=1, cache=het_tf.CacheConfig(KEYS))
+        plain = HetEmbedding(4, seed=2)
+        hidden = keras.layers.Concatenate()([cached(inputs), plain(inputs)])
+        outputs = keras.layers.Dense(1)(keras.layers.Flatten()(hidden))
+        model = het_tf.keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    losses = model.fit(dataset, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    assert cached.table.size() == plain.table.size() == KEYS
+
+
+def test_rows_are_as_without_look_ahead_where_one_worker_alone_has_them(strategy):
+    # Every worker has keys of its own, so what it reads is what it wrote.
+    def own_keys(context):
+        return dataset(context).map(
+            lambda ids, labels: (ids + KEYS * context.input_pipeline_id, labels)
+        )
+
+    results = collections.defaultdict(list)
+    for lookahead in (0, 4):
+        with strategy.scope():
+            inputs = keras.Input((3,), dtype="int64")
+            cache = het_tf.CacheConfig(KEYS // 2, staleness=20, lookahead=lookahead)
+            layer = HetEmbedding(4, seed=1, cache=cache, optimizer=het_tf.optimizers.SGD(0.5))
+            outputs = keras.layers.Dense(1, trainable=False, kernel_initializer="ones")(
+                keras.layers.Flatten()(layer(inputs))
+            )
+            model = het_tf.keras.Model(inputs, outputs)
+            model.compile("sgd", "mse", steps_per_execution=5)
+        model.fit(own_keys, epochs=2, verbose=0)
+        results[lookahead] = layer.table.lookup(np.arange(3 * KEYS))
+    np.testing.assert_allclose(results[0], results[4], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("lookahead", [-1, 1.5, 10**6])
+def test_bad_lookahead(lookahead):
+    with pytest.raises(ValueError, match="lookahead"):
+        het_tf.CacheConfig(10, lookahead=lookahead)
