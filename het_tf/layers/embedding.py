@@ -185,13 +185,13 @@ class HetEmbedding(keras.layers.Layer):
         frozen = frozen_table(self)
         if frozen is not None:
             return tf.cast(frozen(self._keys_of(ids)), self.compute_dtype)
-        unique_ids = ops.unique_ids(self._keys_of(ids))
+        keys = self._keys_of(ids)
         # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
         layer = weakref.ref(self)
 
         @tf.custom_gradient
         def lookup(anchor: tf.Tensor) -> Any:
-            rows, ticket = layer()._lookup_op(unique_ids, fresh=training is False)
+            rows, ticket = layer()._lookup_op(keys, fresh=training is False)
 
             def update(gradients: tf.Tensor) -> tf.Tensor:
                 layer()._update_op(ticket, gradients)
@@ -292,10 +292,10 @@ class HetEmbedding(keras.layers.Layer):
         with tf.control_dependencies([] if fits is None else [fits]):
             return tf.identity(keys)
 
-    def _lookup_op(self, unique_ids: tf.Tensor, fresh: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def _lookup_op(self, keys: tf.Tensor, fresh: bool) -> tuple[tf.Tensor, tf.Tensor]:
         if self._table.is_local:
-            return self._table.lookup_op(unique_ids), unique_ids
-        return self._worker_cache.lookup_op(unique_ids, fresh)
+            return self._table.lookup_op(keys)
+        return self._worker_cache.lookup_op(ops.unique_ids(keys), fresh)
 
     def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor) -> None:
         schedule = self.optimizer.learning_rate
