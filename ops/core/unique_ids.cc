@@ -14,6 +14,9 @@ UniqueIds::UniqueIds(const int64_t* ids, int64_t n) : key_of(n), positions(n) {
   while (capacity < 2 * static_cast<size_t>(n)) capacity *= 2;
   const size_t mask = capacity - 1;
   constexpr int32_t kEmpty = -1;
+  keys.reserve(n);
+  hashes.reserve(n);
+  begin.reserve(n + 1);
   std::vector<int32_t> table(capacity, kEmpty);
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = HashKey(ids[i]);
@@ -42,8 +45,7 @@ void UniqueIds::Gather(const float* const* rows, int dim, const ParallelFor& par
     constexpr int64_t kAhead = 8;
     for (int64_t i = first; i < last; ++i) {
       if (i + kAhead < last) Prefetch(rows[key_of[i + kAhead]], row_bytes);
-      const float* row = rows[key_of[i]];
-      if (row != nullptr) std::memcpy(out + i * dim, row, row_bytes);
+      std::memcpy(out + i * dim, rows[key_of[i]], row_bytes);
     }
   });
 }
@@ -61,19 +63,23 @@ GradientSums::GradientSums(const UniqueIds& ids, const float* gradients, int dim
   const size_t row_bytes = sizeof(float) * dim;
   std::atomic<int64_t> num_nonfinite{0};
   parallel_for(ids.num_keys(), 10 * dim, [&](int64_t first, int64_t last) {
-    constexpr int64_t kAhead = 8;
-    const int64_t last_position = ids.begin[last] - 1;
+    const int32_t* last_place = ids.positions.data() + ids.begin[last] - 1;
+    const auto gradient_of = [&](const int32_t* place) {
+      // Of each occurrence: those of a frequent key are far apart.
+      constexpr int64_t kAhead = 8;
+      const int64_t ahead = std::min<int64_t>(kAhead, last_place - place);
+      het_tf::Prefetch(gradients + static_cast<int64_t>(place[ahead]) * dim, row_bytes);
+      return gradients + static_cast<int64_t>(*place) * dim;
+    };
     for (int64_t u = first; u < last; ++u) {
-      const int64_t ahead = std::min<int64_t>(ids.begin[u] + kAhead, last_position);
-      het_tf::Prefetch(gradients + static_cast<int64_t>(ids.positions[ahead]) * dim, row_bytes);
       const int32_t* place = &ids.positions[ids.begin[u]];
       const int32_t* end = ids.positions.data() + ids.begin[u + 1];
-      const float* sum = gradients + static_cast<int64_t>(*place) * dim;
+      const float* sum = gradient_of(place);
       if (end - place > 1) {
         float* out = scratch_.get() + scratch_row[u] * dim;
         std::memcpy(out, sum, row_bytes);
         while (++place != end) {
-          const float* gradient = gradients + static_cast<int64_t>(*place) * dim;
+          const float* gradient = gradient_of(place);
           for (int i = 0; i < dim; ++i) out[i] += gradient[i];
         }
         sum = out;

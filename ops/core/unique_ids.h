@@ -39,7 +39,7 @@ struct UniqueIds {
   int64_t num_keys() const { return static_cast<int64_t>(keys.size()); }
 
   // Copies each id's row, in the order of the ids, so that `out` is written from front to back.
-  // rows: (num_keys) pointers to (dim), nullptr: nothing is copied; out: (num_ids, dim).
+  // rows: (num_keys) pointers to (dim), out: (num_ids, dim).
   void Gather(const float* const* rows, int dim, const ParallelFor& parallel_for, float* out) const;
 
   std::vector<int64_t> keys;       // (num_keys)

@@ -179,10 +179,10 @@ struct IndexedHash {
 
 // Visits n keys in order, hiding the memory's latency: while one is visited, the record of a key
 // a little further on and the bucket of one further still are being fetched. at(i) gives an
-// IndexedHash, prefetch(i, slot) fetches a record; visit(i) may change the index.
-template <typename At, typename PrefetchRecord, typename Visit>
+// IndexedHash, prefetch(i, slot) fetches a record; visit(i) may change the index. The less a visit
+// does, the further ahead to look (the time of benchmarks/local_step.py's forward pass).
+template <int kRecordAhead = 6, typename At, typename PrefetchRecord, typename Visit>
 void VisitAhead(int64_t n, const At& at, const PrefetchRecord& prefetch, const Visit& visit) {
-  constexpr int64_t kRecordAhead = 6;
   constexpr int64_t kBucketAhead = 2 * kRecordAhead;
   for (int64_t i = -kBucketAhead; i < n; ++i) {
     if (i + kBucketAhead < n) {

@@ -1,7 +1,9 @@
 // Lookup and Apply: a table that is used where it is, without a cache.
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "ops/core/memory/prefetch.h"
@@ -11,43 +13,60 @@
 
 namespace het_tf {
 
-void Table::FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for,
-                        std::vector<char*>* records) const {
-  records->resize(ids.num_keys());
-  const auto stripe_of = [&](int64_t u) -> const Stripe& {
-    return *stripes_[StripeOfHash(ids.hashes[u], kNumStripes)];
-  };
-  parallel_for(ids.num_keys(), kProbeCycles, [&](int64_t first, int64_t last) {
-    VisitAhead(
-        last - first,
-        [&](int64_t i) { return IndexedHash{&stripe_of(first + i).index, ids.hashes[first + i]}; },
-        [&](int64_t i, uint32_t slot) { __builtin_prefetch(stripe_of(first + i).records[slot]); },
-        [&](int64_t i) {
-          const int64_t u = first + i;
-          const Stripe& stripe = stripe_of(u);
-          const uint32_t slot = Find(stripe, ids.hashes[u], ids.keys[u]);
-          (*records)[u] = slot == Index::kNone ? nullptr : stripe.records[slot];
-        });
-  });
-}
-
 Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out,
                      FoundRows* found) const {
+  const int64_t num_keys = ids.num_keys();
+  const size_t row_bytes = sizeof(float) * dim();
   SharedLock contents(contents_);
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
-  found->incarnation = incarnation_;
-  FindRecords(ids, parallel_for, &found->records);
-  std::vector<const float*> rows(ids.num_keys());
-  std::vector<int32_t> missing;
-  for (int64_t u = 0; u < ids.num_keys(); ++u) {
-    const char* record = found->records[u];
-    if (record == nullptr) {
-      missing.push_back(static_cast<int32_t>(u));
-    } else {
-      rows[u] = RowOf(record);
+  const auto stripe_of = [&](int32_t u) -> const Stripe& {
+    return *stripes_[StripeOfHash(ids.hashes[u], kNumStripes)];
+  };
+  // One pass: a row that is found is copied at once, while its page is known to the processor, and
+  // `out` is written from front to back. Whoever meets a key first looks for it; two threads may.
+  static char unknown;
+  const std::unique_ptr<std::atomic<char*>[]> records(new std::atomic<char*>[num_keys]);
+  for (int64_t u = 0; u < num_keys; ++u) records[u].store(&unknown, std::memory_order_relaxed);
+  const auto record_of = [&](int32_t u) { return records[u].load(std::memory_order_relaxed); };
+  const int64_t cost = kProbeCycles / 2 + dim();
+  parallel_for(ids.num_ids(), cost, [&](int64_t first, int64_t last) {
+    constexpr int64_t kRecordAhead = 12, kBucketAhead = 2 * kRecordAhead;
+    for (int64_t i = first - kBucketAhead; i < last; ++i) {
+      if (i + kBucketAhead < last) {
+        const int32_t u = ids.key_of[i + kBucketAhead];
+        if (record_of(u) == &unknown) stripe_of(u).index.Prefetch(ids.hashes[u]);
+      }
+      const int64_t near = i + kRecordAhead;
+      if (near >= first && near < last) {
+        const int32_t u = ids.key_of[near];
+        const char* record = record_of(u);
+        if (record == &unknown) {
+          const Stripe& stripe = stripe_of(u);
+          const uint32_t slot = stripe.index.Guess(ids.hashes[u]);
+          record = slot == Index::kNone ? nullptr : stripe.records[slot];
+        }
+        if (record != nullptr) Prefetch(record, kRowOffset + row_bytes);
+      }
+      if (i < first) continue;
+      const int32_t u = ids.key_of[i];
+      char* record = record_of(u);
+      if (record == &unknown) {
+        const Stripe& stripe = stripe_of(u);
+        const uint32_t slot = Find(stripe, ids.hashes[u], ids.keys[u]);
+        record = slot == Index::kNone ? nullptr : stripe.records[slot];
+        records[u].store(record, std::memory_order_relaxed);
+      }
+      if (record != nullptr) std::memcpy(out + i * dim(), RowOf(record), row_bytes);
     }
+  });
+
+  found->incarnation = incarnation_;
+  found->records.resize(num_keys);
+  std::vector<int32_t> missing;
+  for (int64_t u = 0; u < num_keys; ++u) {
+    found->records[u] = record_of(static_cast<int32_t>(u));
+    if (found->records[u] == nullptr) missing.push_back(static_cast<int32_t>(u));
   }
-  ids.Gather(rows.data(), dim(), parallel_for, out);
   parallel_for(missing.size(), 10 * dim(), [&](int64_t first, int64_t last) {
     for (int64_t m = first; m < last; ++m) {
       const int32_t u = missing[m];
@@ -56,7 +75,7 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
       float* initial = out + static_cast<int64_t>(*place) * dim();
       kit_.initializer.Fill(ids.keys[u], dim(), initial);
       while (++place != end) {
-        std::memcpy(out + static_cast<int64_t>(*place) * dim(), initial, sizeof(float) * dim());
+        std::memcpy(out + static_cast<int64_t>(*place) * dim(), initial, row_bytes);
       }
     }
   });

@@ -161,9 +161,7 @@ class Table {
     return locks;
   }
 
-  // All stripes are locked. records: (num_keys), nullptr where there is none.
-  void FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for,
-                   std::vector<char*>* records) const;
+  // All stripes are locked. records: (num_keys).
   void InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys, const Groups& groups,
                      const ParallelFor& parallel_for, std::vector<char*>* records);
 
