@@ -125,7 +125,7 @@ class Workers:
         rows = np.empty((ids.size, self.dim), np.float32)
         for shard, table in enumerate(self._tables):
             (mine,) = np.nonzero(shards == shard)
-            rows[mine] = ops.table_lookup(table, ops.unique_ids(tf.constant(ids[mine]))).numpy()
+            rows[mine] = ops.table_lookup(table, tf.constant(ids[mine])).rows.numpy()
         return rows
 
     def stats(self) -> dict[str, int]:

@@ -142,35 +142,39 @@ class EmbeddingTable:
           int64 scalar, how many rows came; when it is there, the cache has them.
         """
         if self.is_local:
-            replies = [ops.table_sync(self._handles[0], request) for request in requests]
+            replies = [
+                ops.table_sync(handle, request)
+                for handle, request in zip(self._handles, requests, strict=True)
+            ]
         else:
             (replies,) = self._exchange.send_op([requests])
         return ops.cache_install(cache, ticket, replies)
 
-    def lookup_op(self, unique_ids: tf.Tensor) -> tf.Tensor:
+    def lookup_op(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Reads rows of a local table.
 
         Args:
-          unique_ids: scalar variant of `ops.unique_ids`.
+          ids: int64, of any shape.
 
         Returns:
-          float32 [ids, dim].
+          rows: float32 [ids, dim].
+          found: for `apply_op`.
         """
-        return ops.table_lookup(self._handles[0], unique_ids)
+        return ops.table_lookup(self._handles[0], ids)
 
     def apply_op(
-        self, unique_ids: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor, nonfinite: str
+        self, found: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor, nonfinite: str
     ) -> tf.Operation:
         """One update of each key in a local table.
 
         Args:
-          unique_ids: scalar variant of `ops.unique_ids`.
+          found: of `lookup_op`, or of `ops.unique_ids` where nothing was looked up.
           gradients: float32 [ids, dim].
           learning_rate: float32 scalar.
           nonfinite: "error" or "skip", see `WorkerCache`.
         """
         return ops.table_apply(
-            self._handles[0], unique_ids, gradients, learning_rate, nonfinite=nonfinite
+            self._handles[0], found, gradients, learning_rate, nonfinite=nonfinite
         )
 
     # What a user calls, eagerly.
@@ -204,7 +208,7 @@ class EmbeddingTable:
             raise ValueError(f"keys must be at most 2**63 - 1, not {keys.max()}")
         keys = tf.convert_to_tensor(keys.astype(np.int64))
         local = self.is_local
-        rows = self.lookup_op(ops.unique_ids(keys)) if local else self._remote_lookup(keys)
+        rows = self.lookup_op(keys)[0] if local else self._remote_lookup(keys)
         return rows.numpy().reshape(*keys.shape, self.dim)
 
     def export(self) -> TableExport:

@@ -18,6 +18,7 @@ CORE_SOURCES = [
     "ops/core/row/initializer.cc",
     "ops/core/row/optimizer.cc",
     "ops/core/row/spec.cc",
+    "ops/core/table/local.cc",
     "ops/core/table/rows.cc",
     "ops/core/table/sync.cc",
     "ops/core/table/table.cc",

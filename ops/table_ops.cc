@@ -37,24 +37,26 @@ num_shards: Shards of the whole table.
 
 REGISTER_OP("Het>TableLookup")
     .Input("table: resource")
-    .Input("unique_ids: variant")
+    .Input("ids: int64")
     .Output("rows: float")
+    .Output("found: variant")
     .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
-      c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
+      c->set_output(0, c->Matrix(c->NumElements(c->input(1)), c->UnknownDim()));
+      c->set_output(1, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
 Reads rows. Unknown keys read as their initial value and do not enter the table.
 
 table: A table of one shard.
-unique_ids: From UniqueIds.
+ids: Any shape.
 rows: [ids, dim].
+found: Scalar. The ids, and where their rows are, for TableApply.
 )doc");
 
 REGISTER_OP("Het>TableApply")
     .Input("table: resource")
-    .Input("unique_ids: variant")
+    .Input("found: variant")
     .Input("gradients: float")
     .Input("learning_rate: float")
     .Attr("nonfinite: {'error', 'skip'} = 'error'")
@@ -63,7 +65,7 @@ REGISTER_OP("Het>TableApply")
 Applies the table's optimizer: one update of each key, with the sum of its gradients.
 
 table: A table of one shard.
-unique_ids: From UniqueIds.
+found: From TableLookup, which saves looking for the rows again, or from UniqueIds.
 gradients: [ids, dim].
 learning_rate: Scalar.
 nonfinite: Whether NaN or infinity in a key's gradient fails the op, which then changes nothing, or

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import gc
 import queue
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -178,12 +180,14 @@ class ClosureRunner:
 
     def _schedule(self, fn: Any, args: Any) -> tf.distribute.coordinator.RemoteValue:
         traces = _num_traces(fn)
-        remote = self._strategy.coordinator.schedule(fn, args=args)
-        if _num_traces(fn) != traces:
-            # Tracing leaves functions that nothing uses. TensorFlow removes one from all servers
-            # when Python collects it, and holds the interpreter's lock meanwhile: beside a server
-            # that hangs, nothing here would run for a minute or more. So they go now.
-            gc.collect()
+        with _old_objects_passed_over() if traces == 0 else contextlib.nullcontext():
+            remote = self._strategy.coordinator.schedule(fn, args=args)
+            if _num_traces(fn) != traces:
+                # Tracing leaves functions that nothing uses. TensorFlow removes one from all
+                # servers when Python collects it, and holds the interpreter's lock meanwhile:
+                # beside a server that hangs, nothing here would run for a minute or more. So they
+                # go now.
+                gc.collect()
         return remote
 
     def _fetch(self, remote: tf.distribute.coordinator.RemoteValue, tag: Any) -> None:
@@ -200,10 +204,26 @@ class ClosureRunner:
             return
 
 
-def _num_traces(fn: Any) -> int:
-    """How often a `tf.function` was traced; 0 for a Python function."""
+def _num_traces(fn: Any) -> int | None:
+    """How often a `tf.function` was traced; None for a Python function."""
     count = getattr(fn, "experimental_get_tracing_count", None)
-    return count() if count else 0
+    return count() if count else None
+
+
+@contextlib.contextmanager
+def _old_objects_passed_over() -> Iterator[None]:
+    """Within it, a garbage collection looks at objects made within it alone.
+
+    Those that were there before are all of TensorFlow's and Keras's: half a second a collection.
+    """
+    if gc.get_freeze_count():  # somebody else's, who would miss it
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _is_worker_lost(error: Exception) -> bool:

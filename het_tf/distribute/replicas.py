@@ -158,6 +158,8 @@ class DenseReplicas:
         for i, value in self._average_own().items():
             if not changed[i]:
                 self._natives[i].assign(value)
+        # A replica that is there would make a step on what the variables were.
+        self._destroy_on_workers()
         self._set()
 
     def note_steps(self) -> None:
@@ -360,18 +362,18 @@ class DenseReplicas:
         if self._kinds is None:
             return
 
-        def destroy_shards() -> None:
-            for shard, device in enumerate(self._devices):
-                with contextlib.suppress(tf.errors.OpError), tf.device(device):
-                    handle = ops.dense_handle(shared_name=f"{self.name}/{shard}")
-                    tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        self._destroy_on_workers()
+        for shard, device in enumerate(self._devices):
+            with contextlib.suppress(tf.errors.OpError), tf.device(device):
+                handle = ops.dense_handle(shared_name=f"{self.name}/{shard}")
+                tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        self._kinds = None
 
-        def destroy_replica() -> None:
+    def _destroy_on_workers(self) -> None:
+        def destroy() -> None:
             ops.replica_destroy(self._make_handle())
 
-        visit(cluster_devices("worker"), destroy_replica, lambda device, error: True)
-        destroy_shards()
-        self._kinds = None
+        visit(cluster_devices("worker"), destroy, lambda device, error: True)
 
 
 def _check(native: tf.Variable, role: str) -> None:

@@ -195,18 +195,16 @@ class HetEmbedding(keras.layers.Layer):
             nothing = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0), self.compute_dtype)
             return tf.ensure_shape(nothing, ids.shape.concatenate([self.output_dim]))
         found = _prepared.take(self)
-        unique_ids = ops.unique_ids(keys) if found is None else found.unique_ids
-        begun = None if found is None else found.ticket
+        unique_ids, begun = (None, None) if found is None else (found.unique_ids, found.ticket)
         # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
         layer = weakref.ref(self)
 
         @tf.custom_gradient
         def lookup(anchor: tf.Tensor) -> Any:
             if begun is None:
-                rows, ticket = layer()._lookup_op(unique_ids, fresh=training is False)
+                rows, ticket = layer()._lookup_op(keys, fresh=training is False)
             else:
-                check = ops.check_ids(unique_ids, keys)
-                with tf.control_dependencies([check]):
+                with tf.control_dependencies([ops.check_ids(unique_ids, keys)]):
                     ticket = tf.identity(begun)
                 rows = layer().worker_cache.gather_op(ticket)
 
@@ -314,10 +312,10 @@ class HetEmbedding(keras.layers.Layer):
         with tf.control_dependencies([] if fits is None else [fits]):
             return tf.identity(keys)
 
-    def _lookup_op(self, unique_ids: tf.Tensor, fresh: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def _lookup_op(self, keys: tf.Tensor, fresh: bool) -> tuple[tf.Tensor, tf.Tensor]:
         if self._table.is_local:
-            return self._table.lookup_op(unique_ids), unique_ids
-        return self._worker_cache.lookup_op(unique_ids, fresh)
+            return self._table.lookup_op(keys)
+        return self._worker_cache.lookup_op(ops.unique_ids(keys), fresh)
 
     def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor, sends: bool) -> None:
         schedule = self.optimizer.learning_rate

@@ -17,12 +17,20 @@ class SharedMutex {
     mutex_.lock();
   }
   void unlock() { mutex_.unlock(); }
+  bool try_lock() {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    return turn.owns_lock() && mutex_.try_lock();
+  }
 
   void lock_shared() {
     std::lock_guard<std::mutex> turn(turn_);
     mutex_.lock_shared();
   }
   void unlock_shared() { mutex_.unlock_shared(); }
+  bool try_lock_shared() {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    return turn.owns_lock() && mutex_.try_lock_shared();
+  }
 
  private:
   std::mutex turn_;

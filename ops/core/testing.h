@@ -275,15 +275,16 @@ inline Status Restore(Table* table, const TableRows& rows) {
 
 inline std::vector<float> LookupRows(const Table& table, const std::vector<int64_t>& ids) {
   std::vector<float> out(ids.size() * table.dim());
-  EXPECT_OK(table.Lookup(UniqueIds(ids.data(), ids.size()), SerialFor, out.data()));
+  FoundRows found;
+  EXPECT_OK(table.Lookup(UniqueIds(ids.data(), ids.size()), SerialFor, out.data(), &found));
   return out;
 }
 
 inline Status ApplyRows(Table* table, const std::vector<int64_t>& ids,
                         const std::vector<float>& gradients, float learning_rate = 1,
                         Nonfinite nonfinite = Nonfinite::kError) {
-  return table->Apply(UniqueIds(ids.data(), ids.size()), gradients.data(), learning_rate, nonfinite,
-                      SerialFor);
+  return table->Apply(UniqueIds(ids.data(), ids.size()), FoundRows(), gradients.data(),
+                      learning_rate, nonfinite, SerialFor);
 }
 
 }  // namespace testing

@@ -7,21 +7,16 @@
 
 #include "ops/core/memory/hash.h"
 #include "ops/core/memory/prefetch.h"
-#include "ops/core/simd.h"
 
 namespace het_tf {
-namespace {
-
-// Their squares, too: an optimizer's accumulator that overflows turns rows into NaN later.
-bool SquaresFinite(const float* x, int n) { return std::isfinite(SumOfSquares(x, n)); }
-
-}  // namespace
-
 UniqueIds::UniqueIds(const int64_t* ids, int64_t n) : key_of(n), positions(n) {
   size_t capacity = 16;
   while (capacity < 2 * static_cast<size_t>(n)) capacity *= 2;
   const size_t mask = capacity - 1;
   constexpr int32_t kEmpty = -1;
+  keys.reserve(n);
+  hashes.reserve(n);
+  begin.reserve(n + 1);
   std::vector<int32_t> table(capacity, kEmpty);
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = HashKey(ids[i]);
@@ -57,39 +52,44 @@ void UniqueIds::Gather(const float* const* rows, int dim, const ParallelFor& par
 
 GradientSums::GradientSums(const UniqueIds& ids, const float* gradients, int dim,
                            const ParallelFor& parallel_for)
-    : sums_(ids.num_keys()) {
+    : dim_(dim), sums_(ids.num_keys()) {
   std::vector<int64_t> scratch_row(ids.num_keys());
   int64_t repeated = 0;
   for (int64_t u = 0; u < ids.num_keys(); ++u) {
     scratch_row[u] = repeated;
     repeated += ids.begin[u + 1] - ids.begin[u] > 1;
   }
-  scratch_.resize(repeated * dim);
+  scratch_.reset(new float[repeated * dim]);
   const size_t row_bytes = sizeof(float) * dim;
   std::atomic<int64_t> num_nonfinite{0};
   parallel_for(ids.num_keys(), 10 * dim, [&](int64_t first, int64_t last) {
-    constexpr int64_t kAhead = 8;
-    const int64_t last_position = ids.begin[last] - 1;
+    const int32_t* last_place = ids.positions.data() + ids.begin[last] - 1;
+    const auto gradient_of = [&](const int32_t* place) {
+      // Of each occurrence: those of a frequent key are far apart.
+      constexpr int64_t kAhead = 8;
+      const int64_t ahead = std::min<int64_t>(kAhead, last_place - place);
+      het_tf::Prefetch(gradients + static_cast<int64_t>(place[ahead]) * dim, row_bytes);
+      return gradients + static_cast<int64_t>(*place) * dim;
+    };
     for (int64_t u = first; u < last; ++u) {
-      const int64_t ahead = std::min<int64_t>(ids.begin[u] + kAhead, last_position);
-      Prefetch(gradients + static_cast<int64_t>(ids.positions[ahead]) * dim, row_bytes);
       const int32_t* place = &ids.positions[ids.begin[u]];
       const int32_t* end = ids.positions.data() + ids.begin[u + 1];
-      const float* sum = gradients + static_cast<int64_t>(*place) * dim;
+      const float* sum = gradient_of(place);
       if (end - place > 1) {
-        float* out = &scratch_[scratch_row[u] * dim];
+        float* out = scratch_.get() + scratch_row[u] * dim;
         std::memcpy(out, sum, row_bytes);
         while (++place != end) {
-          const float* gradient = gradients + static_cast<int64_t>(*place) * dim;
+          const float* gradient = gradient_of(place);
           for (int i = 0; i < dim; ++i) out[i] += gradient[i];
         }
         sum = out;
       }
-      if (!SquaresFinite(sum, dim)) {
-        sum = nullptr;
+      sums_[u] = Gradient::Of(sum, dim);
+      // The squares, too: an optimizer's accumulator that overflows turns rows into NaN later.
+      if (!std::isfinite(sums_[u].squares)) {
+        sums_[u].values = nullptr;
         num_nonfinite.fetch_add(1, std::memory_order_relaxed);
       }
-      sums_[u] = sum;
     }
   });
   num_nonfinite_ = num_nonfinite.load();

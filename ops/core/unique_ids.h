@@ -4,9 +4,12 @@
 #define HET_TF_OPS_CORE_UNIQUE_IDS_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "ops/core/memory/prefetch.h"
 #include "ops/core/parallel.h"
+#include "ops/core/row/gradient.h"
 
 namespace het_tf {
 
@@ -35,7 +38,8 @@ struct UniqueIds {
   int64_t num_ids() const { return static_cast<int64_t>(positions.size()); }
   int64_t num_keys() const { return static_cast<int64_t>(keys.size()); }
 
-  // Copies each id's row. rows: (num_keys) pointers to (dim), out: (num_ids, dim).
+  // Copies each id's row, in the order of the ids, so that `out` is written from front to back.
+  // rows: (num_keys) pointers to (dim), out: (num_ids, dim).
   void Gather(const float* const* rows, int dim, const ParallelFor& parallel_for, float* out) const;
 
   std::vector<int64_t> keys;       // (num_keys)
@@ -52,13 +56,16 @@ class GradientSums {
   GradientSums(const UniqueIds& ids, const float* gradients, int dim,
                const ParallelFor& parallel_for);
 
-  // (dim). The sum is not finite for num_nonfinite() keys, and then it is nullptr.
-  const float* operator[](int64_t u) const { return sums_[u]; }
+  // Where the sum or its squares are not finite, for num_nonfinite() keys, values is nullptr.
+  const Gradient& operator[](int64_t u) const { return sums_[u]; }
+  bool finite(int64_t u) const { return sums_[u].values != nullptr; }
+  void Prefetch(int64_t u) const { het_tf::Prefetch(sums_[u].values, sizeof(float) * dim_); }
   int64_t num_nonfinite() const { return num_nonfinite_; }
 
  private:
-  std::vector<const float*> sums_;  // a key that occurs once needs no copy
-  std::vector<float> scratch_;
+  const int dim_;
+  std::vector<Gradient> sums_;        // a key that occurs once needs no copy
+  std::unique_ptr<float[]> scratch_;  // not a vector, which would fill it with zeros first
   int64_t num_nonfinite_ = 0;
 };
 

@@ -90,7 +90,7 @@ TEST(UniqueIdsTest, OneKeyManyTimes) {
   EXPECT_EQ(PositionsOf(unique, 0).size(), 200u);
   const std::vector<float> gradients(200 * 3, 0.5f);
   const GradientSums sums(unique, gradients.data(), 3, SerialFor);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(sums[0][i], 100.0f);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(sums[0].values[i], 100.0f);
 }
 
 TEST(UniqueIdsTest, GatherCopiesToEveryPlace) {
@@ -118,9 +118,9 @@ TEST(GradientSumsTest, SumsInTheOrderOfOccurrence) {
   const UniqueIds unique = MakeUniqueIds({7, 8, 7, 7});
   const std::vector<float> gradients = {1e8f, 3, 1, -1e8f};
   const GradientSums sums(unique, gradients.data(), 1, SerialFor);
-  EXPECT_EQ(sums[0][0], (1e8f + 1) + -1e8f);
-  EXPECT_NE(sums[0][0], (1e8f + -1e8f) + 1);
-  EXPECT_EQ(sums[1][0], 3);
+  EXPECT_EQ(sums[0].values[0], (1e8f + 1) + -1e8f);
+  EXPECT_NE(sums[0].values[0], (1e8f + -1e8f) + 1);
+  EXPECT_EQ(sums[1].values[0], 3);
 }
 
 TEST(GradientSumsTest, MatchesALoopForEveryWidthAndSplit) {
@@ -141,7 +141,8 @@ TEST(GradientSumsTest, MatchesALoopForEveryWidthAndSplit) {
       const GradientSums sums(unique, gradients.data(), dim, parallel_for);
       EXPECT_EQ(sums.num_nonfinite(), 0);
       for (int64_t u = 0; u < unique.num_keys(); ++u) {
-        EXPECT_EQ(std::vector<float>(sums[u], sums[u] + dim), expected[unique.keys[u]]);
+        EXPECT_EQ(std::vector<float>(sums[u].values, sums[u].values + dim),
+                  expected[unique.keys[u]]);
       }
     }
   }
@@ -158,9 +159,9 @@ TEST(GradientSumsTest, FlagsNonfiniteInEveryColumn) {
         gradients[3 * dim + column] = bad;  // key 3, which occurs twice
         const GradientSums sums(unique, gradients.data(), dim, SerialFor);
         EXPECT_EQ(sums.num_nonfinite(), 2);
-        EXPECT_NE(sums[0], nullptr);
-        EXPECT_EQ(sums[1], nullptr);
-        EXPECT_EQ(sums[2], nullptr);
+        EXPECT_TRUE(sums.finite(0));
+        EXPECT_FALSE(sums.finite(1));
+        EXPECT_FALSE(sums.finite(2));
       }
     }
   }
@@ -172,10 +173,10 @@ TEST(GradientSumsTest, FlagsFiniteGradientsWhoseSumOrSquareIsNot) {
   const std::vector<float> gradients = {1e19f, 1e19f, 1.5e19f, kMax, -kMax, 2e19f};
   const GradientSums sums(unique, gradients.data(), 1, SerialFor);
   EXPECT_EQ(sums.num_nonfinite(), 2);
-  EXPECT_EQ(sums[0], nullptr);
-  EXPECT_EQ(sums[1][0], 1.5e19f);
-  EXPECT_EQ(sums[2][0], 0);
-  EXPECT_EQ(sums[3], nullptr);
+  EXPECT_FALSE(sums.finite(0));
+  EXPECT_EQ(sums[1].values[0], 1.5e19f);
+  EXPECT_EQ(sums[2].values[0], 0);
+  EXPECT_FALSE(sums.finite(3));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
@@ -115,6 +116,13 @@ inline absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* 
   }
   *value = tensor->scalar<float>()();
   return absl::OkStatus();
+}
+
+// Whether there are so few ids that an int32 counts them.
+inline absl::Status CheckNumIds(const tensorflow::Tensor& ids) {
+  if (ids.NumElements() <= std::numeric_limits<int32_t>::max()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      StrCat("ids holds ", ids.NumElements(), " ids, more than 2147483647"));
 }
 
 // A matrix input with that many rows and columns.

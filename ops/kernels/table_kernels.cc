@@ -67,17 +67,29 @@ absl::Status CheckWhole(const Table& table) {
                                            ": ask the shards of this one through a cache"));
 }
 
+// What a lookup hands to the update of the same ids.
+struct Found {
+  static constexpr const char* kVariantName = "Het>Found";
+
+  UniqueIds ids;
+  FoundRows rows;
+};
+
 class TableLookupOp : public TableKernel {
  public:
   using TableKernel::TableKernel;
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     TF_RETURN_IF_ERROR(CheckWhole(*table));
-    std::shared_ptr<UniqueIds> unique_ids;
-    TF_RETURN_IF_ERROR(GetVariant(context, "unique_ids", &unique_ids));
+    const Tensor& ids = context->input(1);
+    TF_RETURN_IF_ERROR(CheckNumIds(ids));
     Tensor* rows;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {unique_ids->num_ids(), table->dim()}, &rows));
-    return ToTf(table->Lookup(*unique_ids, PoolOf(context), rows->flat<float>().data()));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {ids.NumElements(), table->dim()}, &rows));
+    auto found = std::make_shared<Found>(
+        Found{UniqueIds(ids.flat<int64_t>().data(), ids.NumElements()), FoundRows()});
+    TF_RETURN_IF_ERROR(
+        ToTf(table->Lookup(found->ids, PoolOf(context), rows->flat<float>().data(), &found->rows)));
+    return SetVariant(context, 1, std::move(found));
   }
 };
 
@@ -89,18 +101,26 @@ class TableApplyOp : public TableKernel {
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     TF_RETURN_IF_ERROR(CheckWhole(*table));
+    std::shared_ptr<Found> found;
+    if (GetVariant(context, "found", &found).ok()) {
+      return Apply(context, table, found->ids, found->rows);
+    }
     std::shared_ptr<UniqueIds> unique_ids;
-    TF_RETURN_IF_ERROR(GetVariant(context, "unique_ids", &unique_ids));
-    const Tensor* gradients;
-    TF_RETURN_IF_ERROR(
-        GetMatrix(context, "gradients", unique_ids->num_ids(), table->dim(), &gradients));
-    float learning_rate = 0;
-    TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
-    return ToTf(table->Apply(*unique_ids, gradients->flat<float>().data(), learning_rate,
-                             skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
+    TF_RETURN_IF_ERROR(GetVariant(context, "found", &unique_ids));
+    return Apply(context, table, *unique_ids, FoundRows());
   }
 
  private:
+  absl::Status Apply(OpKernelContext* context, Table* table, const UniqueIds& ids,
+                     const FoundRows& found) const {
+    const Tensor* gradients;
+    TF_RETURN_IF_ERROR(GetMatrix(context, "gradients", ids.num_ids(), table->dim(), &gradients));
+    float learning_rate = 0;
+    TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
+    return ToTf(table->Apply(ids, found, gradients->flat<float>().data(), learning_rate,
+                             skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
+  }
+
   bool skip_;
 };
 

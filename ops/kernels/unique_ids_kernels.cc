@@ -1,5 +1,3 @@
-#include <limits>
-
 #include "ops/core/memory/hash.h"
 #include "ops/core/unique_ids.h"
 #include "ops/kernels/kernel_util.h"
@@ -13,9 +11,7 @@ class UniqueIdsOp : public tensorflow::OpKernel {
 
   void Compute(tensorflow::OpKernelContext* context) override {
     const tensorflow::Tensor& ids = context->input(0);
-    OP_REQUIRES(context, ids.NumElements() <= std::numeric_limits<int32_t>::max(),
-                absl::InvalidArgumentError(
-                    StrCat("ids holds ", ids.NumElements(), " ids, more than 2147483647")));
+    OP_REQUIRES_OK(context, CheckNumIds(ids));
     OP_REQUIRES_OK(context, OrOutOfMemory(*this, [&] {
                      return SetVariant(context, 0,
                                        std::make_shared<UniqueIds>(ids.flat<int64_t>().data(),

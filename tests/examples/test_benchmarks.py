@@ -89,6 +89,29 @@ def test_table_memory():
     assert 1.0 < float(peak[1]) <= 1.6
 
 
+def test_local_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "figures.json"
+    flags = ("--programs=table,cache,TensorFlow", "--rounds=1", "--threads=1", "--steps=3")
+    size = ("--ids=512", "--rows=3000", "--dim=8", f"--json={path}")
+    done = _run("local_step.py", *flags, *size)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    (figures,) = json.loads(path.read_text())
+    assert figures["beside"] == "table"
+    assert list(figures["rounds"]) == ["table", "cache", "TensorFlow"]
+    for rounds in figures["rounds"].values():
+        assert [set(each) for each in rounds] == [{"forward", "step", "loop"}]
+
+    monkeypatch.syspath_prepend(_BENCHMARKS)
+    import local_step
+
+    said = {"peer": [{"step": 1}, {"step": 9}, {"step": 2}]}
+    said["ours"] = [{"step": 3}, {"step": 9}, {"step": 4}]
+    # The ratio of the medians would be 4 / 2 in either order of the rounds.
+    assert local_step.summary(said, "peer") == {"peer": {"step": (2, 1)}, "ours": {"step": (4, 2)}}
+    said["ours"].reverse()
+    assert local_step.summary(said, "peer")["ours"] == {"step": (4, 1.5)}
+
+
 def test_factorization_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(_BENCHMARKS)
     import factorization_machine as fm

@@ -122,13 +122,17 @@ def import_(table, keys, values, slots, clocks):
 
 
 BAD_TABLE_CALLS = {
-    "lookup: no batch": (
-        lambda t: ops.table_lookup(t, tensor_list()),
-        "unique_ids does not hold a Het>UniqueIds of this process, but ",
+    "apply: no batch": (
+        lambda t: ops.table_apply(t, tensor_list(), zeros(1, 2), 1.0),
+        "found does not hold a Het>UniqueIds of this process, but ",
     ),
-    "lookup: a ticket": (
-        lambda t: ops.table_lookup(t, installed_ticket(new_cache(), 1)),
-        "unique_ids does not hold a Het>UniqueIds of this process",
+    "apply: a ticket": (
+        lambda t: ops.table_apply(t, installed_ticket(new_cache(), 1), zeros(1, 2), 1.0),
+        "found does not hold a Het>UniqueIds of this process",
+    ),
+    "apply: rows of what was found": (
+        lambda t: ops.table_apply(t, ops.table_lookup(t, [1, 2]).found, zeros(1, 2), 1.0),
+        r"gradients has shape \[1,2\], expected \[2,2\]",
     ),
     "apply: rows": (
         lambda t: ops.table_apply(t, unique(1, 2), zeros(1, 2), 1.0),
@@ -207,7 +211,7 @@ def test_rows_of_another_shard_are_not_imported():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda table: ops.table_lookup(table, unique(1)),
+        lambda table: ops.table_lookup(table, [1]),
         lambda table: ops.table_apply(table, unique(1), zeros(1, 2), 1.0),
     ],
 )
@@ -352,7 +356,6 @@ def test_inputs_of_another_type(call, message):
 
 FLOAT, INT, BYTES, VARIANT, HANDLE = tf.float32, tf.int64, tf.uint8, tf.variant, tf.resource
 RANKS = [
-    (ops.table_lookup, [(VARIANT, 2)], "rank 0 but is rank 1"),
     (ops.table_apply, [(VARIANT,), (FLOAT, 2), (FLOAT,)], "rank 2 but is rank 1"),
     (ops.table_apply, [(VARIANT,), (FLOAT, 1, 2), (FLOAT, 1)], "rank 0 but is rank 1"),
     (ops.table_sync, [(BYTES, 1, 64)], "rank 1 but is rank 2"),

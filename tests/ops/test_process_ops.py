@@ -28,7 +28,7 @@ def test_a_cache_is_listed_while_it_holds_updates():
     ticket, (request,) = ops.cache_flush(same_cache, num_shards=1, all=True)
     ops.cache_install(same_cache, ticket, [ops.table_sync(same_table, request)])
     assert shards_to_push() == before
-    assert ops.table_lookup(table, unique(1)).numpy().tolist() == [[-1, -1]]
+    assert ops.table_lookup(table, [1]).rows.numpy().tolist() == [[-1, -1]]
 
 
 def test_a_cleared_table_has_another_number():

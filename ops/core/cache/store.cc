@@ -47,9 +47,9 @@ Store::Found Store::Find(const UniqueIds& ids, const ParallelFor& parallel_for,
   std::atomic<int64_t> num_lines{0}, num_full{0};
   parallel_for(ids.num_keys(), kKeyCycles, [&](int64_t first, int64_t last) {
     int64_t lines = 0, full = 0;
-    VisitAhead(
-        index_, last - first, [&](int64_t i) { return ids.hashes[first + i]; },
-        [&](uint32_t slot) { __builtin_prefetch(line(slot), 1); },
+    VisitAhead<16>(
+        last - first, [&](int64_t i) { return IndexedHash{&index_, ids.hashes[first + i]}; },
+        [&](int64_t, uint32_t slot) { __builtin_prefetch(line(slot), 1); },
         [&](int64_t i) {
           const int64_t u = first + i;
           const uint32_t slot =
@@ -128,60 +128,75 @@ int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gr
                       float learning_rate, const ParallelFor& parallel_for,
                       const std::function<bool(const Line&)>& is_due, std::vector<uint32_t>* due) {
   const int64_t n = static_cast<int64_t>(slots.size());
-  constexpr int64_t kLinesAhead = 12, kRowsAhead = 6, kRecordsAhead = 3;
-  // Memory is handed out by one thread, to the lines that need some: the first update after a push.
-  std::vector<char> needs_room(n);
-  parallel_for(n, kKeyCycles / 2, [&](int64_t first, int64_t last) {
-    for (int64_t u = first; u < last; ++u) {
-      if (u + kLinesAhead < last) __builtin_prefetch(line(slots[u + kLinesAhead]), 1);
-      needs_room[u] = gradients[u] != nullptr && unsent_.NeedsRoom(*line(slots[u]));
-    }
-  });
-  const auto num_prepared = std::count(needs_room.begin(), needs_room.end(), 1);
-  unsent_.Reserve(num_prepared);
-  if (const size_t most = dirty_.size() + num_prepared; most > dirty_.capacity()) {
-    dirty_.reserve(2 * most);
-  }
-  for (int64_t u = 0; u < n; ++u) {
-    if (!needs_room[u]) continue;
-    Line* prepared = line(slots[u]);
-    if (prepared->has(Line::kFull)) {
-      unsent_.Prepare(prepared);
-    } else {
-      unsent_.Keep(prepared, gradients[u], learning_rate);
-    }
-    if (prepared->pending == 0) MakeDirty(slots[u]);
-  }
+  // For all, so that no look at the lines has to come before their update.
+  unsent_.Reserve(n);
+  if (const size_t most = dirty_.size() + n; most > dirty_.capacity()) dirty_.reserve(2 * most);
 
   std::atomic<int64_t> updates{0};
-  std::vector<char> now_due(n);
-  parallel_for(n, kKeyCycles + 4 * row_dim_, [&](int64_t first, int64_t last) {
-    std::vector<float> before(drift_ ? dim_ : 0);
-    int64_t updated_here = 0;
-    for (int64_t u = first; u < last; ++u) {
-      if (u + kRowsAhead < last) Prefetch(slots[u + kRowsAhead]);
-      if (u + kRecordsAhead < last) unsent_.Prefetch(*line(slots[u + kRecordsAhead]));
-      if (gradients[u] == nullptr) continue;
-      Line* updated = line(slots[u]);
-      ++updated->pending;
-      uint32_t units = 1;
-      if (updated->has(Line::kFull)) {
-        float* mine = row(slots[u]);
-        if (drift_) std::copy_n(mine, dim_, before.data());
-        unsent_.Update(updated, mine, gradients[u], learning_rate);
-        if (drift_) units = DriftUnits(Distance(mine, before.data(), dim_));
+  std::vector<char> now_due(n), put_off(n);
+  // visit(i, u) for a range of i, with the line of u and its gradient fetched.
+  const auto for_each = [&](int64_t count, const auto& u_of, const auto& visit) {
+    parallel_for(count, kKeyCycles + 4 * row_dim_, [&](int64_t first, int64_t last) {
+      constexpr int64_t kAhead = 8;
+      int64_t updated_here = 0;
+      std::vector<float> before(drift_ ? dim_ : 0);
+      for (int64_t i = first; i < last; ++i) {
+        if (i + kAhead < last) {
+          Prefetch(slots[u_of(i + kAhead)]);
+          gradients.Prefetch(u_of(i + kAhead));
+        }
+        if (i + kAhead / 2 < last) unsent_.Prefetch(*line(slots[u_of(i + kAhead / 2)]));
+        const int64_t u = u_of(i);
+        if (!gradients.finite(u) || !visit(u)) continue;
+        UpdateLine(slots[u], gradients[u], learning_rate, before.data());
+        now_due[u] = is_due(*line(slots[u]));
+        ++updated_here;
       }
-      constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
-      updated->units += std::min(units, kMost - updated->units);
-      now_due[u] = is_due(*updated);
-      ++updated_here;
+      updates.fetch_add(updated_here, std::memory_order_relaxed);
+    });
+  };
+  for_each(
+      n, [](int64_t i) { return i; },
+      [&](int64_t u) {
+        put_off[u] = Unsent::NeedsRoom(*line(slots[u]));
+        return !put_off[u];
+      });
+  // Memory is handed out by one thread, to the lines that need some: the first update after a push.
+  std::vector<int32_t> prepared;
+  for (int64_t u = 0; u < n; ++u) {
+    if (!put_off[u]) continue;
+    prepared.push_back(static_cast<int32_t>(u));
+    Line* updated = line(slots[u]);
+    if (updated->has(Line::kFull)) {
+      unsent_.Prepare(updated);
+    } else {
+      unsent_.Keep(updated, gradients[u].values, learning_rate);
     }
-    updates.fetch_add(updated_here, std::memory_order_relaxed);
-  });
+    if (updated->pending == 0) MakeDirty(slots[u]);
+  }
+  for_each(
+      static_cast<int64_t>(prepared.size()), [&](int64_t i) { return prepared[i]; },
+      [](int64_t) { return true; });
   for (int64_t u = 0; u < n; ++u) {
     if (now_due[u]) due->push_back(slots[u]);
   }
   return updates;
+}
+
+// One update of a line that has room for it. before: (dim) scratch where the clock drifts.
+void Store::UpdateLine(uint32_t slot, const Gradient& gradient, float learning_rate,
+                       float* before) {
+  Line* updated = line(slot);
+  ++updated->pending;
+  uint32_t units = 1;
+  if (updated->has(Line::kFull)) {
+    float* mine = row(slot);
+    if (drift_) std::copy_n(mine, dim_, before);
+    unsent_.Update(updated, mine, gradient, learning_rate);
+    if (drift_) units = DriftUnits(Distance(mine, before, dim_));
+  }
+  constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
+  updated->units += std::min(units, kMost - updated->units);
 }
 
 void Store::MakeDirty(uint32_t slot) {

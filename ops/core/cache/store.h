@@ -97,9 +97,9 @@ class Store {
 
   // ---- update
 
-  // One update of each line whose gradient is not nullptr. slots and gradients: (n), gradients
-  // (dim) each. due: those of the lines for which is_due(line) then; is_due may run concurrently.
-  // Returns the number of updates. Throws OutOfMemory before any line is touched.
+  // One update of each line whose gradient is finite. slots and gradients: (n). due: those of the
+  // lines for which is_due(line) then; is_due may run concurrently. Returns the number of updates.
+  // Throws OutOfMemory before any line is touched.
   int64_t Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
                  float learning_rate, const ParallelFor& parallel_for,
                  const std::function<bool(const Line&)>& is_due, std::vector<uint32_t>* due);
@@ -137,6 +137,7 @@ class Store {
   static constexpr int64_t kKeyCycles = 150;
 
   void MakeDirty(uint32_t slot);
+  void UpdateLine(uint32_t slot, const Gradient& gradient, float learning_rate, float* before);
 
   // The lines as Eviction sees them.
   struct Evictable {

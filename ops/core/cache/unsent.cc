@@ -40,12 +40,12 @@ void Unsent::Prepare(Line* line) {
   }
 }
 
-void Unsent::Update(Line* line, float* row, const float* gradient, float learning_rate) {
+void Unsent::Update(Line* line, float* row, const Gradient& gradient, float learning_rate) {
   if (line->gradients != Line::kNone) {
     uint32_t last = line->gradients;
     while (GradientAt(last)->next != Line::kNone) last = GradientAt(last)->next;
     GradientAt(last)->learning_rate = learning_rate;
-    std::memcpy(FloatsOf(last), gradient, sizeof(float) * optimizer_.dim());
+    std::memcpy(FloatsOf(last), gradient.values, sizeof(float) * optimizer_.dim());
   }
   if (line->pending == 1) optimizer_.BeginRecord(row, RecordOf(*line));
   optimizer_.Update(row, gradient, learning_rate, RecordOf(*line));

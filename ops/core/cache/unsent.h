@@ -23,7 +23,7 @@ class Unsent {
       : optimizer_(optimizer),
         max_gradients_(MaxGradients(optimizer)),
         records_(sizeof(float) * optimizer.record_dim(), arena),
-        gradients_(sizeof(Gradient) + sizeof(float) * optimizer.dim(), arena) {}
+        gradients_(sizeof(KeptGradient) + sizeof(float) * optimizer.dim(), arena) {}
 
   // The most updates whose gradients are shorter on the wire than one contribution.
   static int MaxGradients(const Optimizer& optimizer);
@@ -51,7 +51,7 @@ class Unsent {
   }
   // One update of the line and its row (row_dim), prepared and counted as pending. Other lines may
   // be updated meanwhile.
-  void Update(Line* line, float* row, const float* gradient, float learning_rate);
+  void Update(Line* line, float* row, const Gradient& gradient, float learning_rate);
   // One update of a line without slots: its gradient is kept. Not to be called concurrently.
   void Keep(Line* line, const float* gradient, float learning_rate);
 
@@ -77,14 +77,16 @@ class Unsent {
 
  private:
   // Followed by the gradient[dim].
-  struct Gradient {
+  struct KeptGradient {
     uint32_t next;
     float learning_rate;
   };
 
-  Gradient* GradientAt(uint32_t at) const { return reinterpret_cast<Gradient*>(gradients_[at]); }
+  KeptGradient* GradientAt(uint32_t at) const {
+    return reinterpret_cast<KeptGradient*>(gradients_[at]);
+  }
   float* FloatsOf(uint32_t at) const {
-    return reinterpret_cast<float*>(gradients_[at] + sizeof(Gradient));
+    return reinterpret_cast<float*>(gradients_[at] + sizeof(KeptGradient));
   }
   float* RecordOf(const Line& line) const {
     return reinterpret_cast<float*>(records_[line.record]);

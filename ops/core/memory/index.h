@@ -171,20 +171,29 @@ class Index {
   int64_t size_ = 0;
 };
 
+// A key's hash and the index that it is in.
+struct IndexedHash {
+  const Index* index;
+  uint64_t hash;
+};
+
 // Visits n keys in order, hiding the memory's latency: while one is visited, the record of a key
-// a little further on and the bucket of one further still are being fetched. hash_at(i) gives the
-// hash, prefetch(slot) fetches a record; visit(i) may change the index.
-template <typename HashAt, typename PrefetchRecord, typename Visit>
-void VisitAhead(const Index& index, int64_t n, const HashAt& hash_at,
-                const PrefetchRecord& prefetch, const Visit& visit) {
-  constexpr int64_t kRecordAhead = 6;
+// a little further on and the bucket of one further still are being fetched. at(i) gives an
+// IndexedHash, prefetch(i, slot) fetches a record; visit(i) may change the index. The less a visit
+// does, the further ahead to look (the time of benchmarks/local_step.py's forward pass).
+template <int kRecordAhead = 6, typename At, typename PrefetchRecord, typename Visit>
+void VisitAhead(int64_t n, const At& at, const PrefetchRecord& prefetch, const Visit& visit) {
   constexpr int64_t kBucketAhead = 2 * kRecordAhead;
   for (int64_t i = -kBucketAhead; i < n; ++i) {
-    if (i + kBucketAhead < n) index.Prefetch(hash_at(i + kBucketAhead));
-    const int64_t near = i + kRecordAhead;
-    if (near >= 0 && near < n) {
-      const uint32_t slot = index.Guess(hash_at(near));
-      if (slot != Index::kNone) prefetch(slot);
+    if (i + kBucketAhead < n) {
+      const IndexedHash far = at(i + kBucketAhead);
+      far.index->Prefetch(far.hash);
+    }
+    const int64_t next = i + kRecordAhead;
+    if (next >= 0 && next < n) {
+      const IndexedHash near = at(next);
+      const uint32_t slot = near.index->Guess(near.hash);
+      if (slot != Index::kNone) prefetch(next, slot);
     }
     if (i >= 0) visit(i);
   }

@@ -204,8 +204,11 @@ TEST(VisitAheadTest, VisitsEachOnceInOrderWhileTheIndexChanges) {
     for (int64_t i = 0; i < n; i += 2) index.Insert(hashes[i], i, hash_of);
     std::vector<int64_t> visited;
     VisitAhead(
-        index, n, [&](int64_t i) { return hashes.at(i); },
-        [&](uint32_t slot) { EXPECT_LT(slot, n); },
+        n, [&](int64_t i) { return IndexedHash{&index, hashes.at(i)}; },
+        [&](int64_t i, uint32_t slot) {
+          EXPECT_LT(i, n);
+          EXPECT_LT(slot, n);
+        },
         [&](int64_t i) {
           visited.push_back(i);
           if (i % 2 == 0) {
@@ -228,8 +231,8 @@ TEST(VisitAheadTest, PrefetchesTheRecordsThatAreThere) {
   }
   std::set<uint32_t> prefetched;
   VisitAhead(
-      index, kKeys, [](int64_t i) { return HashKey(i); },
-      [&](uint32_t slot) { prefetched.insert(slot); }, [](int64_t) {});
+      kKeys, [&](int64_t i) { return IndexedHash{&index, HashKey(i)}; },
+      [&](int64_t, uint32_t slot) { prefetched.insert(slot); }, [](int64_t) {});
   EXPECT_GT(prefetched.size(), kKeys * 3 / 4);  // a guess may meet another key's tag
 }
 

@@ -53,8 +53,9 @@ class Sgd final : public Additive {
   explicit Sgd(int dim) : Additive(dim, 0, 0) {}
 
  private:
-  void Step(float* row, const float* gradient, float learning_rate, float*) const override {
-    for (int i = 0; i < dim_; ++i) row[i] = Clamped(row[i] - learning_rate * gradient[i]);
+  void Step(float* row, const Gradient& gradient, float learning_rate, float*) const override {
+    const float* g = gradient.values;
+    for (int i = 0; i < dim_; ++i) row[i] = Clamped(row[i] - learning_rate * g[i]);
   }
 };
 
@@ -88,10 +89,10 @@ class Momentum final : public Optimizer {
         powers_(momentum) {}
 
  private:
-  void Step(float* row, const float* gradient, float learning_rate,
+  void Step(float* row, const Gradient& gradient, float learning_rate,
             float* contribution) const override {
-    Roll(row, gradient, learning_rate);
-    if (contribution != nullptr) Roll(contribution, gradient, learning_rate);
+    Roll(row, gradient.values, learning_rate);
+    if (contribution != nullptr) Roll(contribution, gradient.values, learning_rate);
   }
 
   // The velocity that was there rolls on through all the updates.
@@ -128,11 +129,12 @@ class Adagrad final : public Additive {
   Adagrad(int dim, float initial, float epsilon) : Additive(dim, dim, initial), epsilon_(epsilon) {}
 
  private:
-  void Step(float* row, const float* gradient, float learning_rate, float*) const override {
+  void Step(float* row, const Gradient& gradient, float learning_rate, float*) const override {
+    const float* g = gradient.values;
     float* accumulator = row + dim_;
     for (int i = 0; i < dim_; ++i) {
-      accumulator[i] = Clamped(accumulator[i] + gradient[i] * gradient[i]);
-      row[i] = Clamped(row[i] - learning_rate * gradient[i] / std::sqrt(accumulator[i] + epsilon_));
+      accumulator[i] = Clamped(accumulator[i] + g[i] * g[i]);
+      row[i] = Clamped(row[i] - learning_rate * g[i] / std::sqrt(accumulator[i] + epsilon_));
     }
   }
 
@@ -146,12 +148,13 @@ class RowWiseAdagrad final : public Additive {
       : Additive(dim, 1, initial), epsilon_(epsilon) {}
 
  private:
-  void Step(float* row, const float* gradient, float learning_rate, float*) const override {
-    const float square = SumOfSquares(gradient, dim_) / static_cast<float>(dim_);
+  void Step(float* row, const Gradient& gradient, float learning_rate, float*) const override {
+    const float* g = gradient.values;
+    const float square = gradient.squares / static_cast<float>(dim_);
     float& accumulator = row[dim_];
     accumulator = Clamped(accumulator + square);
     const float rate = learning_rate / std::sqrt(accumulator + epsilon_);
-    for (int i = 0; i < dim_; ++i) row[i] = Clamped(row[i] - rate * gradient[i]);
+    for (int i = 0; i < dim_; ++i) row[i] = Clamped(row[i] - rate * g[i]);
   }
 
   const float epsilon_;
@@ -208,19 +211,19 @@ class Adam final : public Optimizer {
   }
 
  private:
-  void Step(float* row, const float* gradient, float learning_rate, float* record) const override {
+  void Step(float* row, const Gradient& gradient, float learning_rate,
+            float* record) const override {
     float* m = row + dim_;
     float* v = m + dim_;
     float& t = v[v_dim_];
     t = std::max(t, 0.0f) + 1;
-    const float mean_square =
-        v_dim_ == 1 ? SumOfSquares(gradient, dim_) / static_cast<float>(dim_) : 0;
-    Moments(m, gradient, mean_square);
+    const float mean_square = gradient.squares / static_cast<float>(dim_);
+    Moments(m, gradient.values, mean_square);
     const float rate = learning_rate * correction_(t);
     if (record != nullptr) {
       float* own = record + dim_;
       float* tail = record + contribution_dim_;
-      Moments(own, gradient, mean_square);
+      Moments(own, gradient.values, mean_square);
       for (int i = 0; i < dim_; ++i) tail[i] = Clamped(tail[i] + (m[i] - own[i]));
       Move(m, v, -rate, record);
       record[contribution_dim_ - 1] = learning_rate;
@@ -328,14 +331,15 @@ class Ftrl final : public Optimizer {
  private:
   float* ValueOf(float*) const override { return nullptr; }
 
-  void Step(float* row, const float* gradient, float learning_rate,
+  void Step(float* row, const Gradient& gradient, float learning_rate,
             float* contribution) const override {
+    const float* g = gradient.values;
     float* n = row + dim_;
     float* z = n + dim_;
     for (int i = 0; i < dim_; ++i) {
-      const float square = gradient[i] * gradient[i];
+      const float square = g[i] * g[i];
       const float next = Clamped(n[i] + square);
-      const float change = gradient[i] + 2 * l2_shrinkage_ * row[i] -
+      const float change = g[i] + 2 * l2_shrinkage_ * row[i] -
                            (std::sqrt(next) - std::sqrt(n[i])) / learning_rate * row[i];
       z[i] = Clamped(z[i] + change);
       n[i] = next;
@@ -361,9 +365,9 @@ class Ftrl final : public Optimizer {
   const float initial_, l1_, l2_, l2_shrinkage_, beta_;
 };
 
-// What brings x within the norm limit.
-float NormFactor(const float* x, int n, float limit) {
-  const float norm = std::sqrt(SumOfSquares(x, n));
+// What brings x, whose squares come to that sum, within the norm limit.
+float NormFactor(const float* x, float squares, int n, float limit) {
+  const float norm = std::sqrt(squares);
   if (!(norm > limit)) return 1;
   if (std::isfinite(norm)) return limit / norm;
   // The squares overflow: by the largest element first.
@@ -395,7 +399,7 @@ void Optimizer::DecayWeight(float* row, float learning_rate, float* value_contri
 
 void Optimizer::LimitNorm(float* row, float* value_contribution) const {
   if (max_norm_ <= 0) return;
-  const float factor = NormFactor(row, dim_, max_norm_);
+  const float factor = NormFactor(row, SumOfSquares(row, dim_), dim_, max_norm_);
   if (factor < 1) Scale(row, dim_, factor, value_contribution);
 }
 
@@ -413,20 +417,20 @@ Status Optimizer::CheckContribution(const float* contribution) const {
   return InvalidArgument("a contribution holds NaN or infinity");
 }
 
-void Optimizer::Update(float* row, const float* gradient, float learning_rate,
+void Optimizer::Update(float* row, const Gradient& gradient, float learning_rate,
                        float* record) const {
   float* value_contribution = record == nullptr ? nullptr : ValueOf(record);
   DecayWeight(row, learning_rate, value_contribution);
-  if (clipnorm_ > 0) {
-    const float factor = NormFactor(gradient, dim_, clipnorm_);
-    if (factor < 1) {
-      static thread_local std::vector<float> clipped;
-      clipped.resize(dim_);
-      for (int i = 0; i < dim_; ++i) clipped[i] = gradient[i] * factor;
-      gradient = clipped.data();
-    }
+  const float factor =
+      clipnorm_ > 0 ? NormFactor(gradient.values, gradient.squares, dim_, clipnorm_) : 1;
+  if (factor < 1) {
+    static thread_local std::vector<float> clipped;
+    clipped.resize(dim_);
+    for (int i = 0; i < dim_; ++i) clipped[i] = gradient.values[i] * factor;
+    Step(row, Gradient::Of(clipped.data(), dim_), learning_rate, record);
+  } else {
+    Step(row, gradient, learning_rate, record);
   }
-  Step(row, gradient, learning_rate, record);
   LimitNorm(row, value_contribution);
 }
 

@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 
+#include "ops/core/row/gradient.h"
 #include "ops/core/status.h"
 
 namespace het_tf {
@@ -54,10 +55,15 @@ class Optimizer {
   // Whether an update writes to the record that it is given.
   virtual bool updates_record() const { return true; }
 
-  // One update. row: (row_dim), gradient: (dim). record: (record_dim) of the updates before it;
-  // nullptr where nobody asks.
-  void Update(float* row, const float* gradient, float learning_rate,
+  // One update. row: (row_dim). record: (record_dim) of the updates before it; nullptr where nobody
+  // asks.
+  void Update(float* row, const Gradient& gradient, float learning_rate,
               float* record = nullptr) const;
+  // The same. gradient: (dim).
+  void Update(float* row, const float* gradient, float learning_rate,
+              float* record = nullptr) const {
+    Update(row, Gradient::Of(gradient, dim_), learning_rate, record);
+  }
 
   // The contribution of the updates in a record. row: (row_dim), as they left it; contribution:
   // (contribution_dim).
@@ -83,7 +89,7 @@ class Optimizer {
         record_dim_(contribution_dim + record_extra),
         initial_slot_(initial_slot) {}
 
-  virtual void Step(float* row, const float* gradient, float learning_rate,
+  virtual void Step(float* row, const Gradient& gradient, float learning_rate,
                     float* record) const = 0;
   virtual void MergeSlotsAndValue(float* row, const float* contribution, int64_t updates) const = 0;
 

@@ -19,12 +19,9 @@ Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& al
   }
   SharedLock contents(contents_);
   // All of them at once, in ascending order, so that the rows are of one moment.
-  std::vector<SharedLock> locks;
+  const auto locks = LockStripes<SharedLock>(first, last);
   int64_t num_rows = 0;
-  for (int s = first; s < last; ++s) {
-    locks.emplace_back(stripes_[s]->mutex);
-    num_rows += stripes_[s]->index.size();
-  }
+  for (int s = first; s < last; ++s) num_rows += stripes_[s]->index.size();
   const Rows rows = allocate(num_rows);
   int64_t r = 0;
   for (int s = first; s < last; ++s) {

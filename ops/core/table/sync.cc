@@ -154,7 +154,7 @@ void Table::MergeRow(char* record, const PushRow& row, const float* floats, bool
   const int64_t clock = ClockOf(record);
   const bool drift = config_.clock == ClockRule::kDrift;
   if (is_gradient) {
-    UpdateRecord(record, floats, row.learning_rate, drift ? row.clock : 0);
+    UpdateRecord(record, Gradient::Of(floats, dim()), row.learning_rate, drift ? row.clock : 0);
   } else if (!drift) {
     kit_.optimizer->Merge(RowOf(record), floats, row.updates);
   } else {
@@ -179,26 +179,22 @@ void Table::MergeRow(char* record, const PushRow& row, const float* floats, bool
 void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
                   const ParallelFor& parallel_for) {
   const int contribution_dim = kit_.optimizer->contribution_dim();
-  parallel_for(
-      kNumStripes, StripeCost(push.num_rows(), row_dim_), [&](int64_t first, int64_t last) {
-        for (int64_t s = first; s < last; ++s) {
-          Stripe& stripe = *stripes_[s];
-          const int32_t* rows = groups.order.data() + groups.begin[s];
-          UniqueLock lock(stripe.mutex);
-          VisitAhead(
-              stripe.index, groups.size(s), [&](int64_t i) { return hashes[rows[i]]; },
-              [&](uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
-              [&](int64_t i) {
-                const int64_t r = rows[i];
-                const bool is_gradient = r < push.num_gradients;
-                const float* floats =
-                    is_gradient ? push.gradients + r * dim()
-                                : push.contributions + (r - push.num_gradients) * contribution_dim;
-                char* record = FindOrInsert(&stripe, hashes[r], push.rows[r].key);
-                MergeRow(record, push.rows[r], floats, is_gradient);
-              });
-        }
-      });
+  ForEachStripe<UniqueLock>(parallel_for, StripeCost(push.num_rows(), row_dim_), [&](int64_t s) {
+    Stripe& stripe = *stripes_[s];
+    const int32_t* rows = groups.order.data() + groups.begin[s];
+    VisitAhead(
+        groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[rows[i]]}; },
+        [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
+        [&](int64_t i) {
+          const int64_t r = rows[i];
+          const bool is_gradient = r < push.num_gradients;
+          const float* floats =
+              is_gradient ? push.gradients + r * dim()
+                          : push.contributions + (r - push.num_gradients) * contribution_dim;
+          char* record = FindOrInsert(&stripe, hashes[r], push.rows[r].key);
+          MergeRow(record, push.rows[r], floats, is_gradient);
+        });
+  });
   counters_.Add(TableCounter::kPushesMerged, 1);
   counters_.Add(TableCounter::kRowsMerged, push.num_rows());
 }
@@ -217,27 +213,24 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
   // First which rows go, then, once the reply has its memory, the rows themselves. Records never
   // move and are not freed while contents_ is held, so a pointer to one stays good in between.
   std::vector<const char*> found(num_queries, nullptr);
-  parallel_for(kNumStripes, StripeCost(num_queries, 0), [&](int64_t first, int64_t last) {
-    for (int64_t s = first; s < last; ++s) {
-      const Stripe& stripe = *stripes_[s];
-      const int32_t* queries = groups.order.data() + groups.begin[s];
-      SharedLock lock(stripe.mutex);
-      VisitAhead(
-          stripe.index, groups.size(s), [&](int64_t i) { return hashes[queries[i]]; },
-          [&](uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
-          [&](int64_t i) {
-            const int32_t q = queries[i];
-            const uint32_t slot = Find(stripe, hashes[q], request.keys[q]);
-            if (slot == Index::kNone) return;
-            const char* record = stripe.records[slot];
-            if (request.is_check(q) && !restarted && !behind) {
-              if (header.read_bound == kUnbounded) return;
-              const int64_t missed = WrappingSubtract(ClockOf(record), request.bases[q]);
-              if (missed <= header.read_bound) return;
-            }
-            found[q] = record;
-          });
-    }
+  ForEachStripe<SharedLock>(parallel_for, StripeCost(num_queries, 0), [&](int64_t s) {
+    const Stripe& stripe = *stripes_[s];
+    const int32_t* queries = groups.order.data() + groups.begin[s];
+    VisitAhead(
+        groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[queries[i]]}; },
+        [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
+        [&](int64_t i) {
+          const int32_t q = queries[i];
+          const uint32_t slot = Find(stripe, hashes[q], request.keys[q]);
+          if (slot == Index::kNone) return;
+          const char* record = stripe.records[slot];
+          if (request.is_check(q) && !restarted && !behind) {
+            if (header.read_bound == kUnbounded) return;
+            const int64_t missed = WrappingSubtract(ClockOf(record), request.bases[q]);
+            if (missed <= header.read_bound) return;
+          }
+          found[q] = record;
+        });
   });
 
   ReplyHeader reply;
@@ -256,17 +249,14 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
   const size_t bytes = ReplyWriter::Size(reply);
   ReplyWriter writer(allocate(bytes), reply);
   const int64_t num_rows = int64_t{reply.num_full} + reply.num_values;
-  parallel_for(kNumStripes, StripeCost(num_rows, row_dim_), [&](int64_t first, int64_t last) {
-    for (int64_t s = first; s < last; ++s) {
-      SharedLock lock(stripes_[s]->mutex);
-      for (int32_t i = groups.begin[s]; i < groups.begin[s + 1]; ++i) {
-        const int32_t q = groups.order[i];
-        if (found[q] == nullptr) continue;
-        const ReplyRow row = {ClockOf(found[q]), q};
-        const bool value = sends_value(q);
-        float* to = value ? writer.SetValue(place[q], row) : writer.SetFull(place[q], row);
-        std::memcpy(to, RowOf(found[q]), sizeof(float) * (value ? dim() : row_dim_));
-      }
+  ForEachStripe<SharedLock>(parallel_for, StripeCost(num_rows, row_dim_), [&](int64_t s) {
+    for (int32_t i = groups.begin[s]; i < groups.begin[s + 1]; ++i) {
+      const int32_t q = groups.order[i];
+      if (found[q] == nullptr) continue;
+      const ReplyRow row = {ClockOf(found[q]), q};
+      const bool value = sends_value(q);
+      float* to = value ? writer.SetValue(place[q], row) : writer.SetFull(place[q], row);
+      std::memcpy(to, RowOf(found[q]), sizeof(float) * (value ? dim() : row_dim_));
     }
   });
   counters_.Add(TableCounter::kRowsChecked, header.num_bases());

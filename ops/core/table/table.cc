@@ -4,12 +4,12 @@
 #include <cstring>
 
 #include "ops/core/memory/hash.h"
-#include "ops/core/memory/prefetch.h"
 #include "ops/core/simd.h"
 #include "ops/core/table/record.h"
 #include "ops/core/table/reservation.h"
 
 namespace het_tf {
+
 Status Table::Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config, &kit));
@@ -72,6 +72,10 @@ Table::Reservation::Reservation(Table* table, const Groups& groups) : table_(tab
     for (; reserved_.size() < kNumStripes;) {
       Stripe& stripe = *table->stripes_[reserved_.size()];
       const size_t rows = groups.size(static_cast<int32_t>(reserved_.size()));
+      if (rows == 0) {
+        reserved_.push_back(0);
+        continue;
+      }
       UniqueLock lock(stripe.mutex);
       stripe.records.Reserve(stripe.reserved + rows);
       stripe.index.Reserve(stripe.index.size() + stripe.reserved + rows,
@@ -88,6 +92,7 @@ Table::Reservation::Reservation(Table* table, const Groups& groups) : table_(tab
 
 Table::Reservation::~Reservation() {
   for (size_t s = 0; s < reserved_.size(); ++s) {
+    if (reserved_[s] == 0) continue;
     UniqueLock lock(table_->stripes_[s]->mutex);
     table_->stripes_[s]->reserved -= reserved_[s];
   }
@@ -106,7 +111,8 @@ char* Table::FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key) {
 }
 
 // One update of a row, and of its clock. units: at least so many, under a drift clock.
-void Table::UpdateRecord(char* record, const float* gradient, float learning_rate, int64_t units) {
+void Table::UpdateRecord(char* record, const Gradient& gradient, float learning_rate,
+                         int64_t units) {
   float* row = RowOf(record);
   if (config_.clock != ClockRule::kDrift) {
     kit_.optimizer->Update(row, gradient, learning_rate);
@@ -117,79 +123,6 @@ void Table::UpdateRecord(char* record, const float* gradient, float learning_rat
   kit_.optimizer->Update(row, gradient, learning_rate);
   const int64_t moved = DriftUnits(Distance(before.data(), row, dim()));
   SetClock(record, Advance(ClockOf(record), std::max(units, moved)));
-}
-
-Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out) const {
-  SharedLock contents(contents_);
-  const Groups groups(ids.num_keys(), kNumStripes,
-                      [&](int64_t u) { return StripeOfHash(ids.hashes[u], kNumStripes); });
-  const size_t row_bytes = sizeof(float) * dim();
-  // Nothing may wait for the pool with a stripe locked: its threads may wait for that lock.
-  const int64_t cost = StripeCost(ids.num_ids(), dim());
-  parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
-    for (int64_t s = first; s < last; ++s) {
-      const Stripe& stripe = *stripes_[s];
-      const int32_t* keys = groups.order.data() + groups.begin[s];
-      SharedLock lock(stripe.mutex);
-      VisitAhead(
-          stripe.index, groups.size(s), [&](int64_t i) { return ids.hashes[keys[i]]; },
-          [&](uint32_t slot) { Prefetch(stripe.records[slot], kRowOffset + row_bytes); },
-          [&](int64_t i) {
-            const int32_t u = keys[i];
-            const int32_t* place = &ids.positions[ids.begin[u]];
-            const int32_t* end = ids.positions.data() + ids.begin[u + 1];
-            float* copy = out + static_cast<int64_t>(*place) * dim();
-            const uint32_t slot = Find(stripe, ids.hashes[u], ids.keys[u]);
-            if (slot == Index::kNone) {
-              kit_.initializer.Fill(ids.keys[u], dim(), copy);
-            } else {
-              std::memcpy(copy, RowOf(stripe.records[slot]), row_bytes);
-            }
-            while (++place != end) {
-              std::memcpy(out + static_cast<int64_t>(*place) * dim(), copy, row_bytes);
-            }
-          });
-    }
-  });
-  return Status();
-}
-
-Status Table::Apply(const UniqueIds& ids, const float* gradients, float learning_rate,
-                    Nonfinite nonfinite, const ParallelFor& parallel_for) {
-  HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
-  const GradientSums sums(ids, gradients, dim(), parallel_for);
-  if (sums.num_nonfinite() > 0) {
-    if (nonfinite == Nonfinite::kError) {
-      return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
-                             sums.num_nonfinite(), " of ", ids.num_keys(),
-                             " keys; no row was updated");
-    }
-    counters_.Add(TableCounter::kNonfiniteSkipped, sums.num_nonfinite());
-  }
-  SharedLock contents(contents_);
-  const Groups groups(ids.num_keys(), kNumStripes,
-                      [&](int64_t u) { return StripeOfHash(ids.hashes[u], kNumStripes); });
-  const Reservation reservation(this, groups);
-  HET_RETURN_IF_ERROR(reservation.status());
-  const int64_t cost = StripeCost(ids.num_keys(), 2 * row_dim_);
-  parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
-    for (int64_t s = first; s < last; ++s) {
-      Stripe& stripe = *stripes_[s];
-      const int32_t* keys = groups.order.data() + groups.begin[s];
-      UniqueLock lock(stripe.mutex);
-      VisitAhead(
-          stripe.index, groups.size(s), [&](int64_t i) { return ids.hashes[keys[i]]; },
-          [&](uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
-          [&](int64_t i) {
-            const int32_t u = keys[i];
-            if (sums[u] == nullptr) return;
-            char* record = FindOrInsert(&stripe, ids.hashes[u], ids.keys[u]);
-            UpdateRecord(record, sums[u], learning_rate, 0);
-            if (config_.clock != ClockRule::kDrift) SetClock(record, Advance(ClockOf(record), 1));
-          });
-    }
-  });
-  return Status();
 }
 
 Status Table::CheckOwned(const char* what, int64_t key, uint64_t hash) const {

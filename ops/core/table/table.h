@@ -1,9 +1,11 @@
 // A shard of an embedding table: rows with their optimizer slots and clocks, merged into by many
 // caches at once.
 //
-// Rows are spread over stripes, each with its own lock, index and storage. A call groups its keys
-// by stripe, so that it takes each lock once, not once a row. Every public function may run
-// concurrently with every other.
+// Rows are spread over stripes, each with its own lock, index and storage. What caches ask takes
+// one stripe after the other, its keys grouped by stripe; Lookup and Apply hold all stripes at once
+// and work in the order of the ids, which suits the memory better. A pool's threads never wait for
+// a lock: who holds one may be waiting for them. Every public function may run concurrently with
+// every other.
 
 #ifndef HET_TF_OPS_CORE_TABLE_TABLE_H_
 #define HET_TF_OPS_CORE_TABLE_TABLE_H_
@@ -47,6 +49,13 @@ inline constexpr std::array<const char*, Counters<TableCounter>::kSize> kTableCo
     "requests",       "bytes_received", "bytes_sent",   "pushes_merged", "pushes_repeated",
     "pushes_skipped", "rows_merged",    "rows_checked", "rows_sent",     "nonfinite_skipped"};
 
+// Where a lookup found rows. Records never move, so an update may go straight to them, as long as
+// the table has the same rows.
+struct FoundRows {
+  uint64_t incarnation = 0;
+  std::vector<char*> records;  // (num_keys); nullptr: there was none
+};
+
 class Table {
  public:
   static constexpr int kNumStripes = 32;
@@ -69,12 +78,14 @@ class Table {
   int64_t num_sessions() const { return sessions_.size(); }
 
   // Reads rows; unknown keys read as their initial value and do not enter the table.
-  // out: (ids.num_ids(), dim).
-  Status Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out) const;
+  // out: (ids.num_ids(), dim). found: for Apply to the same ids.
+  Status Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out,
+                FoundRows* found) const;
 
-  // One update of each key. gradients: (ids.num_ids(), dim).
-  Status Apply(const UniqueIds& ids, const float* gradients, float learning_rate,
-               Nonfinite nonfinite, const ParallelFor& parallel_for);
+  // One update of each key. found: what Lookup said for these ids, in this table or another;
+  // FoundRows() where nobody has looked. gradients: (ids.num_ids(), dim).
+  Status Apply(const UniqueIds& ids, const FoundRows& found, const float* gradients,
+               float learning_rate, Nonfinite nonfinite, const ParallelFor& parallel_for);
 
   // Answers a cache: merges what it pushes, then sends the rows it lacks (wire/). allocate(bytes)
   // provides the memory of the reply, aligned to 8, once, if all is well.
@@ -124,13 +135,43 @@ class Table {
   // The stripe is locked, and has memory for the row.
   char* FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key);
 
+  // Calls body(s) for each stripe, with it locked. One that another call holds is left to the
+  // calling thread.
+  template <typename Lock, typename Body>
+  void ForEachStripe(const ParallelFor& parallel_for, int64_t cost, const Body& body) const {
+    std::array<bool, kNumStripes> later{};
+    parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
+      for (int64_t s = first; s < last; ++s) {
+        const Lock lock(stripes_[s]->mutex, std::try_to_lock);
+        later[s] = !lock.owns_lock();
+        if (!later[s]) body(s);
+      }
+    });
+    for (int64_t s = 0; s < kNumStripes; ++s) {
+      if (!later[s]) continue;
+      const Lock lock(stripes_[s]->mutex);
+      body(s);
+    }
+  }
+  // Locks the stripes [first, last).
+  template <typename Lock>
+  std::vector<Lock> LockStripes(int first, int last) const {
+    std::vector<Lock> locks;
+    for (int s = first; s < last; ++s) locks.emplace_back(stripes_[s]->mutex);
+    return locks;
+  }
+
+  // All stripes are locked. records: (num_keys).
+  void InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys, const Groups& groups,
+                     const ParallelFor& parallel_for, std::vector<char*>* records);
+
   struct HashedRequest;
   Status CheckRequest(const RequestView& request, const ParallelFor& parallel_for,
                       HashedRequest* hashed) const;
   Status CheckOwned(const char* what, int64_t key, uint64_t hash) const;
   Status ExchangeMessages(const char* bytes, size_t size, const ParallelFor& parallel_for,
                           const std::function<char*(size_t)>& allocate);
-  void UpdateRecord(char* record, const float* gradient, float learning_rate, int64_t units);
+  void UpdateRecord(char* record, const Gradient& gradient, float learning_rate, int64_t units);
   void Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
              const ParallelFor& parallel_for);
   void MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient);

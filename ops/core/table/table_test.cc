@@ -84,9 +84,12 @@ TEST(TableTest, MatchesAMapWithThreads) {
       for (int c = 0; c < 3; ++c) expected[ids[i]].value[c] -= gradients[3 * i + c];
     }
     const UniqueIds unique(ids.data(), ids.size());
-    ASSERT_OK(table->Apply(unique, gradients.data(), 1, Nonfinite::kError, ThreadedFor));
     std::vector<float> out(gradients.size());
-    ASSERT_OK(table->Lookup(unique, ThreadedFor, out.data()));
+    FoundRows found;
+    // Every other round goes to the rows that a lookup found, some of which were not there yet.
+    if (round % 2 == 1) ASSERT_OK(table->Lookup(unique, ThreadedFor, out.data(), &found));
+    ASSERT_OK(table->Apply(unique, found, gradients.data(), 1, Nonfinite::kError, ThreadedFor));
+    ASSERT_OK(table->Lookup(unique, ThreadedFor, out.data(), &found));
     for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], expected[ids[i / 3]].value[i % 3]);
   }
   EXPECT_EQ(Snapshot(*table), expected);
@@ -119,8 +122,45 @@ TEST(TableTest, ExportOfStripesThatAreNotThereIsRefused) {
   }
 }
 
+FoundRows Find(const Table& table, const std::vector<int64_t>& ids) {
+  FoundRows found;
+  std::vector<float> out(ids.size() * table.dim());
+  EXPECT_OK(table.Lookup(UniqueIds(ids.data(), ids.size()), SerialFor, out.data(), &found));
+  return found;
+}
+
+// What a lookup found is void once the table has other rows, and says nothing of another table.
+TEST(TableTest, AnUpdateDoesNotGoToRowsThatAreNoLongerThere) {
+  const std::vector<int64_t> ids = {1, 2, 2};
+  const UniqueIds unique(ids.data(), ids.size());
+  const std::vector<float> gradients = {1, 2, 3};
+  const auto table = MakeTable(Plain()), other = MakeTable(Plain());
+  const auto apply = [&](const FoundRows& found) {
+    EXPECT_OK(table->Apply(unique, found, gradients.data(), 1, Nonfinite::kError, SerialFor));
+  };
+  ASSERT_OK(ApplyRows(table.get(), {1}, {10}));
+  ASSERT_OK(ApplyRows(other.get(), {1, 2}, {7, 7}));
+  const FoundRows found = Find(*table, ids);
+  EXPECT_NE(found.records[0], nullptr);
+  EXPECT_EQ(found.records[1], nullptr);
+  ASSERT_OK(ApplyRows(table.get(), {2}, {10}));  // comes into being after the lookup
+  apply(found);
+  EXPECT_EQ(LookupRows(*table, {1, 2}), (std::vector<float>{-11, -15}));
+  table->Clear();
+  ASSERT_OK(ApplyRows(table.get(), {5, 6}, {1, 1}));  // where rows 1 and 2 were
+  apply(found);
+  EXPECT_EQ(LookupRows(*table, {1, 2, 5, 6}), (std::vector<float>{-1, -5, -1, -1}));
+  const FoundRows before = Find(*table, ids);
+  ASSERT_OK(Restore(table.get(), {{1, {{100}, {}, 1}}}));
+  apply(before);
+  EXPECT_EQ(LookupRows(*table, {1, 2}), (std::vector<float>{99, -10}));
+  apply(Find(*other, ids));
+  EXPECT_EQ(LookupRows(*table, {1, 2}), (std::vector<float>{98, -15}));
+  EXPECT_EQ(LookupRows(*other, {1, 2}), (std::vector<float>{-7, -7}));
+}
+
 // Work for the pool waits in line behind work that waits for a lock.
-TEST(TableTest, LookupsAndUpdatesOfOnePoolDoNotWaitForEachOther) {
+TEST(TableTest, CallsOfOnePoolDoNotWaitForEachOther) {
   const auto table = MakeTable(Plain());
   Pool pool(2);
   std::vector<int64_t> ids(3000);
@@ -128,18 +168,32 @@ TEST(TableTest, LookupsAndUpdatesOfOnePoolDoNotWaitForEachOther) {
   const UniqueIds unique(ids.data(), ids.size());
   const std::vector<float> gradients(ids.size(), 1);
   constexpr int kRounds = 200;
-  RunThreads(2, [&](int t) {
+  RunThreads(3, [&](int t) {
     std::vector<float> out(ids.size());
+    FoundRows found;
+    testing::RequestBuilder pushes;
+    testing::Buffer reply;
+    pushes.header.incarnation = table->incarnation();
     for (int round = 0; round < kRounds; ++round) {
       if (t == 0) {
-        EXPECT_OK(
-            table->Apply(unique, gradients.data(), 1, Nonfinite::kError, pool.parallel_for()));
+        EXPECT_OK(table->Apply(unique, found, gradients.data(), 1, Nonfinite::kError,
+                               pool.parallel_for()));
+      } else if (t == 1) {
+        EXPECT_OK(table->Lookup(unique, pool.parallel_for(), out.data(), &found));
+        for (const float value : out) EXPECT_EQ(value, out[0]);
       } else {
-        EXPECT_OK(table->Lookup(unique, pool.parallel_for(), out.data()));
+        pushes.full = ids;
+        for (int64_t& id : pushes.full) id += 3000;
+        EXPECT_OK(testing::Sync(table.get(), pushes.Encode(), &reply, pool.parallel_for()));
+        const auto* answer = reinterpret_cast<const ReplyHeader*>(reply.data());
+        pushes.header.session = answer->session;
+        pushes.pushes = {{uint64_t(round) + 1, {}}};
+        for (const int64_t id : pushes.full) pushes.pushes[0].rows.push_back({id, 0, {1}});
       }
     }
   });
-  EXPECT_EQ(LookupRows(*table, {0, 2999}), (std::vector<float>{-kRounds, -kRounds}));
+  EXPECT_EQ(LookupRows(*table, {0, 2999, 3000, 5999}),
+            (std::vector<float>{-kRounds, -kRounds, 1 - kRounds, 1 - kRounds}));
 }
 
 TEST(TableTest, AReaderAfterAnotherDoesNotKeepWritersOut) {

@@ -1,0 +1,150 @@
+// Lookup and Apply: a table that is used where it is, without a cache.
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "ops/core/memory/prefetch.h"
+#include "ops/core/table/record.h"
+#include "ops/core/table/reservation.h"
+#include "ops/core/table/table.h"
+
+namespace het_tf {
+
+Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out,
+                     FoundRows* found) const {
+  const int64_t num_keys = ids.num_keys();
+  const size_t row_bytes = sizeof(float) * dim();
+  SharedLock contents(contents_);
+  const auto locks = LockStripes<SharedLock>(0, kNumStripes);
+  const auto stripe_of = [&](int32_t u) -> const Stripe& {
+    return *stripes_[StripeOfHash(ids.hashes[u], kNumStripes)];
+  };
+  // One pass: a row that is found is copied at once, while its page is known to the processor, and
+  // `out` is written from front to back. Whoever meets a key first looks for it; two threads may.
+  static char unknown;
+  const std::unique_ptr<std::atomic<char*>[]> records(new std::atomic<char*>[num_keys]);
+  for (int64_t u = 0; u < num_keys; ++u) records[u].store(&unknown, std::memory_order_relaxed);
+  const auto record_of = [&](int32_t u) { return records[u].load(std::memory_order_relaxed); };
+  const int64_t cost = kProbeCycles / 2 + dim();
+  parallel_for(ids.num_ids(), cost, [&](int64_t first, int64_t last) {
+    constexpr int64_t kRecordAhead = 12, kBucketAhead = 2 * kRecordAhead;
+    for (int64_t i = first - kBucketAhead; i < last; ++i) {
+      if (i + kBucketAhead < last) {
+        const int32_t u = ids.key_of[i + kBucketAhead];
+        if (record_of(u) == &unknown) stripe_of(u).index.Prefetch(ids.hashes[u]);
+      }
+      const int64_t near = i + kRecordAhead;
+      if (near >= first && near < last) {
+        const int32_t u = ids.key_of[near];
+        const char* record = record_of(u);
+        if (record == &unknown) {
+          const Stripe& stripe = stripe_of(u);
+          const uint32_t slot = stripe.index.Guess(ids.hashes[u]);
+          record = slot == Index::kNone ? nullptr : stripe.records[slot];
+        }
+        if (record != nullptr) Prefetch(record, kRowOffset + row_bytes);
+      }
+      if (i < first) continue;
+      const int32_t u = ids.key_of[i];
+      char* record = record_of(u);
+      if (record == &unknown) {
+        const Stripe& stripe = stripe_of(u);
+        const uint32_t slot = Find(stripe, ids.hashes[u], ids.keys[u]);
+        record = slot == Index::kNone ? nullptr : stripe.records[slot];
+        records[u].store(record, std::memory_order_relaxed);
+      }
+      if (record != nullptr) std::memcpy(out + i * dim(), RowOf(record), row_bytes);
+    }
+  });
+
+  found->incarnation = incarnation_;
+  found->records.resize(num_keys);
+  std::vector<int32_t> missing;
+  for (int64_t u = 0; u < num_keys; ++u) {
+    found->records[u] = record_of(static_cast<int32_t>(u));
+    if (found->records[u] == nullptr) missing.push_back(static_cast<int32_t>(u));
+  }
+  parallel_for(missing.size(), 10 * dim(), [&](int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; ++m) {
+      const int32_t u = missing[m];
+      const int32_t* place = &ids.positions[ids.begin[u]];
+      const int32_t* end = ids.positions.data() + ids.begin[u + 1];
+      float* initial = out + static_cast<int64_t>(*place) * dim();
+      kit_.initializer.Fill(ids.keys[u], dim(), initial);
+      while (++place != end) {
+        std::memcpy(out + static_cast<int64_t>(*place) * dim(), initial, row_bytes);
+      }
+    }
+  });
+  return Status();
+}
+
+// keys: those of ids that may have no record; groups: of these, by stripe, with memory reserved.
+void Table::InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys,
+                          const Groups& groups, const ParallelFor& parallel_for,
+                          std::vector<char*>* records) {
+  const int64_t cost = StripeCost(keys.size(), 5 * row_dim_);
+  parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      Stripe& stripe = *stripes_[s];
+      const int32_t* order = groups.order.data() + groups.begin[s];
+      VisitAhead(
+          groups.size(s),
+          [&](int64_t i) { return IndexedHash{&stripe.index, ids.hashes[keys[order[i]]]}; },
+          [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
+          [&](int64_t i) {
+            const int32_t u = keys[order[i]];
+            (*records)[u] = FindOrInsert(&stripe, ids.hashes[u], ids.keys[u]);
+          });
+    }
+  });
+}
+
+Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const float* gradients,
+                    float learning_rate, Nonfinite nonfinite, const ParallelFor& parallel_for) {
+  HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
+  const GradientSums sums(ids, gradients, dim(), parallel_for);
+  if (sums.num_nonfinite() > 0) {
+    if (nonfinite == Nonfinite::kError) {
+      return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
+                             sums.num_nonfinite(), " of ", ids.num_keys(),
+                             " keys; no row was updated");
+    }
+    counters_.Add(TableCounter::kNonfiniteSkipped, sums.num_nonfinite());
+  }
+  SharedLock contents(contents_);
+  // No call but Clear, which begins an incarnation, takes a record away.
+  std::vector<char*> records;
+  if (found.incarnation == incarnation_) records = found.records;
+  records.resize(ids.num_keys());
+  std::vector<int32_t> missing;
+  for (int64_t u = 0; u < ids.num_keys(); ++u) {
+    if (records[u] == nullptr && sums.finite(u)) missing.push_back(static_cast<int32_t>(u));
+  }
+  const Groups groups(missing.size(), kNumStripes,
+                      [&](int64_t m) { return StripeOfHash(ids.hashes[missing[m]], kNumStripes); });
+  const Reservation reservation(this, groups);
+  HET_RETURN_IF_ERROR(reservation.status());
+  const auto locks = LockStripes<UniqueLock>(0, kNumStripes);
+  if (!missing.empty()) InsertRecords(ids, missing, groups, parallel_for, &records);
+  parallel_for(ids.num_keys(), kProbeCycles / 2 + 4 * row_dim_, [&](int64_t first, int64_t last) {
+    constexpr int64_t kAhead = 8;
+    for (int64_t u = first; u < last; ++u) {
+      if (u + kAhead < last) {
+        Prefetch(records[u + kAhead], record_bytes_);
+        sums.Prefetch(u + kAhead);
+      }
+      if (!sums.finite(u)) continue;
+      UpdateRecord(records[u], sums[u], learning_rate, 0);
+      if (config_.clock != ClockRule::kDrift) {
+        SetClock(records[u], Advance(ClockOf(records[u]), 1));
+      }
+    }
+  });
+  return Status();
+}
+
+}  // namespace het_tf
