@@ -25,8 +25,11 @@ bytes of the servers' interfaces, in the run that is predicted
 cores what this machine gave in the run that is predicted: idle time and the tasks' CPU time over
       wall time (what is neither was another user's)
 
-A cluster that is not measured has hosts of their own: nothing is shared but the servers, whose
-CPU time is a third station, with as many cores as --server_cores says. Bytes of the embeddings grow
+In a cluster that is not measured every task has a host of its own. Then workers share the servers,
+whose CPU time is a third station, with as many cores as --server_cores says ("wire" in what is
+printed, too), and the chief, which schedules closures on one core, so that N times its CPU time of
+a step is a bound in the place of "cores". (Some of that time is by the second and not by the step,
+so that a chief may do better.) Bytes of the embeddings grow
 with the number of workers, since bounds hold over all of them: on a straight line through the
 numbers of workers measured, up to what they are without a cache. (With one number measured they
 stay.) A variant's dense bytes stay, and those of variables kept on servers are split as variables
@@ -123,14 +126,15 @@ def predict_here(step: Step, workers: int, rate: float | None, cores: float) -> 
     }
 
 
-def predict_cluster(step: Step, workers: int, rate: float) -> float:
-    """Seconds of a step where every task has a host of its own."""
+def predict_cluster(step: Step, workers: int, rate: float) -> dict[str, float]:
+    """Seconds of a step where every task has a host of its own, by what bounds it."""
     links, others = step.wire(rate)
     servers = step.handling_servers / (len(step.down) * _SERVER_CORES.value)
-    return max(
-        response(workers, step.compute + others, [*links, servers]),
-        step.compute + step.handling,
-    )
+    return {
+        "wire": response(workers, step.compute + others, [*links, servers]),
+        "handling": step.compute + step.handling,
+        "chief": workers * step.chief,
+    }
 
 
 def knee(step: Step, rate: float) -> float:
@@ -312,23 +316,27 @@ def foresee(measured: Measured) -> list[dict[str, object]]:
     variants = {(s.variant, s.dense_staleness, s.lookahead): s for s in reversed(settings)}
     for text in _RATES.value:
         rate = bits_per_second(text)
-        print(f"examples/s at {text}, {_PER_SERVER.value} workers a server; share of the ceiling")
-        print(f"{'workers':36}" + "".join(f"{n:>20}" for n in _WORKERS.value) + f"{'knee':>8}")
+        print(
+            f"{text}, {_PER_SERVER.value} workers a server: examples/s, share of the ceiling, bound"
+        )
+        print(f"{'workers':34}" + "".join(f"{n:>24}" for n in _WORKERS.value) + f"{'knee':>6}")
         for setting in reversed(variants.values()):
             free = measured.unlimited(setting)
-            line = f"{setting.label:36}"
+            line = f"{setting.label:34}"
             for workers in map(int, _WORKERS.value):
                 servers = math.ceil(workers / _PER_SERVER.value)
                 step = measured.step_of(free, workers, servers)
-                seconds = predict_cluster(step, workers, rate)
-                examples = workers * setting.sizes.batch / seconds
-                line += f"{examples:13,.0f} {step.compute / seconds:6.1%}"
+                parts = predict_cluster(step, workers, rate)
+                bound = max(parts, key=parts.__getitem__)
+                examples = workers * setting.sizes.batch / parts[bound]
+                share = step.compute / parts[bound]
+                line += f"{examples:10,.0f} {share:4.0%} {bound:8}"
                 foreseen.append(
                     {"case": setting.label, "rate": text, "workers": workers}
-                    | {"servers": servers, "examples_per_s": examples}
+                    | {"servers": servers, "examples_per_s": examples, "bound": bound}
                 )
             one_server = measured.step_of(free, max(map(int, _WORKERS.value)), 1)
-            print(f"{line}{knee(one_server, rate):8.1f}")
+            print(f"{line}{knee(one_server, rate):6.1f}")
         print()
     return foreseen
 

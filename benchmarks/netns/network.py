@@ -131,7 +131,8 @@ class Network:
 
         The counters of /sys/class/net/*/statistics, of the bridge's ports: what a port receives,
         its host has sent. Headers are those of the packets that the kernel handed over (up to
-        64 KiB each); cut to 1,500 bytes on a real wire, packets would add 4 % to bulk data.
+        64 KiB each); cut to 1,500 bytes on a real wire, packets would add 4 % to bulk data. What a
+        host sends again because a queue was full counts again.
         """
         listed = _ip(["-n", _SWITCH, "-statistics", "-json", "link", "show", "type", "veth"])
         ports = {port["ifname"]: port["stats64"] for port in json.loads(listed)}

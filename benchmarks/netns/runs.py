@@ -238,7 +238,7 @@ def _kinds(setting: Setting, epochs: Sequence[Epoch], total: float) -> dict[str,
 
     embeddings: messages of het_tf, by its own counters.
     dense: the dense layers' weights twice, since all are read and all gradients sent in each step.
-    rest: framing, headers, acknowledgements, control.
+    rest: framing, headers, acknowledgements, control, and what TCP sent again.
     embeddings + rest: of tf_keras, which does not count.
     dense + rest: of dense replicas, which send less than all weights twice a step.
     """
