@@ -159,11 +159,35 @@ exchange: Scalar. Whether ReplicaRequest, ReplicaReceive and this op, with no st
   the training goes on.
 )doc");
 
+REGISTER_OP("Het>ReplicaDue")
+    .Input("replica: resource")
+    .Output("due: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Waits until there is something to send or to fetch, or ReplicaClose says that nobody is to wait.
+
+due: Scalar. Whether there is.
+)doc");
+
+REGISTER_OP("Het>ReplicaClose")
+    .Input("replica: resource")
+    .Attr("closed: bool")
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
+    .Doc(R"doc(
+Says whether ReplicaDue may wait. At first it may not.
+)doc");
+
 REGISTER_OP("Het>ReplicaRequest")
     .Input("replica: resource")
     .Output("ticket: variant")
     .Output("requests: num_shards * uint8")
     .Attr("num_shards: int >= 1")
+    .Attr("asks: bool = false")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
       return RequestShapes(c);
@@ -173,6 +197,7 @@ Writes a request for each server. The replies go to ReplicaReceive.
 
 ticket: Scalar.
 requests: [bytes] each; 0 bytes: nothing to send, as always while another request is under way.
+asks: Whether to ask no more than how many steps the replica misses, in a message of a few bytes.
 )doc");
 
 REGISTER_OP("Het>ReplicaReceive")

@@ -108,14 +108,42 @@ class DenseReplicas:
         must = self._settle_op(steps, reads)
         self._exchange_while(must, lambda: self._settle_op(tf.constant(0, tf.int64), False))
 
-    def request_op(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def exchange_loop_op(self) -> None:
+        """Exchanges whatever becomes due, from `open_loop_op` to `close_loop_op`.
+
+        A loop of its own, since what goes to and fro takes the time of many lookups.
+        """
+
+        def body(due: tf.Tensor) -> list[tf.Tensor]:
+            due = ops.replica_due(self._handle_op())
+
+            def exchange() -> tf.Tensor:
+                with tf.control_dependencies(self._exchange_op()):
+                    return tf.constant(True)
+
+            return [tf.cond(due, exchange, lambda: tf.constant(False))]
+
+        tf.while_loop(lambda due: due, body, [tf.constant(True)], parallel_iterations=1)
+
+    def open_loop_op(self) -> tf.Operation:
+        """Before `exchange_loop_op`."""
+        return ops.replica_close(self._handle_op(), closed=False)
+
+    def close_loop_op(self) -> tf.Operation:
+        """Has `exchange_loop_op` end."""
+        return ops.replica_close(self._handle_op(), closed=True)
+
+    def request_op(self, asks: bool = False) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """What there is to say, for whoever sends the requests of several together.
+
+        Args:
+          asks: no more than how many steps are missed, in a few bytes.
 
         Returns:
           ticket: for `receive_op`.
           requests: uint8 [bytes], one for each server.
         """
-        return ops.replica_request(self._handle_op(), num_shards=len(self._devices))
+        return ops.replica_request(self._handle_op(), num_shards=len(self._devices), asks=asks)
 
     def receive_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Operation:
         """Takes the replies to requests, one a server. `settle_op` takes them over."""

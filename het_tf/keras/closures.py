@@ -128,7 +128,8 @@ class StepClosure:
             if layer.cache is not None and layer.cache.lookahead > 0 and self.lookahead > 0
         }
         self._is_ahead = lambda layer: id(layer) in ahead
-        self._ahead = StepLookups(find_keys if ahead else None, travels)
+        self._ahead = StepLookups(find_keys if ahead else None, travels, asks=True)
+        self._exchanging = travels if self.lookahead else None
         inline = find_keys if len(ahead) < len(layers) else None
         self._inline = StepLookups(inline, None if self.lookahead else travels)
         self._ahead_layers: list[HetEmbedding] = []
@@ -233,12 +234,16 @@ class StepClosure:
         states: States,
         logs: tf.Tensor,
     ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
-        """Two loops: one prepares steps, the other computes them."""
+        """Loops side by side: one prepares steps, one computes them, one exchanges replicas."""
         window = self.window
         kept = window.size_op()
-        with tf.control_dependencies([kept]):
+        opened = [] if self._exchanging is None else [self._exchanging.open_loop_op()]
+        with tf.control_dependencies([kept, *opened]):
             num_steps = tf.identity(num_steps)
         run_beside(lambda: self._prepare(source, num_steps + ahead - kept))
+        if self._exchanging is not None:
+            with tf.control_dependencies(opened):
+                run_beside(self._exchanging.exchange_loop_op)
 
         def cond(step: tf.Tensor, more: tf.Tensor, *_: Any) -> tf.Tensor:
             return tf.logical_and(step < num_steps, more)
@@ -269,6 +274,9 @@ class StepClosure:
         steps, _, waits, seconds, _, states, logs = tf.while_loop(
             cond, body, first, parallel_iterations=1
         )
+        if self._exchanging is not None:
+            with tf.control_dependencies([steps]):
+                self._exchanging.close_loop_op()
         return steps, states, logs, (waits, seconds * 1e6)
 
     def _prepare(self, source: _Source, count: tf.Tensor) -> None:

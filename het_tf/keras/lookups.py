@@ -90,15 +90,22 @@ class _UpToTheKeys(keras.StatelessScope):
 class StepLookups:
     """Looks up what a step needs, all in one message to each parameter server."""
 
-    def __init__(self, find_keys: Callable[[Any], Keys] | None, replicas: DenseReplicas | None):
+    def __init__(
+        self,
+        find_keys: Callable[[Any], Keys] | None,
+        replicas: DenseReplicas | None,
+        asks: bool = False,
+    ):
         """Describes the lookups.
 
         Args:
           find_keys: from `find_keys_fn`; None: layers look up for themselves.
           replicas: whose requests travel along.
+          asks: they only ask; somebody else exchanges what is due.
         """
         self._find_keys = find_keys
         self._replicas = replicas
+        self._asks = asks
 
     def begin_op(
         self, batch: Any, wanted: Callable[[HetEmbedding], bool]
@@ -122,7 +129,7 @@ class StepLookups:
         parties: list[Any] = [layer.table for layer, _ in keys]
         requests = [requests for _, requests in begun]
         if self._replicas is not None:
-            dense_ticket, dense_requests = self._replicas.request_op()
+            dense_ticket, dense_requests = self._replicas.request_op(self._asks)
             parties.append(self._replicas)
             requests.append(dense_requests)
         if not parties:

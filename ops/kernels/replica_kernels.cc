@@ -318,10 +318,69 @@ class ReplicaSettleOp : public AsyncOpKernel {
   bool reads_, all_;
 };
 
+class ReplicaDueOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    tensorflow::core::RefCountPtr<ReplicaResource> resource;
+    OP_REQUIRES_OK_ASYNC(context, GetReplica(context, &resource), done);
+    struct Call {
+      DoneCallback done;
+      std::atomic<bool> waits{true};
+    };
+    auto call = std::make_shared<Call>();
+    call->done = std::move(done);
+    tensorflow::CancellationManager* cancellation = context->cancellation_manager();
+    tensorflow::CancellationToken token = tensorflow::CancellationManager::kInvalidToken;
+    if (cancellation != nullptr) {
+      token = cancellation->get_cancellation_token();
+      const bool registered = cancellation->RegisterCallback(token, [call, context] {
+        if (!call->waits.exchange(false)) return;
+        context->SetStatus(absl::CancelledError("step was cancelled"));
+        call->done();
+      });
+      if (!registered) {
+        context->SetStatus(absl::CancelledError("step was cancelled"));
+        call->done();
+        return;
+      }
+    }
+    resource->replica->WhenDue([call, context, cancellation, token](bool due) {
+      if (!call->waits.exchange(false)) return;
+      if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
+      Tensor* out;
+      const absl::Status allocated = context->allocate_output(0, {}, &out);
+      if (allocated.ok()) {
+        out->scalar<bool>()() = due;
+      } else {
+        context->SetStatus(allocated);
+      }
+      call->done();
+    });
+  }
+};
+
+class ReplicaCloseOp : public ReplicaKernel {
+ public:
+  explicit ReplicaCloseOp(OpKernelConstruction* context) : ReplicaKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("closed", &closed_));
+  }
+
+  absl::Status Compute(OpKernelContext*, ReplicaResource* resource) override {
+    resource->replica->SetClosed(closed_);
+    return absl::OkStatus();
+  }
+
+ private:
+  bool closed_;
+};
+
 class ReplicaRequestOp : public ReplicaKernel {
  public:
   explicit ReplicaRequestOp(OpKernelConstruction* context) : ReplicaKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("num_shards", &num_shards_));
+    OP_REQUIRES_OK(context, context->GetAttr("asks", &asks_));
   }
 
   absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
@@ -334,6 +393,7 @@ class ReplicaRequestOp : public ReplicaKernel {
     std::vector<std::unique_ptr<char[]>> discarded;
     std::shared_ptr<ReplicaTicket> ticket;
     TF_RETURN_IF_ERROR(ToTf(resource->replica->Request(
+        asks_,
         [&](int shard, size_t bytes) -> char* {
           Tensor* request;
           absl::Status status =
@@ -350,6 +410,7 @@ class ReplicaRequestOp : public ReplicaKernel {
 
  private:
   int num_shards_;
+  bool asks_;
 };
 
 class ReplicaReceiveOp : public ReplicaKernel {
@@ -434,6 +495,8 @@ REGISTER_REPLICA_KERNEL("ReplicaHandle", ReplicaHandleOp);
 REGISTER_REPLICA_KERNEL("ReplicaVariables", ReplicaVariablesOp);
 REGISTER_REPLICA_KERNEL("ReplicaDestroy", ReplicaDestroyOp);
 REGISTER_REPLICA_KERNEL("ReplicaSettle", ReplicaSettleOp);
+REGISTER_REPLICA_KERNEL("ReplicaDue", ReplicaDueOp);
+REGISTER_REPLICA_KERNEL("ReplicaClose", ReplicaCloseOp);
 REGISTER_REPLICA_KERNEL("ReplicaRequest", ReplicaRequestOp);
 REGISTER_REPLICA_KERNEL("ReplicaReceive", ReplicaReceiveOp);
 REGISTER_REPLICA_KERNEL("ReplicaOwn", ReplicaOwnOp);

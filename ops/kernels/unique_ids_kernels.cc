@@ -28,10 +28,10 @@ class CheckIdsOp : public tensorflow::OpKernel {
     std::shared_ptr<UniqueIds> unique_ids;
     OP_REQUIRES_OK(context, GetVariant(context, "unique_ids", &unique_ids));
     const tensorflow::Tensor& tensor = context->input(1);
-    OP_REQUIRES(context, tensor.NumElements() == unique_ids->num_ids(),
-                absl::InvalidArgumentError(StrCat("ids holds ", tensor.NumElements(),
-                                                  " ids, looked ahead for were ",
-                                                  unique_ids->num_ids())));
+    OP_REQUIRES(
+        context, tensor.NumElements() == unique_ids->num_ids(),
+        absl::InvalidArgumentError(StrCat("ids holds ", tensor.NumElements(),
+                                          " ids, looked ahead for were ", unique_ids->num_ids())));
     const auto ids = tensor.flat<int64_t>();
     for (int64_t i = 0; i < ids.size(); ++i) {
       const int64_t ahead = unique_ids->keys[unique_ids->key_of[i]];

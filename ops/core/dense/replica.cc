@@ -162,7 +162,7 @@ void Replica::Cut(const Variables& variables, Shard* shard) {
 
 Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bool all, Must* must,
                        bool* started) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(CheckVariables(variables));
   if (steps < 0) return InvalidArgument("steps = ", steps, " must not be negative");
   counters_.Add(ReplicaCounter::kSteps, steps);
@@ -187,30 +187,44 @@ Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bo
   const bool read = reads && config_.staleness == 0 && config_.num_workers > 1;
   // Who has done nothing here has nothing to send.
   const bool start = !this->started() && (reads || write);
-  *must = !(write || read || start) ? Must::kNothing
-          : open_ != nullptr        ? Must::kWait
-                                    : Must::kExchange;
+  const bool stale = reads && AnyIsStale();
+  *must = !(write || read || start || stale) ? Must::kNothing
+          : open_ != nullptr                 ? Must::kWait
+                                             : Must::kExchange;
+  const auto waiting = TakeWaiting();
+  lock.unlock();
+  for (const auto& callback : waiting) callback();
   return Status();
 }
 
-Status Replica::Request(const AllocateRequest& allocate, std::shared_ptr<ReplicaTicket>* ticket) {
+bool Replica::AnyIsStale() const {
+  return std::any_of(shards_.begin(), shards_.end(), [](const Shard& s) { return s.stale; });
+}
+
+Status Replica::Request(bool asks, const AllocateRequest& allocate,
+                        std::shared_ptr<ReplicaTicket>* ticket) {
   *ticket = std::make_shared<ReplicaTicket>(shared_from_this());
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool asks = config_.num_workers > 1;
-  if (open_ == nullptr) {
+  const bool has_others = config_.num_workers > 1;
+  (*ticket)->asks_ = asks;
+  if (!asks && open_ == nullptr) {
     (*ticket)->open_ = true;
     (*ticket)->requests_.resize(shards_.size());
     open_ = ticket->get();
   }
   for (size_t s = 0; s < shards_.size(); ++s) {
     Shard& shard = shards_[s];
-    const std::vector<const Link::Push*> carried = shard.link.ToCarry(false);
-    if (open_ != ticket->get() || (shard.started && !asks && carried.empty())) {
+    std::vector<const Link::Push*> carried;
+    if (!asks) carried = shard.link.ToCarry(false);
+    const bool speaks =
+        asks ? shard.started && has_others && open_ == nullptr
+             : open_ == ticket->get() && (!shard.started || has_others || !carried.empty());
+    if (!speaks) {
       allocate(static_cast<int>(s), 0);
       continue;
     }
     DenseRequestHeader header;
-    header.flags = config_.half ? kDenseHalf : 0;
+    header.flags = (config_.half ? kDenseHalf : 0) | (asks ? kDenseAsk : 0);
     header.replica_id = id_;
     header.incarnation = shard.link.epoch().incarnation;
     header.session = shard.link.epoch().session;
@@ -229,7 +243,7 @@ Status Replica::Request(const AllocateRequest& allocate, std::shared_ptr<Replica
       std::memcpy(out, push->bytes, push->size);
       out += push->size;
     }
-    (*ticket)->requests_[s] = shard.link.Open(false);
+    if (!asks) (*ticket)->requests_[s] = shard.link.Open(false);
     counters_.Add(ReplicaCounter::kBytesUp, size);
   }
   return Status();
@@ -268,6 +282,7 @@ bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& repl
     rest_.resize(config_.rest_bytes);
     std::memcpy(rest_.data() + shard->first_byte, reply.rest, header.rest_bytes);
   }
+  shard->stale = false;
   shard->link.Acknowledge(request, header.acknowledged, [&](const Link::Push& push) {
     shard->unacknowledged -= push.updates;
     shard->clock += push.updates;
@@ -317,38 +332,70 @@ Status Replica::Receive(ReplicaTicket* ticket, const std::vector<Frame>& replies
   std::vector<std::function<void()>> waiting;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!ticket->open_) {
+    if (ticket->asks_) {
+      HET_RETURN_IF_ERROR(ReceiveAnswers(replies));
+      waiting = TakeWaiting();
+    } else if (!ticket->open_) {
       for (size_t s = 0; s < replies.size(); ++s) {
         if (replies[s].size == 0) continue;
         return InvalidArgument("replies[", s, "] answers a request that was not made");
       }
       return Status();
+    } else {
+      HET_RETURN_IF_ERROR(ReceiveAll(ticket, replies));
+      waiting = TakeWaiting();
     }
-    std::vector<DenseReplyView> views(replies.size());
-    for (size_t s = 0; s < replies.size(); ++s) {
-      const Link::Request& request = ticket->requests_[s];
-      if (request.number == 0) continue;
-      Status status = DenseReplyView::Parse(replies[s].bytes, replies[s].size, &views[s]);
-      if (status.ok()) status = CheckReply(shards_[s], request, views[s]);
-      if (!status.ok()) return InvalidArgument("replies[", s, "]: ", status.message());
-    }
-    const int64_t unmerged = Unmerged();
-    bool starts = false;
-    for (size_t s = 0; s < replies.size(); ++s) {
-      if (ticket->requests_[s].number == 0) continue;
-      starts |= Install(&shards_[s], ticket->requests_[s].number, views[s]);
-      counters_.Add(ReplicaCounter::kBytesDown, replies[s].size);
-    }
-    if (starts) {
-      // What was made on the state before is void.
-      counters_.Add(ReplicaCounter::kStepsLost, unmerged);
-      pending_ = 0;
-    }
-    counters_.Set(ReplicaCounter::kPending, Unmerged());
-    CloseRequests(ticket);
-    waiting = TakeWaiting();
   }
   for (const auto& callback : waiting) callback();
+  return Status();
+}
+
+Status Replica::ReceiveAnswers(const std::vector<Frame>& replies) {
+  std::vector<DenseReplyView> views(replies.size());
+  for (size_t s = 0; s < replies.size(); ++s) {
+    if (replies[s].size == 0) continue;
+    Status status = DenseReplyView::Parse(replies[s].bytes, replies[s].size, &views[s]);
+    if (status.ok() && views[s].header.flags & (kDenseValues | kDenseRest)) {
+      status = InvalidArgument("it holds values, which were not asked for");
+    }
+    if (!status.ok()) return InvalidArgument("replies[", s, "]: ", status.message());
+  }
+  for (size_t s = 0; s < replies.size(); ++s) {
+    if (replies[s].size == 0) continue;
+    Shard& shard = shards_[s];
+    const DenseReplyHeader& header = views[s].header;
+    counters_.Add(ReplicaCounter::kBytesDown, replies[s].size);
+    // A request that went out meanwhile brings what is missed, and the clock may count its pushes.
+    if (open_ != nullptr || shard.unacknowledged > 0) continue;
+    const Link::Epoch epoch = {header.incarnation, header.session};
+    shard.stale |= epoch != shard.link.epoch() || header.clock - shard.clock > config_.staleness;
+  }
+  return Status();
+}
+
+Status Replica::ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& replies) {
+  std::vector<DenseReplyView> views(replies.size());
+  for (size_t s = 0; s < replies.size(); ++s) {
+    const Link::Request& request = ticket->requests_[s];
+    if (request.number == 0) continue;
+    Status status = DenseReplyView::Parse(replies[s].bytes, replies[s].size, &views[s]);
+    if (status.ok()) status = CheckReply(shards_[s], request, views[s]);
+    if (!status.ok()) return InvalidArgument("replies[", s, "]: ", status.message());
+  }
+  const int64_t unmerged = Unmerged();
+  bool starts = false;
+  for (size_t s = 0; s < replies.size(); ++s) {
+    if (ticket->requests_[s].number == 0) continue;
+    starts |= Install(&shards_[s], ticket->requests_[s].number, views[s]);
+    counters_.Add(ReplicaCounter::kBytesDown, replies[s].size);
+  }
+  if (starts) {
+    // What was made on the state before is void.
+    counters_.Add(ReplicaCounter::kStepsLost, unmerged);
+    pending_ = 0;
+  }
+  counters_.Set(ReplicaCounter::kPending, Unmerged());
+  CloseRequests(ticket);
   return Status();
 }
 
@@ -359,9 +406,42 @@ void Replica::CloseRequests(ReplicaTicket* ticket) {
   open_ = nullptr;
 }
 
+bool Replica::IsDue() const {
+  if (open_ != nullptr) return false;
+  return AnyIsStale() || std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) {
+           return !shard.link.ToCarry(false).empty();
+         });
+}
+
 std::vector<std::function<void()>> Replica::TakeWaiting() {
-  if (open_ != nullptr) return {};
-  return std::exchange(waiting_, {});
+  std::vector<std::function<void()>> taken;
+  if (open_ == nullptr) taken = std::exchange(waiting_, {});
+  if (closed_ || IsDue()) {
+    for (auto& callback : std::exchange(waiting_for_due_, {})) {
+      taken.push_back([callback = std::move(callback), due = !closed_] { callback(due); });
+    }
+  }
+  return taken;
+}
+
+void Replica::WhenDue(std::function<void(bool)> callback) {
+  std::vector<std::function<void()>> waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_for_due_.push_back(std::move(callback));
+    waiting = TakeWaiting();
+  }
+  for (const auto& each : waiting) each();
+}
+
+void Replica::SetClosed(bool closed) {
+  std::vector<std::function<void()>> waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = closed;
+    waiting = TakeWaiting();
+  }
+  for (const auto& each : waiting) each();
 }
 
 void Replica::WhenIdle(std::function<void()> callback) {

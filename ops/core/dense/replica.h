@@ -3,10 +3,12 @@
 //
 // The way of a step:
 //   Settle   between two steps: takes over what came, and sets aside what is due to be sent;
+//   WhenDue  says that something is;
 //   Request  writes one request for each server;
 //   (the runtime carries them: DenseShard::Sync)
 //   Receive  takes the replies, while a step may be under way: the variables change at the next
 //            Settle.
+// Beside that, a request that only asks may travel with any other message: how much is missed here.
 //
 // The variables belong to the caller, who shows them to Settle. Here are, of each float, the value
 // that the servers are known to have, and so what own steps added to it since.
@@ -60,7 +62,7 @@ inline int64_t FirstOfShard(int64_t n, int shard, int num_shards) {
 
 class Replica;
 
-// A request to each server that may be answered. One at a time.
+// A request to each server that may be answered. One at a time, but for those that only ask.
 class ReplicaTicket {
  public:
   static constexpr const char* kVariantName = "Het>ReplicaTicket";
@@ -78,6 +80,7 @@ class ReplicaTicket {
   const std::shared_ptr<Replica> replica_;
   std::vector<Link::Request> requests_;  // (num_shards), if it is open
   bool open_ = false;
+  bool asks_ = false;
 };
 
 class Replica : public std::enable_shared_from_this<Replica> {
@@ -117,15 +120,22 @@ class Replica : public std::enable_shared_from_this<Replica> {
                 bool* started);
 
   // Writes what there is to say; allocate(shard, bytes) provides the memory, aligned to 8, of
-  // 0 bytes where there is nothing, as always while another request is open.
+  // 0 bytes where there is nothing, as always while another request is open. asks: nothing but how
+  // much is missed here, which may be asked at any time.
   using AllocateRequest = std::function<char*(int shard, size_t bytes)>;
-  Status Request(const AllocateRequest& allocate, std::shared_ptr<ReplicaTicket>* ticket);
+  Status Request(bool asks, const AllocateRequest& allocate,
+                 std::shared_ptr<ReplicaTicket>* ticket);
 
   // Takes the replies; all or, on an error, none.
   Status Receive(ReplicaTicket* ticket, const std::vector<Frame>& replies);
 
   // Calls back as soon as no request is open; at once if none is.
   void WhenIdle(std::function<void()> callback);
+
+  // Calls back with true as soon as a request would have something to say beyond asking, and with
+  // false as soon as this is closed, as it is at first.
+  void WhenDue(std::function<void(bool)> callback);
+  void SetClosed(bool closed);
 
  private:
   friend class ReplicaTicket;
@@ -141,6 +151,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
     uint64_t known = 0;
     bool starts = false;     // base_ and rest_ are to replace the variables
     bool has_shift = false;  // shift_ is to be added to them
+    bool stale = false;      // more is missed here than may be
     bool started = false;
 
     int64_t num_floats() const { return last - first; }
@@ -159,6 +170,11 @@ class Replica : public std::enable_shared_from_this<Replica> {
   int64_t Unmerged() const;
   bool started() const;
   void CloseRequests(ReplicaTicket* ticket);
+  Status ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& replies);
+  Status ReceiveAnswers(const std::vector<Frame>& replies);
+  bool AnyIsStale() const;
+  bool IsDue() const;
+  // Those that wait for what is the case now; to be called without the lock.
   std::vector<std::function<void()>> TakeWaiting();
 
   const ReplicaConfig config_;
@@ -177,7 +193,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::vector<char> rest_;    // (rest_bytes) while it is on its way to the variables
   int64_t pending_ = 0;       // own steps not in a push yet
   ReplicaTicket* open_ = nullptr;
+  bool closed_ = true;
   std::vector<std::function<void()>> waiting_;
+  std::vector<std::function<void(bool)>> waiting_for_due_;
 };
 
 }  // namespace het_tf

@@ -92,12 +92,13 @@ class System {
     std::vector<size_t> reply_bytes;
   };
 
-  Call Ask(Worker* worker) {
+  Call Ask(Worker* worker, bool only_ask = false) {
     Call call;
     call.requests.resize(shards_.size());
     call.replies.resize(shards_.size());
     call.reply_bytes.resize(shards_.size());
     EXPECT_OK(worker->replica->Request(
+        only_ask,
         [&](int shard, size_t bytes) {
           call.requests[shard].resize(bytes / 8);
           return reinterpret_cast<char*>(call.requests[shard].data());
@@ -255,6 +256,55 @@ TEST(ReplicaTest, AverageOfTwo) {
   EXPECT_EQ(counters, std::vector<int64_t>{2}) << "counters add";
   EXPECT_EQ(system[1].value(3), 3 + 4) << "it was told";
   EXPECT_EQ(system[0].value(3), 3 + 1) << "it was told before the other one";
+}
+
+TEST(ReplicaTest, AskingCostsAHeaderAndTellsThatTooMuchIsMissed) {
+  System system(2, 1, 4, false);
+  for (int w = 0; w < 2; ++w) system.Begin(&system[w], 0);
+  const auto ask = [&] {
+    System::Call call = system.Ask(&system[0], true);
+    EXPECT_EQ(call.requests[0].size() * 8, sizeof(DenseRequestHeader));
+    EXPECT_OK(system.Serve(&call, 0));
+    EXPECT_EQ(call.reply_bytes[0], sizeof(DenseReplyHeader));
+    EXPECT_OK(system.Answer(&system[0], &call));
+  };
+  bool due = false;
+  system[0].replica->SetClosed(false);
+  system[0].replica->WhenDue([&](bool is) { due = is; });
+  for (int step = 1; step <= 5; ++step) {
+    system.Add(&system[1], 1);
+    system.Flush(&system[1], 1);
+    ask();
+    EXPECT_EQ(due, step > 4);
+    EXPECT_EQ(system.Settle(&system[0], 0, true),
+              step > 4 ? Replica::Must::kExchange : Replica::Must::kNothing);
+  }
+  system.Exchange(&system[0]);
+  EXPECT_EQ(system.Settle(&system[0], 0, true), Replica::Must::kNothing);
+  EXPECT_EQ(system[0].value(1), 1 + 5);
+}
+
+TEST(ReplicaTest, SaysWhenSomethingIsDue) {
+  System system(1, 2, 4, false);
+  System::Worker& worker = system[0];
+  std::vector<bool> told;
+  const auto wait = [&] { worker.replica->WhenDue([&](bool due) { told.push_back(due); }); };
+  wait();
+  EXPECT_EQ(told, std::vector<bool>{false}) << "closed at first";
+  worker.replica->SetClosed(false);
+  system.Begin(&worker, 0);
+  wait();
+  system.Add(&worker, 1);
+  system.Settle(&worker, 1, true);
+  EXPECT_EQ(told.size(), 1u) << "one step is not half of four";
+  system.Add(&worker, 1);
+  system.Settle(&worker, 1, true);
+  EXPECT_EQ(told, (std::vector<bool>{false, true}));
+  System::Call call = system.Ask(&worker);
+  wait();
+  EXPECT_EQ(told.size(), 2u) << "it is under way";
+  worker.replica->SetClosed(true);
+  EXPECT_EQ(told, (std::vector<bool>{false, true, false}));
 }
 
 TEST(ReplicaTest, ANewStateReplacesTheOld) {

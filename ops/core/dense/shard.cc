@@ -178,10 +178,11 @@ Status DenseShard::Sync(const char* bytes, size_t size, const ParallelFor& paral
   reply.num_counters = static_cast<uint32_t>(state_.counters.size());
   const int64_t missed = reply.clock - request.header.clock - own_steps;
   const bool stale = request.header.read_bound != kUnbounded && missed > request.header.read_bound;
+  const bool asks = (request.header.flags & kDenseAsk) != 0;
   // What counted for less here than there must be taken back there.
-  if (starts || stale || weighted) reply.flags |= kDenseValues;
+  if (!asks && (starts || stale || weighted)) reply.flags |= kDenseValues;
   if (restarted) reply.flags |= kDenseRestarted;
-  if (starts) {
+  if (starts && !asks) {
     reply.flags |= kDenseRest;
     reply.rest_bytes = state_.rest.size();
   }

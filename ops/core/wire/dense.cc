@@ -66,13 +66,17 @@ Status DenseRequestView::Parse(const char* bytes, size_t size, DenseRequestView*
   HET_RETURN_IF_ERROR(CheckAlignment("dense request", bytes));
   ReadCursor cursor(bytes, size);
   const auto* header = cursor.Take<DenseRequestHeader>(1);
-  HET_RETURN_IF_ERROR(CheckHeader("dense request", header, size, kDenseRequestMagic, kDenseHalf));
+  HET_RETURN_IF_ERROR(
+      CheckHeader("dense request", header, size, kDenseRequestMagic, kDenseHalf | kDenseAsk));
   if (header->replica_id == 0 || header->read_bound < kUnbounded ||
       (header->incarnation == 0) != (header->session == 0)) {
     return InvalidArgument("dense request has replica_id = ", header->replica_id,
                            ", read_bound = ", header->read_bound,
                            ", incarnation = ", header->incarnation,
                            ", session = ", header->session);
+  }
+  if ((header->flags & kDenseAsk) != 0 && header->num_pushes != 0) {
+    return InvalidArgument("dense request asks and has num_pushes = ", header->num_pushes);
   }
   view->header = *header;
   view->pushes.clear();

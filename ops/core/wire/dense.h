@@ -33,6 +33,7 @@ enum DenseFlags : uint16_t {
   kDenseValues = 2,     // of a reply: it holds values
   kDenseRest = 4,       // of a reply: it holds the rest, for a replica that starts
   kDenseRestarted = 8,  // of a reply: nothing that the request pushed was merged
+  kDenseAsk = 16,       // of a request: only a header comes back, which has the clock
 };
 
 struct DenseRequestHeader {
