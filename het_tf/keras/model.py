@@ -225,6 +225,26 @@ class _ParameterServerFit:
         trainer = self._parameter_server_trainer
         return (super() if trainer is None else trainer).predict(x, **arguments)
 
+    def get_weights(self) -> list[Any]:
+        """As `keras.Model.get_weights`, with what all workers made of the weights until now."""
+        self._sync(slots=False)
+        return super().get_weights()
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As `keras.Model.save`, with what all workers made of weights and slots until now."""
+        self._sync(slots=True)
+        super().save(*args, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """As `keras.Model.save_weights`, with what all workers made of the weights until now."""
+        self._sync(slots=False)
+        super().save_weights(*args, **kwargs)
+
+    def _sync(self, slots: bool) -> None:
+        trainer = self._parameter_server_trainer
+        if trainer is not None and trainer.has_replicas:
+            self.distribute_strategy.flush(slots=slots)
+
     def export(
         self,
         filepath: str | os.PathLike[str],

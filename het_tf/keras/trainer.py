@@ -330,6 +330,11 @@ class ParameterServerTrainer:
             model=self._model,
         )
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether the workers have replicas of the dense variables now."""
+        return self._dense is not None and self._dense.replicas.in_use
+
     def lookahead_stats(self) -> dict[str, float]:
         """Of the last `fit`; see `het_tf.keras.Model.lookahead_stats`."""
         steps, waited, seconds = self._waits.tolist()

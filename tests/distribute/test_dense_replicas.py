@@ -86,6 +86,28 @@ def test_variables_are_current_at_the_end_of_an_epoch_and_changes_are_taken_over
     assert model.get_weights()[0][0, 0] == 3000, "nothing came after the last callback"
 
 
+def test_whoever_looks_or_saves_in_the_middle_gets_what_was_made(dense, tmp_path):
+    dense.dense_staleness = 50
+    with dense.scope():
+        inputs = keras.Input((4,))
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=2)
+    seen = []
+
+    def look(step, logs):
+        seen.append(model.get_weights()[0][0, 0])
+        if len(seen) == 5:
+            model.save(tmp_path / "middle.keras")
+
+    x = np.ones((8 * 60, 4), np.float32)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    model.fit(x, 3 * x[:, :1], batch_size=8, verbose=0, callbacks=[callback])
+    assert all(b > a for a, b in zip(seen[:10], seen[10:20], strict=True))
+    saved = keras.models.load_model(tmp_path / "middle.keras")
+    assert 0 < int(saved.optimizer.iterations.numpy()) < 60
+    assert all(np.any(v.numpy() != 0) for v in saved.optimizer.variables)
+
+
 def test_no_rule_is_an_error_that_names_the_variable(dense):
     dense.dense_staleness = 4
     with dense.scope():
