@@ -153,6 +153,7 @@ def test_bad_inputs():
             first_weight=1.0,
             second_weight=1.0,
         )
+    del ticket  # A request that may still be answered is waited for.
     training.settle(0)
     assert training.read(0).tolist() == [1, 2, 3]
 
