@@ -280,7 +280,7 @@ bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& repl
     shard->unacknowledged = 0;
     shard->starts = shard->started = true;
     rest_.resize(config_.rest_bytes);
-    std::memcpy(rest_.data() + shard->first_byte, reply.rest, header.rest_bytes);
+    std::copy_n(reply.rest, header.rest_bytes, rest_.begin() + shard->first_byte);
   }
   shard->stale = false;
   shard->link.Acknowledge(request, header.acknowledged, [&](const Link::Push& push) {

@@ -121,7 +121,8 @@ void DenseShard::WriteValues(const DenseReplyHeader& header, Sent* sent,
   const bool half = header.flags & kDenseHalf;
   {
     std::lock_guard<std::mutex> lock(locks_[num_blocks()]);
-    std::memcpy(counters, state_.counters.data(), state_.counters.size() * sizeof(int64_t));
+    std::copy(state_.counters.begin(), state_.counters.end(),
+              reinterpret_cast<int64_t*>(counters));
   }
   char* numbers = counters + state_.counters.size() * sizeof(int64_t);
   const uint64_t used = num_floats * (half ? sizeof(uint16_t) : sizeof(float));
@@ -202,7 +203,7 @@ Status DenseShard::Sync(const char* bytes, size_t size, const ParallelFor& paral
     out += reply.num_counters * sizeof(int64_t) +
            NumbersBytes(reply.num_floats, reply.flags & kDenseHalf);
   }
-  if (reply.flags & kDenseRest) std::memcpy(out, state_.rest.data(), state_.rest.size());
+  if (reply.flags & kDenseRest) std::copy(state_.rest.begin(), state_.rest.end(), out);
   return Status();
 }
 
