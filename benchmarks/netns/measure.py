@@ -85,9 +85,12 @@ def train_on_cluster(
         for kind, index in _all({"worker": job.workers, "ps": servers}):
             host = name(kind, index)
             command = [sys.executable, "-m", "het_tf.server", "--exit_with_parent"]
+            # As the server does by itself for tasks whose addresses are of one host.
+            threads = max(1, len(os.sched_getaffinity(0)) // tasks[kind])
+            config = _tf_config(cluster, kind, index)
             processes[host] = subprocess.Popen(
                 network.command(host, command),
-                env=_environment(_tf_config(cluster, kind, index)),
+                env=_environment(config | {"TF_NUM_INTRAOP_THREADS": str(threads)}),
                 stdin=subprocess.PIPE,
                 stdout=logs.open(host),
                 stderr=subprocess.STDOUT,

@@ -38,6 +38,12 @@ class TaskConfig:
         """The "host:port" of this task."""
         return self.cluster[self.task_type][self.task_index]
 
+    @property
+    def num_tasks_on_host(self) -> int:
+        """How many tasks of this task's type have an address on its host, itself included."""
+        hosts = [address.rpartition(":")[0] for address in self.cluster[self.task_type]]
+        return hosts.count(hosts[self.task_index])
+
 
 def read_tf_config(text: str | None = None) -> TaskConfig:
     """Parses and checks TF_CONFIG.

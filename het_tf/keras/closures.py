@@ -187,7 +187,10 @@ class StepClosure:
     def _loop(self, source: _Source, num_steps: tf.Tensor, ahead: tf.Tensor) -> tf.Tensor:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         states = [tf.zeros(v.shape, v.dtype) for v in self._metrics]
-        self._settings = self._dense.open_op() if self._dense is not None else []
+        if self._dense is not None:
+            self._constants = self._dense.open_op()
+        else:
+            self._constants = [] if self._training else _read_weights(self._model)
         # Their number is known only once the loop's body is traced, hence the unknown shape.
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
         run = self._run_inline if self.window is None else self._run_ahead
@@ -332,7 +335,7 @@ class StepClosure:
             self._dense.replicas.settle_op(tf.cast(step > 0, tf.int64), reads=True)
         model = self._model
         optimizer = model.optimizer if self._training else None
-        captured = [*zip(self._metrics, states, strict=True), *self._settings]
+        captured = [*zip(self._metrics, states, strict=True), *self._constants]
         others = list(model.variables)
         if optimizer is not None:
             others.extend(optimizer.variables)
@@ -350,12 +353,15 @@ class StepClosure:
             logs = self._strategy.run(self._replica_step, args=(batch, lookups, scope))
             write_through_op(lookups)
         self._log_names = tuple(logs)
-        for setting, value in self._settings:
-            if scope.get_current_value(setting) is not value:
-                raise ValueError(
-                    f"A step assigns {setting.path!r}, which with dense_staleness only callbacks"
-                    " can: use a LearningRateSchedule or dense_staleness=None."
-                )
+        for constant, value in self._constants:
+            if scope.get_current_value(constant) is value:
+                continue
+            if not self._training:
+                raise ValueError(f"test_step assigns {constant.path!r}, a weight that is trained.")
+            raise ValueError(
+                f"A step assigns {constant.path!r}, which with dense_staleness only callbacks"
+                " can: use a LearningRateSchedule or dense_staleness=None."
+            )
         if iterations is not None:
             # A step whose forward pass fails, as on a worker that is about to end, does not count.
             with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
@@ -391,11 +397,20 @@ class PredictClosure:
 
     def _on_batches(self, *stacked: tf.Tensor) -> Any:
         """Outputs of the model, each stacked over the steps: [steps, batch, ...]."""
+        weights = _read_weights(self._model)
+        variables = list(self._model.variables)
 
         @tf.function(input_signature=[tf.TensorSpec([], tf.int32)], autograph=False)
         def step(i: tf.Tensor) -> Any:
             batch = take_batch(self._element_spec, stacked, i)
-            return self._strategy.run(self._model.predict_step, args=(batch,))
+            scope = MetricScope(weights, variables)
+
+            def predict_step(batch: Batch) -> Any:
+                with scope:
+                    return self._model.predict_step(batch)
+
+            with scope:
+                return self._strategy.run(predict_step, args=(batch,))
 
         outputs = step.get_concrete_function().structured_outputs
         for output in tf.nest.flatten(outputs):
@@ -409,6 +424,14 @@ class PredictClosure:
             fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs),
             parallel_iterations=1,
         )
+
+
+def _read_weights(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """The weights that are trained, with their values, for steps that only read them.
+
+    Each step would read them from the servers otherwise.
+    """
+    return [(weight, tf.identity(weight.value)) for weight in model.trainable_variables]
 
 
 def stacked_signature(element_spec: Any) -> list[tf.TensorSpec]:

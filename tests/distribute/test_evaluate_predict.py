@@ -111,3 +111,19 @@ def test_evaluate_needs_compile(strategy):
         model = sm.make_classifier(het_tf.keras.Model)
     with pytest.raises(ValueError, match=r"Call compile\(\)"):
         model.evaluate(np.zeros([4, sm.FEATURES]), np.zeros([4, 1]))
+
+
+def test_weights_are_read_once_a_closure(pair, data):
+    """Not in each step: the loop over steps is a function that the closure's graph calls."""
+    model, _ = pair
+    model.evaluate(*data, verbose=0)
+    model.predict(data[0], verbose=0)
+    trainer = model._parameter_server_trainer
+    for closure in trainer._closures.values():
+        graph = closure.on_batches.get_concrete_function().graph.as_graph_def()
+        outside = sum(node.op == "ReadVariableOp" for node in graph.node)
+        within = sum(
+            node.op == "ReadVariableOp" for f in graph.library.function for node in f.node_def
+        )
+        assert outside >= len(model.trainable_variables)
+        assert within == 0

@@ -24,6 +24,15 @@ def test_reads_a_good_one():
     assert (task.task_type, task.task_index, task.address) == ("worker", 1, "b:2")
 
 
+def test_counts_the_tasks_of_its_type_on_its_host():
+    cluster = {"worker": ["a:1", "b:2", "a:3"], "ps": ["a:4"]}
+    counts = [
+        read_tf_config(config(cluster=cluster, task={"type": kind, "index": i})).num_tasks_on_host
+        for kind, i in (("worker", 0), ("worker", 1), ("worker", 2), ("ps", 0))
+    ]
+    assert counts == [2, 1, 2, 1]
+
+
 def test_accepts_what_tensorflow_accepts():
     assert read_tf_config(config(task={"type": "ps", "index": "0"})).task_index == 0
     assert read_tf_config(config(cluster={**CLUSTER, "ps": {"0": "c:3"}})).cluster["ps"] == ["c:3"]
