@@ -12,6 +12,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 # What goes wrong is raised; what TensorFlow logs besides is not for the reader of a demo.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -140,6 +141,7 @@ def bound_of(cache: het_tf.CacheConfig) -> str:
 
 
 def main(_) -> None:
+    start = time.perf_counter()
     logging.set_verbosity(logging.WARNING)
     tf.get_logger().setLevel("ERROR")
     train_data, test_data, info = movielens.load_arrays(FLAGS.data_dir, FLAGS.download)
@@ -159,10 +161,12 @@ def main(_) -> None:
         heading = f"{FLAGS.workers} workers, {FLAGS.ps} parameter servers, {bound_of(cache)}"
         print(f"\nWide & deep on {info.source} ratings, {heading}\n")
         print(report.table(*runs), end="\n\n")
+        print(report.on_a_network(*runs, FLAGS.workers), end="\n\n")
         report.plot(runs, output / "curve.png", heading)
         print(f"Curves: {output / 'curve.png'}")
         model.export(output / "saved_model", verbose=False)
     ask(output / "saved_model", test_data)
+    print(f"All this took {time.perf_counter() - start:.0f} s.")
 
 
 if __name__ == "__main__":

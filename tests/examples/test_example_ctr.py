@@ -120,9 +120,14 @@ def test_table_shows_both_runs_and_the_gain(report, runs):
         ["examples/s", "1,000", "2,500", "2.5x"],
         ["hit", "rate", "0.0", "%", "90.0", "%"],
     ]
-    assert words[5] == ["MB", "up", "400.0", "100.0", "4.0x"]
-    assert words[6][:4] == ["MB", "down", "1,000.0", "0.0"]
+    assert words[5] == ["MB", "of", "rows", "up", "400.0", "100.0", "4.0x"]
+    assert words[6][:6] == ["MB", "of", "rows", "down", "1,000.0", "0.0"]
     assert words[7] == ["messages", "5,000", "1,000", "5.0x"]
+
+
+def test_says_what_the_bytes_take_on_a_network(report, runs):
+    said = report.on_a_network(*runs, workers=2)
+    assert "each worker 5.6 s with no cache and 0.4 s with HET cache" in said.replace("\n", " ")
 
 
 def test_plot_is_a_png(report, runs, tmp_path):
