@@ -53,6 +53,7 @@ class Setting:
       lookahead: of CacheConfig; None: it is not given.
       seed: of data and initial values.
       sizes: of everything.
+      delay: from host to host, such as "1ms"; None: none.
     """
 
     variant: str
@@ -63,6 +64,7 @@ class Setting:
     lookahead: int | None
     seed: int
     sizes: Sizes
+    delay: str | None = None  # in files written before there was any
 
     @property
     def label(self) -> str:
@@ -90,7 +92,13 @@ class Setting:
     def alone(self) -> Setting:
         """The same training by each worker alone."""
         return dataclasses.replace(
-            self, variant=ALONE, servers=0, rate=None, dense_staleness="default", lookahead=None
+            self,
+            variant=ALONE,
+            servers=0,
+            rate=None,
+            dense_staleness="default",
+            lookahead=None,
+            delay=None,
         )
 
 

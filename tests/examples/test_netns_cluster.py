@@ -146,7 +146,7 @@ def test_says_what_it_may_not_do():
     assert done.returncode == os.EX_NOPERM
     assert "needs" in done.stderr
     bad = ("variants=nobody", "rates=fast", "dense_staleness=x", "steps=9", "held_out=100")
-    for flag in bad:
+    for flag in (*bad, "delay=late"):
         done = _run(f"--{flag}")
         assert done.returncode == os.EX_USAGE, done.stderr[-2000:]
         name, _, value = flag.partition("=")
@@ -188,18 +188,19 @@ with socket.create_server(("", int(sys.argv[2]))) as server:
 
 
 @contextlib.contextmanager
-def _receiver(network: ModuleType, hosts: object) -> Iterator[list[str]]:
+def _receiver(network: ModuleType, hosts: object, program: str = _RECEIVE) -> Iterator[list[str]]:
     address = hosts.address("ps0").split(":")
-    command = hosts.command("ps0", [sys.executable, "-c", _RECEIVE, *address])
+    command = hosts.command("ps0", [sys.executable, "-c", program, *address])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "listens\n"
         yield address
         process.kill()
 
 
-def test_hosts_send_at_the_rate_and_are_counted(network: ModuleType):
+@pytest.mark.parametrize("delay", [None, 0.001])
+def test_hosts_send_at_the_rate_and_are_counted(network: ModuleType, delay: float | None):
     with (
-        network.Network(["worker0", "ps0", "chief"]) as hosts,
+        network.Network(["worker0", "ps0", "chief"], delay) as hosts,
         _receiver(network, hosts) as address,
     ):
         seconds = {}
@@ -221,8 +222,58 @@ def test_hosts_send_at_the_rate_and_are_counted(network: ModuleType):
             pass
 
 
-def test_what_a_killed_run_left_is_removed(network: ModuleType):
-    with network.Network(["worker0"]) as hosts:
+_ANSWER_DIGESTS = """
+import hashlib, socket, sys
+with socket.create_server(("", int(sys.argv[2]))) as server:
+    print("listens", flush=True)
+    while True:
+        with server.accept()[0] as connection:
+            digest = hashlib.sha256()
+            while part := connection.recv(1 << 16):
+                digest.update(part)
+            connection.sendall(digest.digest())
+"""
+_ASK_FOR_DIGESTS = """
+import hashlib, os, socket, sys, time
+sent = os.urandom(3_000_000)
+for n in (0, 1, 1_000, len(sent)):
+    began = time.monotonic()
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection:
+        print(time.monotonic() - began)
+        began = time.monotonic()
+        connection.sendall(sent[:n])
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(32, socket.MSG_WAITALL) == hashlib.sha256(sent[:n]).digest()
+        print(time.monotonic() - began)
+"""
+
+
+def test_packets_take_the_delay_and_arrive(network: ModuleType):
+    assert [network.seconds(each) for each in ("2s", "1ms", "0us")] == [2, 1e-3, 0]
+    delay = 0.02
+    with (
+        network.Network(["chief", "worker0", "ps0"], delay) as hosts,
+        _receiver(network, hosts, _ANSWER_DIGESTS) as address,
+    ):
+        asks = [
+            subprocess.Popen(
+                hosts.command(host, [sys.executable, "-c", _ASK_FOR_DIGESTS, *address]),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for host in ("worker0", "chief")
+        ]
+        for ask in asks:
+            out = ask.communicate(timeout=60)[0]
+            assert ask.returncode == 0
+            round_trips = [float(line) for line in out.splitlines()]
+            assert len(round_trips) == 8
+            assert min(round_trips) >= 2 * delay
+
+
+@pytest.mark.parametrize("delay", [None, 0.001])
+def test_what_a_killed_run_left_is_removed(network: ModuleType, delay: float | None):
+    with network.Network(["worker0"], delay) as hosts:
         process = subprocess.Popen(
             ["ip", "netns", "exec", hosts.command("worker0", [])[3], "sleep", "1000"]
         )
