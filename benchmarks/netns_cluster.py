@@ -38,6 +38,8 @@ delay is always there.) The table has medians of the others:
   sent, got   kB (1000 bytes) that a worker's interface counts a step; then the two together by kind
               (netns/runs.py says how; "123+" is with the rest)
   messages    exchanges of the embedding a step
+  waited      share of the steps that waited for rows that were looked up ahead; "waited ms" is how
+              long, a step, over all steps
   compute, in messages, waiting
               shares of a worker's time (Figures.shares says how; they need "alone")
   servers' CPU ms

@@ -34,7 +34,9 @@ class Epoch:
       received: bytes of the host's interface.
       cpu_seconds: of the process, all threads, user and system.
       idle_seconds: in which a core of this machine had nothing to do, of all cores together.
-      counters: of the embedding (`HetEmbedding.cache_stats`), over all workers.
+      counters: over all workers: of the embedding (`HetEmbedding.cache_stats`); with "dense_" in
+        front, of dense replicas (`HetParameterServerStrategy.dense_stats`); with "lookahead_", of
+        waiting for rows that were looked up ahead (`het_tf.keras.Model.lookahead_stats`).
       dense_bytes: of the dense layers' weights.
       auc: on the held-out samples at its end; of several programs the mean.
     """
@@ -44,7 +46,7 @@ class Epoch:
     received: dict[str, int]
     cpu_seconds: dict[str, float]
     idle_seconds: float
-    counters: dict[str, int]
+    counters: dict[str, float]
     dense_bytes: int
     auc: float
 

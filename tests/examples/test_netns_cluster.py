@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -121,6 +122,8 @@ def test_figures():
         moved = {"worker0": 30_000, "worker1": 50_000, "ps0": 1_000_000, "chief": 9}
         cpu = {"worker0": 0.2 * factor, "worker1": 0.4 * factor, "ps0": 0.1, "chief": 5.0}
         counters = {"bytes_up": 10_000, "bytes_down": 6_000, "messages": 40}
+        counters |= {"lookahead_steps": 20, "lookahead_waited_steps": 5}
+        counters |= {"lookahead_waited_seconds": 0.5 * seconds}
         return Epoch(seconds, moved, moved, cpu, 0.5, counters, 1_000, auc)
 
     own = runs.Run(setting, [epoch(9, 0.6), epoch(1, 0.7), epoch(3, 0.8)])
@@ -135,10 +138,19 @@ def test_figures():
     shares = {"compute": 0.075, "messages": 0.075, "waiting": 0.85}
     assert row.shares() == pytest.approx(shares)
     assert row.messages == 2
+    assert row.waited == 0.25
+    assert row.waited_ms == 50  # 1 s for 20 steps of both workers
     assert row.examples == [2000, 4000, 6000]
     assert row.seconds_to(0.6) == pytest.approx(2)
     assert row.seconds_to(0.65) == pytest.approx(3)
     assert row.seconds_to(0.9) is None
+
+    for each in own.epochs:
+        each.counters |= {"dense_bytes_up": 50_000, "dense_bytes_down": 30_000}
+    row, _ = runs.figures([own, alone])
+    assert row.kb == pytest.approx({"embeddings": 0.8, "dense": 4, "rest": 3.2})
+    no_ahead = runs.Run(dataclasses.replace(setting, lookahead=0), own.epochs)
+    assert runs.figures([no_ahead])[0].waited is None
 
 
 def test_says_what_it_may_not_do():
@@ -307,6 +319,23 @@ def test_bytes_by_kind(network: ModuleType, tmp_path: pathlib.Path):
     assert cached.kb["embeddings"] < 0.8 * no_cache.kb["embeddings"]
     # The same batches in another order of the workers' steps.
     assert cached.auc[-1] == pytest.approx(no_cache.auc[-1], abs=0.03)
+
+
+def test_waits_and_dense_bytes_over_links_with_a_delay(network: ModuleType, tmp_path: pathlib.Path):
+    path = tmp_path / "runs.json"
+    flags = ("--rates=none", "--delay=1ms", "--variants=s100", "--dense_staleness=4,8")
+    done = _run(*flags, "--lookahead=2", "--steps=40", f"--json={path}")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert "1ms from host to host" in done.stdout
+    assert "het-tf-bench" not in _namespaces()
+    from netns import runs
+
+    often, seldom = runs.figures(runs.read(path))
+    for row in (often, seldom):
+        assert set(row.kb) == {"embeddings", "dense", "rest"}
+        assert 0 <= row.waited <= 1
+        assert (row.waited_ms > 0) == (row.waited > 0)
+    assert 0 < seldom.kb["dense"] < often.kb["dense"]
 
 
 def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib.Path):
