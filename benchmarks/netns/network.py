@@ -84,7 +84,7 @@ class Network:
         self._hosts = list(hosts)
         self._delay = delay
         self._lock: int | None = None
-        self._switch: subprocess.Popen[str] | None = None
+        self._switch_process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Network:
         """Makes the network.
@@ -107,9 +107,9 @@ class Network:
 
     def __exit__(self, *exc_info: object) -> None:
         _remove_all()
-        if self._switch is not None:
-            self._switch.communicate()
-            self._switch = None
+        if self._switch_process is not None:
+            self._switch_process.communicate()
+            self._switch_process = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -181,12 +181,12 @@ class Network:
     def _connect_to_process(self, delay: float) -> None:
         """Makes every host's eth0, a TAP device."""
         command = [sys.executable, "-I", delay_switch.__file__, str(delay), *self._hosts]
-        self._switch = subprocess.Popen(
+        self._switch_process = subprocess.Popen(
             _command(_SWITCH, command), stdout=subprocess.PIPE, text=True
         )
-        assert self._switch.stdout is not None
-        if not self._switch.stdout.readline():
-            raise RuntimeError(f"the switch has ended with status {self._switch.wait()}")
+        assert self._switch_process.stdout is not None
+        if not self._switch_process.stdout.readline():
+            raise RuntimeError(f"the switch has ended with status {self._switch_process.wait()}")
         for host in self._hosts:
             move = ["link", "set", host, "netns", _PREFIX + host, "name", "eth0"]
             _ip(["-n", _SWITCH, *move, "mtu", str(delay_switch.MTU)])

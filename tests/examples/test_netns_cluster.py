@@ -360,8 +360,10 @@ def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib
     assert tf_keras.kb_received > het_tf.kb_received
 
 
-def test_a_signal_leaves_nothing_behind(network: ModuleType):
-    command = [sys.executable, _PROGRAM, *_SMALL, "--variants=no_cache", "--rates=none"]
+@pytest.mark.parametrize("delay", ["none", "1ms"])
+def test_a_signal_leaves_nothing_behind(network: ModuleType, delay: str):
+    flags = ("--variants=no_cache", "--rates=none", f"--delay={delay}")
+    command = [sys.executable, _PROGRAM, *_SMALL, *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while "het-tf-bench-ps1" not in _namespaces() and time.monotonic() < deadline:
