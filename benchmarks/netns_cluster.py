@@ -1,13 +1,16 @@
-"""Training on hosts with a network of a given rate: het_tf beside tf_keras.
+"""Training on hosts with a network of a given rate or delay: het_tf beside tf_keras.
 
     sudo .venv/bin/python benchmarks/netns_cluster.py --rates=none,1gbit --json=out/netns.json
     sudo .venv/bin/python benchmarks/netns_cluster.py --rates=100mbit --workers=8 --servers=1 \\
         --steps=20 --epochs=3 --timeout=900 --json=out/netns.json
+    sudo .venv/bin/python benchmarks/netns_cluster.py --rates=none --delay=1ms --variants=s100 \\
+        --dense_staleness=64 --lookahead=2 --json=out/netns.json
 
 Every task of a cluster, the chief, the workers and the parameter servers, has a network namespace
-to itself, whose link to the others has a rate in both directions (netns/network.py: needs root; no
-delay, since that needs netem). All share this machine's cores: with workers enough that they are
-short of cores, a slower network shows what the network does.
+to itself, whose link to the others has a rate in both directions (netns/network.py: needs root).
+With --delay a packet takes that long from one host to another, so a round trip takes twice as long;
+rates are then those of what a host sends, not of what it gets. All share this machine's cores: with
+workers enough that they are short of cores, a slower network shows what the network does.
 
 All train the same model (netns/wide_deep.py) on the same batches in the same order, ids and labels
 of the shape of Criteo's (netns/criteo_shape.py), with Adagrad at one learning rate:
@@ -27,14 +30,16 @@ at all. HetEmbedding has row-wise Adagrad, its own default, unless --row_optimiz
 tf_keras's.
 
 An epoch is --steps steps of each worker. The first one is not counted: in it TensorFlow traces,
-caches fill, and the network has no limit, nor has it while the AUC is measured. The table has
-medians of the others:
+caches fill, and the network has no limit of its rate, nor has it while the AUC is measured. (The
+delay is always there.) The table has medians of the others:
 
   ms/step     of one worker, while the others take theirs. (For a step of the whole cluster, as if
               its workers were one, divide by their number.)
   sent, got   kB (1000 bytes) that a worker's interface counts a step; then the two together by kind
               (netns/runs.py says how; "123+" is with the rest)
   messages    exchanges of the embedding a step
+  waited      share of the steps that waited for rows that were looked up ahead; "waited ms" is how
+              long, a step, over all steps
   compute, in messages, waiting
               shares of a worker's time (Figures.shares says how; they need "alone")
   servers' CPU ms
@@ -68,6 +73,7 @@ from netns.runs import ALONE, CACHES, TF_KERAS, VARIANTS, Run, Setting, Sizes
 _WORKERS = flags.DEFINE_integer("workers", 2, "worker tasks", lower_bound=1)
 _SERVERS = flags.DEFINE_integer("servers", 2, "parameter server tasks", lower_bound=1)
 _RATES = flags.DEFINE_list("rates", ["none", "1gbit"], "of every host: none, or as tc takes it")
+_DELAY = flags.DEFINE_string("delay", "none", "of a packet from host to host: none, or e.g. 1ms")
 _VARIANTS = flags.DEFINE_list("variants", list(VARIANTS), f"of {', '.join(VARIANTS)}")
 _DENSE_STALENESS = flags.DEFINE_list(
     "dense_staleness", ["default"], "of HetParameterServerStrategy; default: not given"
@@ -126,6 +132,7 @@ def settings() -> Iterator[Setting]:
                     rate=rate,
                     dense_staleness=bound,
                     lookahead=_LOOKAHEAD.value if variant in CACHES else None,
+                    delay=None if _DELAY.value == "none" else _DELAY.value,
                 )
 
 
@@ -174,8 +181,9 @@ def train(setting: Setting, folder: pathlib.Path) -> Run:
     module, path = "netns.train_het_tf", []
     if setting.variant == TF_KERAS:
         module, path = "netns.train_tf_keras", [tf_keras_environment.install()]
+    delay = None if setting.delay is None else network.seconds(setting.delay)
     epochs = measure.train_on_cluster(
-        job, module, setting.servers, setting.rate, path, _TIMEOUT.value
+        job, module, setting.servers, setting.rate, delay, path, _TIMEOUT.value
     )
     return Run(setting, epochs)
 
@@ -195,8 +203,9 @@ def run_all(wanted: Sequence[Setting]) -> list[Run]:
         network.check_permitted()
     with tempfile.TemporaryDirectory() as folder:
         for setting in missing:
-            rate = setting.rate or "none"
-            print(f"{setting.label}, rate {rate}, seed {setting.seed}", flush=True)
+            rate, delay = setting.rate or "none", setting.delay or "none"
+            what = f"rate {rate}, delay {delay}, seed {setting.seed}"
+            print(f"{setting.label}, {what}", flush=True)
             done.append(train(setting, pathlib.Path(folder)))
             if path:
                 runs.write(path, done)
@@ -215,6 +224,8 @@ def check_flags() -> list[Setting]:
     for rate in _RATES.value:
         if rate != "none":
             network.bits_per_second(rate)
+    if _DELAY.value != "none":
+        network.seconds(_DELAY.value)
     for bound in _DENSE_STALENESS.value:
         if bound not in ("default", "none") and not bound.isdecimal():
             raise ValueError(f"--dense_staleness: {bound} is no number, none or default")

@@ -34,7 +34,9 @@ class Epoch:
       received: bytes of the host's interface.
       cpu_seconds: of the process, all threads, user and system.
       idle_seconds: in which a core of this machine had nothing to do, of all cores together.
-      counters: of the embedding (`HetEmbedding.cache_stats`), over all workers.
+      counters: over all workers: of the embedding (`HetEmbedding.cache_stats`); with "dense_" in
+        front, of dense replicas (`HetParameterServerStrategy.dense_stats`); with "lookahead_", of
+        waiting for rows that were looked up ahead (`het_tf.keras.Model.lookahead_stats`).
       dense_bytes: of the dense layers' weights.
       auc: on the held-out samples at its end; of several programs the mean.
     """
@@ -44,7 +46,7 @@ class Epoch:
     received: dict[str, int]
     cpu_seconds: dict[str, float]
     idle_seconds: float
-    counters: dict[str, int]
+    counters: dict[str, float]
     dense_bytes: int
     auc: float
 
@@ -54,18 +56,21 @@ def train_on_cluster(
     module: str,
     servers: int,
     rate: str | None,
+    delay: float | None,
     python_path: Sequence[str],
     timeout: float,
 ) -> list[Epoch]:
-    """Trains on a cluster of hosts with a rate.
+    """Trains on a cluster of hosts with a rate and a delay.
 
-    The network is without a limit while an epoch of warming up or a measurement of the AUC runs.
+    The network is without a limit of its rate while an epoch of warming up or a measurement of the
+    AUC runs.
 
     Args:
       job: the training.
       module: the training program, which is the chief.
       servers: number of parameter servers.
       rate: of every host, as `tc` takes it; None: no limit.
+      delay: seconds from host to host; None: none.
       python_path: folders for the training program to find modules in, before all others.
       timeout: seconds that an epoch may take.
 
@@ -75,7 +80,7 @@ def train_on_cluster(
     tasks = {"worker": job.workers, "ps": servers, "chief": 1}
     hosts = [name(*task) for task in _all(tasks)]
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(Network(hosts))
+        network = stack.enter_context(Network(hosts, delay))
         cluster = {
             kind: [network.address(name(kind, i)) for i in range(count)]
             for kind, count in tasks.items()

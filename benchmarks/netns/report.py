@@ -24,6 +24,8 @@ _COLUMNS = (
     "dense",
     "rest",
     "messages",
+    "waited",
+    "waited ms",
     "compute",
     "in messages",
     "waiting",
@@ -35,11 +37,14 @@ _KINDS = ("embeddings", "dense", "dense + rest", "embeddings + rest", "rest")
 
 
 def cases(rows: Sequence[Figures]) -> list[tuple[str, list[Figures]]]:
-    """Rows by workers, servers and rate, with a title; what trains alone is in every case."""
+    """Rows by workers, servers, rate and delay, with a title.
+
+    What trains alone is in every case.
+    """
     result = []
     keys = [_case(row) for row in rows if row.setting.variant != ALONE]
     for key in dict.fromkeys(keys or [_case(row) for row in rows]):
-        workers, servers, rate = key
+        workers, servers, rate, delay = key
         of_case = [
             row
             for row in rows
@@ -47,6 +52,8 @@ def cases(rows: Sequence[Figures]) -> list[tuple[str, list[Figures]]]:
             or (row.setting.variant == ALONE and row.setting.workers == workers)
         ]
         limit = f"{rate} a host" if rate else "no limit of the network"
+        if delay is not None:
+            limit += f", {delay} from host to host"
         title = f"{workers} workers, {servers} servers, {limit}" if servers else f"{workers} alone"
         result.append((title, of_case))
     return result
@@ -136,8 +143,9 @@ def _of_one_model(rows: Sequence[Figures]) -> list[Figures]:
     return [row for row in rows if row.setting.variant != ALONE]
 
 
-def _case(row: Figures) -> tuple[int, int, str | None]:
-    return row.setting.workers, row.setting.servers, row.setting.rate
+def _case(row: Figures) -> tuple[int, int, str | None, str | None]:
+    setting = row.setting
+    return setting.workers, setting.servers, setting.rate, setting.delay
 
 
 def _line(row: Figures, peer: Figures | None, target: float) -> list[str]:
@@ -157,6 +165,8 @@ def _line(row: Figures, peer: Figures | None, target: float) -> list[str]:
         _kb(row, "dense"),
         _kb(row, "rest"),
         f"{row.messages:.2f}" if row.messages else "",
+        "" if row.waited is None else f"{row.waited:.2%}",
+        "" if row.waited_ms is None else f"{row.waited_ms:.3f}",
         *spent,
         f"{row.server_ms:.1f}" if on_cluster else "",
         auc if on_cluster else "",

@@ -53,6 +53,7 @@ class Setting:
       lookahead: of CacheConfig; None: it is not given.
       seed: of data and initial values.
       sizes: of everything.
+      delay: from host to host, such as "1ms"; None: none.
     """
 
     variant: str
@@ -63,6 +64,7 @@ class Setting:
     lookahead: int | None
     seed: int
     sizes: Sizes
+    delay: str | None = None  # in files written before there was any
 
     @property
     def label(self) -> str:
@@ -83,6 +85,11 @@ class Setting:
         return label
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether rows are looked up before the step that needs them (`CacheConfig.lookahead`)."""
+        return self.variant in CACHES and self.lookahead != 0
+
+    @property
     def row(self) -> Setting:
         """The setting with any seed: what a row of the table is made of."""
         return dataclasses.replace(self, seed=0)
@@ -90,7 +97,13 @@ class Setting:
     def alone(self) -> Setting:
         """The same training by each worker alone."""
         return dataclasses.replace(
-            self, variant=ALONE, servers=0, rate=None, dense_staleness="default", lookahead=None
+            self,
+            variant=ALONE,
+            servers=0,
+            rate=None,
+            dense_staleness="default",
+            lookahead=None,
+            delay=None,
         )
 
 
@@ -141,6 +154,8 @@ class Figures:
       worker_ms: CPU time of a worker's process a step.
       server_ms: CPU time of all servers' processes for a step of one worker.
       messages: exchanges between the worker's embedding and servers a step.
+      waited: share of the steps that waited for what was looked up ahead; None: nothing was.
+      waited_ms: for how long, over all steps.
       examples: at the ends of the epochs, those trained on so far.
       auc: at the same, the mean over the seeds.
       auc_sd: standard deviation of the last one over the seeds; None: one seed.
@@ -156,6 +171,8 @@ class Figures:
     worker_ms: float
     server_ms: float
     messages: float
+    waited: float | None
+    waited_ms: float | None
     examples: list[int]
     auc: list[float]
     auc_sd: float | None
@@ -214,6 +231,8 @@ def _figures(setting: Setting, own: Sequence[Run], runs: Sequence[Run]) -> Figur
     seconds = median(epoch.seconds for epoch in measured)
     sent = median(of_kind(epoch.sent, "worker") for epoch in measured) / steps
     received = median(of_kind(epoch.received, "worker") for epoch in measured) / steps
+    # A file written before waits were counted has none.
+    ahead = setting.looks_ahead and "lookahead_steps" in measured[0].counters
     curves = [[epoch.auc for epoch in run.epochs] for run in own]
     last = [curve[-1] for curve in curves]
     return Figures(
@@ -227,6 +246,10 @@ def _figures(setting: Setting, own: Sequence[Run], runs: Sequence[Run]) -> Figur
         cpu_ms(measured, "worker"),
         cpu_ms(measured, "ps"),
         median(epoch.counters.get("messages", 0) for epoch in measured) / steps,
+        median(e.counters["lookahead_waited_steps"] for e in measured) / steps if ahead else None,
+        median(1000 * e.counters["lookahead_waited_seconds"] for e in measured) / steps
+        if ahead
+        else None,
         [(i + 1) * steps * sizes.batch for i in range(sizes.epochs)],
         [statistics.fmean(points) for points in zip(*curves, strict=True)],
         statistics.stdev(last) if len(last) > 1 else None,
@@ -237,19 +260,25 @@ def _kinds(setting: Setting, epochs: Sequence[Epoch], total: float) -> dict[str,
     """kB of a worker and step, by kind.
 
     embeddings: messages of het_tf, by its own counters.
-    dense: the dense layers' weights twice, since all are read and all gradients sent in each step.
+    dense: messages of dense replicas, by their own counters; without replicas the dense layers'
+      weights twice, since all are read and all gradients sent in each step.
     rest: framing, headers, acknowledgements, control, and what TCP sent again.
     embeddings + rest: of tf_keras, which does not count.
-    dense + rest: of dense replicas, which send less than all weights twice a step.
+    dense + rest: of dense replicas in a file written before those were counted.
     """
     if setting.variant == ALONE:
         return {}
     steps = setting.sizes.steps * setting.workers
-    dense = 2 * epochs[0].dense_bytes / 1000
+    weights = 2 * epochs[0].dense_bytes / 1000
     if setting.variant == TF_KERAS:
-        return {"dense": dense, "embeddings + rest": total - dense}
-    counted = [e.counters["bytes_up"] + e.counters["bytes_down"] for e in epochs]
-    embeddings = statistics.median(counted) / steps / 1000
+        return {"dense": weights, "embeddings + rest": total - weights}
+
+    def counted(prefix: str) -> float:
+        up, down = f"{prefix}bytes_up", f"{prefix}bytes_down"
+        return statistics.median(e.counters[up] + e.counters[down] for e in epochs) / steps / 1000
+
+    embeddings = counted("")
+    dense = counted("dense_") if "dense_bytes_up" in epochs[0].counters else weights
     rest = total - embeddings - dense
     if rest < 0:
         return {"embeddings": embeddings, "dense + rest": total - embeddings}

@@ -40,6 +40,17 @@ def make_model(job: Job, model_class: type) -> tuple[keras.Model, list, het_tf.l
     return model, layers, embedding
 
 
+def read_counters(
+    strategy: het_tf.distribute.HetParameterServerStrategy,
+    model: het_tf.keras.Model,
+    embedding: het_tf.layers.HetEmbedding,
+) -> dict[str, float]:
+    """All that het_tf counts, by the names in `measure.Epoch`."""
+    dense = {f"dense_{name}": value for name, value in strategy.dense_stats().items()}
+    ahead = {f"lookahead_{name}": value for name, value in model.lookahead_stats().items()}
+    return embedding.cache_stats() | dense | ahead
+
+
 def main(job: Job) -> None:
     session = Session()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -52,7 +63,7 @@ def main(job: Job) -> None:
         job,
         layers,
         lambda keys: np.asarray(embedding.table.lookup(keys)),
-        embedding.cache_stats,
+        lambda: read_counters(strategy, model, embedding),
     )
     model.fit(
         lambda context: wide_deep.worker_data(job, context.input_pipeline_id),

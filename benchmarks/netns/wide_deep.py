@@ -91,7 +91,7 @@ def epochs_callback(
     job: Job,
     layers: list,
     read_rows: Callable[[np.ndarray], np.ndarray],
-    read_counters: Callable[[], dict[str, int]],
+    read_counters: Callable[[], dict[str, float]],
 ) -> Any:
     """A callback that tells the benchmark of every epoch.
 
@@ -101,7 +101,7 @@ def epochs_callback(
       job: names the held-out samples.
       layers: the dense layers.
       read_rows: int64 keys -> their rows.
-      read_counters: the embedding's counters; none: {}.
+      read_counters: what the library counts; nothing: {}.
     """
     held_out = HeldOut(job)
 

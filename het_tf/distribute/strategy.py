@@ -21,6 +21,7 @@ from het_tf.distribute.cluster import LocalClusterResolver
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
+from het_tf.table import sum_stats
 
 _PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
 
@@ -209,6 +210,32 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             self._flush(replicas, cluster_devices("worker"))
             for each in replicas:
                 each.write_back(slots)
+
+    def dense_stats(self) -> dict[str, int]:
+        """Counters of the workers' replicas of dense variables, summed (`dense_staleness`).
+
+        For callbacks: `fit` makes replicas, and frees them when it ends. They are made anew, and
+        count from 0, when something else than training has changed a variable.
+
+        Returns:
+          "steps": made; "steps_sent": those that a parameter server has merged; "steps_lost": made
+          on what a parameter server lost since; "pending": not known to be merged, now; "pushes"
+          and "values": times that steps went up, and variables came down, one a server;
+          "bytes_up", "bytes_down": of messages. Empty while there are no replicas. Without those of
+          workers that are down.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
+        replicas = [each for each in self._reports.replicas if each.in_use]
+        if not replicas:
+            return {}
+        counted = visit(
+            cluster_devices("worker"),
+            lambda: [each.stats_here() for each in replicas],
+            self.is_lost,
+        )
+        return sum_stats(stats for of_worker in counted.values() for stats in of_worker)
 
     def _flush(self, holders: Sequence[Holder], devices: list[str]) -> None:
         reports = visit(devices, lambda: [each.flush_here() for each in holders], self.is_lost)

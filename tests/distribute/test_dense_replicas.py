@@ -46,6 +46,32 @@ def test_every_step_counts_once(dense, staleness, merge, wire):
     assert int(model.optimizer.iterations.numpy()) == 180
 
 
+@pytest.mark.parametrize("staleness", [0, 5])
+def test_steps_and_bytes_are_counted(dense, staleness):
+    dense.dense_staleness = staleness
+    model = integer_model(dense)
+    seen = []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: seen.append(dense.dense_stats()),
+        on_epoch_end=lambda epoch, logs: seen.append(dense.dense_stats()),
+    )
+    x = np.ones((8 * 60, 4), np.float32)
+    model.fit(x, np.zeros((len(x), 1)), batch_size=8, epochs=2, verbose=0, callbacks=[count])
+    assert dense.dense_stats() == {}
+    before, first, again, second = seen
+    assert before == {}
+    assert again == first
+    for number, stats in enumerate((first, second), start=1):
+        assert stats["steps"] == stats["steps_sent"] == 60 * number
+        assert stats["pending"] == stats["steps_lost"] == 0
+        # Fewer where a push holds several steps. Each has a server's part of the 12 weights.
+        fewest = stats["steps"] // (staleness + 1)
+        assert fewest <= stats["pushes"] / dense.num_ps <= stats["steps"]
+        weights = 4 * 12
+        assert stats["bytes_up"] > weights * stats["pushes"] / dense.num_ps
+        assert stats["bytes_down"] > weights * stats["values"] / dense.num_ps
+
+
 def test_learns_with_every_kind_of_variable(dense):
     dense.dense_staleness = 4
     with dense.scope():

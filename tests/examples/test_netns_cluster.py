@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -121,6 +122,8 @@ def test_figures():
         moved = {"worker0": 30_000, "worker1": 50_000, "ps0": 1_000_000, "chief": 9}
         cpu = {"worker0": 0.2 * factor, "worker1": 0.4 * factor, "ps0": 0.1, "chief": 5.0}
         counters = {"bytes_up": 10_000, "bytes_down": 6_000, "messages": 40}
+        counters |= {"lookahead_steps": 20, "lookahead_waited_steps": 5}
+        counters |= {"lookahead_waited_seconds": 0.5 * seconds}
         return Epoch(seconds, moved, moved, cpu, 0.5, counters, 1_000, auc)
 
     own = runs.Run(setting, [epoch(9, 0.6), epoch(1, 0.7), epoch(3, 0.8)])
@@ -135,10 +138,19 @@ def test_figures():
     shares = {"compute": 0.075, "messages": 0.075, "waiting": 0.85}
     assert row.shares() == pytest.approx(shares)
     assert row.messages == 2
+    assert row.waited == 0.25
+    assert row.waited_ms == 50  # 1 s for 20 steps of both workers
     assert row.examples == [2000, 4000, 6000]
     assert row.seconds_to(0.6) == pytest.approx(2)
     assert row.seconds_to(0.65) == pytest.approx(3)
     assert row.seconds_to(0.9) is None
+
+    for each in own.epochs:
+        each.counters |= {"dense_bytes_up": 50_000, "dense_bytes_down": 30_000}
+    row, _ = runs.figures([own, alone])
+    assert row.kb == pytest.approx({"embeddings": 0.8, "dense": 4, "rest": 3.2})
+    no_ahead = runs.Run(dataclasses.replace(setting, lookahead=0), own.epochs)
+    assert runs.figures([no_ahead])[0].waited is None
 
 
 def test_says_what_it_may_not_do():
@@ -146,7 +158,7 @@ def test_says_what_it_may_not_do():
     assert done.returncode == os.EX_NOPERM
     assert "needs" in done.stderr
     bad = ("variants=nobody", "rates=fast", "dense_staleness=x", "steps=9", "held_out=100")
-    for flag in bad:
+    for flag in (*bad, "delay=late"):
         done = _run(f"--{flag}")
         assert done.returncode == os.EX_USAGE, done.stderr[-2000:]
         name, _, value = flag.partition("=")
@@ -188,18 +200,19 @@ with socket.create_server(("", int(sys.argv[2]))) as server:
 
 
 @contextlib.contextmanager
-def _receiver(network: ModuleType, hosts: object) -> Iterator[list[str]]:
+def _receiver(network: ModuleType, hosts: object, program: str = _RECEIVE) -> Iterator[list[str]]:
     address = hosts.address("ps0").split(":")
-    command = hosts.command("ps0", [sys.executable, "-c", _RECEIVE, *address])
+    command = hosts.command("ps0", [sys.executable, "-c", program, *address])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "listens\n"
         yield address
         process.kill()
 
 
-def test_hosts_send_at_the_rate_and_are_counted(network: ModuleType):
+@pytest.mark.parametrize("delay", [None, 0.001])
+def test_hosts_send_at_the_rate_and_are_counted(network: ModuleType, delay: float | None):
     with (
-        network.Network(["worker0", "ps0", "chief"]) as hosts,
+        network.Network(["worker0", "ps0", "chief"], delay) as hosts,
         _receiver(network, hosts) as address,
     ):
         seconds = {}
@@ -221,8 +234,58 @@ def test_hosts_send_at_the_rate_and_are_counted(network: ModuleType):
             pass
 
 
-def test_what_a_killed_run_left_is_removed(network: ModuleType):
-    with network.Network(["worker0"]) as hosts:
+_ANSWER_DIGESTS = """
+import hashlib, socket, sys
+with socket.create_server(("", int(sys.argv[2]))) as server:
+    print("listens", flush=True)
+    while True:
+        with server.accept()[0] as connection:
+            digest = hashlib.sha256()
+            while part := connection.recv(1 << 16):
+                digest.update(part)
+            connection.sendall(digest.digest())
+"""
+_ASK_FOR_DIGESTS = """
+import hashlib, os, socket, sys, time
+sent = os.urandom(3_000_000)
+for n in (0, 1, 1_000, len(sent)):
+    began = time.monotonic()
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection:
+        print(time.monotonic() - began)
+        began = time.monotonic()
+        connection.sendall(sent[:n])
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(32, socket.MSG_WAITALL) == hashlib.sha256(sent[:n]).digest()
+        print(time.monotonic() - began)
+"""
+
+
+def test_packets_take_the_delay_and_arrive(network: ModuleType):
+    assert [network.seconds(each) for each in ("2s", "1ms", "0us")] == [2, 1e-3, 0]
+    delay = 0.02
+    with (
+        network.Network(["chief", "worker0", "ps0"], delay) as hosts,
+        _receiver(network, hosts, _ANSWER_DIGESTS) as address,
+    ):
+        asks = [
+            subprocess.Popen(
+                hosts.command(host, [sys.executable, "-c", _ASK_FOR_DIGESTS, *address]),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for host in ("worker0", "chief")
+        ]
+        for ask in asks:
+            out = ask.communicate(timeout=60)[0]
+            assert ask.returncode == 0
+            round_trips = [float(line) for line in out.splitlines()]
+            assert len(round_trips) == 8
+            assert min(round_trips) >= 2 * delay
+
+
+@pytest.mark.parametrize("delay", [None, 0.001])
+def test_what_a_killed_run_left_is_removed(network: ModuleType, delay: float | None):
+    with network.Network(["worker0"], delay) as hosts:
         process = subprocess.Popen(
             ["ip", "netns", "exec", hosts.command("worker0", [])[3], "sleep", "1000"]
         )
@@ -258,6 +321,23 @@ def test_bytes_by_kind(network: ModuleType, tmp_path: pathlib.Path):
     assert cached.auc[-1] == pytest.approx(no_cache.auc[-1], abs=0.03)
 
 
+def test_waits_and_dense_bytes_over_links_with_a_delay(network: ModuleType, tmp_path: pathlib.Path):
+    path = tmp_path / "runs.json"
+    flags = ("--rates=none", "--delay=1ms", "--variants=s100", "--dense_staleness=4,8")
+    done = _run(*flags, "--lookahead=2", "--steps=40", f"--json={path}")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert "1ms from host to host" in done.stdout
+    assert "het-tf-bench" not in _namespaces()
+    from netns import runs
+
+    often, seldom = runs.figures(runs.read(path))
+    for row in (often, seldom):
+        assert set(row.kb) == {"embeddings", "dense", "rest"}
+        assert 0 <= row.waited <= 1
+        assert (row.waited_ms > 0) == (row.waited > 0)
+    assert 0 < seldom.kb["dense"] < often.kb["dense"]
+
+
 def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib.Path):
     from netns import runs, tf_keras_environment
 
@@ -280,8 +360,10 @@ def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib
     assert tf_keras.kb_received > het_tf.kb_received
 
 
-def test_a_signal_leaves_nothing_behind(network: ModuleType):
-    command = [sys.executable, _PROGRAM, *_SMALL, "--variants=no_cache", "--rates=none"]
+@pytest.mark.parametrize("delay", ["none", "1ms"])
+def test_a_signal_leaves_nothing_behind(network: ModuleType, delay: str):
+    flags = ("--variants=no_cache", "--rates=none", f"--delay={delay}")
+    command = [sys.executable, _PROGRAM, *_SMALL, *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while "het-tf-bench-ps1" not in _namespaces() and time.monotonic() < deadline:
