@@ -67,7 +67,9 @@ class CacheConfig:
         under "drift".
       lookahead: under `het_tf.keras.Model.fit`, how many steps before it needs its rows a step
         begins to look them up, while those before it compute; 0: not before it begins. What a read
-        misses is bounded as of then. The window's rows are kept whatever the capacity.
+        misses is bounded as of then. Up to (lookahead + 1) / 2 steps share a message: no step waits
+        once that many take longer than a message and its answer. The window's rows are kept
+        whatever the capacity.
 
     Raises:
       ValueError: an attribute is out of its range; the message names it and its value.

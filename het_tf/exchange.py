@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from het_tf import ops
+from het_tf._graph import run_beside
 
 
 class Party(Protocol):
@@ -61,7 +62,10 @@ class Exchange:
                 f=self._function(shard),
             )[0]
 
-        reply = tf.cond(tf.size(message) > 0, send, lambda: tf.zeros([0], tf.uint8))
+        # All servers at once: TensorFlow would call one after the other.
+        reply = run_beside(
+            lambda: tf.cond(tf.size(message) > 0, send, lambda: tf.zeros([0], tf.uint8))
+        )
         if len(requests) == 1:
             return [reply]
         return ops.unpack_frames(reply, n=len(requests))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,9 +15,15 @@ from het_tf._prepared import Lookup, prepared
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import REPORT_SIZE, report_ops
 from het_tf.keras.dense import DenseVariables
-from het_tf.keras.lookups import StepLookups, find_keys_fn, write_through_op
+from het_tf.keras.lookups import (
+    Request,
+    StepLookups,
+    find_keys_fn,
+    install_op,
+    write_through_op,
+)
 from het_tf.keras.metric_state import MetricScope, metric_variables
-from het_tf.keras.window import Element, Window
+from het_tf.keras.window import Element, Window, nothing_of
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
 
 _HEADER = 4  # worker index, number of steps, steps that waited for a row, microseconds of that
@@ -283,23 +289,46 @@ class StepClosure:
         return steps, states, logs, (waits, seconds * 1e6)
 
     def _prepare(self, source: _Source, count: tf.Tensor) -> None:
+        """Looks ahead for `count` steps, several in one message where the window has room.
+
+        While the steps of one message compute, the next is under way: with a window of n steps and
+        (n + 1) / 2 of them in a message, lookups may take as long as that many steps.
+        """
         window = self.window
 
         def cond(i: tf.Tensor, *carry: Any) -> tf.Tensor:
             return tf.logical_and(i < count, source.has(*carry))
 
-        def body(i: tf.Tensor, *carry: Any) -> Any:
+        def request(i: tf.Tensor, carry: Sequence[Any]) -> tuple[list[tf.Tensor], list[Request]]:
             with tf.control_dependencies([window.reserve_op()]):
                 batch = source.get(i, *carry)
                 components = [
                     tf.identity(x) for x in tf.nest.flatten(batch, expand_composites=True)
                 ]
                 batch = tf.nest.pack_sequence_as(batch, components, expand_composites=True)
-                lookups = self._ahead.begin_op(batch, self._is_ahead)
-            self._ahead_layers = [lookup.layer for lookup in lookups]
-            tickets = [x for lookup in lookups for x in (lookup.unique_ids, lookup.ticket)]
-            window.put_op([*components, *tickets])
-            return i + 1, *source.next(i + 1 < count, *carry)
+                requests = self._ahead.request_op(batch, self._is_ahead)
+            return components, requests
+
+        def body(i: tf.Tensor, *carry: Any) -> Any:
+            steps = [(tf.constant(True), *request(i, carry))]
+            components, like = steps[0][1:]
+            for j in range(1, (self.lookahead + 1) // 2):
+                carry = source.next(i + j < count, *carry)
+                there = cond(i + j, *carry)
+                steps.append((there, *_request_if(there, request, i + j, carry, components, like)))
+            replies = iter(self._ahead.send_op([x for _, _, requests in steps for x in requests]))
+            for number, (there, components, requests) in enumerate(steps):
+                received = [next(replies) for _ in requests]
+
+                def put(components=components, requests=requests, received=received) -> tf.Tensor:
+                    lookups = install_op(requests, received)
+                    tickets = [x for lookup in lookups for x in (lookup.unique_ids, lookup.ticket)]
+                    with tf.control_dependencies([window.put_op([*components, *tickets])]):
+                        return tf.constant(1)
+
+                i += put() if number == 0 else tf.cond(there, put, lambda: tf.constant(0))
+            self._ahead_layers = [request.layer for request in like]
+            return i, *source.next(i < count, *carry)
 
         def prepare() -> tf.Tensor:
             first = (tf.constant(0), *source.first())
@@ -424,6 +453,31 @@ class PredictClosure:
             fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs),
             parallel_iterations=1,
         )
+
+
+def _request_if(
+    there: tf.Tensor,
+    request: Callable[..., tuple[list[tf.Tensor], list[Request]]],
+    i: tf.Tensor,
+    carry: Sequence[Any],
+    components: Sequence[tf.Tensor],
+    like: Sequence[Request],
+) -> tuple[list[tf.Tensor], list[Request]]:
+    """What `request` of a step gives, or nothing of the same kind where there is no such step."""
+
+    def flat() -> list[tf.Tensor]:
+        components, requests = request(i, carry)
+        return [*components, *(x for each in requests for x in each.tensors())]
+
+    kinds = [*components, *(x for each in like for x in each.tensors())]
+    tensors = tf.cond(there, flat, lambda: [nothing_of(kind.dtype) for kind in kinds])
+    components, tensors = tensors[: len(components)], tensors[len(components) :]
+    requests = []
+    for each in like:
+        count = len(each.tensors())
+        requests.append(each.with_tensors(tensors[:count]))
+        tensors = tensors[count:]
+    return components, requests
 
 
 def _read_weights(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:

@@ -1,8 +1,9 @@
-"""All lookups of a step in one exchange, with the dense variables' (DESIGN 3.7)."""
+"""All lookups of a step, or of several, in one exchange, with the dense variables' (DESIGN 3.7)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -87,8 +88,27 @@ class _UpToTheKeys(keras.StatelessScope):
         return value
 
 
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A lookup for which requests are written."""
+
+    layer: HetEmbedding
+    unique_ids: tf.Tensor
+    ticket: tf.Tensor
+    requests: list[tf.Tensor]  # uint8 [bytes], one for each server
+
+    def tensors(self) -> list[tf.Tensor]:
+        """Its tensors, to be carried out of a branch."""
+        return [self.unique_ids, self.ticket, *self.requests]
+
+    def with_tensors(self, tensors: Sequence[tf.Tensor]) -> Request:
+        """The same lookup of what `tensors` were made of."""
+        unique_ids, ticket, *requests = tensors
+        return Request(self.layer, unique_ids, ticket, requests)
+
+
 class StepLookups:
-    """Looks up what a step needs, all in one message to each parameter server."""
+    """Looks up what steps need, all in one message to each parameter server."""
 
     def __init__(
         self,
@@ -107,43 +127,67 @@ class StepLookups:
         self._replicas = replicas
         self._asks = asks
 
-    def begin_op(
-        self, batch: Any, wanted: Callable[[HetEmbedding], bool]
-    ) -> list[_prepared.Lookup]:
-        """Looks up what the layers that are wanted will ask for, and exchanges for the replicas.
+    def request_op(self, batch: Any, wanted: Callable[[HetEmbedding], bool]) -> list[Request]:
+        """Requests for what the layers that are wanted will ask for in a step.
 
         Args:
           batch: of the step.
           wanted: says of a layer whether to.
 
         Returns:
-          The lookups, in the order of the calls; when they are there, so are the rows.
+          The requests, in the order of the calls.
         """
         keys = [] if self._find_keys is None else self._find_keys(batch)
         keys = [(layer, keys) for layer, keys in keys if wanted(layer)]
         unique_ids = [ops.unique_ids(keys) for _, keys in keys]
-        begun = [
-            layer.worker_cache.request_op(unique)
+        return [
+            Request(layer, unique, *layer.worker_cache.request_op(unique))
             for (layer, _), unique in zip(keys, unique_ids, strict=True)
         ]
-        parties: list[Any] = [layer.table for layer, _ in keys]
-        requests = [requests for _, requests in begun]
+
+    def send_op(self, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
+        """Exchanges what was requested, for any number of steps, and for the replicas.
+
+        Returns:
+          The replies to each of the requests, for `install_op`.
+        """
+        parties: list[Any] = [request.layer.table for request in requests]
+        messages = [request.requests for request in requests]
         if self._replicas is not None:
             dense_ticket, dense_requests = self._replicas.request_op(self._asks)
             parties.append(self._replicas)
-            requests.append(dense_requests)
+            messages.append(dense_requests)
         if not parties:
             return []
-        replies = Exchange(cluster_devices("ps"), parties).send_op(requests)
+        replies = Exchange(cluster_devices("ps"), parties).send_op(messages)
         if self._replicas is not None:
             self._replicas.receive_op(dense_ticket, replies.pop())
-        lookups = []
-        for (layer, _), unique, (ticket, _), reply in zip(
-            keys, unique_ids, begun, replies, strict=True
+        return replies
+
+    def begin_op(
+        self, batch: Any, wanted: Callable[[HetEmbedding], bool]
+    ) -> list[_prepared.Lookup]:
+        """Looks up what a step needs: requests, exchanges and installs.
+
+        Returns:
+          The lookups, in the order of the calls; when they are there, so are the rows.
+        """
+        requests = self.request_op(batch, wanted)
+        return install_op(requests, self.send_op(requests))
+
+
+def install_op(
+    requests: Sequence[Request], replies: Sequence[list[tf.Tensor]]
+) -> list[_prepared.Lookup]:
+    """Takes the replies; when the lookups are there, so are the rows."""
+    lookups = []
+    for request, reply in zip(requests, replies, strict=True):
+        with tf.control_dependencies(
+            [request.layer.worker_cache.install_op(request.ticket, reply)]
         ):
-            with tf.control_dependencies([layer.worker_cache.install_op(ticket, reply)]):
-                lookups.append(_prepared.Lookup(layer, unique, tf.identity(ticket)))
-        return lookups
+            ticket = tf.identity(request.ticket)
+        lookups.append(_prepared.Lookup(request.layer, request.unique_ids, ticket))
+    return lookups
 
 
 def write_through_op(lookups: list[_prepared.Lookup]) -> None:

@@ -50,7 +50,7 @@ class Window:
 
     def put_end_op(self) -> tf.Operation:
         """Says that no step follows, since the data has ended."""
-        nothing = [_nothing(dtype) for dtype in self._types]
+        nothing = [nothing_of(dtype) for dtype in self._types]
         with tf.control_dependencies([self.reserve_op()]):
             return tf.raw_ops.QueueEnqueueV2(
                 handle=self._steps(), components=[tf.constant(False), *nothing]
@@ -118,10 +118,10 @@ class Window:
         )
 
 
-def _nothing(dtype: tf.DType) -> tf.Tensor:
-    """A scalar of a dtype."""
+def nothing_of(dtype: tf.DType) -> tf.Tensor:
+    """A tensor of a dtype with nothing in it."""
     if dtype == tf.variant:
         return tf.raw_ops.EmptyTensorList(
             element_shape=tf.constant(-1), max_num_elements=0, element_dtype=tf.int32
         )
-    return tf.zeros([], dtype)
+    return tf.zeros([0], dtype)

@@ -39,7 +39,7 @@ def make_model(strategy, layers=2, lookahead=1, staleness=10):
     return model, embeddings
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 3])
+@pytest.mark.parametrize("lookahead", [0, 1, 3, 8])
 @pytest.mark.parametrize("steps", [None, 3 * STEPS])
 def test_every_batch_is_trained_once(strategy, lookahead, steps):
     model, embeddings = make_model(strategy, lookahead=lookahead)
@@ -75,6 +75,15 @@ def test_26_layers_share_the_messages_of_one(strategy, staleness):
         assert calls[26] == calls[1]
     finally:
         strategy.dense_staleness = None
+
+
+def test_steps_that_are_looked_ahead_for_share_messages(strategy):
+    calls = set()
+    for lookahead in (1, 4):
+        model, _ = make_model(strategy, lookahead=lookahead)
+        model.fit(np.ones((64, 3), np.int64), np.ones((64, 1)), batch_size=32, verbose=0)
+        calls.add(remote_calls(model))
+    assert len(calls) == 1
 
 
 class Subclassed(het_tf.keras.Model):
