@@ -5,8 +5,8 @@ share the tensor of a resource handle. A handle op inside a function would be an
 every function, and two calls of one training step could overlap. So the handle of a worker's cache
 must come into every function from outside, from where the function is called, since only then is
 it known on which worker it runs. `FuncGraph.capture_call_time_value` does that. And two loops that
-work hand in hand, or messages to two servers, must not wait for one another: `run_independently` of
-the graph's manager of control dependencies says so.
+work hand in hand must not wait for one another: `run_independently` of the graph's manager of
+control dependencies says so.
 """
 
 from __future__ import annotations
@@ -48,20 +48,17 @@ def share_in_graph(name: str, handle: tf.Tensor) -> None:
 
 
 def run_beside(build: Callable[[], Any]) -> Any:
-    """Builds loops and conditions that run beside everything else in the graph.
+    """Builds loops that run beside everything else in the graph.
 
-    TensorFlow would have one that uses a resource, or calls a server, wait for those before it that
-    do. What is built here must order by itself what needs an order.
+    TensorFlow would have a loop that uses a resource wait for one before it that does. What is
+    built here must order by itself what needs an order.
     """
-    if tf.executing_eagerly():
-        return build()
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     result = build()
-    if (manager := getattr(graph, "experimental_acd_manager", None)) is not None:
-        for op in graph.get_operations()[before:]:
-            if op.type in ("While", "If"):
-                manager.run_independently(op)
+    for op in graph.get_operations()[before:]:
+        if op.type in ("While", "If"):
+            graph.experimental_acd_manager.run_independently(op)
     return result
 
 

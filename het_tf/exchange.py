@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf._graph import run_beside
 
 
 class Party(Protocol):
@@ -62,10 +61,12 @@ class Exchange:
                 f=self._function(shard),
             )[0]
 
-        # All servers at once: TensorFlow would call one after the other.
-        reply = run_beside(
-            lambda: tf.cond(tf.size(message) > 0, send, lambda: tf.zeros([0], tf.uint8))
-        )
+        # TensorFlow calls the servers one after the other, since calls have side effects. To call
+        # all at once (`_graph.run_beside`) saves round trips, but lets the first call of a function
+        # register it with its server while another call is being sent, and that is a race in
+        # TensorFlow 2.21 (EagerClusterFunctionLibraryRuntime keeps a pointer into a vector that
+        # grows): seen as "Unable to parse request".
+        reply = tf.cond(tf.size(message) > 0, send, lambda: tf.zeros([0], tf.uint8))
         if len(requests) == 1:
             return [reply]
         return ops.unpack_frames(reply, n=len(requests))
