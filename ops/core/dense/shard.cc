@@ -121,8 +121,7 @@ void DenseShard::WriteValues(const DenseReplyHeader& header, Sent* sent,
   const bool half = header.flags & kDenseHalf;
   {
     std::lock_guard<std::mutex> lock(locks_[num_blocks()]);
-    std::copy(state_.counters.begin(), state_.counters.end(),
-              reinterpret_cast<int64_t*>(counters));
+    std::copy(state_.counters.begin(), state_.counters.end(), reinterpret_cast<int64_t*>(counters));
   }
   char* numbers = counters + state_.counters.size() * sizeof(int64_t);
   const uint64_t used = num_floats * (half ? sizeof(uint16_t) : sizeof(float));
