@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import ClassVar
@@ -19,6 +20,12 @@ import tensorflow as tf
 from het_tf import ops
 
 _unique = itertools.count()
+
+
+@functools.cache
+def _integer(value: int) -> tf.Tensor:
+    """Making one takes as long as the op that takes it."""
+    return tf.constant(value, tf.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +231,7 @@ class Replicas(DenseWorkers):
         if self._staleness > 0:
             self._exchange(worker, asks=True)
             missing = ops.replica_settle(
-                self._replicas[worker], self._variables[worker], np.int64(0), reads=True
+                self._replicas[worker], self._variables[worker], _integer(0), reads=True
             )
             if bool(missing) or self._replica_stats(worker)["pushes"] > self._pushes[worker]:
                 self._exchange(worker)
@@ -234,7 +241,7 @@ class Replicas(DenseWorkers):
         value, *slots, steps = self._variables[worker]
         made = int(self._read(worker, -1))
         self._optimizer.apply(value, slots, made, gradient)
-        tf.raw_ops.AssignAddVariableOp(resource=steps, value=tf.constant(1, tf.int64))
+        tf.raw_ops.AssignAddVariableOp(resource=steps, value=_integer(1))
         self._unsettled[worker] += 1
 
     def flush(self) -> None:
@@ -260,7 +267,7 @@ class Replicas(DenseWorkers):
         replica, variables = self._replicas[worker], self._variables[worker]
         steps, self._unsettled[worker] = self._unsettled[worker], 0
         while bool(
-            ops.replica_settle(replica, variables, np.int64(steps), reads=reads, all=everything)
+            ops.replica_settle(replica, variables, _integer(steps), reads=reads, all=everything)
         ):
             self._exchange(worker)
             steps, reads = 0, False
