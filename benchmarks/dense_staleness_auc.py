@@ -1,6 +1,7 @@
 """Test AUC and bytes per example over dense_staleness: which k costs no AUC?
 
-    python benchmarks/dense_staleness_auc.py --json=dense_auc.json --movielens_100k=DIR
+    OPENBLAS_NUM_THREADS=1 python benchmarks/dense_staleness_auc.py --json=dense_auc.json \\
+        --movielens_100k=DIR
 
 Trains a network on embeddings (embedding_network.py) on MovieLens 100K, for every optimizer of the
 dense variables, number of workers, dense_staleness and seed, without a cache and with
@@ -45,7 +46,7 @@ _MOVIELENS_100K = flags.DEFINE_string(
     "movielens_100k", None, "data_dir of tensorflow-datasets with movielens/100k-ratings"
 )
 _OPTIMIZERS = flags.DEFINE_list("optimizers", ["adam", "adagrad"], "of adam, adagrad, sgd")
-_RATES = flags.DEFINE_list("learning_rates", ["0.001", "0.03"], "one for each of --optimizers")
+_RATES = flags.DEFINE_list("learning_rates", ["0.002", "0.2"], "one for each of --optimizers")
 _WORKERS = flags.DEFINE_list("workers", ["2", "4", "8"], "numbers of workers")
 _STALENESS = flags.DEFINE_list("staleness", ["0", "1", "4", "16", "64"], "beside None")
 _CACHES = flags.DEFINE_list("caches", ["none", "default"], "of none, default")
@@ -53,7 +54,7 @@ _SEEDS = flags.DEFINE_integer("seeds", 5, "runs of every setting, with seeds 1, 
 _DIM = flags.DEFINE_integer("dim", 16, "columns of a row")
 _ROW_RATE = flags.DEFINE_float("row_learning_rate", 0.1, "of row-wise Adagrad")
 _BATCH = flags.DEFINE_integer("batch", 128, "examples of a step")
-_EPOCHS = flags.DEFINE_integer("epochs", 2, "passes over the data")
+_EPOCHS = flags.DEFINE_integer("epochs", 3, "passes over the data")
 _EXAMPLES = flags.DEFINE_integer("examples", None, "train on that many only")
 _JSON = flags.DEFINE_string("json", None, "file of the runs, appended to")
 _READ = flags.DEFINE_list("read", [], "further files of runs, read only")
