@@ -10,6 +10,9 @@ import numpy as np
 
 from het_tf.datasets import movielens
 
+# Fields of `movielens_100k`.
+GENRES_100K = slice(6, 12)
+
 PAD = -1  # fills up an example with fewer keys than the longest
 
 
@@ -26,7 +29,7 @@ class Clicks:
 def movielens_100k(folder: str) -> Clicks:
     """Does this user like (rate 4 or 5) this movie? 90 % of the ratings to train, 10 % to test.
 
-    Fields: user, movie, age, gender, occupation, zip prefix, year of release, up to 6 genres.
+    Fields: user, movie, age, gender, occupation, zip prefix, up to 6 genres, year of release.
 
     Args:
       folder: the data_dir of tensorflow-datasets that holds movielens/100k-ratings.

@@ -30,11 +30,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import auc_runs
 import click_data
 import factorization_machine as fm
 import numpy as np
@@ -169,25 +168,6 @@ def settings() -> Iterator[Setting]:
                 yield Setting(dataset, workers, clock, float(bound), _SPLIT.value)
 
 
-def read_runs(paths: Sequence[str | None]) -> list[Run]:
-    """The runs in those of the files that exist; of two of the same setting and seed the first."""
-    runs: dict[tuple[Setting, int], Run] = {}
-    for path in paths:
-        if path is None or not pathlib.Path(path).exists():
-            continue
-        for record in json.loads(pathlib.Path(path).read_text()):
-            run = Run(**record | {"setting": Setting(**record["setting"])})
-            runs.setdefault((run.setting, run.seed), run)
-    return list(runs.values())
-
-
-def write_runs(path: str, runs: Sequence[Run]) -> None:
-    """Replaces the file as a whole: who is interrupted loses the run under way and no other."""
-    new = pathlib.Path(f"{path}.new")
-    new.write_text(json.dumps([dataclasses.asdict(run) for run in runs], indent=1))
-    new.replace(path)
-
-
 @dataclasses.dataclass(frozen=True)
 class Point:
     """The runs of a setting."""
@@ -201,15 +181,11 @@ class Point:
 
 def points(runs: Sequence[Run]) -> list[Point]:
     """One a setting, in the order of the runs."""
-    by_setting: dict[Setting, list[Run]] = {}
-    for run in runs:
-        by_setting.setdefault(run.setting, []).append(run)
     result = []
-    for setting, group in by_setting.items():
-        aucs = [run.auc for run in group]
-        deviation = float(np.std(aucs, ddof=1)) if len(aucs) > 1 else 0.0
+    for setting, group in auc_runs.by_setting(runs).items():
+        auc, deviation = auc_runs.mean_and_deviation([run.auc for run in group])
         mean_bytes = float(np.mean([run.bytes for run in group]))
-        result.append(Point(setting, float(np.mean(aucs)), deviation, mean_bytes, len(group)))
+        result.append(Point(setting, auc, deviation, mean_bytes, len(group)))
     return result
 
 
@@ -342,26 +318,24 @@ def main(argv: list[str]) -> None:
     sizes = dict(
         zip(loaders, zip(map(int, _BATCH.value), map(int, _EPOCHS.value), strict=True), strict=True)
     )
-    own = read_runs([_JSON.value])
-    others = read_runs(_READ.value)
-    done = {(run.setting, run.seed) for run in own + others}
     data: dict[str, click_data.Clicks] = {}
-    wanted = list(settings())
-    # A seed after the other, so that an interrupted benchmark has whole curves.
-    for seed, setting in itertools.product(range(1, _SEEDS.value + 1), wanted):
-        if (setting, seed) in done:
-            continue
-        if setting.dataset not in data:
-            data[setting.dataset] = loaders[setting.dataset]()
-        run = train(setting, seed, data[setting.dataset], *sizes[setting.dataset])
-        own.append(run)
+
+    def train_and_say(setting: Setting, seed: int) -> Run:
+        dataset = setting.dataset
+        if dataset not in data:
+            data[dataset] = loaders[dataset]()
+        run = train(setting, seed, data[dataset], *sizes[dataset])
         print(
-            f"{setting.dataset} {setting.workers} workers {setting.clock} {setting.bound:g}"
+            f"{dataset} {setting.workers} workers {setting.clock} {setting.bound:g}"
             f" seed {seed}: AUC {run.auc:.4f}, {run.bytes:.1f} bytes/example, {run.seconds:.1f} s",
             flush=True,
         )
-        if _JSON.value:
-            write_runs(_JSON.value, own)
+        return run
+
+    own = auc_runs.read([_JSON.value], Run, Setting)
+    others = auc_runs.read(_READ.value, Run, Setting)
+    wanted = list(settings())
+    auc_runs.make(wanted, _SEEDS.value, own, others, _JSON.value, train_and_say)
     runs = [run for run in own + others if run.setting in wanted or _READ.value]
     report_all(runs)
     if _PLOT.value:

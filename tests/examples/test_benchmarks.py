@@ -140,6 +140,80 @@ def test_factorization_machine(monkeypatch: pytest.MonkeyPatch):
     assert fm.area_under_curve(scores, labels) == pytest.approx(expected)
 
 
+def test_embedding_network(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(_BENCHMARKS)
+    from embedding_network import EmbeddingNetwork
+
+    network = EmbeddingNetwork(fields=5, added=slice(1, 3), dim=3)
+    weights = network.initial_weights(seed=1).astype(np.float64)
+    rng = np.random.default_rng(1)
+    weights += rng.normal(size=weights.shape) * 0.1
+    rows = rng.normal(size=(6, 5, 3))
+    labels = np.array([0, 1, 1, 0, 1, 0], np.float64)
+    moved = rows.copy()
+    moved[:, 1:3] = rows[:, 2:0:-1]
+    np.testing.assert_allclose(network.logits(moved, weights), network.logits(rows, weights))
+
+    def loss(rows: np.ndarray, weights: np.ndarray) -> float:
+        signs = np.where(labels, -1, 1)
+        return float(np.mean(np.logaddexp(0, signs * network.logits(rows, weights))))
+
+    of_rows, of_weights = network.gradients(rows, labels, weights)
+    move = rng.normal(size=rows.shape) * 1e-6
+    slope = (loss(rows + move, weights) - loss(rows - move, weights)) / 2
+    assert np.sum(of_rows * move) == pytest.approx(slope, rel=1e-4)
+    move = rng.normal(size=weights.shape) * 1e-6
+    slope = (loss(rows, weights + move) - loss(rows, weights - move)) / 2
+    assert np.sum(of_weights * move) == pytest.approx(slope, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "sgd"])
+def test_optimizers_of_dense_workers(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(_BENCHMARKS)
+    import dense_workers
+    import keras
+
+    initial = np.linspace(-1, 1, 5, dtype=np.float32)
+    optimizer = dense_workers.OPTIMIZERS[name](0.1)
+    peers = {"adam": keras.optimizers.Adam, "adagrad": keras.optimizers.Adagrad}
+    peer = peers.get(name, keras.optimizers.SGD)(0.1)
+    expected = keras.Variable(initial)
+    ours = [dense_workers.OneForAll(initial, optimizer)]
+    ours += [dense_workers.Replicas(1, k, initial, optimizer) for k in (0, 1, 7)]
+    for step in range(10):
+        gradient = np.sin(np.arange(5, dtype=np.float32) + step)
+        for each in ours:
+            np.testing.assert_allclose(each.weights(0), expected, rtol=1e-5, atol=1e-6)
+            each.update(0, gradient)
+        peer.apply([gradient], [expected])
+    for each in ours:
+        each.flush()
+        np.testing.assert_allclose(each.shared_weights(), expected, rtol=1e-5, atol=1e-6)
+        each.close()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4, 64])
+def test_every_step_of_dense_workers_counts_once(staleness: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(_BENCHMARKS)
+    import dense_workers
+
+    workers, steps = 3, 20
+    zeros = np.zeros(4, np.float32)
+    dense = dense_workers.Replicas(workers, staleness, zeros, dense_workers.Sgd(1.0))
+    for step in range(workers * steps):
+        weights = dense.weights(step % workers)
+        # Every step adds a third to what the others see. A step is settled when the next begins.
+        missed = workers * (step / workers - weights.max())
+        assert missed <= staleness + (workers - 1) * (staleness + 1) + 1e-3
+        dense.update(step % workers, zeros - 1)
+    dense.flush()
+    np.testing.assert_allclose(dense.shared_weights(), zeros + steps, rtol=1e-5)
+    stats = dense.stats()
+    assert stats["steps"] == stats["steps_sent"] == workers * steps
+    assert stats["pushes"] <= workers * (1 + steps // max(1, (staleness + 1) // 2))
+    dense.close()
+
+
 def test_model_of_the_lfu_of_before(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(_BENCHMARKS)
     import lfu_model
@@ -177,6 +251,26 @@ def test_bytes_fall_with_the_bound_and_runs_are_not_repeated(tmp_path: pathlib.P
     assert again[:4] == runs
     assert [run["setting"]["bound"] for run in again[4:]] == [9]
     assert plot.stat().st_size > 0
+
+
+def test_dense_bytes_fall_with_the_staleness(tmp_path: pathlib.Path):
+    path = tmp_path / "runs.json"
+    flags = ("--workers=2", "--seeds=1", "--epochs=1", "--examples=6400", f"--json={path}")
+    flags = (*flags, "--optimizers=adam", "--learning_rates=.01")
+    done = _run("dense_staleness_auc.py", *flags, "--staleness=0,16")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    runs = json.loads(path.read_text())
+    assert [(run["setting"]["cache"], run["setting"]["staleness"]) for run in runs] == [
+        *(("none", k) for k in (None, 0, 16)),
+        *(("default", k) for k in (None, 0, 16)),
+    ]
+    none, zero, sixteen, *cached = runs
+    # Beside the weights one way and gradients the other, headers.
+    assert none["dense_bytes"] <= zero["dense_bytes"] <= 1.1 * none["dense_bytes"]
+    assert sixteen["dense_bytes"] < 0.3 * none["dense_bytes"]
+    assert all(run["row_bytes"] < none["row_bytes"] for run in cached)
+    assert all(0.5 < run["auc"] < 1 for run in runs)
+    assert "largest k within one sd" in done.stdout
 
 
 def test_implicit_data_set(tmp_path: pathlib.Path):

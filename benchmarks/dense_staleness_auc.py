@@ -1,0 +1,254 @@
+"""Test AUC and bytes per example over dense_staleness: which k costs no AUC?
+
+    OPENBLAS_NUM_THREADS=1 python benchmarks/dense_staleness_auc.py --json=dense_auc.json \\
+        --movielens_100k=DIR
+
+Trains a network on embeddings (embedding_network.py) on MovieLens 100K, for every optimizer of the
+dense variables, number of workers, dense_staleness and seed, without a cache and with
+`CacheConfig()`'s default bounds. The workers take their steps in turn, in this process and on the
+real ops (one_process.py, dense_workers.py); each has its own replica with slots of its own, and its
+own cache, which holds every row. Rows are trained with row-wise Adagrad. Test AUC is of what the
+servers have after the last flush; bytes are all messages as replicas and caches count them, the
+last flush included (of dense_staleness None those of weights and gradients), divided by the
+training examples. Everything but the setting under test is the same in the runs of a seed: order of
+the examples, initial rows and weights. Learning rates are those that are best for dense_staleness
+None without a cache on the first seed.
+
+Every run is appended to --json when it ends, and a run that is there already is not made again: cut
+the work into parts by the flags, and --read what other parts have made.
+
+At the end, for every optimizer, cache and number of workers, a table; a setting passes if its mean
+AUC is not further than one standard deviation (of dense_staleness None without a cache, over the
+seeds) below the mean of those. And the largest k that passes for all numbers of workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+import auc_runs
+import click_data
+import dense_workers
+import factorization_machine
+import numpy as np
+import one_process
+from absl import app, flags
+from embedding_network import EmbeddingNetwork
+
+from het_tf import optimizers
+from het_tf.cache import CacheConfig
+
+_MOVIELENS_100K = flags.DEFINE_string(
+    "movielens_100k", None, "data_dir of tensorflow-datasets with movielens/100k-ratings"
+)
+_OPTIMIZERS = flags.DEFINE_list("optimizers", ["adam", "adagrad"], "of adam, adagrad, sgd")
+_RATES = flags.DEFINE_list("learning_rates", ["0.002", "0.2"], "one for each of --optimizers")
+_WORKERS = flags.DEFINE_list("workers", ["2", "4", "8"], "numbers of workers")
+_STALENESS = flags.DEFINE_list("staleness", ["0", "1", "4", "16", "64"], "beside None")
+_CACHES = flags.DEFINE_list("caches", ["none", "default"], "of none, default")
+_SEEDS = flags.DEFINE_integer("seeds", 5, "runs of every setting, with seeds 1, 2, ...")
+_DIM = flags.DEFINE_integer("dim", 16, "columns of a row")
+_ROW_RATE = flags.DEFINE_float("row_learning_rate", 0.1, "of row-wise Adagrad")
+_BATCH = flags.DEFINE_integer("batch", 128, "examples of a step")
+_EPOCHS = flags.DEFINE_integer("epochs", 3, "passes over the data")
+_EXAMPLES = flags.DEFINE_integer("examples", None, "train on that many only")
+_JSON = flags.DEFINE_string("json", None, "file of the runs, appended to")
+_READ = flags.DEFINE_list("read", [], "further files of runs, read only")
+
+_ALL_ROWS = 1_000_000  # more than the data set has
+_ACCUMULATOR = 1e-4  # initial; gradients are those of a mean over a batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is compared. cache: "none" or "default"; staleness: dense_staleness."""
+
+    optimizer: str
+    learning_rate: float
+    cache: str
+    workers: int
+    staleness: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run measured. Bytes are per example, up and down."""
+
+    setting: Setting
+    seed: int
+    auc: float
+    row_bytes: float
+    dense_bytes: float
+    seconds: float
+
+
+def make_rows(setting: Setting, seed: int) -> one_process.Workers:
+    """The table and the workers' caches."""
+    cached = setting.cache != "none"
+    bounds = CacheConfig(_ALL_ROWS).bound_attributes(setting.workers) if cached else {}
+    return one_process.Workers(
+        setting.workers,
+        _DIM.value,
+        optimizers.RowWiseAdagrad(initial_accumulator_value=_ACCUMULATOR),
+        _ALL_ROWS if cached else 0,
+        **bounds,
+        seed=seed,
+    )
+
+
+def make_dense(setting: Setting, initial: np.ndarray) -> dense_workers.DenseWorkers:
+    """The dense variables and the workers' replicas."""
+    optimizer = dense_workers.OPTIMIZERS[setting.optimizer](setting.learning_rate)
+    if setting.staleness is None:
+        return dense_workers.OneForAll(initial, optimizer)
+    return dense_workers.Replicas(setting.workers, setting.staleness, initial, optimizer)
+
+
+def train(network: EmbeddingNetwork, data: click_data.Clicks, setting: Setting, seed: int) -> Run:
+    """One run: the workers' steps in turn."""
+    start = time.perf_counter()
+    rows = make_rows(setting, seed)
+    dense = make_dense(setting, network.initial_weights(seed))
+    rng = np.random.default_rng(seed)
+    keys, labels = data.train_keys, data.train_labels
+    batch = _BATCH.value
+    trained = 0
+    turn = itertools.cycle(range(setting.workers))
+    for _ in range(_EPOCHS.value):
+        order = rng.permutation(len(labels))[: _EXAMPLES.value]
+        for first in range(0, len(order) - batch + 1, batch):
+            chosen = order[first : first + batch]
+            worker = next(turn)
+            present = keys[chosen] != click_data.PAD
+            inputs = np.zeros((*present.shape, rows.dim), np.float32)
+            inputs[present] = rows.lookup(worker, keys[chosen][present])
+            weights = dense.weights(worker)
+            of_rows, of_weights = network.gradients(inputs, labels[chosen], weights)
+            rows.update(worker, of_rows[present], _ROW_RATE.value)
+            dense.update(worker, of_weights)
+            trained += batch
+    rows.flush()
+    dense.flush()
+    row_stats, dense_stats = rows.stats(), dense.stats()
+    auc = test_auc(network, data, rows, dense)
+    rows.close()
+    dense.close()
+    return Run(
+        setting,
+        seed,
+        auc,
+        (row_stats["bytes_up"] + row_stats["bytes_down"]) / trained,
+        (dense_stats["bytes_up"] + dense_stats["bytes_down"]) / trained,
+        time.perf_counter() - start,
+    )
+
+
+def test_auc(
+    network: EmbeddingNetwork,
+    data: click_data.Clicks,
+    rows: one_process.Workers,
+    dense: dense_workers.DenseWorkers,
+) -> float:
+    """Of what the servers have."""
+    present = data.test_keys != click_data.PAD
+    inputs = np.zeros((*present.shape, rows.dim), np.float32)
+    inputs[present] = rows.table_rows(data.test_keys[present])
+    scores = network.logits(inputs, dense.shared_weights())
+    return factorization_machine.area_under_curve(scores, data.test_labels)
+
+
+def settings() -> Iterator[Setting]:
+    """As the flags ask for, and what they are compared with.
+
+    Workers that share everything and take turns are as one: without a cache and with None there is
+    one setting for any number of them.
+    """
+    rates = map(float, _RATES.value)
+    for optimizer, rate in zip(_OPTIMIZERS.value, rates, strict=True):
+        yield Setting(optimizer, rate, "none", 1, None)
+        for cache, workers in itertools.product(_CACHES.value, map(int, _WORKERS.value)):
+            if cache != "none":
+                yield Setting(optimizer, rate, cache, workers, None)
+            for staleness in map(int, _STALENESS.value):
+                yield Setting(optimizer, rate, cache, workers, staleness)
+
+
+def report(runs: Sequence[Run]) -> None:
+    """Prints the tables, and what follows from them."""
+    groups = auc_runs.by_setting(runs)
+    passing: dict[tuple[str, float, str], dict[int | None, list[bool]]] = {}
+    title = None
+    for setting in sorted(groups, key=_order):
+        reference = dataclasses.replace(setting, cache="none", workers=1, staleness=None)
+        if reference not in groups:
+            continue
+        best, allowed = auc_runs.mean_and_deviation([run.auc for run in groups[reference]])
+        if title != (title := dataclasses.replace(setting, staleness=None)):
+            print(
+                f"\n{setting.optimizer} {setting.learning_rate:g}, cache {setting.cache},"
+                f" {setting.workers} workers; no cache and None: AUC {best:.4f} (sd {allowed:.4f})"
+            )
+            print(f"{'k':>6}{'seeds':>6}{'AUC':>9}{'sd':>8}{'- None':>9}{'rows':>8}{'dense':>8}")
+        group = groups[setting]
+        auc, deviation = auc_runs.mean_and_deviation([run.auc for run in group])
+        row_bytes = np.mean([run.row_bytes for run in group])
+        dense_bytes = np.mean([run.dense_bytes for run in group])
+        passes = auc >= best - allowed
+        print(
+            f"{setting.staleness!s:>6}{len(group):6}{auc:9.4f}{deviation:8.4f}{auc - best:9.4f}"
+            f"{row_bytes:8.1f}{dense_bytes:8.1f}  {'passes' if passes else 'fails'}"
+        )
+        key = (setting.optimizer, setting.learning_rate, setting.cache)
+        passing.setdefault(key, {}).setdefault(setting.staleness, []).append(bool(passes))
+    print()
+    for (optimizer, rate, cache), by_staleness in passing.items():
+        good = [k for k, passed in by_staleness.items() if k is not None and all(passed)]
+        print(
+            f"{optimizer} {rate:g}, cache {cache}: largest k within one sd for all numbers of"
+            f" workers: {max(good, default=None)}"
+        )
+
+
+def _order(setting: Setting) -> tuple[object, ...]:
+    staleness = -1 if setting.staleness is None else setting.staleness
+    rest = (setting.optimizer, setting.learning_rate, setting.cache != "none", setting.workers)
+    return (*rest, staleness)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    one_process.single_threaded()
+
+    @functools.cache
+    def data() -> click_data.Clicks:
+        return click_data.movielens_100k(_MOVIELENS_100K.value)
+
+    @functools.cache
+    def network() -> EmbeddingNetwork:
+        return EmbeddingNetwork(
+            data().train_keys.shape[1], added=click_data.GENRES_100K, dim=_DIM.value
+        )
+
+    def train_and_say(setting: Setting, seed: int) -> Run:
+        run = train(network(), data(), setting, seed)
+        print(
+            f"{setting.optimizer} {setting.learning_rate:g}, cache {setting.cache},"
+            f" {setting.workers} workers, k {setting.staleness}, seed {seed}: AUC {run.auc:.4f},"
+            f" {run.row_bytes:.1f} + {run.dense_bytes:.1f} bytes/example, {run.seconds:.1f} s",
+            flush=True,
+        )
+        return run
+
+    own = auc_runs.read([_JSON.value], Run, Setting)
+    others = auc_runs.read(_READ.value, Run, Setting)
+    wanted = list(settings())
+    auc_runs.make(wanted, _SEEDS.value, own, others, _JSON.value, train_and_say)
+    report([run for run in own + others if run.setting in wanted or _READ.value])
+
+
+if __name__ == "__main__":
+    app.run(main)
