@@ -121,7 +121,7 @@ def fit_subclassed(strategy, kind):
 
 
 def test_a_subclassed_model_says_which_ids(strategy, caplog):
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="absl"):
         model = fit_subclassed(strategy, LooksAhead)
     assert "lookahead_ids" not in caplog.text
     (closure,) = model._parameter_server_trainer._closures.values()
@@ -130,7 +130,7 @@ def test_a_subclassed_model_says_which_ids(strategy, caplog):
 
 
 def test_one_that_does_not_say_is_told_once_in_the_log(strategy, caplog):
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="absl"):
         model = fit_subclassed(strategy, Subclassed)
     assert caplog.text.count("write a method lookahead_ids(batch)") == 1
     (closure,) = model._parameter_server_trainer._closures.values()

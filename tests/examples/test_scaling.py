@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -16,6 +17,11 @@ _BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 @pytest.fixture(autouse=True)
 def _find_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(_BENCHMARKS)
+    if "scaling" not in sys.modules:
+        # Programs have flags of the same names, and tests of another one may have imported it.
+        flags.FLAGS.remove_flag_values(
+            [f.name for f in flags.FLAGS.flags_by_module_dict().get("local_step", [])]
+        )
 
 
 def test_mean_value_analysis():
