@@ -35,8 +35,10 @@ OP_SOURCES = [
     "ops/unique_ids_ops.cc",
     "ops/cache_ops.cc",
     "ops/dense_ops.cc",
+    "ops/message_ops.cc",
     "ops/kernels/unique_ids_kernels.cc",
     "ops/kernels/cache_kernels.cc",
+    "ops/kernels/call_kernels.cc",
     "ops/kernels/dense_kernels.cc",
     "ops/kernels/frames_kernels.cc",
     "ops/kernels/kernel_util.cc",
@@ -82,7 +84,9 @@ RELEASE_FLAGS = ["-O3", "-DNDEBUG", "-fvisibility=hidden"]
 
 # By machine (`uname -m`), for binaries that leave the machine they were built on.
 PORTABLE_FLAGS = {"x86_64": ["-march=x86-64-v3"]}
-NATIVE_FLAGS = ["-march=native"]
+# Without half precision: the Eigen of TensorFlow 2.21 does not compile where g++ 12 has it, as on
+# Sapphire Rapids.
+NATIVE_FLAGS = ["-march=native", "-U__AVX512FP16__"]
 
 # A symbol that nobody defines fails here and not when the library is loaded.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,defs"]
