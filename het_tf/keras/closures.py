@@ -245,7 +245,7 @@ class StepClosure:
     ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
         """Loops side by side: one prepares steps, one computes them, one exchanges replicas."""
         window = self.window
-        kept = window.size_op()
+        kept = window.open_op()
         opened = [] if self._exchanging is None else [self._exchanging.open_loop_op()]
         with tf.control_dependencies([kept, *opened]):
             num_steps = tf.identity(num_steps)

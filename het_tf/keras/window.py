@@ -34,9 +34,22 @@ class Window:
 
     # Traced.
 
-    def size_op(self) -> tf.Tensor:
-        """int32 scalar: how many steps are prepared."""
-        return tf.raw_ops.QueueSizeV2(handle=self._steps())
+    def open_op(self) -> tf.Tensor:
+        """Before anything else in a closure; what a closure that failed had taken is free again.
+
+        TensorFlow cancels the other closures when one fails, but not reliably: one that waits for
+        a place would wait for ever.
+
+        Returns:
+          int32 scalar: how many steps are prepared.
+        """
+        kept = self._size_op()
+        left = tf.raw_ops.QueueSizeV2(handle=self._places()) - kept
+        freed = tf.raw_ops.QueueDequeueManyV2(
+            handle=self._places(), n=left, component_types=[tf.bool]
+        )
+        with tf.control_dependencies(freed):
+            return tf.identity(kept)
 
     def reserve_op(self) -> tf.Operation:
         """Takes a place; waits for one."""
@@ -64,7 +77,7 @@ class Window:
           waited: float64 scalar, seconds, 0 if it was there.
           components: of `put_op`.
         """
-        ready = self.size_op() > 0
+        ready = self._size_op() > 0
         with tf.control_dependencies([ready]):
             before = tf.timestamp()
         with tf.control_dependencies([before]):
@@ -95,6 +108,9 @@ class Window:
         """After `destroy` on all workers."""
         self._made.clear()
 
+    def _size_op(self) -> tf.Tensor:
+        return tf.raw_ops.QueueSizeV2(handle=self._steps())
+
     def _steps(self) -> tf.Tensor:
         return handle_from_caller(f"{self._name}/steps", lambda: self._make_steps(self._generation))
 
@@ -113,6 +129,7 @@ class Window:
     def _make_places(self, generation: str) -> tf.Tensor:
         return tf.raw_ops.FIFOQueueV2(
             component_types=[tf.bool],
+            shapes=[[]],  # for open_op, which takes many
             capacity=self._size,
             shared_name=f"{self._name}/{generation}/places",
         )

@@ -1,0 +1,31 @@
+"""The queue of prepared steps, in this process."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from het_tf._threads import call_in_daemon
+from het_tf.keras.window import Window
+
+
+@pytest.fixture
+def window():
+    made = Window(2)
+    made.begin("closures")
+    # One step is prepared, and a closure that failed had begun with another.
+    made.reserve_op()
+    made.put_op([tf.constant(7)])
+    made.reserve_op()
+    yield made
+    made.destroy()
+
+
+def test_what_a_failed_closure_had_taken_is_free_again(window):
+    assert window.open_op() == 1
+    call_in_daemon(window.reserve_op).result(timeout=30)
+    window.put_op([tf.constant(8)])
+    for value in (7, 8):
+        more, waited, (component,) = window.take_op()
+        assert (more, waited, component) == (True, 0, value)
+    assert window.open_op() == 0
