@@ -40,36 +40,22 @@ class Exchange:
         Returns:
           The replies, uint8 [bytes], by party and shard; 0 bytes where nothing was said.
         """
-        by_shard = [
-            self._send_to(shard, [party[shard] for party in requests])
-            for shard in range(len(self._devices))
-        ]
-        return [list(replies) for replies in zip(*by_shard, strict=True)]
-
-    def _send_to(self, shard: int, requests: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         if not requests:
             return []
-        message = requests[0] if len(requests) == 1 else ops.pack_frames(requests)
-
-        def send() -> tf.Tensor:
-            # A remote call, and not ops placed there: they would cross the network even in the
-            # branch that is not taken.
-            return tf.raw_ops.RemoteCall(
-                target=self._devices[shard],
-                args=[message],
-                Tout=[tf.uint8],
-                f=self._function(shard),
-            )[0]
-
-        # TensorFlow calls the servers one after the other, since calls have side effects. To call
-        # all at once (`_graph.run_beside`) saves round trips, but lets the first call of a function
-        # register it with its server while another call is being sent, and that is a race in
-        # TensorFlow 2.21 (EagerClusterFunctionLibraryRuntime keeps a pointer into a vector that
-        # grows): seen as "Unable to parse request".
-        reply = tf.cond(tf.size(message) > 0, send, lambda: tf.zeros([0], tf.uint8))
+        by_shard = list(zip(*requests, strict=True))
         if len(requests) == 1:
-            return [reply]
-        return ops.unpack_frames(reply, n=len(requests))
+            messages = [request for (request,) in by_shard]
+        else:
+            messages = [ops.pack_frames(frames) for frames in by_shard]
+        replies = ops.call_servers(
+            messages,
+            devices=self._devices,
+            functions=[self._function(shard) for shard in range(len(self._devices))],
+        )
+        if len(requests) == 1:
+            return [replies]
+        frames = [ops.unpack_frames(reply, n=len(requests)) for reply in replies]
+        return [list(party) for party in zip(*frames, strict=True)]
 
     def _function(self, shard: int) -> Any:
         if shard not in self._functions:

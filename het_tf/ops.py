@@ -100,3 +100,4 @@ replica_report = _library.het_replica_report
 
 pack_frames = _library.het_pack_frames
 unpack_frames = _library.het_unpack_frames
+call_servers = _library.het_call_servers

@@ -262,33 +262,5 @@ Who the replica is and what would be lost with it, as CacheReport says it of a c
 report: [task index of this process, id of the replica, steps not yet known to be merged, steps made].
 )doc");
 
-REGISTER_OP("Het>PackFrames")
-    .Input("frames: n * uint8")
-    .Output("message: uint8")
-    .Attr("n: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-Makes one message of several.
-
-frames: [bytes] each.
-message: [bytes]; 0 bytes if all frames have none.
-)doc");
-
-REGISTER_OP("Het>UnpackFrames")
-    .Input("message: uint8")
-    .Output("frames: n * uint8")
-    .Attr("n: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {1}));
-      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-The inverse of PackFrames.
-)doc");
-
 }  // namespace
 }  // namespace het_tf

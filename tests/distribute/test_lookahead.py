@@ -59,7 +59,7 @@ def remote_calls(model):
     """How many calls to servers the functions of a model's training steps hold."""
     (closure,) = model._parameter_server_trainer._closures.values()
     graph = closure.on_batches.get_concrete_function().graph.as_graph_def()
-    return sum(node.op == "RemoteCall" for f in graph.library.function for node in f.node_def)
+    return sum(node.op == "Het>CallServers" for f in graph.library.function for node in f.node_def)
 
 
 @pytest.mark.parametrize("staleness", [10, 0])

@@ -1,0 +1,155 @@
+"""Calls of all parameter servers at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from het_tf import ops
+from het_tf._graph import run_beside
+from het_tf._visits import cluster_devices
+from het_tf.distribute.closures import ClosureRunner
+from het_tf.exchange import Exchange
+
+BYTES = tf.TensorSpec([None], tf.uint8)
+
+
+class Echo:
+    """Adds its shard and ten times its number to the bytes it is asked."""
+
+    def __init__(self, number: int = 0):
+        self._number = number
+
+    def serve_op(self, shard, request):
+        return request + tf.cast(10 * self._number + shard, tf.uint8)
+
+
+class Refuses:
+    """Has an error for an answer."""
+
+    def serve_op(self, shard, request):
+        return tf.ensure_shape(request, [1000 + shard])
+
+
+def call_on_a_worker(strategy, closure):
+    with ClosureRunner(strategy) as runner:
+        runner.schedule(tf.function(closure, autograph=False), (), None)
+        return runner.wait()[1]
+
+
+def message(*values):
+    return tf.constant(values, tf.uint8)
+
+
+def test_every_party_gets_what_its_shards_answered(strategy):
+    exchange = Exchange(cluster_devices("ps"), [Echo(0), Echo(1)])
+
+    def closure():
+        replies = exchange.send_op([[message(5), message(6, 7)], [message(), message(8)]])
+        return tf.concat([tf.concat(party, 0) for party in replies], 0), tf.size(replies[1][0])
+
+    replies, nothing = call_on_a_worker(strategy, closure)
+    np.testing.assert_array_equal(replies, [5, 7, 8, 19])
+    assert nothing == 0
+
+
+@pytest.fixture
+def meeting():
+    """A function that returns once two calls of it are under way."""
+
+    @tf.function(input_signature=[BYTES], autograph=False)
+    def meet(request):
+        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.uint8], shared_name="met")
+        with tf.control_dependencies(
+            [tf.raw_ops.QueueEnqueueV2(handle=queue, components=[request[0]])]
+        ):
+            size = tf.while_loop(
+                lambda n: n < 2,
+                lambda n: [tf.raw_ops.QueueSizeV2(handle=queue)],
+                [tf.constant(0)],
+                parallel_iterations=1,
+            )[0]
+        return tf.cast([size], tf.uint8)
+
+    return meet.get_concrete_function()
+
+
+def test_all_are_called_at_once(strategy, meeting):
+    first = cluster_devices("ps")[0]
+
+    def closure():
+        return tf.concat(
+            ops.call_servers(
+                [message(1), message(2)], devices=[first, first], functions=[meeting, meeting]
+            ),
+            0,
+        )
+
+    np.testing.assert_array_equal(call_on_a_worker(strategy, closure), [2, 2])
+
+
+def test_who_is_asked_nothing_is_not_called(strategy):
+    exchange = Exchange(cluster_devices("ps"), [Refuses()])
+
+    def closure():
+        ((first, second),) = exchange.send_op([[message(), message()]])
+        return tf.size(first) + tf.size(second)
+
+    assert call_on_a_worker(strategy, closure) == 0
+
+
+def test_the_error_of_a_server_is_the_error(strategy):
+    exchange = Exchange(cluster_devices("ps"), [Refuses()])
+
+    def closure():
+        return exchange.send_op([[message(1), message(2, 3)]])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected shape"):
+        call_on_a_worker(strategy, closure)
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"), [([], 1), (["/job:ps/replica:0/task:0/device:CPU:0"], 2)]
+)
+def test_lists_of_unequal_length(strategy, devices, count):
+    echo = tf.function(tf.identity, input_signature=[BYTES], autograph=False)
+    functions = [echo.get_concrete_function()] * count
+
+    def closure():
+        return ops.call_servers([message(1)] * count, devices=devices, functions=functions)
+
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="devices"):
+        call_on_a_worker(strategy, closure)
+
+
+def test_first_calls_beside_large_ones(strategy):
+    """Registering a function while another call is being sent: a race in TensorFlow 2.21."""
+    devices = cluster_devices("ps")
+    large, loops, rounds = 1 << 20, 4, 8
+
+    def closure():
+        def loop(number):
+            exchanges = [Exchange(devices, [Echo(number)]) for _ in range(rounds)]
+            wrong = tf.constant(0)
+
+            def turn(i, wrong):
+                # Every branch's functions are registered when it is first taken.
+                def call(exchange):
+                    request = tf.fill([large], tf.cast(number, tf.uint8))
+                    ((one, two),) = exchange.send_op([[request, request]])
+                    expected = 11 * number
+                    return tf.math.count_nonzero(
+                        tf.cast(one, tf.int32) - expected, dtype=tf.int32
+                    ) + tf.math.count_nonzero(tf.cast(two, tf.int32) - expected - 1, dtype=tf.int32)
+
+                branches = [lambda exchange=exchange: call(exchange) for exchange in exchanges]
+                return i + 1, wrong + tf.switch_case(i, branches)
+
+            return tf.while_loop(
+                lambda i, _: i < rounds, turn, [tf.constant(0), wrong], parallel_iterations=1
+            )[1]
+
+        return tf.stack([run_beside(lambda number=number: loop(number)) for number in range(loops)])
+
+    np.testing.assert_array_equal(call_on_a_worker(strategy, closure), [0] * loops)
