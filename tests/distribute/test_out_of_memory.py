@@ -9,25 +9,27 @@ import small_models as sm
 import tensorflow as tf
 
 import het_tf
+from het_tf import ops
 from het_tf.distribute import health
 from het_tf.distribute.closures import ClosureRunner
 
 FLOATS = 2**45  # more than any machine has
 
 
-@tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
-def allocate(count):
-    return tf.reduce_sum(tf.fill([count], 1.0))
+@tf.function(input_signature=[tf.TensorSpec([8], tf.uint8)], autograph=False)
+def allocate(request):
+    count = tf.bitcast(request, tf.int64)
+    return tf.cast([tf.reduce_sum(tf.fill([count], 1.0))], tf.uint8)
 
 
 def allocate_on_ps(index: int, count: tf.Tensor) -> tf.Tensor:
     """In the way in which a cache reaches a table."""
-    return tf.raw_ops.RemoteCall(
-        target=f"/job:ps/replica:0/task:{index}/device:CPU:0",
-        args=[count],
-        Tout=[tf.float32],
-        f=allocate.get_concrete_function(),
-    )[0]
+    (reply,) = ops.call_servers(
+        [tf.bitcast(count, tf.uint8)],
+        devices=[f"/job:ps/replica:0/task:{index}/device:CPU:0"],
+        functions=[allocate.get_concrete_function()],
+    )
+    return reply[0]
 
 
 def test_a_closure_raises_what_the_server_said(strategy):
