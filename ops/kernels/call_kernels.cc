@@ -1,4 +1,3 @@
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -70,19 +69,25 @@ class CallServersOp : public AsyncOpKernel {
   struct Calls {
     Calls(OpKernelContext* context, DoneCallback done, size_t count)
         : context(context),
+          cancellation(std::make_unique<CancellationManager>(context->cancellation_manager())),
           done(std::move(done)),
-          cancellation(context->cancellation_manager()),
           under_way(count) {}
 
     void Return(const absl::Status& status) {
-      if (!status.ok()) context->SetStatus(status);
-      if (--under_way == 0) done();
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        context->SetStatus(status);
+        if (--under_way > 0) return;
+      }
+      cancellation.reset();  // The context's does not outlive the step.
+      done();
     }
 
     OpKernelContext* const context;
+    std::unique_ptr<CancellationManager> cancellation;
     const DoneCallback done;
-    CancellationManager cancellation;
-    std::atomic<size_t> under_way;
+    std::mutex mutex;
+    size_t under_way;
   };
 
   absl::Status Register(FunctionLibraryRuntime* library, size_t i,
@@ -116,7 +121,7 @@ class CallServersOp : public AsyncOpKernel {
     options.source_device = library->device()->name();
     options.remote_execution = options.source_device != devices_[i];
     options.create_rendezvous = true;
-    options.cancellation_manager = &calls->cancellation;
+    options.cancellation_manager = calls->cancellation.get();
     options.collective_executor = context->collective_executor();
     options.args_alloc_attrs.resize(1);
     options.rets_alloc_attrs.resize(1);
