@@ -244,8 +244,9 @@ class _WorkerPass(Pass):
         self._index = 0
         self._ended: set[int] = set()  # Workers whose dataset has ended.
 
-    def _work(self, steps: int, ahead: int) -> Work:
-        work = Work(self._index, (self._iterator, tf.constant(steps), tf.constant(ahead)), steps)
+    def _work(self, steps: int) -> Work:
+        lookahead = tf.constant(self._lookahead)
+        work = Work(self._index, (self._iterator, tf.constant(steps), lookahead), steps)
         self._index += 1
         return work
 
@@ -279,9 +280,7 @@ class _CountedPass(_WorkerPass):
             return None
         steps = min(self._per_closure, self._remaining)
         self._remaining -= steps
-        # Towards the end a worker may get no other closure.
-        others = self._strategy.num_workers * (self._per_closure + self._lookahead)
-        return self._work(steps, self._lookahead if self._remaining >= others else 0)
+        return self._work(steps)
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._remaining += work.steps - steps
@@ -327,7 +326,7 @@ class _SharesPass(_WorkerPass):
                 return None
             if in_flight > len(unfinished):
                 return None
-        return self._work(self._per_closure, self._lookahead)
+        return self._work(self._per_closure)
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._steps += steps
