@@ -316,14 +316,18 @@ class StepClosure:
                 carry = source.next(i + j < count, *carry)
                 there = cond(i + j, *carry)
                 steps.append((there, *_request_if(there, request, i + j, carry, components, like)))
-            replies = iter(self._ahead.send_op([x for _, _, requests in steps for x in requests]))
+            replies, told = self._ahead.send_op([x for _, _, requests in steps for x in requests])
+            replies = iter(replies)
             for number, (there, components, requests) in enumerate(steps):
                 received = [next(replies) for _ in requests]
 
                 def put(components=components, requests=requests, received=received) -> tf.Tensor:
                     lookups = install_op(requests, received)
                     tickets = [x for lookup in lookups for x in (lookup.unique_ids, lookup.ticket)]
-                    with tf.control_dependencies([window.put_op([*components, *tickets])]):
+                    # A step begins when it is known how much its replica lacks.
+                    with tf.control_dependencies(told):
+                        there = window.put_op([*components, *tickets])
+                    with tf.control_dependencies([there]):
                         return tf.constant(1)
 
                 i += put() if number == 0 else tf.cond(there, put, lambda: tf.constant(0))

@@ -145,11 +145,14 @@ class StepLookups:
             for (layer, _), unique in zip(keys, unique_ids, strict=True)
         ]
 
-    def send_op(self, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
+    def send_op(
+        self, requests: Sequence[Request]
+    ) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
         """Exchanges what was requested, for any number of steps, and for the replicas.
 
         Returns:
-          The replies to each of the requests, for `install_op`.
+          replies: to each of the requests, for `install_op`.
+          received: when these are done, the replicas know what was answered to them.
         """
         parties: list[Any] = [request.layer.table for request in requests]
         messages = [request.requests for request in requests]
@@ -158,11 +161,12 @@ class StepLookups:
             parties.append(self._replicas)
             messages.append(dense_requests)
         if not parties:
-            return []
+            return [], []
         replies = Exchange(cluster_devices("ps"), parties).send_op(messages)
+        received = []
         if self._replicas is not None:
-            self._replicas.receive_op(dense_ticket, replies.pop())
-        return replies
+            received = [self._replicas.receive_op(dense_ticket, replies.pop())]
+        return replies, received
 
     def begin_op(
         self, batch: Any, wanted: Callable[[HetEmbedding], bool]
@@ -173,7 +177,7 @@ class StepLookups:
           The lookups, in the order of the calls; when they are there, so are the rows.
         """
         requests = self.request_op(batch, wanted)
-        return install_op(requests, self.send_op(requests))
+        return install_op(requests, self.send_op(requests)[0])
 
 
 def install_op(

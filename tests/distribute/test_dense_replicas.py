@@ -81,7 +81,9 @@ def test_learns_with_every_kind_of_variable(dense):
         hidden = keras.layers.BatchNormalization(momentum=0.9)(hidden)
         hidden = keras.layers.Dropout(0.1)(hidden)
         model = het_tf.keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
-        optimizer = keras.optimizers.AdamW(0.02, global_clipnorm=1.0, use_ema=True)
+        optimizer = keras.optimizers.AdamW(
+            0.02, global_clipnorm=1.0, use_ema=True, ema_momentum=0.8
+        )
         model.compile(optimizer, "binary_crossentropy", metrics=["auc"])
     x, y = sm.make_data(960)
     before = [v.numpy() for v in model.variables]

@@ -187,18 +187,22 @@ Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bo
   const bool read = reads && config_.staleness == 0 && config_.num_workers > 1;
   // Who has done nothing here has nothing to send.
   const bool start = !this->started() && (reads || write);
-  const bool stale = reads && AnyIsStale();
-  *must = !(write || read || start || stale) ? Must::kNothing
-          : open_ != nullptr                 ? Must::kWait
-                                             : Must::kExchange;
+  *must = !(write || read || start || AnyIsStale()) ? Must::kNothing
+          : open_ != nullptr                        ? Must::kWait
+                                                    : Must::kExchange;
   const auto waiting = TakeWaiting();
   lock.unlock();
   for (const auto& callback : waiting) callback();
   return Status();
 }
 
+bool Replica::IsStale(const Shard& shard) const {
+  return shard.replaced || shard.seen - (shard.clock - shard.own) > config_.staleness;
+}
+
 bool Replica::AnyIsStale() const {
-  return std::any_of(shards_.begin(), shards_.end(), [](const Shard& s) { return s.stale; });
+  return std::any_of(shards_.begin(), shards_.end(),
+                     [this](const Shard& shard) { return IsStale(shard); });
 }
 
 Status Replica::Request(bool asks, const AllocateRequest& allocate,
@@ -217,7 +221,7 @@ Status Replica::Request(bool asks, const AllocateRequest& allocate,
     std::vector<const Link::Push*> carried;
     if (!asks) carried = shard.link.ToCarry(false);
     const bool speaks =
-        asks ? shard.started && has_others && open_ == nullptr
+        asks ? shard.started && has_others
              : open_ == ticket->get() && (!shard.started || has_others || !carried.empty());
     if (!speaks) {
       allocate(static_cast<int>(s), 0);
@@ -243,7 +247,10 @@ Status Replica::Request(bool asks, const AllocateRequest& allocate,
       std::memcpy(out, push->bytes, push->size);
       out += push->size;
     }
-    if (!asks) (*ticket)->requests_[s] = shard.link.Open(false);
+    if (!asks) {
+      (*ticket)->requests_[s] = shard.link.Open(false);
+      shard.seen_since = 0;
+    }
     counters_.Add(ReplicaCounter::kBytesUp, size);
   }
   return Status();
@@ -277,17 +284,20 @@ bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& repl
   const bool starts = epoch != shard->link.epoch();
   if (starts) {
     shard->link.Restart(epoch, [](const Link::Push&) {});
-    shard->unacknowledged = 0;
+    shard->unacknowledged = shard->own = shard->seen_since = 0;
     shard->starts = shard->started = true;
     rest_.resize(config_.rest_bytes);
     std::copy_n(reply.rest, header.rest_bytes, rest_.begin() + shard->first_byte);
   }
-  shard->stale = false;
+  shard->replaced = false;
   shard->link.Acknowledge(request, header.acknowledged, [&](const Link::Push& push) {
     shard->unacknowledged -= push.updates;
     shard->clock += push.updates;
+    shard->own += push.updates;
     if (shard == &shards_[0]) counters_.Add(ReplicaCounter::kStepsSent, push.updates);
   });
+  // An answer to a question that was asked meanwhile may be newer.
+  shard->seen = std::max(shard->seen_since, header.clock - shard->own);
   if (!reply.has(kDenseValues)) return starts;
 
   counters_.Add(ReplicaCounter::kValues, 1);
@@ -365,10 +375,15 @@ Status Replica::ReceiveAnswers(const std::vector<Frame>& replies) {
     Shard& shard = shards_[s];
     const DenseReplyHeader& header = views[s].header;
     counters_.Add(ReplicaCounter::kBytesDown, replies[s].size);
-    // A request that went out meanwhile brings what is missed, and the clock may count its pushes.
-    if (open_ != nullptr || shard.unacknowledged > 0) continue;
     const Link::Epoch epoch = {header.incarnation, header.session};
-    shard.stale |= epoch != shard.link.epoch() || header.clock - shard.clock > config_.staleness;
+    shard.replaced |= epoch != shard.link.epoch();
+    // An answer that knows fewer pushes than have been acknowledged is older than that reply.
+    if (shard.replaced || header.acknowledged < shard.link.acknowledged()) continue;
+    int64_t own = shard.own + shard.unacknowledged;
+    shard.link.ForEachPushAfter(header.acknowledged,
+                                [&](const Link::Push& push) { own -= push.updates; });
+    shard.seen = std::max(shard.seen, header.clock - own);
+    shard.seen_since = std::max(shard.seen_since, header.clock - own);
   }
   return Status();
 }

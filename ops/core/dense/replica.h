@@ -113,9 +113,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
 
   // No step is under way; the caller sees to that.
   //   steps: made since the last call.
-  //   reads: a step is about to begin, which may want to know what the servers have.
-  //   all: everything is to be sent.
-  //   started: set if the variables were replaced by the servers' state.
+  //   reads: a step is about to begin; with a staleness of 0 it wants to know what the servers
+  //   have. all: everything is to be sent. started: set if the variables were replaced by the
+  //   servers' state.
   Status Settle(const Variables& variables, int64_t steps, bool reads, bool all, Must* must,
                 bool* started);
 
@@ -147,11 +147,14 @@ class Replica : public std::enable_shared_from_this<Replica> {
     int64_t first_counter = 0, last_counter = 0;
     int64_t first_byte = 0, last_byte = 0;  // of the rest
     int64_t clock = 0;                      // steps that base_ holds of it
+    int64_t own = 0;                        // of them, those made here in this epoch
     int64_t unacknowledged = 0;             // own steps in pushes
+    int64_t seen = 0;                       // steps of others that it had when it last answered
+    int64_t seen_since = 0;  // the same, of answers since the request that is open was cut
     uint64_t known = 0;
     bool starts = false;     // base_ and rest_ are to replace the variables
     bool has_shift = false;  // shift_ is to be added to them
-    bool stale = false;      // more is missed here than may be
+    bool replaced = false;   // it answered from another epoch
     bool started = false;
 
     int64_t num_floats() const { return last - first; }
@@ -172,6 +175,8 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void CloseRequests(ReplicaTicket* ticket);
   Status ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& replies);
   Status ReceiveAnswers(const std::vector<Frame>& replies);
+  // Whether more is missed here than may be, of what a shard is known to have.
+  bool IsStale(const Shard& shard) const;
   bool AnyIsStale() const;
   bool IsDue() const;
   // Those that wait for what is the case now; to be called without the lock.

@@ -284,6 +284,31 @@ TEST(ReplicaTest, AskingCostsAHeaderAndTellsThatTooMuchIsMissed) {
   EXPECT_EQ(system[0].value(1), 1 + 5);
 }
 
+TEST(ReplicaTest, AskingTellsTooWhileAPushIsUnderWay) {
+  System system(2, 1, 4, false);
+  for (int w = 0; w < 2; ++w) system.Begin(&system[w], 0);
+  system.Add(&system[0], 10);
+  system.Add(&system[0], 10);
+  EXPECT_EQ(system.Settle(&system[0], 2, true), Replica::Must::kNothing);
+  System::Call push = system.Ask(&system[0]);
+  ASSERT_OK(system.Serve(&push, 0));
+  for (int step = 1; step <= 5; ++step) {
+    system.Add(&system[1], 1);
+    system.Flush(&system[1], 1);
+    System::Call ask = system.Ask(&system[0], true);
+    ASSERT_OK(system.Serve(&ask, 0));
+    ASSERT_OK(system.Answer(&system[0], &ask));
+    EXPECT_EQ(system.Settle(&system[0], 0, true),
+              step > 4 ? Replica::Must::kWait : Replica::Must::kNothing);
+  }
+  // That reply is older than what was asked for.
+  ASSERT_OK(system.Answer(&system[0], &push));
+  EXPECT_EQ(system.Settle(&system[0], 0, false), Replica::Must::kExchange);
+  system.Exchange(&system[0]);
+  EXPECT_EQ(system.Settle(&system[0], 0, true), Replica::Must::kNothing);
+  EXPECT_EQ(system[0].value(1), 1 + 20 + 5);
+}
+
 TEST(ReplicaTest, SaysWhenSomethingIsDue) {
   System system(1, 2, 4, false);
   System::Worker& worker = system[0];
@@ -340,21 +365,55 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     Random random(seed);
     System system(p.workers, p.shards, p.staleness, p.average, p.half);
-    std::vector<System::Call> under_way(p.workers);
+    std::vector<System::Call> under_way(p.workers), asked(p.workers);
     std::vector<int64_t> made(p.workers), ready(p.workers, 1);
+    // By worker and shard: own steps that it has merged; steps of others that it had when it was
+    // last asked, and when it was asked what it has answered.
+    std::vector<std::vector<int64_t>> merged(p.workers), served(p.workers), answered(p.workers);
+    for (auto* each : {&merged, &served, &answered}) {
+      for (auto& shards : *each) shards.resize(p.shards);
+    }
+    // Where every step adds 1, a replica's values say how many it has.
+    const bool counts = !p.average && !p.half && seed % 2 == 0;
+    int64_t most_missed = 0;
     double sum = 0;
     for (int w = 0; w < p.workers; ++w) system.Begin(&system[w], 0);
-    for (int event = 0; event < 600; ++event) {
+    for (int event = 0; event < 600 + 100 * p.workers; ++event) {
       const int w = Below(&random, p.workers);
       System::Worker& worker = system[w];
       System::Call& call = under_way[w];
-      if (call.ticket != nullptr) {
+      if (Chance(&random, 0.3)) {
+        if (asked[w].ticket == nullptr) {
+          asked[w] = system.Ask(&worker, true);
+          for (int s = 0; s < p.shards; ++s) {
+            ASSERT_OK(system.Serve(&asked[w], s));
+            served[w][s] = system.clock(s) - merged[w][s];
+          }
+        } else {
+          ASSERT_OK(system.Answer(&worker, &asked[w]));
+          asked[w] = {};
+          answered[w] = served[w];
+        }
+      } else if (call.ticket != nullptr) {
         const bool arrives = !Chance(&random, 0.2);
-        for (int s = 0; arrives && s < p.shards; ++s) ASSERT_OK(system.Serve(&call, s));
+        for (int s = 0; arrives && s < p.shards; ++s) {
+          merged[w][s] -= system.clock(s);
+          ASSERT_OK(system.Serve(&call, s));
+          merged[w][s] += system.clock(s);
+        }
         if (arrives && !Chance(&random, 0.2)) ASSERT_OK(system.Answer(&worker, &call));
         call = {};
       } else if (ready[w] && Chance(&random, 0.6)) {
-        const float amount = 1 + Below(&random, 3);
+        ready[w] = system.Settle(&worker, 0, false) == Replica::Must::kNothing;
+        if (!ready[w]) continue;
+        const float amount = counts ? 1 : 1 + Below(&random, 3);
+        for (int s = 0; counts && s < p.shards; ++s) {
+          const int64_t f = FirstOfShard(system.start().size(), s, p.shards);
+          const auto others = static_cast<int64_t>(worker.value(f) - system.start()[f]) - made[w];
+          most_missed = std::max(most_missed, answered[w][s] - others);
+          ASSERT_LE(answered[w][s] - others, p.staleness)
+              << "worker " << w << ", event " << event << ", seed " << seed;
+        }
         system.Add(&worker, amount);
         sum += amount;
         ++made[w];
@@ -376,6 +435,7 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
       }
     }
     under_way.clear();
+    if (counts && p.workers > 1 && p.staleness > 0) EXPECT_GT(most_missed, 0);
     for (int w = 0; w < p.workers; ++w) system.Flush(&system[w], 0);
     std::vector<int64_t> counters;
     const std::vector<float> values = system.Values(&counters);
