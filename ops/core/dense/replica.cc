@@ -105,6 +105,7 @@ Status Replica::CheckVariables(const Variables& variables) const {
 
 // The variables of a shard become what it has, plus own steps since.
 void Replica::TakeOver(const Variables& variables, Shard* shard) {
+  if (!shard->starts && !shard->has_shift) return;  // shift_ is 0 there
   if (shard->starts) {
     ForEachPart(
         variables.floats, shard->first, shard->last,
@@ -114,7 +115,7 @@ void Replica::TakeOver(const Variables& variables, Shard* shard) {
     }
     ForEachPart(variables.rest, shard->first_byte, shard->last_byte,
                 [&](char* bytes, int64_t b, int64_t n) { std::memcpy(bytes, &rest_[b], n); });
-  } else if (shard->has_shift) {
+  } else {
     ForEachPart(variables.floats, shard->first, shard->last,
                 [&](float* values, int64_t f, int64_t n) {
                   for (int64_t i = 0; i < n; ++i) values[i] += shift_[f + i];
