@@ -78,6 +78,9 @@ _VARIANTS = flags.DEFINE_list("variants", list(VARIANTS), f"of {', '.join(VARIAN
 _DENSE_STALENESS = flags.DEFINE_list(
     "dense_staleness", ["default"], "of HetParameterServerStrategy; default: not given"
 )
+_DENSE_WIRE_DTYPE = flags.DEFINE_enum(
+    "dense_wire_dtype", "float32", ["float32", "bfloat16"], "of HetParameterServerStrategy"
+)
 _LOOKAHEAD = flags.DEFINE_integer("lookahead", None, "of CacheConfig; not given by default")
 _STEPS = flags.DEFINE_integer("steps", 100, "of a worker and epoch", lower_bound=1)
 _EPOCHS = flags.DEFINE_integer("epochs", 4, "the first of them for warming up", lower_bound=2)
@@ -133,6 +136,7 @@ def settings() -> Iterator[Setting]:
                     dense_staleness=bound,
                     lookahead=_LOOKAHEAD.value if variant in CACHES else None,
                     delay=None if _DELAY.value == "none" else _DELAY.value,
+                    dense_wire_dtype=_DENSE_WIRE_DTYPE.value if variant != TF_KERAS else "float32",
                 )
 
 
@@ -154,6 +158,7 @@ def job_of(setting: Setting, folder: pathlib.Path) -> Job:
     if setting.dense_staleness != "default":
         bound = setting.dense_staleness
         strategy["dense_staleness"] = None if bound == "none" else int(bound)
+        strategy["dense_wire_dtype"] = setting.dense_wire_dtype
     return Job(
         train=str(train),
         held_out=str(held_out),

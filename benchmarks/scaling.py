@@ -255,8 +255,7 @@ class Measured:
 
     def _same(self, setting: Setting) -> list[Setting]:
         """Measured settings of the same training on any cluster."""
-        what = setting.variant, setting.dense_staleness, setting.lookahead
-        return [s for s in self._runs if (s.variant, s.dense_staleness, s.lookahead) == what]
+        return [s for s in self._runs if s.training == setting.training]
 
     def _alone_as(self, workers: int) -> Figures:
         """Of as many workers, run close to those on a cluster, if there is that."""
@@ -313,7 +312,7 @@ def foresee(measured: Measured) -> list[dict[str, object]]:
     """Predictions of clusters that were not measured, printed."""
     foreseen = []
     settings = [row.setting for row in measured.figures if row.setting.variant != ALONE]
-    variants = {(s.variant, s.dense_staleness, s.lookahead): s for s in reversed(settings)}
+    variants = {s.training: s for s in reversed(settings)}
     for text in _RATES.value:
         rate = bits_per_second(text)
         print(

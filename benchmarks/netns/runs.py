@@ -54,6 +54,7 @@ class Setting:
       seed: of data and initial values.
       sizes: of everything.
       delay: from host to host, such as "1ms"; None: none.
+      dense_wire_dtype: of HetParameterServerStrategy.
     """
 
     variant: str
@@ -64,7 +65,9 @@ class Setting:
     lookahead: int | None
     seed: int
     sizes: Sizes
-    delay: str | None = None  # in files written before there was any
+    # Files written before there was any of these are read, too.
+    delay: str | None = None
+    dense_wire_dtype: str = "float32"
 
     @property
     def label(self) -> str:
@@ -82,12 +85,19 @@ class Setting:
             label += f", look-ahead {self.lookahead}"
         if self.dense_staleness != "default":
             label += f", dense staleness {self.dense_staleness}"
+        if self.dense_wire_dtype != "float32":
+            label += f" as {self.dense_wire_dtype}"
         return label
 
     @property
     def looks_ahead(self) -> bool:
         """Whether rows are looked up before the step that needs them (`CacheConfig.lookahead`)."""
         return self.variant in CACHES and self.lookahead != 0
+
+    @property
+    def training(self) -> tuple[Any, ...]:
+        """What is trained in which way, on whatever cluster."""
+        return self.variant, self.dense_staleness, self.dense_wire_dtype, self.lookahead
 
     @property
     def row(self) -> Setting:
@@ -104,6 +114,7 @@ class Setting:
             dense_staleness="default",
             lookahead=None,
             delay=None,
+            dense_wire_dtype="float32",
         )
 
 
