@@ -17,6 +17,7 @@ CORE_SOURCES = [
     "ops/core/memory/arena.cc",
     "ops/core/row/initializer.cc",
     "ops/core/row/optimizer.cc",
+    "ops/core/row/rule.cc",
     "ops/core/row/spec.cc",
     "ops/core/table/local.cc",
     "ops/core/table/rows.cc",
