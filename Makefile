@@ -46,7 +46,7 @@ ops: .venv/installed
 test: ops cpptest
 	$(BIN)/python -m pytest tests
 
-##  make cpptest   C++ tests of ops/core
+##  make cpptest   C++ tests of ops/core and of the host build of ops/cuda
 .PHONY: cpptest
 cpptest:
 	$(CPPTEST) release

@@ -74,6 +74,17 @@ CORE_TESTS = [
     "ops/core/wire/wire_test.cc",
 ]
 
+# Rows in a device's memory. Every compiler but nvcc makes the host build of it (ops/cuda/device.h).
+CUDA_SOURCES = [
+    "ops/cuda/gather.cu",
+    "ops/cuda/segment_sum.cu",
+    "ops/cuda/unique.cu",
+]
+
+CUDA_TESTS = [
+    "ops/cuda/batch_test.cc",
+]
+
 # Flags of every build, tests included. No contraction to FMA, because results must not depend on the
 # vector width.
 CXX_FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
