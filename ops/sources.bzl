@@ -76,13 +76,21 @@ CORE_TESTS = [
 
 # Rows in a device's memory. Every compiler but nvcc makes the host build of it (ops/cuda/device.h).
 CUDA_SOURCES = [
+    "ops/cuda/evict.cu",
+    "ops/cuda/find.cu",
     "ops/cuda/gather.cu",
+    "ops/cuda/install.cu",
+    "ops/cuda/push.cu",
     "ops/cuda/segment_sum.cu",
+    "ops/cuda/store.cu",
     "ops/cuda/unique.cu",
+    "ops/cuda/update.cu",
 ]
 
 CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
+    "ops/cuda/schedule_test.cc",
+    "ops/cuda/store_test.cc",
 ]
 
 # Flags of every build, tests included. No contraction to FMA, because results must not depend on the

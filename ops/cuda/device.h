@@ -60,6 +60,9 @@ inline const char* ErrorString(int error) {
 }
 
 inline constexpr int kThreads = 256;  // of a block
+// Blocks that have to fit a multiprocessor at a time, which leaves a thread 64 registers. Unless
+// told, ptxas keeps to 40 for the greatest optimizers and spills the rest (make gpu-kernels).
+inline constexpr int kBlocks = 4;
 
 template <typename Kernel>
 __global__ void __launch_bounds__(kThreads) RunThreads(const Kernel kernel, int64_t n) {
@@ -68,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) RunThreads(const Kernel kernel, int6
 }
 
 template <int kLanes, typename Kernel>
-__global__ void __launch_bounds__(kThreads) RunLanes(const Kernel kernel, int64_t n) {
+__global__ void __launch_bounds__(kThreads, kBlocks) RunLanes(const Kernel kernel, int64_t n) {
   const int64_t item = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   if (item < n) kernel(Lanes<kLanes>(), item);
 }

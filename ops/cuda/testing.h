@@ -6,22 +6,23 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "ops/cuda/device.h"
 #include "ops/cuda/het_cuda.h"
 
-#define EXPECT_CUDA(expr)                                       \
-  do {                                                          \
-    const int cuda_error = (expr);                              \
-    EXPECT_EQ(cuda_error, 0) << ::het_error_string(cuda_error); \
-  } while (false)
+#define EXPECT_CUDA(expr) EXPECT_PRED_FORMAT1(::het_tf::testing::IsCudaSuccess, expr)
 
 namespace het_tf {
 namespace testing {
 
 constexpr HetStream kStream = nullptr;
+
+inline ::testing::AssertionResult IsCudaSuccess(const char* expression, int error) {
+  if (error == 0) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << expression << ": " << het_error_string(error);
+}
 
 template <typename T>
 class DeviceArray {

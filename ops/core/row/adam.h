@@ -110,12 +110,12 @@ struct Adam {
 
   // sqrt(1 - beta_2^t) / (1 - beta_1^t). t: at least 1.
   HET_HD float Correction(float t) const {
-    const bool known = t < static_cast<float>(kKnownCorrections);
-    return known ? table[static_cast<int>(t)] : ComputeCorrection(t);
+    if (t < static_cast<float>(kKnownCorrections)) return table[static_cast<int>(t)];
+    constexpr int64_t kMost = int64_t{1} << 62;  // t may be anything, as it came from elsewhere
+    return ComputeCorrection(t < static_cast<float>(kMost) ? static_cast<int64_t>(t) : kMost);
   }
-  HET_HD float ComputeCorrection(double t) const {
-    return static_cast<float>(std::sqrt(1 - std::pow(exact_beta_2, t)) /
-                              (1 - std::pow(exact_beta_1, t)));
+  HET_HD float ComputeCorrection(int64_t t) const {
+    return static_cast<float>(std::sqrt(1 - Power(exact_beta_2, t)) / (1 - Power(exact_beta_1, t)));
   }
   HET_HD float Left1(int64_t updates) const {
     return Powers{exact_beta_1}(table + kKnownCorrections, updates);

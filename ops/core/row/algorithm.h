@@ -16,7 +16,6 @@
 #ifndef HET_TF_OPS_CORE_ROW_ALGORITHM_H_
 #define HET_TF_OPS_CORE_ROW_ALGORITHM_H_
 
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -31,6 +30,17 @@ HET_HD inline float Clamped(float x) {
   return x > -kMax ? x : -kMax;
 }
 
+// By squaring: std::pow is a call on a device, for which kernels would keep their registers in
+// memory. k: at least 0.
+HET_HD inline double Power(double factor, int64_t k) {
+  double power = 1;
+  for (; k > 0; k >>= 1) {
+    if (k & 1) power *= factor;
+    factor *= factor;
+  }
+  return power;
+}
+
 // factor^k for whole k, the first ones from a table.
 struct Powers {
   static constexpr int kKnown = 256;
@@ -39,12 +49,11 @@ struct Powers {
 
   // table: (kKnown); k: at least 0.
   HET_HD float operator()(const float* table, int64_t k) const {
-    return k < kKnown ? table[k] : Compute(static_cast<double>(k));
+    return k < kKnown ? table[k] : static_cast<float>(Power(factor, k));
   }
-  HET_HD float Compute(double k) const { return static_cast<float>(std::pow(factor, k)); }
 
   void AppendTable(std::vector<float>* table) const {
-    for (int k = 0; k < kKnown; ++k) table->push_back(Compute(k));
+    for (int k = 0; k < kKnown; ++k) table->push_back(static_cast<float>(Power(factor, k)));
   }
 };
 
