@@ -93,6 +93,8 @@ CUDA_TESTS = [
     "ops/cuda/store_test.cc",
 ]
 
+CUDA_BENCHMARK = "ops/cuda/step_bench.cu"
+
 # Flags of every build, tests included. No contraction to FMA, because results must not depend on the
 # vector width.
 CXX_FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
@@ -106,3 +108,15 @@ NATIVE_FLAGS = ["-march=native"]
 
 # A symbol that nobody defines fails here and not when the library is loaded.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,defs"]
+
+# Of CUDA's compiler. As above, results do not depend on whether an FMA was at hand.
+CUDA_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fmad=false",
+    "--expt-relaxed-constexpr",
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+    "-Xptxas=-v",
+    "-Xcompiler=-fPIC,-pthread,-ffp-contract=off,-Wall,-Wno-psabi",
+]

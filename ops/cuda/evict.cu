@@ -54,6 +54,7 @@ struct Evict {
   const int32_t* order;
   int64_t m;
   int32_t* slots;
+  int64_t* num_visitors;
 
   static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
   static constexpr int64_t kPinned = std::numeric_limits<int64_t>::max();
@@ -89,7 +90,11 @@ struct Evict {
       }
       lanes.Once([&] {
         slots[misses.index[j]] = slot;
-        if (slot < store.num_lines) store.lines[slot].pins = 1;
+        if (slot < store.num_lines) {
+          store.lines[slot].pins = 1;
+        } else {
+          AtomicAdd(num_visitors, 1);
+        }
       });
       if (bucket == no_bucket) return;  // each of these is served by itself
     }
@@ -156,16 +161,19 @@ size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses) {
 }
 
 int het_evict(HetStore* store, const HetList* misses, int64_t num_misses, const int32_t* uses,
-              int32_t or_equals, int32_t* slots, void* memory, HetStream stream) {
+              int32_t or_equals, int32_t* slots, int64_t* num_visitors, void* memory,
+              HetStream stream) {
   const StoreView& view = store->view;
   Scratch scratch(memory);
   EvictScratch s(&scratch, view, num_misses);
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_visitors, stream));
   if (num_misses == 0) return 0;
   HET_CUDA_RETURN_IF_ERROR(
       Launch(ListBuckets{view, *misses, uses, s.buckets, s.iota}, num_misses, stream));
   HET_CUDA_RETURN_IF_ERROR(SortPairs(s.sort, &s.sort_bytes, s.buckets, s.sorted, s.iota, s.order,
                                      num_misses, s.bits, stream));
-  const Evict evict = {view, *misses, uses, or_equals != 0, s.sorted, s.order, num_misses, slots};
+  const Evict evict = {view,    *misses,    uses,  or_equals != 0, s.sorted,
+                       s.order, num_misses, slots, num_visitors};
   return LaunchLanes<32>(evict, num_misses, stream);
 }
 

@@ -141,10 +141,11 @@ int het_list(HetStore* store, const HetBatch* batch,
 // bucket, or a visitor's. num_misses: of the list, as the host read it.
 size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses);
 int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
-              const int32_t* uses,  // (num_misses): how often each key was asked for lately, at
-                                    // least 1; 0: it is to have no line
-              int32_t or_equals,    // a row gives way to one that was asked for as often
-              int32_t* slots,       // (num_keys): in and out
+              const int32_t* uses,    // (num_misses): how often each key was asked for lately, at
+                                      // least 1; 0: it is to have no line
+              int32_t or_equals,      // a row gives way to one that was asked for as often
+              int32_t* slots,         // (num_keys): in and out
+              int64_t* num_visitors,  // (1): out
               void* scratch, HetStream stream);
 
 // Those of the misses' lines whose old rows have updates that no push holds.

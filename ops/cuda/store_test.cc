@@ -112,6 +112,7 @@ TEST(DeviceStoreTest, MoreKeysThanLines) {
     const int64_t visitors = std::count_if(
         slots.begin(), slots.end(), [&](int32_t slot) { return slot >= store.info().lines; });
     EXPECT_EQ(1000 - visitors, store.info().lines);
+    EXPECT_EQ(step.num_visitors(), visitors);
     step.Update(Floats(1000, 2));
     std::vector<PushedRow> due = step.CollectDue(-1);
     EXPECT_EQ(static_cast<int64_t>(due.size()), visitors);

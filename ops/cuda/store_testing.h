@@ -165,9 +165,11 @@ class Step {
   // Lines for the misses. uses: (misses). Returns the contributions of the rows that gave way.
   std::vector<PushedRow> MakeLines(const std::vector<int32_t>& uses, bool or_equals = true) {
     const DeviceArray<int32_t> uses_there(uses);
+    const DeviceArray<int64_t> visitors(1);
     const DeviceArray<char> scratch(het_evict_scratch_bytes(store_.get(), num_misses_));
     EXPECT_CUDA(het_evict(store_.get(), &misses_.list, num_misses_, uses_there.get(), or_equals,
-                          slots_.get(), scratch.get(), kStream));
+                          slots_.get(), visitors.get(), scratch.get(), kStream));
+    num_visitors_ = visitors.Read()[0];
     const Slots victims(num_misses_);
     const DeviceArray<char> list_scratch(het_list_victims_scratch_bytes(num_misses_));
     EXPECT_CUDA(het_list_victims(store_.get(), &misses_.list, num_misses_, slots_.get(),
@@ -178,6 +180,8 @@ class Step {
     return pushed;
   }
   std::vector<PushedRow> MakeLines() { return MakeLines(std::vector<int32_t>(num_misses_, 1)); }
+
+  int64_t num_visitors() const { return num_visitors_; }
 
   // Rows of the misses, in their order; they serve the visitors too. rows: (misses) of (row_dim).
   void InstallMisses(const std::vector<std::vector<float>>& rows,
@@ -256,7 +260,7 @@ class Step {
   const DeviceArray<int32_t> slots_;
   const List misses_, checks_;
   const DeviceArray<float> sums_, squares_;
-  int64_t num_misses_, num_checks_;
+  int64_t num_misses_, num_checks_, num_visitors_ = 0;
   DeviceArray<float> visitors_;
   DeviceArray<int64_t> visitor_bases_;
 };
