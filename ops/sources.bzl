@@ -83,6 +83,7 @@ CUDA_SOURCES = [
     "ops/cuda/push.cu",
     "ops/cuda/segment_sum.cu",
     "ops/cuda/store.cu",
+    "ops/cuda/tiered.cu",
     "ops/cuda/unique.cu",
     "ops/cuda/update.cu",
 ]
@@ -91,6 +92,7 @@ CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
     "ops/cuda/schedule_test.cc",
     "ops/cuda/store_test.cc",
+    "ops/cuda/tiered_test.cc",
 ]
 
 CUDA_BENCHMARK = "ops/cuda/step_bench.cu"
