@@ -90,6 +90,7 @@ CUDA_SOURCES = [
 
 CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
+    "ops/cuda/lanes_test.cc",
     "ops/cuda/schedule_test.cc",
     "ops/cuda/store_test.cc",
     "ops/cuda/tiered_test.cc",

@@ -25,7 +25,7 @@ const char* het_error_string(int error);
 
 // The arrays are the caller's; het_unique writes them.
 typedef struct {
-  int64_t num_ids;     // n, below 2^31
+  int64_t num_ids;     // n, at most 2^30 - 128
   int64_t* keys;       // (n): the first num_keys, in the order of their first occurrence
   int32_t* key_of;     // (n): which of the keys each id is
   int32_t* begin;      // (n + 1): key u occurs begin[u + 1] - begin[u] times,
@@ -88,7 +88,7 @@ enum { HET_CLOCK_COUNT = 0, HET_CLOCK_LAMPORT = 1, HET_CLOCK_DRIFT = 2 };
 typedef struct {
   int32_t dim;
   const char* optimizer;  // host: a spec of Optimizer::Parse
-  int64_t lines;          // at least 1, below 2^31 - 2^20; rounded up to whole buckets
+  int64_t lines;          // at least 1, at most 2^30; rounded up to whole buckets
   int32_t policy;         // HET_LRU or HET_LFU
   int32_t clock;          // HET_CLOCK_...
   int32_t keeps_records;  // 0: there is nobody to push to, and lines need no records

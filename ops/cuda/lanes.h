@@ -4,8 +4,9 @@
 //   LeastOf(n, at)         the i in [0, n) with the lowest at(i), an int64_t; the lowest of equals
 //   Once(body)             calls body() once, after all that the lanes did before
 //
-// Every lane calls each of them, with the same arguments, and gets the same result. Memory that one
-// lane wrote another reads only after Once or Store.
+// Every lane calls each of them, with the same arguments, and gets the same result. What was
+// written in a ForEach, a Once or a Store all lanes see after it; within a ForEach a lane sees its
+// own alone.
 //
 // In the host build the lanes of ForEach take their turns from the last to the first.
 
@@ -33,6 +34,7 @@ class Lanes {
   template <typename Body>
   __device__ void ForEach(int n, const Body& body) const {
     for (int i = lane(); i < n; i += kLanes) body(i);
+    __syncwarp(mask());
   }
 
   __device__ float SumOfSquares(const float* x, int n) const {

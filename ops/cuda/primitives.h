@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #ifdef __CUDACC__
+#include <thrust/iterator/counting_iterator.h>
+
 #include <cub/cub.cuh>
 #else
 #include <algorithm>
@@ -68,6 +70,7 @@ inline int ExclusiveSum(void* scratch, size_t* scratch_bytes, const int32_t* x, 
 // The i in [0, n) with flags[i] != 0, in order. flags: (n), selected: (n), num_selected: (1).
 inline int SelectIndices(void* scratch, size_t* scratch_bytes, const uint8_t* flags,
                          int32_t* selected, int32_t* num_selected, int64_t n, Stream stream) {
+  if (n == 0 && scratch != nullptr) return Fill(0, sizeof(int32_t), num_selected, stream);
 #ifdef __CUDACC__
   return cub::DeviceSelect::Flagged(scratch, *scratch_bytes, thrust::counting_iterator<int32_t>(0),
                                     flags, selected, num_selected, n, ToCuda(stream));

@@ -23,6 +23,7 @@ using testing::DeviceCluster;
 using testing::DeviceWorker;
 using testing::Floats;
 using testing::Ids;
+using testing::kFewer;
 using testing::PlainConfig;
 using testing::Random;
 
@@ -37,7 +38,7 @@ Ids RandomIds(Random* random, int64_t num_keys) {
 // One worker or several, all clock rules that let a cached row be: whatever the bounds, host and
 // device read the same and leave the same table, to the last bit.
 TEST(DeviceScheduleTest, HostAndDeviceReadTheSame) {
-  for (uint64_t seed = 0; seed < 30; ++seed) {
+  for (uint64_t seed = 0; seed < 30 / kFewer; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Random random(seed);
     CacheConfig config = PlainConfig(static_cast<int>(1 + Below(&random, 4)));
@@ -242,7 +243,7 @@ class Schedule {
 };
 
 void RunSchedules(ClockRule clock) {
-  for (uint64_t seed = 0; seed < 40; ++seed) {
+  for (uint64_t seed = 0; seed < 40 / kFewer; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Schedule schedule(seed, clock);
     schedule.Run(300);
@@ -276,7 +277,7 @@ TEST(DeviceScheduleTest, AReadMissesNoMoreThanTheBounds) {
       Random random(1);
       Counts total;
       int64_t most_missed = 0;
-      for (int step = 0; step < 400; ++step) {
+      for (int step = 0; step < 400 / kFewer; ++step) {
         const int w = static_cast<int>(Below(&random, kWorkers));
         const Ids ids = RandomIds(&random, 12);
         const UniqueIds unique(ids.data(), static_cast<int64_t>(ids.size()));

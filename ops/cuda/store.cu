@@ -13,8 +13,8 @@ namespace het_tf {
 namespace cuda {
 namespace {
 
-constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
-constexpr int64_t kMostLines = (int64_t{1} << 31) - (1 << 20);
+constexpr int kInvalidValue = 1;                  // cudaErrorInvalidValue
+constexpr int64_t kMostLines = int64_t{1} << 30;  // as many slots are left for visitors
 
 int32_t RoundUpTo4(int32_t floats) { return (floats + 3) / 4 * 4; }
 

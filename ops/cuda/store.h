@@ -65,11 +65,20 @@ struct StoreView {
     const uint64_t hash = HashKey(key);
     const uint32_t bucket = BucketOfHash(hash, buckets);
     const uint8_t tag_of_key = TagOfHash(hash);
-    const uint8_t* bucket_tags = tags + int64_t{bucket} * kBucket;
+    // Four tags at a time, so that a warp reads all of them at once. (Beyond the ways there are
+    // none.)
+    const auto* fours = reinterpret_cast<const uint32_t*>(tags + int64_t{bucket} * kBucket);
     const auto first = static_cast<int32_t>(bucket * ways);
-    const int way = lanes.FirstWhere(
-        ways, [&](int i) { return bucket_tags[i] == tag_of_key && lines[first + i].key == key; });
-    return way < 0 ? -1 : first + way;
+    const auto slot_in = [&](int four) {
+      const uint32_t four_tags = fours[four];
+      for (int i = 0; i < 4; ++i) {
+        const int32_t slot = first + 4 * four + i;
+        if (((four_tags >> (8 * i)) & 0xff) == tag_of_key && lines[slot].key == key) return slot;
+      }
+      return -1;
+    };
+    const int four = lanes.FirstWhere(kBucket / 4, [&](int i) { return slot_in(i) >= 0; });
+    return four < 0 ? -1 : slot_in(four);
   }
 
   // The line's clock once its updates are in a push.

@@ -212,7 +212,7 @@ TEST(DeviceStoreTest, VictimsLeaveWithTheirContributions) {
 // are read anew.
 TEST(DeviceStoreTest, UpdatesAreTheHosts) {
   for (const char* spec : kSpecs) {
-    for (const int dim : {1, 3, 16, 17, 64, 130}) {
+    for (const int dim : {1, 3, 16, 17, 64, 130, 1030}) {
       SCOPED_TRACE(std::string(spec) + " " + std::to_string(dim));
       const auto optimizer = MakeOptimizer(spec, dim);
       const DeviceStore store(spec, dim, 50);

@@ -1,7 +1,7 @@
 // What a row's columns are worked on with: here one thread of the host, in ops/cuda the lanes of a
 // warp. The optimizers are written for either:
 //
-//   ForEach(n, body)       calls body(i) for i in [0, n); a column is always the same lane's
+//   ForEach(n, body)       calls body(i) for i in [0, n), in any order; all is done when it returns
 //   SumOfSquares(x, n)     of n floats, in an order that depends on n alone: that of Float8
 //   SumOfSquares(n, at)    the same of at(0) .. at(n - 1)
 //   Largest(n, at)         the greatest of at(i), at least 0
