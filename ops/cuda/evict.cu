@@ -49,7 +49,7 @@ struct Evict {
   StoreView store;
   HetList misses;
   const int32_t* uses;
-  bool or_equals;
+  int32_t admission;
   const int32_t* sorted;
   const int32_t* order;
   int64_t m;
@@ -68,9 +68,9 @@ struct Evict {
   HET_DEVICE bool GivesWay(int64_t weight, int count, uint32_t now) const {
     if (weight == kFree) return true;
     if (weight == kPinned) return false;
-    if (store.scoring.policy == Policy::kLru) return true;
+    if (store.scoring.policy == Policy::kLru || admission == HET_ADMIT_ALWAYS) return true;
     const int32_t newcomer = Scoring::Weight(store.scoring.New(count, now), now);
-    return or_equals ? newcomer >= weight : newcomer > weight;
+    return admission == HET_ADMIT_IF_AS_MUCH ? newcomer >= weight : newcomer > weight;
   }
 
   template <typename LanesType>
@@ -161,7 +161,7 @@ size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses) {
 }
 
 int het_evict(HetStore* store, const HetList* misses, int64_t num_misses, const int32_t* uses,
-              int32_t or_equals, int32_t* slots, int64_t* num_visitors, void* memory,
+              int32_t admission, int32_t* slots, int64_t* num_visitors, void* memory,
               HetStream stream) {
   const StoreView& view = store->view;
   Scratch scratch(memory);
@@ -172,7 +172,7 @@ int het_evict(HetStore* store, const HetList* misses, int64_t num_misses, const 
       Launch(ListBuckets{view, *misses, uses, s.buckets, s.iota}, num_misses, stream));
   HET_CUDA_RETURN_IF_ERROR(SortPairs(s.sort, &s.sort_bytes, s.buckets, s.sorted, s.iota, s.order,
                                      num_misses, s.bits, stream));
-  const Evict evict = {view,    *misses,    uses,  or_equals != 0, s.sorted,
+  const Evict evict = {view,    *misses,    uses,  admission,   s.sorted,
                        s.order, num_misses, slots, num_visitors};
   return LaunchLanes<32>(evict, num_misses, stream);
 }

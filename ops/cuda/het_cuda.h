@@ -137,13 +137,17 @@ int het_list(HetStore* store, const HetBatch* batch,
              const int32_t* slots,  // (num_keys)
              const HetList* misses, const HetList* checks, void* scratch, HetStream stream);
 
+// Which rows give way to a key without a line, where the policy is HET_LFU: those that were asked
+// for less often lately; as often, too; or any that is not pinned (HET_LRU: always).
+enum { HET_ADMIT_IF_MORE = 0, HET_ADMIT_IF_AS_MUCH = 1, HET_ADMIT_ALWAYS = 2 };
+
 // A slot for each miss: a line, pinned, that is free or whose row is the least worth keeping of its
 // bucket, or a visitor's. num_misses: of the list, as the host read it.
 size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses);
 int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
               const int32_t* uses,    // (num_misses): how often each key was asked for lately, at
                                       // least 1; 0: it is to have no line
-              int32_t or_equals,      // a row gives way to one that was asked for as often
+              int32_t admission,      // HET_ADMIT_...
               int32_t* slots,         // (num_keys): in and out
               int64_t* num_visitors,  // (1): out
               void* scratch, HetStream stream);

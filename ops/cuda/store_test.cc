@@ -167,26 +167,29 @@ TEST(DeviceStoreTest, LruEvictsTheLongestUnused) {
 
 TEST(DeviceStoreTest, LfuKeepsWhatIsUsedMoreUntilItAges) {
   const DeviceStore store("sgd", 1, 2, HET_LFU);
-  const auto use = [&](int64_t key, int32_t uses, bool or_equals) {
+  const auto use = [&](int64_t key, int32_t uses, int32_t admission) {
     Step step(store, 1, {key});
     const bool missed = !step.miss_keys().empty();
     if (missed) {
-      step.MakeLines({uses}, or_equals);
+      step.MakeLines({uses}, admission);
       step.InstallMisses({{1}}, {0});
     }
     const bool has_line = step.slots()[0] < store.info().lines;
     step.Unpin();
     return has_line;
   };
-  for (int time = 0; time < 4; ++time) use(1, 1, true);
-  for (int time = 0; time < 2; ++time) use(2, 1, true);
-  EXPECT_FALSE(use(3, 1, true)) << "once is less than twice";
-  EXPECT_TRUE(use(3, 3, false));
-  EXPECT_TRUE(use(1, 1, true)) << "2 gave way";
+  for (int time = 0; time < 4; ++time) use(1, 1, HET_ADMIT_IF_AS_MUCH);
+  for (int time = 0; time < 2; ++time) use(2, 1, HET_ADMIT_IF_AS_MUCH);
+  EXPECT_FALSE(use(3, 1, HET_ADMIT_IF_AS_MUCH)) << "once is less than twice";
+  EXPECT_TRUE(use(3, 3, HET_ADMIT_IF_MORE));
+  EXPECT_TRUE(use(1, 1, HET_ADMIT_IF_AS_MUCH)) << "2 gave way";
   // A half-life is four capacities of uses.
-  for (int time = 0; time < 80; ++time) use(3, 1, true);
-  EXPECT_TRUE(use(4, 1, true)) << "1 has aged";
-  EXPECT_TRUE(use(3, 1, false));
+  for (int time = 0; time < 80; ++time) use(3, 1, HET_ADMIT_IF_AS_MUCH);
+  EXPECT_TRUE(use(4, 1, HET_ADMIT_IF_AS_MUCH)) << "1 has aged";
+  EXPECT_TRUE(use(3, 1, HET_ADMIT_IF_MORE));
+  for (int time = 0; time < 20; ++time) use(4, 1, HET_ADMIT_IF_MORE);
+  EXPECT_FALSE(use(5, 1, HET_ADMIT_IF_AS_MUCH));
+  EXPECT_TRUE(use(5, 1, HET_ADMIT_ALWAYS));
 }
 
 TEST(DeviceStoreTest, VictimsLeaveWithTheirContributions) {

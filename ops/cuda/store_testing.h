@@ -163,11 +163,12 @@ class Step {
   std::vector<int32_t> slots() const { return slots_.Read(batch_.num_keys()); }  // of the keys
 
   // Lines for the misses. uses: (misses). Returns the contributions of the rows that gave way.
-  std::vector<PushedRow> MakeLines(const std::vector<int32_t>& uses, bool or_equals = true) {
+  std::vector<PushedRow> MakeLines(const std::vector<int32_t>& uses,
+                                   int32_t admission = HET_ADMIT_IF_AS_MUCH) {
     const DeviceArray<int32_t> uses_there(uses);
     const DeviceArray<int64_t> visitors(1);
     const DeviceArray<char> scratch(het_evict_scratch_bytes(store_.get(), num_misses_));
-    EXPECT_CUDA(het_evict(store_.get(), &misses_.list, num_misses_, uses_there.get(), or_equals,
+    EXPECT_CUDA(het_evict(store_.get(), &misses_.list, num_misses_, uses_there.get(), admission,
                           slots_.get(), visitors.get(), scratch.get(), kStream));
     num_visitors_ = visitors.Read()[0];
     const Slots victims(num_misses_);

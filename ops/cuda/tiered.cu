@@ -115,8 +115,8 @@ Status TieredTable::Plan(const int64_t* ids, int64_t n, Step* step, int64_t* num
   HET_RETURN_IF_CUDA_ERROR(Copy(step->misses_.num, sizeof(int32_t), num_misses, stream_));
   HET_RETURN_IF_CUDA_ERROR(Synchronize(stream_));
   const int64_t m = step->num_misses_ = *num_misses;
-  HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &step->misses_, m, ones_, 1, step->slots_,
-                                     num_visitors_, scratch_, stream_));
+  HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &step->misses_, m, ones_, HET_ADMIT_ALWAYS,
+                                     step->slots_, num_visitors_, scratch_, stream_));
   HET_RETURN_IF_CUDA_ERROR(het_list_victims(store_, &step->misses_, m, step->slots_,
                                             &leaving_slots_, scratch_, stream_));
   HET_RETURN_IF_CUDA_ERROR(

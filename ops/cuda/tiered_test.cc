@@ -73,11 +73,13 @@ class MapOfRows : public cuda::HostRows {
 };
 
 struct Training {
-  Training(const std::string& spec, int32_t dim, int64_t lines, int64_t max_ids) : dim(dim) {
+  Training(const std::string& spec, int32_t dim, int64_t lines, int64_t max_ids,
+           int32_t policy = HET_LFU)
+      : dim(dim) {
     EXPECT_OK(Optimizer::Parse(spec, dim, &optimizer));
     rows = std::make_unique<MapOfRows>(*optimizer);
     model = std::make_unique<MapOfRows>(*optimizer);
-    const TieredConfig config = {dim, spec, lines, max_ids, HET_LRU};
+    const TieredConfig config = {dim, spec, lines, max_ids, policy};
     EXPECT_OK(TieredTable::Create(config, rows.get(), kStream, kStream, &table));
   }
 
@@ -137,7 +139,7 @@ TEST(TieredTest, TrainsAsTheHostDoes) {
   for (const char* spec : {"sgd", "row_wise_adagrad", "adam max_norm=3", "ftrl"}) {
     for (const int64_t lines : {60, 400}) {
       SCOPED_TRACE(std::string(spec) + " " + std::to_string(lines));
-      Training training(spec, 6, lines, 20);
+      Training training(spec, 6, lines, 20, spec[0] == 's' ? HET_LRU : HET_LFU);
       const Steps steps(&training, 60, 20, 300);
       std::unique_ptr<TieredTable::Step> step;
       ASSERT_OK(training.table->NewStep(&step));
