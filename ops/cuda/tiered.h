@@ -118,7 +118,6 @@ class TieredTable {
     int64_t bytes_up, bytes_down;  // of them
   };
   Counters counters() const;
-  int64_t device_bytes() const { return info_.bytes; }
 
  private:
   TieredTable(const TieredConfig& config, HostRows* rows, Stream stream, Stream copies)
