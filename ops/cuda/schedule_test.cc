@@ -295,6 +295,48 @@ TEST(DeviceScheduleTest, AReadMissesNoMoreThanTheBounds) {
   }
 }
 
+// By every clock rule: once a lookup is installed, no shard's clock of its lines is more than the
+// read bound beyond what the worker knows. (Lamport's is the paper's Lemma 1, seen from one
+// worker.)
+TEST(DeviceScheduleTest, ALineIsNoOlderThanTheReadBound) {
+  for (const ClockRule rule : {ClockRule::kCount, ClockRule::kLamport, ClockRule::kDrift}) {
+    for (const int64_t bound : {0, 2, 6}) {
+      SCOPED_TRACE("rule " + std::to_string(static_cast<int>(rule)) + " bound " +
+                   std::to_string(bound));
+      CacheConfig config = PlainConfig(2);
+      config.rows.clock = rule;
+      config.read_bound = rule == ClockRule::kDrift ? bound << 14 : bound;
+      config.write_bound = rule == ClockRule::kDrift ? 2 << 14 : 2;
+      config.capacity = 10;
+      constexpr int kWorkers = 3;
+      const DeviceCluster cluster(config, kWorkers);
+      Random random(2);
+      int64_t furthest = 0;
+      for (int step = 0; step < 200 / kFewer; ++step) {
+        const int w = static_cast<int>(Below(&random, kWorkers));
+        DeviceWorker* worker = cluster.worker(w);
+        const Ids ids = RandomIds(&random, 12);
+        DeviceWorker::Call call = worker->Lookup(ids, [](int64_t) { return true; });
+        cluster.Deliver(&call);
+        ASSERT_TRUE(worker->Install(&call));
+        const testing::Step look(worker->store(), 1, ids);
+        const Ids keys = look.check_keys();
+        const std::vector<int64_t> bases = look.check_bases();
+        look.Unpin();
+        const testing::TableRows rows = cluster.Rows();
+        for (size_t c = 0; c < keys.size(); ++c) {
+          const auto row = rows.find(keys[c]);
+          if (row != rows.end()) furthest = std::max(furthest, row->second.clock - bases[c]);
+        }
+        worker->Update(call, OneForEachKey(UniqueIds(ids.data(), ids.size())));
+        call.step->Unpin();
+      }
+      EXPECT_LE(furthest, config.read_bound);
+      EXPECT_EQ(furthest > 0, bound > 0) << "whether the bound was tried";
+    }
+  }
+}
+
 // A shard that lost its rows: what was held of it is forgotten, and training goes on from what it
 // has.
 TEST(DeviceScheduleTest, AShardThatWasCleared) {
