@@ -5,6 +5,7 @@ PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 CLANG_FORMAT_FILES = $(shell find ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
 # Needs no package, so it runs before there is a .venv too.
 CPPTEST = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/cpptest.py
+GPU = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/gpu.py
 BENCHMARKS = benchmarks/local_step.py benchmarks/table_memory.py benchmarks/cluster_bytes.py \
   benchmarks/cache_memory.py benchmarks/cache_traces.py
 
@@ -46,7 +47,7 @@ ops: .venv/installed
 test: ops cpptest
 	$(BIN)/python -m pytest tests
 
-##  make cpptest   C++ tests of ops/core
+##  make cpptest   C++ tests of ops/core and of the host build of ops/cuda
 .PHONY: cpptest
 cpptest:
 	$(CPPTEST) release
@@ -56,6 +57,21 @@ cpptest:
 sanitize:
 	$(CPPTEST) asan
 	$(CPPTEST) tsan
+
+##  make gpu-kernels  every kernel compiled for sm_80 and sm_90, without a spilled register
+.PHONY: gpu-kernels
+gpu-kernels:
+	$(GPU) kernels
+
+##  make gpu-test  C++ tests of ops/cuda on a GPU, and under compute-sanitizer
+.PHONY: gpu-test
+gpu-test:
+	$(GPU) test $(ARGS)
+
+##  make gpu-bench  a step on a GPU beside its copy bandwidth and PyTorch
+.PHONY: gpu-bench
+gpu-bench:
+	$(GPU) bench $(ARGS)
 
 ##  make fuzz      random schedules and mutated messages on the ops, for ARGS=--minutes=30
 .PHONY: fuzz

@@ -17,6 +17,7 @@ CORE_SOURCES = [
     "ops/core/memory/arena.cc",
     "ops/core/row/initializer.cc",
     "ops/core/row/optimizer.cc",
+    "ops/core/row/rule.cc",
     "ops/core/row/spec.cc",
     "ops/core/table/local.cc",
     "ops/core/table/rows.cc",
@@ -75,6 +76,30 @@ CORE_TESTS = [
     "ops/core/wire/wire_test.cc",
 ]
 
+# Rows in a device's memory. Every compiler but nvcc makes the host build of it (ops/cuda/device.h).
+CUDA_SOURCES = [
+    "ops/cuda/evict.cu",
+    "ops/cuda/find.cu",
+    "ops/cuda/gather.cu",
+    "ops/cuda/install.cu",
+    "ops/cuda/push.cu",
+    "ops/cuda/segment_sum.cu",
+    "ops/cuda/store.cu",
+    "ops/cuda/tiered.cu",
+    "ops/cuda/unique.cu",
+    "ops/cuda/update.cu",
+]
+
+CUDA_TESTS = [
+    "ops/cuda/batch_test.cc",
+    "ops/cuda/lanes_test.cc",
+    "ops/cuda/schedule_test.cc",
+    "ops/cuda/store_test.cc",
+    "ops/cuda/tiered_test.cc",
+]
+
+CUDA_BENCHMARK = "ops/cuda/step_bench.cu"
+
 # Flags of every build, tests included. No contraction to FMA, because results must not depend on the
 # vector width.
 CXX_FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
@@ -90,3 +115,15 @@ NATIVE_FLAGS = ["-march=native", "-U__AVX512FP16__"]
 
 # A symbol that nobody defines fails here and not when the library is loaded.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,defs"]
+
+# Of CUDA's compiler. As above, results do not depend on whether an FMA was at hand.
+CUDA_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fmad=false",
+    "--expt-relaxed-constexpr",
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+    "-Xptxas=-v",
+    "-Xcompiler=-fPIC,-pthread,-ffp-contract=off,-Wall,-Wno-psabi",
+]

@@ -1,4 +1,4 @@
-"""Builds and runs the unit tests of ops/core: tools/cpptest.py {release,asan,tsan} [--gtest_...]"""
+"""Builds and runs the C++ unit tests: tools/cpptest.py {release,asan,tsan} [--gtest_...]"""
 
 import hashlib
 import io
@@ -68,6 +68,9 @@ def build(variant: str) -> Path:
     gtest_sources = [f"{gtest}/src/gtest-all.cc", f"{gtest}/src/gtest_main.cc"]
     with cxx.lock(directory):
         objects = cxx.compile_objects(src.CORE_SOURCES + src.CORE_TESTS, flags, directory)
+        # Of a .cu file g++ has to be told the language.
+        objects += cxx.compile_objects(src.CUDA_SOURCES, [*flags, "-x", "c++"], directory)
+        objects += cxx.compile_objects(src.CUDA_TESTS, flags, directory)
         objects += cxx.compile_objects(gtest_sources, [*flags, f"-I{gtest}"], directory)
         cxx.link(objects, ["-pthread", *VARIANTS[variant]], directory / "core_test")
     return directory / "core_test"

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -44,6 +45,11 @@ def version() -> str:
     return _ask_compiler(["--version"]).stdout.splitlines()[0]
 
 
+def nvcc_path() -> str | None:
+    """CUDA's compiler, or None where there is none."""
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
 def _resolved(flags: list[str]) -> str:
     """What the compiler makes of the flags: -march=native is another thing on another CPU."""
     return _ask_compiler([*flags, "-###", "-E", "-x", "c++", "/dev/null"]).stderr
@@ -68,13 +74,17 @@ def _is_fresh(target: Path, inputs: list[str], record: str) -> bool:
         return False
 
 
-def _run(label: str, command: list[str], target: Path, record: str) -> bool:
+def _run(label: str, command: list[str], target: Path, record: str, keep_log: bool = False) -> bool:
     print(label, flush=True)
     started = time.time_ns()
     partial = target.with_name(target.name + ".partial")
-    if subprocess.run([*command, "-o", str(partial)], cwd=ROOT).returncode:
-        print("failed:", shlex.join(command), flush=True)
+    stderr = subprocess.PIPE if keep_log else None
+    done = subprocess.run([*command, "-o", str(partial)], cwd=ROOT, stderr=stderr, text=True)
+    if done.returncode:
+        print(done.stderr or "", "failed:", shlex.join(command), flush=True)
         return False
+    if keep_log:
+        target.with_suffix(".log").write_text(done.stderr)
     # The time of the start, so that an edit during a long compilation counts as newer.
     os.utime(partial, ns=(started, started))
     # A rename leaves a library that a running process has mapped as it was.
@@ -88,21 +98,32 @@ def _depfile_inputs(depfile: Path) -> list[str]:
     return [p.replace("\\ ", " ") for p in re.split(r"(?<!\\)\s+", text.strip())]
 
 
-def compile_objects(sources: list[str], flags: list[str], directory: Path) -> list[Path]:
-    """Objects of `sources` (relative to the root, or absolute), MAX_JOBS compilers at a time."""
-    resolved = _resolved(flags)
+def compile_objects(
+    sources: list[str], flags: list[str], directory: Path, nvcc: str | None = None
+) -> list[Path]:
+    """Objects of `sources` (relative to the root, or absolute), MAX_JOBS compilers at a time.
+
+    With the path of nvcc it compiles them, and what it says lies beside each object, as a .log.
+    """
+    resolved = (
+        _resolved(flags)
+        if nvcc is None
+        else subprocess.check_output([nvcc, "--version"], text=True)
+    )
+    compiler = COMPILER if nvcc is None else [nvcc]
 
     def compile_one(source: str) -> Path | None:
         # A source from outside the tree (googletest) goes by its name.
         target = directory / (Path(source).name if os.path.isabs(source) else source)
         target = target.with_suffix(".o")
         depfile = target.with_suffix(".d")
-        command = [*COMPILER, *flags, "-MMD", "-MF", str(depfile), "-c", source]
+        command = [*compiler, *flags, "-MMD", "-MF", str(depfile), "-c", source]
         record = shlex.join(command) + "\n" + resolved
         if depfile.exists() and _is_fresh(target, _depfile_inputs(depfile), record):
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        return target if _run(f"CXX  {source}", command, target, record) else None
+        label = f"{'CXX ' if nvcc is None else 'NVCC'} {source}"
+        return target if _run(label, command, target, record, keep_log=nvcc is not None) else None
 
     jobs = int(os.environ.get("MAX_JOBS", len(os.sched_getaffinity(0))))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -112,8 +133,8 @@ def compile_objects(sources: list[str], flags: list[str], directory: Path) -> li
     return objects
 
 
-def link(objects: list[Path], flags: list[str], target: Path) -> None:
-    command = [*COMPILER, *map(str, objects), *flags]
+def link(objects: list[Path], flags: list[str], target: Path, nvcc: str | None = None) -> None:
+    command = [*(COMPILER if nvcc is None else [nvcc]), *map(str, objects), *flags]
     record = shlex.join(command)
     if not _is_fresh(target, [str(o) for o in objects], record) and not _run(
         f"LINK {target.relative_to(ROOT)}", command, target, record

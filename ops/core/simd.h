@@ -54,9 +54,13 @@ inline float Distance(const float* a, const float* b, int n) {
     Load(b + i, &q);
     sum += (p - q) * (p - q);
   }
-  float total = Total(sum);
-  for (; i < n; ++i) total += (a[i] - b[i]) * (a[i] - b[i]);
-  return std::sqrt(total);
+  if (i < n) {
+    Float8 p = {0}, q = {0};
+    std::memcpy(&p, a + i, sizeof(float) * (n - i));
+    std::memcpy(&q, b + i, sizeof(float) * (n - i));
+    sum += (p - q) * (p - q);
+  }
+  return std::sqrt(Total(sum));
 }
 
 }  // namespace het_tf

@@ -1,11 +1,5 @@
 // Which lines a full cache gives up.
 //
-// Every line carries a score that rises when it is used. LRU: the time of the last use. LFU: the
-// logarithm of its uses, each counted 2^(time / half-life), so that a use counts half as much as
-// one a half-life later, and nothing ever has to be aged: the order of two lines that are not used
-// does not change with time. (Forward decay: Cormode et al., ICDE 2009.) Time is counted in lines
-// used. Scores wrap around, like sequence numbers: only differences mean anything.
-//
 // Victims are found by a hand that goes round the lines and takes the lowest sixteenth of those
 // that it passes. A candidate that was used since has another score and is passed over. So a victim
 // costs the reading of 16 lines, and no step looks at more than its victims take. Neighbours were
@@ -18,56 +12,35 @@
 #define HET_TF_OPS_CORE_CACHE_EVICTION_H_
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "ops/core/cache/score.h"
 #include "ops/core/memory/hash.h"
 
 namespace het_tf {
 
-enum class Policy { kLru, kLfu };
-
 class Eviction {
  public:
   Eviction(Policy policy, int64_t capacity)
-      : policy_(policy), half_life_(kHalfLifeInCapacities * static_cast<double>(capacity)) {
-    for (size_t cell = 0; cell < gain_.size(); ++cell) {
-      const double weight = (static_cast<double>(cell) + 0.5) / kCells - kMaxLog;
-      gain_[cell] = static_cast<int32_t>(std::lround(kUnit * std::log2(1 + std::exp2(-weight))));
-    }
-  }
+      : scoring_{policy, Scoring::kHalfLifeInCapacities * static_cast<double>(capacity),
+                 Scoring::HostGains().data()} {}
 
   // That many lines are about to be used.
   void BeginUse(int64_t lines) {
-    time_ += policy_ == Policy::kLru ? 1 : static_cast<double>(lines) / half_life_ * kUnit;
-    now_ = static_cast<uint32_t>(static_cast<uint64_t>(time_));
+    time_ = scoring_.TimeAfter(time_, lines);
+    now_ = Scoring::Now(time_);
   }
 
-  // The score of a line that is used now.
-  uint32_t Used(uint32_t score) const {
-    if (policy_ == Policy::kLru) return now_;
-    const int64_t cell = (Weight(score) + kMaxLog * kUnit) / (kUnit / kCells);
-    return score + gain_[std::clamp<int64_t>(cell, 0, static_cast<int64_t>(gain_.size()) - 1)];
-  }
-
-  // The score of a line that has just been used that often, at least once.
-  uint32_t New(int uses) const {
-    if (policy_ == Policy::kLru) return now_;
-    return now_ + static_cast<uint32_t>(std::lround(kUnit * std::log2(uses)));
-  }
-
-  // The uses that a score stands for now, decayed.
-  double Uses(uint32_t score) const {
-    if (policy_ == Policy::kLru) return 1;
-    return std::exp2(static_cast<double>(Weight(score)) / kUnit);
-  }
+  // Scoring's, now.
+  uint32_t Used(uint32_t score) const { return scoring_.Used(score, now_); }
+  uint32_t New(int uses) const { return scoring_.New(uses, now_); }
+  double Uses(uint32_t score) const { return scoring_.Uses(score, now_); }
 
   // Whether a line with that score would outlast the next victim.
   template <typename Lines>
   bool Outlasts(uint32_t score, bool or_equals, const Lines& lines) {
-    if (policy_ == Policy::kLru) return true;
+    if (scoring_.policy == Policy::kLru) return true;
     if (!FindCandidate(kLeast, lines)) return false;
     const int32_t victim = Weight(candidates_.back().score);
     return or_equals ? Weight(score) >= victim : Weight(score) > victim;
@@ -94,14 +67,10 @@ class Eviction {
     }
   };
 
-  static constexpr double kHalfLifeInCapacities = 4;
-  static constexpr int kUnit = 4096;     // of a score, for a factor of 2
-  static constexpr int kMaxLog = 16;     // weights from 2^-16 to 2^16 are told apart
-  static constexpr int kCells = 16;      // for a factor of 2
   static constexpr int64_t kLeast = 64;  // victims looked for at a time
   static constexpr int64_t kLinesPerVictim = 16;
 
-  int32_t Weight(uint32_t score) const { return static_cast<int32_t>(score - now_); }
+  int32_t Weight(uint32_t score) const { return Scoring::Weight(score, now_); }
 
   // Makes the last candidate one that may go and was not used since it was found.
   template <typename Lines>
@@ -145,12 +114,10 @@ class Eviction {
     return n;
   }
 
-  const Policy policy_;
-  const double half_life_;
+  const Scoring scoring_;
   double time_ = 0;
   uint32_t now_ = 0;
   uint64_t hand_ = 0;
-  std::array<int32_t, 2 * kMaxLog * kCells> gain_;  // of a use, by the weight before it
   std::vector<Candidate> candidates_;
 };
 

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <random>
 
+#include "ops/core/host_device.h"
+
 namespace het_tf {
 
 // The 64-bit finalizer of MurmurHash3 (public domain). It is a bijection: distinct keys have
 // distinct hashes, so a hash may stand for its key.
-inline uint64_t HashKey(int64_t key) {
+HET_HD inline uint64_t HashKey(int64_t key) {
   uint64_t h = static_cast<uint64_t>(key);
   h ^= h >> 33;
   h *= 0xff51afd7ed558ccdULL;
@@ -21,20 +23,20 @@ inline uint64_t HashKey(int64_t key) {
 }
 
 // x * n / 2^64: maps the hash evenly to [0, n) by its high bits.
-inline uint32_t ScaleHash(uint64_t hash, uint32_t n) {
+HET_HD inline uint32_t ScaleHash(uint64_t hash, uint32_t n) {
   return static_cast<uint32_t>((static_cast<unsigned __int128>(hash) * n) >> 64);
 }
 
 // Shards use the high bits, stripes bits 8-15, the index's tag bits 0-7, and the index's bucket a
 // product that depends on all of them, so that the four choices are independent.
-inline uint32_t ShardOfHash(uint64_t hash, uint32_t num_shards) {
+HET_HD inline uint32_t ShardOfHash(uint64_t hash, uint32_t num_shards) {
   return ScaleHash(hash, num_shards);
 }
 inline uint32_t StripeOfHash(uint64_t hash, uint32_t num_stripes) {
   return (hash >> 8) & (num_stripes - 1);  // num_stripes is a power of two, at most 256
 }
-inline uint8_t TagOfHash(uint64_t hash) { return (hash & 0xff) ? (hash & 0xff) : 1; }
-inline uint32_t BucketOfHash(uint64_t hash, uint32_t num_buckets) {
+HET_HD inline uint8_t TagOfHash(uint64_t hash) { return (hash & 0xff) ? (hash & 0xff) : 1; }
+HET_HD inline uint32_t BucketOfHash(uint64_t hash, uint32_t num_buckets) {
   return ScaleHash(hash * 0x9e3779b97f4a7c15ULL, num_buckets);
 }
 

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/core/host_device.h"
+
 namespace het_tf {
 
 enum class ClockRule {
@@ -21,7 +23,7 @@ inline constexpr int64_t kUnbounded = -1;  // as a bound: none
 inline constexpr int64_t kMaxClock = int64_t{1} << 62;
 
 // clock: in [0, kMaxClock]; units: not negative.
-inline int64_t Advance(int64_t clock, int64_t units) {
+HET_HD inline int64_t Advance(int64_t clock, int64_t units) {
   return clock + std::min(units, kMaxClock - clock);
 }
 
@@ -34,7 +36,7 @@ inline constexpr double kDriftUnit = 0x1p-14;
 // A distance in units, rounded up, so that bounds hold, and at least 1, so that a clock moves
 // whenever its row does. A message has 32 bits for it: what is longer counts as 2^32 - 1 units
 // (262,144), more than any bound.
-inline uint32_t DriftUnits(float distance) {
+HET_HD inline uint32_t DriftUnits(float distance) {
   const double units = std::ceil(static_cast<double>(distance) / kDriftUnit);
   return static_cast<uint32_t>(std::min(std::max(units, 1.0), 4294967295.0));
 }

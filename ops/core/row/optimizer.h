@@ -1,4 +1,5 @@
-// The optimizers' row kernels: one definition each, used by the worker's cache and by the shard.
+// The optimizers on the host's rows, as the worker's cache and the shard use them. What they
+// compute is rule.h, which ops/cuda runs on a device.
 //
 // A row is value[dim] followed by slots[slot_dim], contiguous. Formulas and defaults are those of
 // Keras where Keras has the optimizer. Two differ on purpose, because a table has no global step:
@@ -44,21 +45,21 @@ class Optimizer {
   int record_dim() const { return record_dim_; }
 
   // slots: (slot_dim), as they are before a row's first update.
-  virtual void InitSlots(float* slots) const;
+  virtual void InitSlots(float* slots) const = 0;
 
   // Whether updates can be made with this learning rate: finite, not negative, for ftrl positive.
-  virtual Status CheckLearningRate(float learning_rate) const;
+  virtual Status CheckLearningRate(float learning_rate) const = 0;
 
   // Begins a record of updates. row: (row_dim), before the first of them; record: (record_dim).
-  virtual void BeginRecord(const float* row, float* record) const;
+  virtual void BeginRecord(const float* row, float* record) const = 0;
 
   // Whether an update writes to the record that it is given.
-  virtual bool updates_record() const { return true; }
+  virtual bool updates_record() const = 0;
 
   // One update. row: (row_dim). record: (record_dim) of the updates before it; nullptr where nobody
   // asks.
-  void Update(float* row, const Gradient& gradient, float learning_rate,
-              float* record = nullptr) const;
+  virtual void Update(float* row, const Gradient& gradient, float learning_rate,
+                      float* record = nullptr) const = 0;
   // The same. gradient: (dim).
   void Update(float* row, const float* gradient, float learning_rate,
               float* record = nullptr) const {
@@ -67,53 +68,31 @@ class Optimizer {
 
   // The contribution of the updates in a record. row: (row_dim), as they left it; contribution:
   // (contribution_dim).
-  virtual void Contribute(const float* row, const float* record, float* contribution) const;
+  virtual void Contribute(const float* row, const float* record, float* contribution) const = 0;
 
   // Adds the contribution of that many updates. row: (row_dim), contribution: (contribution_dim).
-  void Merge(float* row, const float* contribution, int64_t updates) const;
+  virtual void Merge(float* row, const float* contribution, int64_t updates) const = 0;
 
   // The row that a worker has updated was read anew: has the new one take the updates in, and the
   // record stand for them on top of it. old_row, row: (row_dim), record: (record_dim).
-  void MoveOnto(const float* old_row, float* row, float* record, int64_t updates) const;
+  virtual void MoveOnto(const float* old_row, float* row, float* record, int64_t updates) const = 0;
 
   // Whether a contribution that came from elsewhere can be merged. contribution:
   // (contribution_dim).
-  virtual Status CheckContribution(const float* contribution) const;
+  virtual Status CheckContribution(const float* contribution) const = 0;
 
  protected:
-  // A record is a contribution, and record_extra numbers more.
-  Optimizer(int dim, int slot_dim, int contribution_dim, int record_extra, float initial_slot)
+  Optimizer(int dim, int slot_dim, int contribution_dim, int record_dim)
       : dim_(dim),
         slot_dim_(slot_dim),
         contribution_dim_(contribution_dim),
-        record_dim_(contribution_dim + record_extra),
-        initial_slot_(initial_slot) {}
+        record_dim_(record_dim) {}
 
-  virtual void Step(float* row, const Gradient& gradient, float learning_rate,
-                    float* record) const = 0;
-  virtual void MergeSlotsAndValue(float* row, const float* contribution, int64_t updates) const = 0;
-
-  // The part of a record that is added to the value; nullptr where there is none.
-  virtual float* ValueOf(float* record) const { return record; }
-
-  // After MoveOnto: before: (row_dim), the new row without the updates.
-  virtual void RestartRecord(const float* /*before*/, const float* /*row*/, float* /*record*/,
-                             int64_t /*updates*/) const {}
-
+ private:
   const int dim_;
   const int slot_dim_;
   const int contribution_dim_;
   const int record_dim_;
-
- private:
-  void DecayWeight(float* row, float learning_rate, float* value_contribution) const;
-  // Brings the value within max_norm.
-  void LimitNorm(float* row, float* value_contribution) const;
-
-  const float initial_slot_;
-  float weight_decay_ = 0;
-  float clipnorm_ = 0;
-  float max_norm_ = 0;
 };
 
 }  // namespace het_tf

@@ -1,0 +1,81 @@
+#include "ops/core/row/rule.h"
+
+#include "ops/core/row/spec.h"
+
+namespace het_tf {
+
+Status ParseRule(const std::string& text, int dim, AnyRule* rule) {
+  Spec spec;
+  HET_RETURN_IF_ERROR(Spec::Parse("optimizer", text, &spec));
+  if (dim < 1) return InvalidArgument("dim = ", dim, " must be at least 1");
+
+  std::string out_of_range;
+  const auto take = [&](const char* name, double default_value, double low, double high) {
+    const double value = spec.Take(name, default_value);
+    if (!(value >= low && value <= high)) out_of_range = name;
+    return value;
+  };
+  constexpr double kMax = 1e30;
+  const double weight_decay = take("weight_decay", 0, 0, kMax);
+  const double clipnorm = take("clipnorm", 0, 0, kMax);
+  const double max_norm = take("max_norm", 0, 0, kMax);
+
+  const std::string& name = spec.name();
+  AnyRule result;
+  const auto adam = [&](auto algorithm) {
+    algorithm.exact_beta_1 = take("beta_1", 0.9, 0, 1 - 1e-9);
+    algorithm.exact_beta_2 = take("beta_2", 0.999, 0, 1 - 1e-9);
+    algorithm.beta_1 = static_cast<float>(algorithm.exact_beta_1);
+    algorithm.beta_2 = static_cast<float>(algorithm.exact_beta_2);
+    algorithm.epsilon = static_cast<float>(take("epsilon", 1e-7, 1e-30, kMax));
+    return Rule<decltype(algorithm)>{algorithm};
+  };
+  const auto adagrad = [&](auto algorithm) {
+    algorithm.initial = static_cast<float>(take("initial_accumulator_value", 0.1, 0, kMax));
+    algorithm.epsilon = static_cast<float>(take("epsilon", 1e-7, 1e-30, kMax));
+    return Rule<decltype(algorithm)>{algorithm};
+  };
+  if (name == "sgd") {
+    result = Rule<Sgd>();
+  } else if (name == "momentum") {
+    Momentum momentum = {};
+    momentum.powers.factor = take("momentum", 0.9, 0, 1);
+    momentum.momentum = static_cast<float>(momentum.powers.factor);
+    momentum.nesterov = take("nesterov", 0, 0, 1) != 0;
+    result = Rule<Momentum>{momentum};
+  } else if (name == "adagrad") {
+    result = adagrad(Adagrad{});
+  } else if (name == "row_wise_adagrad") {
+    result = adagrad(RowWiseAdagrad{});
+  } else if (name == "adam") {
+    result = adam(Adam<false>{});
+  } else if (name == "row_wise_adam") {
+    result = adam(Adam<true>{});
+  } else if (name == "ftrl") {
+    if (weight_decay > 0) return spec.Invalid("ftrl takes l2 instead of weight_decay");
+    Ftrl ftrl = {};
+    ftrl.initial = static_cast<float>(take("initial_accumulator_value", 0.1, 0, kMax));
+    ftrl.l1 = static_cast<float>(take("l1", 0, 0, kMax));
+    ftrl.l2 = static_cast<float>(take("l2", 0, 0, kMax));
+    ftrl.l2_shrinkage = static_cast<float>(take("l2_shrinkage", 0, 0, kMax));
+    ftrl.beta = static_cast<float>(take("beta", 0, 0, kMax));
+    result = Rule<Ftrl>{ftrl};
+  } else {
+    return spec.Invalid(
+        "known are sgd, momentum, adagrad, row_wise_adagrad, adam, row_wise_adam, ftrl");
+  }
+  HET_RETURN_IF_ERROR(spec.Finish());
+  if (!out_of_range.empty()) return spec.Invalid(StrCat(out_of_range, " is out of range"));
+  std::visit(
+      [&](auto& made) {
+        made.algorithm.dim = dim;
+        made.weight_decay = static_cast<float>(weight_decay);
+        made.clipnorm = static_cast<float>(clipnorm);
+        made.max_norm = static_cast<float>(max_norm);
+      },
+      result);
+  *rule = result;
+  return Status();
+}
+
+}  // namespace het_tf

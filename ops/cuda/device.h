@@ -1,0 +1,195 @@
+// A device: its memory, streams, kernel launches and atomics.
+//
+// Compiled by nvcc this is CUDA. Compiled by any other compiler the host takes the device's place
+// (the host build): the same kernels' bodies run on a few threads, so that they can be tested,
+// under sanitizers too, where there is no GPU. A launch returns when its kernel is done, device
+// memory is the heap's, filled with a pattern that no test takes for a result.
+//
+// A kernel is a plain struct of arguments with a body for one item: operator()(int64_t item), run
+// by a thread, or operator()(const Lanes<n>&, int64_t item), run by n lanes of a warp (lanes.h).
+// Items run in any order and at the same time. No kernel waits for another item or uses shared
+// memory.
+
+#ifndef HET_TF_OPS_CUDA_DEVICE_H_
+#define HET_TF_OPS_CUDA_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#else
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#endif
+
+#include "ops/core/host_device.h"
+#include "ops/cuda/lanes.h"
+
+#define HET_CUDA_RETURN_IF_ERROR(expr)          \
+  do {                                          \
+    if (const int error = (expr)) return error; \
+  } while (false)
+
+namespace het_tf {
+namespace cuda {
+
+using Stream = void*;  // cudaStream_t
+
+// Everything below returns 0, or a cudaError_t.
+
+#ifdef __CUDACC__
+
+inline cudaStream_t ToCuda(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+inline int Allocate(size_t bytes, void** memory) { return cudaMalloc(memory, bytes); }
+inline int Free(void* memory) { return cudaFree(memory); }
+inline int AllocatePinned(size_t bytes, void** memory) { return cudaMallocHost(memory, bytes); }
+inline int FreePinned(void* memory) { return cudaFreeHost(memory); }
+// Either may be host memory; what is not pinned is copied before this returns.
+inline int Copy(const void* from, size_t bytes, void* to, Stream stream) {
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, ToCuda(stream));
+}
+inline int Fill(int byte, size_t bytes, void* to, Stream stream) {
+  return cudaMemsetAsync(to, byte, bytes, ToCuda(stream));
+}
+inline int Synchronize(Stream stream) { return cudaStreamSynchronize(ToCuda(stream)); }
+inline const char* ErrorString(int error) {
+  return cudaGetErrorString(static_cast<cudaError_t>(error));
+}
+
+inline constexpr int kThreads = 256;  // of a block
+// Blocks that have to fit a multiprocessor at a time, which leaves a thread 64 registers. Unless
+// told, ptxas keeps to 40 for the greatest optimizers and spills the rest (make gpu-kernels).
+inline constexpr int kBlocks = 4;
+
+template <typename Kernel>
+__global__ void __launch_bounds__(kThreads) RunThreads(const Kernel kernel, int64_t n) {
+  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (item < n) kernel(item);
+}
+
+template <int kLanes, typename Kernel>
+__global__ void __launch_bounds__(kThreads, kBlocks) RunLanes(const Kernel kernel, int64_t n) {
+  const int64_t item = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
+  if (item < n) kernel(Lanes<kLanes>(), item);
+}
+
+inline unsigned Blocks(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+template <typename Kernel>
+int Launch(const Kernel& kernel, int64_t n, Stream stream) {
+  if (n <= 0) return 0;
+  RunThreads<<<Blocks(n), kThreads, 0, ToCuda(stream)>>>(kernel, n);
+  return cudaGetLastError();
+}
+
+template <int kLanes, typename Kernel>
+int LaunchLanes(const Kernel& kernel, int64_t n, Stream stream) {
+  if (n <= 0) return 0;
+  RunLanes<kLanes><<<Blocks(n * kLanes), kThreads, 0, ToCuda(stream)>>>(kernel, n);
+  return cudaGetLastError();
+}
+
+#else
+
+inline int Allocate(size_t bytes, void** memory) {
+  constexpr int kOutOfMemory = 2;  // cudaErrorMemoryAllocation
+  *memory = std::malloc(bytes);
+  if (*memory == nullptr) return bytes == 0 ? 0 : kOutOfMemory;
+  std::memset(*memory, 0xab, bytes);
+  return 0;
+}
+inline int Free(void* memory) {
+  std::free(memory);
+  return 0;
+}
+inline int AllocatePinned(size_t bytes, void** memory) { return Allocate(bytes, memory); }
+inline int FreePinned(void* memory) { return Free(memory); }
+inline int Copy(const void* from, size_t bytes, void* to, Stream) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+  return 0;
+}
+inline int Fill(int byte, size_t bytes, void* to, Stream) {
+  if (bytes > 0) std::memset(to, byte, bytes);
+  return 0;
+}
+inline int Synchronize(Stream) { return 0; }
+inline const char* ErrorString(int error) { return error == 2 ? "out of memory" : "unknown error"; }
+
+// Items go round the threads from the last to the first, so that a kernel that leans on their order
+// fails, and one that has them share memory is seen by ThreadSanitizer.
+template <typename Body>
+int RunItems(int64_t n, const Body& body) {
+  constexpr int64_t kThreads = 3, kFewest = 64;  // fewer items are not worth threads
+  const auto run = [&](int64_t first, int64_t stride) {
+    for (int64_t item = n - 1 - first; item >= 0; item -= stride) body(item);
+  };
+  if (n < kFewest) {
+    run(0, 1);
+    return 0;
+  }
+  std::thread threads[kThreads];
+  for (int64_t t = 0; t < kThreads; ++t) threads[t] = std::thread(run, t, kThreads);
+  for (std::thread& thread : threads) thread.join();
+  return 0;
+}
+
+template <typename Kernel>
+int Launch(const Kernel& kernel, int64_t n, Stream) {
+  return RunItems(n, kernel);
+}
+
+template <int kLanes, typename Kernel>
+int LaunchLanes(const Kernel& kernel, int64_t n, Stream) {
+  return RunItems(n, [&](int64_t item) { kernel(Lanes<kLanes>(), item); });
+}
+
+#endif
+
+// ---- Atomics, for kernels. All are relaxed.
+
+HET_DEVICE inline int32_t AtomicLoad(const int32_t* from) {
+#ifdef __CUDA_ARCH__
+  return *static_cast<const volatile int32_t*>(from);
+#else
+  return __atomic_load_n(from, __ATOMIC_RELAXED);
+#endif
+}
+
+// Returns what was there.
+HET_DEVICE inline int32_t AtomicCompareAndSwap(int32_t* at, int32_t expected, int32_t desired) {
+#ifdef __CUDA_ARCH__
+  return atomicCAS(at, expected, desired);
+#else
+  __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+#endif
+}
+
+HET_DEVICE inline void AtomicMin(int32_t* at, int32_t x) {
+#ifdef __CUDA_ARCH__
+  atomicMin(at, x);
+#else
+  int32_t seen = AtomicLoad(at);
+  while (x < seen &&
+         !__atomic_compare_exchange_n(at, &seen, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+#endif
+}
+
+HET_DEVICE inline void AtomicAdd(int64_t* at, int64_t x) {
+#ifdef __CUDA_ARCH__
+  atomicAdd(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(x));
+#else
+  __atomic_fetch_add(at, x, __ATOMIC_RELAXED);
+#endif
+}
+
+}  // namespace cuda
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CUDA_DEVICE_H_

@@ -1,0 +1,207 @@
+// Lines for misses. The misses are sorted by bucket, and one warp hands out the lines of a bucket,
+// one after the other: it needs no lock, and what comes out does not depend on who was first.
+
+#include <limits>
+
+#include "ops/cuda/primitives.h"
+#include "ops/cuda/scratch.h"
+#include "ops/cuda/store.h"
+
+namespace het_tf {
+namespace cuda {
+namespace {
+
+struct EvictScratch {
+  int32_t* buckets;  // (m): of the misses; beyond the last: to have no line
+  int32_t* iota;     // (m)
+  int32_t* sorted;   // (m)
+  int32_t* order;    // (m): the misses by bucket
+  size_t sort_bytes = 0;
+  int bits;
+  void* sort;
+
+  EvictScratch(Scratch* scratch, const StoreView& store, int64_t m) {
+    buckets = scratch->Take<int32_t>(m);
+    iota = scratch->Take<int32_t>(m);
+    sorted = scratch->Take<int32_t>(m);
+    order = scratch->Take<int32_t>(m);
+    bits = BitsBelow(int64_t{store.buckets} + 1);
+    SortPairs(nullptr, &sort_bytes, buckets, sorted, iota, order, m, bits, nullptr);
+    sort = scratch->Take<char>(sort_bytes);
+  }
+};
+
+struct ListBuckets {
+  StoreView store;
+  HetList misses;
+  const int32_t* uses;
+  int32_t* buckets;
+  int32_t* iota;
+
+  HET_DEVICE void operator()(int64_t j) const {
+    const uint32_t bucket = BucketOfHash(HashKey(misses.keys[j]), store.buckets);
+    buckets[j] = static_cast<int32_t>(uses[j] > 0 ? bucket : store.buckets);
+    iota[j] = static_cast<int32_t>(j);
+  }
+};
+
+struct Evict {
+  StoreView store;
+  HetList misses;
+  const int32_t* uses;
+  int32_t admission;
+  const int32_t* sorted;
+  const int32_t* order;
+  int64_t m;
+  int32_t* slots;
+  int64_t* num_visitors;
+
+  static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
+  static constexpr int64_t kPinned = std::numeric_limits<int64_t>::max();
+
+  HET_DEVICE int64_t Weight(int32_t slot, uint32_t now) const {
+    const DeviceLine& line = store.lines[slot];
+    if (line.pins > 0) return kPinned;
+    return store.live(slot) ? Scoring::Weight(line.score, now) : kFree;
+  }
+
+  HET_DEVICE bool GivesWay(int64_t weight, int count, uint32_t now) const {
+    if (weight == kFree) return true;
+    if (weight == kPinned) return false;
+    if (store.scoring.policy == Policy::kLru || admission == HET_ADMIT_ALWAYS) return true;
+    const int32_t newcomer = Scoring::Weight(store.scoring.New(count, now), now);
+    return admission == HET_ADMIT_IF_AS_MUCH ? newcomer >= weight : newcomer > weight;
+  }
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t i) const {
+    const int32_t bucket = sorted[i];
+    const auto no_bucket = static_cast<int32_t>(store.buckets);
+    if (i > 0 && sorted[i - 1] == bucket && bucket != no_bucket) return;  // a neighbour's
+    const uint32_t now = store.now();
+    for (int64_t next = i; next < m && sorted[next] == bucket; ++next) {
+      const int32_t j = order[next];
+      int32_t slot = store.num_lines + j;
+      if (bucket != no_bucket) {
+        const int32_t first = bucket * store.ways;
+        const int32_t candidate =
+            first + lanes.LeastOf(store.ways, [&](int way) { return Weight(first + way, now); });
+        if (GivesWay(Weight(candidate, now), uses[j], now)) slot = candidate;
+      }
+      lanes.Once([&] {
+        slots[misses.index[j]] = slot;
+        if (slot < store.num_lines) {
+          store.lines[slot].pins = 1;
+        } else {
+          AtomicAdd(num_visitors, 1);
+        }
+      });
+      if (bucket == no_bucket) return;  // each of these is served by itself
+    }
+  }
+};
+
+struct MarkVictims {
+  StoreView store;
+  HetList misses;
+  const int32_t* slots;
+  uint8_t* is_victim;
+
+  HET_DEVICE void operator()(int64_t j) const {
+    const int32_t slot = slots[misses.index[j]];
+    is_victim[j] = store.live(slot) && store.lines[slot].pending > 0 ? 1 : 0;
+  }
+};
+
+struct FillVictims {
+  HetList misses;
+  const int32_t* slots;
+  HetSlots victims;
+
+  HET_DEVICE void operator()(int64_t i) const {
+    if (i < *victims.num) victims.slots[i] = slots[misses.index[victims.slots[i]]];
+  }
+};
+
+struct VictimScratch {
+  uint8_t* is_victim;  // (m)
+  size_t select_bytes = 0;
+  void* select;
+
+  VictimScratch(Scratch* scratch, int64_t m) {
+    is_victim = scratch->Take<uint8_t>(m);
+    SelectIndices(nullptr, &select_bytes, is_victim, nullptr, nullptr, m, nullptr);
+    select = scratch->Take<char>(select_bytes);
+  }
+};
+
+struct Make {
+  StoreView store;
+  HetList misses;
+  const int32_t* uses;
+  const int32_t* slots;
+
+  HET_DEVICE void operator()(int64_t j) const {
+    const int32_t slot = slots[misses.index[j]];
+    if (slot >= store.num_lines) return;
+    const int64_t key = misses.keys[j];
+    store.lines[slot] = {key, -1, store.scoring.New(uses[j], store.now()), 0, 0, 1};
+    store.tag(slot) = TagOfHash(HashKey(key));
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses) {
+  Scratch scratch;
+  EvictScratch(&scratch, store->view, num_misses);
+  return scratch.bytes();
+}
+
+int het_evict(HetStore* store, const HetList* misses, int64_t num_misses, const int32_t* uses,
+              int32_t admission, int32_t* slots, int64_t* num_visitors, void* memory,
+              HetStream stream) {
+  const StoreView& view = store->view;
+  Scratch scratch(memory);
+  EvictScratch s(&scratch, view, num_misses);
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_visitors, stream));
+  if (num_misses == 0) return 0;
+  HET_CUDA_RETURN_IF_ERROR(
+      Launch(ListBuckets{view, *misses, uses, s.buckets, s.iota}, num_misses, stream));
+  HET_CUDA_RETURN_IF_ERROR(SortPairs(s.sort, &s.sort_bytes, s.buckets, s.sorted, s.iota, s.order,
+                                     num_misses, s.bits, stream));
+  const Evict evict = {view,    *misses,    uses,  admission,   s.sorted,
+                       s.order, num_misses, slots, num_visitors};
+  return LaunchLanes<32>(evict, num_misses, stream);
+}
+
+size_t het_list_victims_scratch_bytes(int64_t num_misses) {
+  Scratch scratch;
+  VictimScratch(&scratch, num_misses);
+  return scratch.bytes();
+}
+
+int het_list_victims(HetStore* store, const HetList* misses, int64_t num_misses,
+                     const int32_t* slots, const HetSlots* victims, void* memory,
+                     HetStream stream) {
+  if (num_misses == 0) return Fill(0, sizeof(int32_t), victims->num, stream);
+  Scratch scratch(memory);
+  VictimScratch s(&scratch, num_misses);
+  HET_CUDA_RETURN_IF_ERROR(
+      Launch(MarkVictims{store->view, *misses, slots, s.is_victim}, num_misses, stream));
+  HET_CUDA_RETURN_IF_ERROR(SelectIndices(s.select, &s.select_bytes, s.is_victim, victims->slots,
+                                         victims->num, num_misses, stream));
+  return Launch(FillVictims{*misses, slots, *victims}, num_misses, stream);
+}
+
+int het_make(HetStore* store, const HetList* misses, int64_t num_misses, const int32_t* uses,
+             const int32_t* slots, HetStream stream) {
+  return Launch(Make{store->view, *misses, uses, slots}, num_misses, stream);
+}
+
+}  // extern "C"
+
+}  // namespace cuda
+}  // namespace het_tf

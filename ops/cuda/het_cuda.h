@@ -1,0 +1,246 @@
+// Embedding rows in a device's memory: C functions for what a training step does with them.
+//
+// All pointers are to device memory unless said otherwise, with the shape beside them; n is a
+// number that the caller knows, num_... one that the device has computed. Everything runs on the
+// caller's stream, and nothing waits for it or allocates: what a verb needs beside its arguments is
+// scratch of its ..._scratch_bytes, which it is free to overwrite and which is not read again.
+//
+// Verbs of one batch may run beside those of another. A function returns 0 or a cudaError_t.
+
+#ifndef HET_TF_OPS_CUDA_HET_CUDA_H_
+#define HET_TF_OPS_CUDA_HET_CUDA_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef void* HetStream;  // cudaStream_t
+
+const char* het_error_string(int error);
+
+// ---- A batch of ids and its unique keys
+
+// The arrays are the caller's; het_unique writes them.
+typedef struct {
+  int64_t num_ids;     // n, at most 2^30 - 128
+  int64_t* keys;       // (n): the first num_keys, in the order of their first occurrence
+  int32_t* key_of;     // (n): which of the keys each id is
+  int32_t* begin;      // (n + 1): key u occurs begin[u + 1] - begin[u] times,
+  int32_t* positions;  // (n): at positions[begin[u]] < ... < positions[begin[u + 1] - 1]
+  int32_t* num_keys;   // (1)
+} HetBatch;
+
+size_t het_unique_scratch_bytes(int64_t n);
+int het_unique(const int64_t* ids,  // (n)
+               const HetBatch* batch, void* scratch, HetStream stream);
+
+// Each id's row: the first dim floats of rows[slots[u]], or of visitors[slots[u] - lines] where
+// that is not negative. (Pooled forms, once there are combiners, are verbs beside this one.)
+int het_gather(const HetBatch* batch,
+               const int32_t* slots,                           // (num_keys)
+               const float* rows, int64_t stride,              // (lines, stride)
+               int64_t lines,                                  //
+               const float* visitors, int64_t visitor_stride,  // (visitors, visitor_stride)
+               int32_t dim,                                    //
+               float* out,                                     // (n, dim)
+               HetStream stream);
+
+// The gradient of each key: the sum of its occurrences' gradients, which comes out the same every
+// time, and in the order of its occurrences where these are no more than 256.
+size_t het_segment_sum_scratch_bytes(int64_t n, int32_t dim);
+int het_segment_sum(const HetBatch* batch,
+                    const float* gradients,  // (n, dim)
+                    int32_t dim,
+                    float* sums,             // (n, dim): the first num_keys
+                    float* squares,          // (n): the sum of each one's squares
+                    int64_t* num_nonfinite,  // (1): keys for which that is not finite
+                    void* scratch, HetStream stream);
+
+// ---- A store of rows
+//
+// The worker's cache of DESIGN section 3 with its lines in device memory; messages, their
+// acknowledgement and admission stay with the host. A slot below lines is a line: a key with its
+// row, the record of its updates that no push holds yet, its clock (base) and its pins. A slot
+// lines + j is a visitor: the j-th of a batch's misses, which got no line (more keys than lines, or
+// not worth one). Its row is there for the step alone, and its gradient goes up.
+//
+// A step:
+//   het_unique, het_find, het_list                  what is missing, what is to be checked
+//   (the host decides which misses are worth a line)
+//   het_evict, het_list_victims, het_collect, het_make    lines for the misses
+//   (the host asks the shards)
+//   het_install                                     of misses, and of rows beyond the read bound
+//   het_gather, het_segment_sum, het_update
+//   het_list_due, het_collect_gradients, het_collect, het_unpin
+//
+// The verbs of one store run one after the other (a stream, or events between streams). From
+// het_find and het_evict on a step's lines are pinned, so steps may overlap; but no het_find may
+// come between het_evict and het_make.
+
+typedef struct HetStore HetStore;
+
+enum { HET_LRU = 0, HET_LFU = 1 };
+enum { HET_CLOCK_COUNT = 0, HET_CLOCK_LAMPORT = 1, HET_CLOCK_DRIFT = 2 };
+
+typedef struct {
+  int32_t dim;
+  const char* optimizer;  // host: a spec of Optimizer::Parse
+  int64_t lines;          // at least 1, at most 2^30; rounded up to whole buckets
+  int32_t policy;         // HET_LRU or HET_LFU
+  int32_t clock;          // HET_CLOCK_...
+  int32_t keeps_records;  // 0: there is nobody to push to, and lines need no records
+} HetStoreConfig;
+
+typedef struct {
+  int64_t lines;
+  int32_t row_dim;           // value[dim], slots[row_dim - dim]
+  int32_t row_stride;        // floats from one row to the next
+  int32_t contribution_dim;  // of a push
+  int64_t bytes;             // of device memory
+  const float* rows;         // (lines, row_stride)
+} HetStoreInfo;
+
+// Allocates. *store and message are host memory; message: (message_bytes), says what is wrong with
+// a config, for which this returns cudaErrorInvalidValue.
+int het_store_create(const HetStoreConfig* config, HetStore** store, char* message,
+                     size_t message_bytes, HetStream stream);
+// Waits for the device.
+void het_store_destroy(HetStore* store);
+void het_store_info(const HetStore* store, HetStoreInfo* info);
+
+// Some of a batch's keys. The arrays are the caller's.
+typedef struct {
+  int32_t* index;  // (n): which of the keys
+  int64_t* keys;   // (n)
+  int64_t* bases;  // (n): their lines' clocks, as a check carries them; -1: another step has made
+                   // the line and its row is still to come. Of misses not written
+  int32_t* num;    // (1)
+} HetList;
+
+// Some slots. The arrays are the caller's.
+typedef struct {
+  int32_t* slots;  // (n)
+  int32_t* num;    // (1)
+} HetSlots;
+
+// Looks the keys up, pins their lines and counts them as used.
+int het_find(HetStore* store, const HetBatch* batch,
+             int32_t* slots,  // (n): out, the first num_keys; -1: a miss
+             HetStream stream);
+
+// The batch's misses, and the others.
+size_t het_list_scratch_bytes(int64_t n);
+int het_list(HetStore* store, const HetBatch* batch,
+             const int32_t* slots,  // (num_keys)
+             const HetList* misses, const HetList* checks, void* scratch, HetStream stream);
+
+// Which rows give way to a key without a line, where the policy is HET_LFU: those that were asked
+// for less often lately; as often, too; or any that is not pinned (HET_LRU: always).
+enum { HET_ADMIT_IF_MORE = 0, HET_ADMIT_IF_AS_MUCH = 1, HET_ADMIT_ALWAYS = 2 };
+
+// A slot for each miss: a line, pinned, that is free or whose row is the least worth keeping of its
+// bucket, or a visitor's. num_misses: of the list, as the host read it.
+size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses);
+int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
+              const int32_t* uses,    // (num_misses): how often each key was asked for lately, at
+                                      // least 1; 0: it is to have no line
+              int32_t admission,      // HET_ADMIT_...
+              int32_t* slots,         // (num_keys): in and out
+              int64_t* num_visitors,  // (1): out
+              void* scratch, HetStream stream);
+
+// Those of the misses' lines whose old rows have updates that no push holds.
+size_t het_list_victims_scratch_bytes(int64_t num_misses);
+int het_list_victims(HetStore* store, const HetList* misses, int64_t num_misses,
+                     const int32_t* slots,     // (num_keys)
+                     const HetSlots* victims,  // (num_misses): out
+                     void* scratch, HetStream stream);
+
+// The misses' lines are theirs from here on. They have no row until one is installed; a line that
+// got none is gone once nobody pins it.
+int het_make(HetStore* store, const HetList* misses, int64_t num_misses,
+             const int32_t* uses,   // (num_misses)
+             const int32_t* slots,  // (num_keys)
+             HetStream stream);
+
+// Rows that came, with all own updates that were pushed; those that were not are merged onto them.
+// A row older than what its line knows is left out, and so is one without a line.
+int het_install(HetStore* store,
+                const int32_t* index,  // (n): which of the batch's keys each row is of
+                const int32_t* slots,  // (num_keys)
+                float* rows,           // (n, row_stride): overwritten
+                const int64_t* bases,  // (n)
+                int64_t n, HetStream stream);
+
+// One update of each key that has a line by now and whose gradient is finite. refuse_if: (1), or
+// NULL: if it is not 0, no row is touched.
+size_t het_update_scratch_bytes(const HetStore* store, int64_t n);
+int het_update(HetStore* store, const HetBatch* batch,
+               int32_t* slots,        // (num_keys): in, and out for what had no line
+               const float* sums,     // (num_keys, dim)
+               const float* squares,  // (num_keys)
+               float learning_rate,   //
+               const int64_t* refuse_if, void* scratch, HetStream stream);
+
+// What must be pushed after the step's update: lines with write_bound or more (-1: no bound) in
+// units of the clock. A line's only update goes up as its gradient, and so does a visitor's.
+size_t het_list_due_scratch_bytes(int64_t n);
+int het_list_due(HetStore* store, const HetBatch* batch,
+                 const int32_t* slots,       // (num_keys)
+                 const float* squares,       // (num_keys)
+                 int64_t write_bound,        //
+                 const HetSlots* gradients,  // (n): out, which of the keys
+                 const HetSlots* lines,      // (n): out
+                 void* scratch, HetStream stream);
+
+// Every line that has updates.
+size_t het_list_dirty_scratch_bytes(const HetStore* store);
+int het_list_dirty(HetStore* store,
+                   const HetSlots* lines,  // (lines): out
+                   void* scratch, HetStream stream);
+
+// The rows of a push, in the form in which they travel (PushRow, DESIGN 3.2). The arrays are the
+// caller's.
+typedef struct {
+  int64_t* keys;     // (n)
+  int32_t* updates;  // (n): of a contribution; of a gradient 1
+  uint32_t* clocks;  // (n): lamport: the clock after the updates; drift: their length
+  float* floats;     // (n, dim) gradients or (n, contribution_dim) contributions
+} HetPush;
+
+// Lines' contributions. The lines are clean after this.
+int het_collect(HetStore* store, const HetSlots* lines, int64_t most,  // what num cannot exceed
+                const HetPush* push, HetStream stream);
+// Keys' gradients. Their lines, where they have some, are clean after this.
+int het_collect_gradients(HetStore* store, const HetBatch* batch,
+                          const int32_t* slots,  // (num_keys)
+                          const float* sums,     // (num_keys, dim)
+                          const HetSlots* keys, int64_t most,
+                          const int64_t* visitor_bases,  // (visitors): of lamport clocks; or NULL
+                          const HetPush* push, HetStream stream);
+
+// Lines' rows as they are, for a store without records. The lines are clean after this.
+int het_collect_rows(HetStore* store, const HetSlots* lines, int64_t most,
+                     int64_t* keys,  // (most)
+                     float* rows,    // (most, row_stride)
+                     HetStream stream);
+
+// The step is over.
+int het_unpin(HetStore* store, const HetBatch* batch,
+              const int32_t* slots,  // (num_keys)
+              HetStream stream);
+
+// A shard has other rows now: its lines are forgotten, and with them what was not pushed. Steps
+// that pin them may read what they saw; what they update goes up as a gradient.
+int het_forget(HetStore* store, int32_t shard, int32_t num_shards,
+               int64_t* updates_lost,  // (1): out
+               HetStream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // HET_TF_OPS_CUDA_HET_CUDA_H_

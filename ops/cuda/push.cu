@@ -1,0 +1,225 @@
+// Which rows are due, and their updates in the form in which they travel.
+
+#include <limits>
+#include <type_traits>
+
+#include "ops/cuda/primitives.h"
+#include "ops/cuda/scratch.h"
+#include "ops/cuda/store.h"
+
+namespace het_tf {
+namespace cuda {
+namespace {
+
+struct MarkDue {
+  StoreView store;
+  const int32_t* num_keys;
+  const int32_t* slots;
+  const float* squares;
+  int64_t write_bound;
+  uint8_t* is_gradient;
+  uint8_t* is_line;
+
+  HET_DEVICE bool Due(const DeviceLine& line) const {
+    constexpr int32_t kMostPending = 1 << 30;  // of 32 bits in a message
+    if (line.pending == 0) return false;
+    if (line.pending >= kMostPending) return true;
+    if (write_bound == kUnbounded) return false;
+    const int64_t unsent = store.clock == ClockRule::kDrift ? line.units : line.pending;
+    return unsent >= (write_bound > 1 ? write_bound : 1);
+  }
+
+  HET_DEVICE void operator()(int64_t u) const {
+    is_gradient[u] = is_line[u] = 0;
+    if (u >= *num_keys || !(squares[u] <= std::numeric_limits<float>::max())) return;
+    if (!store.live(slots[u])) {
+      is_gradient[u] = 1;
+      return;
+    }
+    const DeviceLine& line = store.lines[slots[u]];
+    if (Due(line)) (line.pending == 1 ? is_gradient : is_line)[u] = 1;
+  }
+};
+
+struct FillSlots {
+  const int32_t* slots;
+  HetSlots list;  // of keys, of which it makes their slots
+
+  HET_DEVICE void operator()(int64_t i) const {
+    if (i < *list.num) list.slots[i] = slots[list.slots[i]];
+  }
+};
+
+struct MarkDirty {
+  StoreView store;
+  uint8_t* is_dirty;
+
+  HET_DEVICE void operator()(int64_t slot) const {
+    is_dirty[slot] =
+        store.live(static_cast<int32_t>(slot)) && store.lines[slot].pending > 0 ? 1 : 0;
+  }
+};
+
+template <typename RuleType>
+struct Collect {
+  StoreView store;
+  RuleType rule;
+  HetSlots list;
+  HetPush push;
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t i) const {
+    if (i >= *list.num) return;
+    const int32_t slot = list.slots[i];
+    DeviceLine& line = store.lines[slot];
+    float* contribution = push.floats + i * rule.algorithm.contribution_dim();
+    rule.algorithm.Contribute(lanes, store.row(slot), store.record(slot), contribution);
+    lanes.Once([&] {
+      push.keys[i] = line.key;
+      push.updates[i] = line.pending;
+      push.clocks[i] = store.PushedClock(store.BaseAfterPush(line), line.units);
+      store.MakeClean(&line);
+    });
+  }
+};
+
+struct CollectGradients {
+  StoreView store;
+  const int64_t* keys;
+  const int32_t* slots;
+  const float* sums;
+  HetSlots list;
+  const int64_t* visitor_bases;
+  HetPush push;
+  int32_t dim;
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t i) const {
+    if (i >= *list.num) return;
+    const int32_t u = list.slots[i], slot = slots[u];
+    const float* gradient = sums + int64_t{u} * dim;
+    float* out = push.floats + i * dim;
+    lanes.ForEach(dim, [&](int c) { out[c] = gradient[c]; });
+    lanes.Once([&] {
+      push.keys[i] = keys[u];
+      push.updates[i] = 1;
+      if (store.live(slot)) {
+        DeviceLine& line = store.lines[slot];
+        push.clocks[i] = store.PushedClock(store.BaseAfterPush(line), line.units);
+        store.MakeClean(&line);
+      } else {
+        int64_t base = 0;
+        if (slot < store.num_lines) {
+          base = store.lines[slot].base;
+        } else if (visitor_bases != nullptr) {
+          base = visitor_bases[slot - store.num_lines];
+        }
+        push.clocks[i] = store.PushedClock(Advance(base, 1), 1);
+      }
+    });
+  }
+};
+
+struct CollectRows {
+  StoreView store;
+  HetSlots list;
+  int64_t* keys;
+  float* rows;
+  int32_t row_dim;
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t i) const {
+    if (i >= *list.num) return;
+    const int32_t slot = list.slots[i];
+    const float* row = store.row(slot);
+    float* out = rows + i * store.row_stride;
+    lanes.ForEach(row_dim, [&](int c) { out[c] = row[c]; });
+    lanes.Once([&] {
+      keys[i] = store.lines[slot].key;
+      store.MakeClean(&store.lines[slot]);
+    });
+  }
+};
+
+struct FlagScratch {
+  uint8_t* first;   // (n)
+  uint8_t* second;  // (n)
+  size_t select_bytes = 0;
+  void* select;
+
+  FlagScratch(Scratch* scratch, int64_t n) {
+    first = scratch->Take<uint8_t>(n);
+    second = scratch->Take<uint8_t>(n);
+    SelectIndices(nullptr, &select_bytes, first, nullptr, nullptr, n, nullptr);
+    select = scratch->Take<char>(select_bytes);
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+size_t het_list_due_scratch_bytes(int64_t n) {
+  Scratch scratch;
+  FlagScratch(&scratch, n);
+  return scratch.bytes();
+}
+
+int het_list_due(HetStore* store, const HetBatch* batch, const int32_t* slots, const float* squares,
+                 int64_t write_bound, const HetSlots* gradients, const HetSlots* lines,
+                 void* memory, HetStream stream) {
+  const int64_t n = batch->num_ids;
+  Scratch scratch(memory);
+  FlagScratch s(&scratch, n);
+  HET_CUDA_RETURN_IF_ERROR(
+      Launch(MarkDue{store->view, batch->num_keys, slots, squares, write_bound, s.first, s.second},
+             n, stream));
+  HET_CUDA_RETURN_IF_ERROR(SelectIndices(s.select, &s.select_bytes, s.first, gradients->slots,
+                                         gradients->num, n, stream));
+  HET_CUDA_RETURN_IF_ERROR(
+      SelectIndices(s.select, &s.select_bytes, s.second, lines->slots, lines->num, n, stream));
+  return Launch(FillSlots{slots, *lines}, n, stream);
+}
+
+size_t het_list_dirty_scratch_bytes(const HetStore* store) {
+  Scratch scratch;
+  FlagScratch(&scratch, store->view.num_lines);
+  return scratch.bytes();
+}
+
+int het_list_dirty(HetStore* store, const HetSlots* lines, void* memory, HetStream stream) {
+  const int64_t n = store->view.num_lines;
+  Scratch scratch(memory);
+  FlagScratch s(&scratch, n);
+  HET_CUDA_RETURN_IF_ERROR(Launch(MarkDirty{store->view, s.first}, n, stream));
+  return SelectIndices(s.select, &s.select_bytes, s.first, lines->slots, lines->num, n, stream);
+}
+
+int het_collect(HetStore* store, const HetSlots* lines, int64_t most, const HetPush* push,
+                HetStream stream) {
+  return std::visit(
+      [&](const auto& rule) {
+        const Collect<std::decay_t<decltype(rule)>> collect = {store->view, rule, *lines, *push};
+        return LaunchRows(collect, store->dim, most, stream);
+      },
+      store->rule);
+}
+
+int het_collect_gradients(HetStore* store, const HetBatch* batch, const int32_t* slots,
+                          const float* sums, const HetSlots* keys, int64_t most,
+                          const int64_t* visitor_bases, const HetPush* push, HetStream stream) {
+  const CollectGradients collect = {store->view, batch->keys,   slots, sums,
+                                    *keys,       visitor_bases, *push, store->dim};
+  return LaunchRows(collect, store->dim, most, stream);
+}
+
+int het_collect_rows(HetStore* store, const HetSlots* lines, int64_t most, int64_t* keys,
+                     float* rows, HetStream stream) {
+  return LaunchRows(CollectRows{store->view, *lines, keys, rows, store->row_dim}, store->dim, most,
+                    stream);
+}
+
+}  // extern "C"
+
+}  // namespace cuda
+}  // namespace het_tf

@@ -1,0 +1,168 @@
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "ops/core/status.h"
+#include "ops/cuda/scratch.h"
+#include "ops/cuda/store.h"
+
+namespace het_tf {
+namespace cuda {
+namespace {
+
+constexpr int kInvalidValue = 1;                  // cudaErrorInvalidValue
+constexpr int64_t kMostLines = int64_t{1} << 30;  // as many slots are left for visitors
+
+int32_t RoundUpTo4(int32_t floats) { return (floats + 3) / 4 * 4; }
+
+Status Check(const HetStoreConfig& config, AnyRule* rule) {
+  if (config.lines < 1 || config.lines > kMostLines) {
+    return InvalidArgument("lines = ", config.lines, " must be in [1, ", kMostLines, "]");
+  }
+  if (config.policy != HET_LRU && config.policy != HET_LFU) {
+    return InvalidArgument("policy = ", config.policy, " must be HET_LRU or HET_LFU");
+  }
+  if (config.clock < HET_CLOCK_COUNT || config.clock > HET_CLOCK_DRIFT) {
+    return InvalidArgument("clock = ", config.clock, " must be a HET_CLOCK_...");
+  }
+  return ParseRule(config.optimizer, config.dim, rule);
+}
+
+// The store's arrays in its memory, or, without memory, how much that takes.
+size_t Place(void* memory, HetStore* store, float** table, int32_t table_floats, int32_t** gains) {
+  StoreView& view = store->view;
+  Scratch scratch(memory);
+  view.tags = scratch.Take<uint8_t>(int64_t{view.buckets} * StoreView::kBucket);
+  view.lines = scratch.Take<DeviceLine>(view.num_lines);
+  view.rows = scratch.Take<float>(int64_t{view.num_lines} * view.row_stride);
+  view.records = scratch.Take<float>(int64_t{view.num_lines} * view.record_stride);
+  view.time = scratch.Take<double>(1);
+  *gains = scratch.Take<int32_t>(Scoring::kGains);
+  *table = scratch.Take<float>(table_floats);
+  return scratch.bytes();
+}
+
+int Create(const HetStoreConfig& config, HetStore* store, Stream stream) {
+  StoreView& view = store->view;
+  constexpr int64_t kBucket = StoreView::kBucket;
+  view.buckets = static_cast<uint32_t>((config.lines + kBucket - 1) / kBucket);
+  view.ways = static_cast<int32_t>((config.lines + view.buckets - 1) / view.buckets);
+  view.num_lines = static_cast<int32_t>(view.buckets * view.ways);
+  view.clock = static_cast<ClockRule>(config.clock);
+  std::vector<float> table;
+  std::visit(
+      [&](const auto& rule) {
+        const auto& algorithm = rule.algorithm;
+        store->dim = rule.dim();
+        store->row_dim = rule.row_dim();
+        store->contribution_dim = algorithm.contribution_dim();
+        view.row_stride = RoundUpTo4(rule.row_dim());
+        view.record_stride = config.keeps_records ? RoundUpTo4(algorithm.record_dim()) : 0;
+        if constexpr (std::decay_t<decltype(algorithm)>::kHasTable) table = algorithm.MakeTable();
+      },
+      store->rule);
+  float* table_there;
+  int32_t* gains_there;
+  const auto floats = static_cast<int32_t>(table.size());
+  store->bytes = static_cast<int64_t>(Place(nullptr, store, &table_there, floats, &gains_there));
+  HET_CUDA_RETURN_IF_ERROR(Allocate(store->bytes, &store->memory));
+  Place(store->memory, store, &table_there, floats, &gains_there);
+  std::visit(
+      [&](auto& rule) {
+        using Algorithm = typename std::decay_t<decltype(rule)>::Algorithm;
+        if constexpr (Algorithm::kHasTable) rule.algorithm.table = table_there;
+      },
+      store->rule);
+  view.scoring.policy = config.policy == HET_LRU ? Policy::kLru : Policy::kLfu;
+  view.scoring.half_life = Scoring::kHalfLifeInCapacities * view.num_lines;
+  view.scoring.gains = gains_there;
+  const Scoring::Gains& gains = Scoring::HostGains();
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, int64_t{view.buckets} * StoreView::kBucket, view.tags, stream));
+  HET_CUDA_RETURN_IF_ERROR(
+      Fill(0, sizeof(DeviceLine) * int64_t{view.num_lines}, view.lines, stream));
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(double), view.time, stream));
+  HET_CUDA_RETURN_IF_ERROR(Copy(gains.data(), sizeof(gains), gains_there, stream));
+  HET_CUDA_RETURN_IF_ERROR(Copy(table.data(), sizeof(float) * table.size(), table_there, stream));
+  return Synchronize(stream);
+}
+
+struct Unpin {
+  StoreView store;
+  const int32_t* num_keys;
+  const int32_t* slots;
+
+  HET_DEVICE void operator()(int64_t u) const {
+    if (u >= *num_keys || slots[u] < 0 || slots[u] >= store.num_lines) return;
+    DeviceLine& line = store.lines[slots[u]];
+    if (--line.pins == 0 && line.base < 0) store.tag(slots[u]) = StoreView::kNoTag;
+  }
+};
+
+struct Forget {
+  StoreView store;
+  int32_t shard, num_shards;
+  int64_t* updates_lost;
+
+  HET_DEVICE void operator()(int64_t item) const {
+    const auto slot = static_cast<int32_t>(item);
+    DeviceLine& line = store.lines[slot];
+    if (!store.live(slot)) return;
+    if (ShardOfHash(HashKey(line.key), num_shards) != static_cast<uint32_t>(shard)) return;
+    store.tag(slot) = StoreView::kNoTag;
+    if (line.pending > 0) AtomicAdd(updates_lost, line.pending);
+    line.pending = 0;
+    line.units = 0;
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+int het_store_create(const HetStoreConfig* config, HetStore** store, char* message,
+                     size_t message_bytes, HetStream stream) {
+  auto made = std::make_unique<HetStore>();
+  const Status status = Check(*config, &made->rule);
+  if (!status.ok()) {
+    std::snprintf(message, message_bytes, "%s", status.message().c_str());
+    return kInvalidValue;
+  }
+  if (const int error = Create(*config, made.get(), stream)) {
+    std::snprintf(message, message_bytes, "%lld bytes of device memory: %s",
+                  static_cast<long long>(made->bytes), ErrorString(error));
+    Free(made->memory);
+    return error;
+  }
+  *store = made.release();
+  return 0;
+}
+
+void het_store_destroy(HetStore* store) {
+  if (store == nullptr) return;
+  Free(store->memory);
+  delete store;
+}
+
+void het_store_info(const HetStore* store, HetStoreInfo* info) {
+  *info = {store->view.num_lines,   store->row_dim, store->view.row_stride,
+           store->contribution_dim, store->bytes,   store->view.rows};
+}
+
+int het_unpin(HetStore* store, const HetBatch* batch, const int32_t* slots, HetStream stream) {
+  return Launch(Unpin{store->view, batch->num_keys, slots}, batch->num_ids, stream);
+}
+
+int het_forget(HetStore* store, int32_t shard, int32_t num_shards, int64_t* updates_lost,
+               HetStream stream) {
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), updates_lost, stream));
+  return Launch(Forget{store->view, shard, num_shards, updates_lost}, store->view.num_lines,
+                stream);
+}
+
+}  // extern "C"
+
+}  // namespace cuda
+}  // namespace het_tf

@@ -1,0 +1,149 @@
+"""ops/cuda with CUDA's compiler, and on a GPU: tools/gpu.py {kernels,test,bench} [arguments]
+
+kernels   compiles every kernel for sm_80 and sm_90, lists its registers, and fails where registers
+          are spilled to memory. Needs nvcc; where there is none it says so and does nothing.
+test      runs the C++ tests of ops/cuda on a GPU, then under compute-sanitizer, one tool after the
+          other. Arguments go to the tests (--gtest_filter=...).
+bench     benchmarks/gpu_step.py, to which the arguments go.
+
+test and bench need nvcc and a GPU, and no TensorFlow.
+"""
+
+import collections
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cpptest
+import cxx
+
+DIRECTORY = cxx.ROOT / "build/gpu"
+# Without -march: host code that nvcc compiles must agree with it on how vectors are passed.
+HOST_FLAGS = [*cxx.SOURCES.CXX_FLAGS, "-O2", "-Wno-psabi", "-I."]
+SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+
+
+def nvcc() -> str:
+    path = cxx.nvcc_path()
+    if path is None:
+        raise SystemExit("no nvcc here: install the CUDA toolkit, or add its bin to PATH")
+    return path
+
+
+def cuda_objects(sources: list[str], *flags: str) -> list[Path]:
+    all_flags = [*cxx.SOURCES.CUDA_FLAGS, "-I.", *flags]
+    return cxx.compile_objects(sources, all_flags, DIRECTORY, nvcc=nvcc())
+
+
+def kernels_of(log: str) -> list[tuple[str, str, int, int]]:
+    """(mangled name, architecture, registers, bytes spilled) of each kernel that ptxas reports."""
+    entry = re.compile(
+        r"Compiling entry function '(\S+)' for '(sm_\d+)'.*?"
+        r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers",
+        re.DOTALL,
+    )
+    return [
+        (name, arch, int(registers), int(stores) + int(loads))
+        for name, arch, stores, loads, registers in entry.findall(log)
+    ]
+
+
+def readable(mangled: list[str]) -> list[str]:
+    """Names as in the sources, without namespaces, arguments and CUB's policies."""
+    names = subprocess.run(
+        ["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    short = []
+    for name in names:
+        if cub := re.search(r"\b(Device\w+Kernel|EmptyKernel)\b", name):
+            short.append(f"cub {cub[1]}")
+            continue
+        name = re.sub(r"\(anonymous namespace\)::|\w+::", "", name)
+        short.append(re.sub(r"^void |\(.*", "", name).replace(" >", ">"))
+    return short
+
+
+def kernels() -> None:
+    if cxx.nvcc_path() is None:
+        print("no nvcc here: the kernels are not compiled")
+        return
+    with cxx.lock(DIRECTORY):
+        objects = cuda_objects(cxx.SOURCES.CUDA_SOURCES)
+    found = [k for o in objects for k in kernels_of(o.with_suffix(".log").read_text())]
+    registers: dict = collections.defaultdict(dict)
+    spilled = []
+    for (_, arch, used, spills), name in zip(found, readable([k[0] for k in found]), strict=True):
+        registers[name][arch] = max(used, registers[name].get(arch, 0))
+        if spills:
+            spilled.append(f"{name} for {arch}: {spills} bytes")
+    print("registers: sm_80 sm_90")
+    for name, by_arch in sorted(registers.items()):
+        print(f"{by_arch.get('sm_80', '-'):>16} {by_arch.get('sm_90', '-'):>5}  {name}")
+    ours = [name for name in registers if not name.startswith("cub ")]
+    complete = all({"sm_80", "sm_90"} <= registers[name].keys() for name in ours)
+    if not ours or not complete:
+        raise SystemExit("ptxas did not report every kernel for both architectures")
+    if spilled:
+        raise SystemExit("registers are spilled:\n" + "\n".join(spilled))
+    print(f"{len(ours)} kernels, no register spilled")
+
+
+def build_tests() -> Path:
+    src = cxx.SOURCES
+    gtest = cpptest.googletest()
+    host_flags = [*HOST_FLAGS, "-isystem", f"{gtest}/include"]
+    with cxx.lock(DIRECTORY):
+        objects = cxx.compile_objects(src.CORE_SOURCES, host_flags, DIRECTORY)
+        gtest_sources = [f"{gtest}/src/gtest-all.cc", f"{gtest}/src/gtest_main.cc"]
+        objects += cxx.compile_objects(gtest_sources, [*host_flags, f"-I{gtest}"], DIRECTORY)
+        objects += cuda_objects(src.CUDA_SOURCES)
+        # They launch nothing themselves, but have to agree with what does.
+        objects += cuda_objects(src.CUDA_TESTS, "-x", "cu", "-isystem", f"{gtest}/include")
+        cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "cuda_test", nvcc=nvcc())
+    return DIRECTORY / "cuda_test"
+
+
+def require_gpu() -> None:
+    smi = shutil.which("nvidia-smi")
+    if smi is None or subprocess.run([smi, "-L"], capture_output=True).returncode:
+        raise SystemExit("built; there is no GPU here to run it on (nvidia-smi -L)")
+
+
+def test(arguments: list[str]) -> None:
+    binary = build_tests()
+    require_gpu()
+    commands = [[str(binary), *arguments]]
+    sanitizer = shutil.which("compute-sanitizer", path=f"{Path(nvcc()).resolve().parent}")
+    sanitizer = sanitizer or shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        print("no compute-sanitizer here: the tests run without it", flush=True)
+    else:
+        for tool in SANITIZER_TOOLS:
+            checked = [sanitizer, "--tool", tool, "--error-exitcode", "1", str(binary)]
+            commands.append([*checked, "--gtest_brief=1", *arguments])
+    for command in commands:
+        print(" ".join(command), flush=True)
+        if subprocess.run(command, cwd=cxx.ROOT).returncode:
+            raise SystemExit(1)
+
+
+def bench(arguments: list[str]) -> None:
+    src = cxx.SOURCES
+    with cxx.lock(DIRECTORY):
+        objects = cxx.compile_objects(src.CORE_SOURCES, HOST_FLAGS, DIRECTORY)
+        objects += cuda_objects([*src.CUDA_SOURCES, src.CUDA_BENCHMARK])
+        cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "step_bench", nvcc=nvcc())
+    require_gpu()
+    program = [sys.executable, "benchmarks/gpu_step.py", str(DIRECTORY / "step_bench")]
+    raise SystemExit(subprocess.run([*program, *arguments], cwd=cxx.ROOT).returncode)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["kernels"]:
+        kernels()
+    elif len(sys.argv) > 1 and sys.argv[1] in ("test", "bench"):
+        {"test": test, "bench": bench}[sys.argv[1]](sys.argv[2:])
+    else:
+        raise SystemExit(__doc__)
