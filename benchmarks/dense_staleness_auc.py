@@ -243,11 +243,9 @@ def main(argv: list[str]) -> None:
         )
         return run
 
-    own = auc_runs.read([_JSON.value], Run, Setting)
-    others = auc_runs.read(_READ.value, Run, Setting)
-    wanted = list(settings())
-    auc_runs.make(wanted, _SEEDS.value, own, others, _JSON.value, train_and_say)
-    report([run for run in own + others if run.setting in wanted or _READ.value])
+    report(
+        auc_runs.make(list(settings()), _SEEDS.value, _JSON.value, _READ.value, Run, train_and_say)
+    )
 
 
 if __name__ == "__main__":

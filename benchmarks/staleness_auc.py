@@ -332,11 +332,9 @@ def main(argv: list[str]) -> None:
         )
         return run
 
-    own = auc_runs.read([_JSON.value], Run, Setting)
-    others = auc_runs.read(_READ.value, Run, Setting)
-    wanted = list(settings())
-    auc_runs.make(wanted, _SEEDS.value, own, others, _JSON.value, train_and_say)
-    runs = [run for run in own + others if run.setting in wanted or _READ.value]
+    runs = auc_runs.make(
+        list(settings()), _SEEDS.value, _JSON.value, _READ.value, Run, train_and_say
+    )
     report_all(runs)
     if _PLOT.value:
         plot(_PLOT.value, runs)
