@@ -61,6 +61,8 @@ _PER_SERVER = flags.DEFINE_integer("workers_per_server", 8, "of clusters to pred
 _SERVER_CORES = flags.DEFINE_integer("server_cores", 16, "of a server of theirs")
 _JSON = flags.DEFINE_string("json", None, "file to write the predictions to")
 
+_LABEL = 70  # columns that the longest label of a setting takes
+
 # Of the rate, what is left for payload: in packets of 1,500 bytes, and as tbf counts their headers.
 _PAYLOAD_SHARE = 1448 / 1514
 
@@ -283,7 +285,9 @@ def _busiest_first(
 def check(measured: Measured) -> list[dict[str, object]]:
     """Predictions of what was measured, printed beside it."""
     columns = ("measured", "predicted", "error", "bound by", "cores")
-    print(f"{'ms a step of a worker':58}" + "".join(f"{column:>10}" for column in columns))
+    print(
+        f"{'ms a step of a worker':{_LABEL + 22}}" + "".join(f"{column:>10}" for column in columns)
+    )
     checked = []
     for row in measured.figures:
         setting = row.setting
@@ -297,7 +301,7 @@ def check(measured: Measured) -> list[dict[str, object]]:
         error = predicted / row.ms_per_step - 1
         cluster = f"{setting.workers}+{setting.servers}, {setting.rate or 'no limit'}"
         print(
-            f"{setting.label:36}{cluster:22}{row.ms_per_step:10.1f}{predicted:10.1f}{error:10.0%}"
+            f"{setting.label:{_LABEL}}{cluster:22}{row.ms_per_step:10.1f}{predicted:10.1f}{error:10.0%}"
             f"{bound:>10}{cores:10.2f}"
         )
         checked.append(
@@ -318,10 +322,12 @@ def foresee(measured: Measured) -> list[dict[str, object]]:
         print(
             f"{text}, {_PER_SERVER.value} workers a server: examples/s, share of the ceiling, bound"
         )
-        print(f"{'workers':34}" + "".join(f"{n:>24}" for n in _WORKERS.value) + f"{'knee':>6}")
+        print(
+            f"{'workers':{_LABEL}}" + "".join(f"{n:>24}" for n in _WORKERS.value) + f"{'knee':>6}"
+        )
         for setting in reversed(variants.values()):
             free = measured.unlimited(setting)
-            line = f"{setting.label:34}"
+            line = f"{setting.label:{_LABEL}}"
             for workers in map(int, _WORKERS.value):
                 servers = math.ceil(workers / _PER_SERVER.value)
                 step = measured.step_of(free, workers, servers)
