@@ -78,6 +78,11 @@ CORE_TESTS = [
 
 # Rows in a device's memory. Every compiler but nvcc makes the host build of it (ops/cuda/device.h).
 CUDA_SOURCES = [
+    "ops/cuda/block.cu",
+    "ops/cuda/device_cache.cu",
+    "ops/cuda/device_cache_install.cu",
+    "ops/cuda/device_cache_lookup.cu",
+    "ops/cuda/device_cache_update.cu",
     "ops/cuda/evict.cu",
     "ops/cuda/find.cu",
     "ops/cuda/gather.cu",
@@ -92,6 +97,8 @@ CUDA_SOURCES = [
 
 CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
+    "ops/cuda/device_cache_reply_test.cc",
+    "ops/cuda/device_cache_test.cc",
     "ops/cuda/lanes_test.cc",
     "ops/cuda/schedule_test.cc",
     "ops/cuda/store_test.cc",

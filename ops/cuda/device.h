@@ -19,6 +19,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #else
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -96,8 +97,12 @@ int LaunchLanes(const Kernel& kernel, int64_t n, Stream stream) {
 
 #else
 
+// So many allocations succeed; after them tests see what a device out of memory does.
+inline std::atomic<int64_t> allocations_left{INT64_MAX};
+
 inline int Allocate(size_t bytes, void** memory) {
   constexpr int kOutOfMemory = 2;  // cudaErrorMemoryAllocation
+  if (allocations_left.fetch_sub(1) <= 0) return kOutOfMemory;
   *memory = std::malloc(bytes);
   if (*memory == nullptr) return bytes == 0 ? 0 : kOutOfMemory;
   std::memset(*memory, 0xab, bytes);

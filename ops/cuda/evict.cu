@@ -55,6 +55,7 @@ struct Evict {
   int64_t m;
   int32_t* slots;
   int64_t* num_visitors;
+  int64_t* num_evicted;
 
   static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
   static constexpr int64_t kPinned = std::numeric_limits<int64_t>::max();
@@ -92,6 +93,7 @@ struct Evict {
         slots[misses.index[j]] = slot;
         if (slot < store.num_lines) {
           store.lines[slot].pins = 1;
+          if (store.live(slot)) AtomicAdd(num_evicted, 1);
         } else {
           AtomicAdd(num_visitors, 1);
         }
@@ -161,19 +163,20 @@ size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses) {
 }
 
 int het_evict(HetStore* store, const HetList* misses, int64_t num_misses, const int32_t* uses,
-              int32_t admission, int32_t* slots, int64_t* num_visitors, void* memory,
-              HetStream stream) {
+              int32_t admission, int32_t* slots, int64_t* num_visitors, int64_t* num_evicted,
+              void* memory, HetStream stream) {
   const StoreView& view = store->view;
   Scratch scratch(memory);
   EvictScratch s(&scratch, view, num_misses);
   HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_visitors, stream));
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_evicted, stream));
   if (num_misses == 0) return 0;
   HET_CUDA_RETURN_IF_ERROR(
       Launch(ListBuckets{view, *misses, uses, s.buckets, s.iota}, num_misses, stream));
   HET_CUDA_RETURN_IF_ERROR(SortPairs(s.sort, &s.sort_bytes, s.buckets, s.sorted, s.iota, s.order,
                                      num_misses, s.bits, stream));
-  const Evict evict = {view,    *misses,    uses,  admission,   s.sorted,
-                       s.order, num_misses, slots, num_visitors};
+  const Evict evict = {view,    *misses,    uses,  admission,    s.sorted,
+                       s.order, num_misses, slots, num_visitors, num_evicted};
   return LaunchLanes<32>(evict, num_misses, stream);
 }
 

@@ -111,6 +111,11 @@ int het_store_create(const HetStoreConfig* config, HetStore** store, char* messa
 void het_store_destroy(HetStore* store);
 void het_store_info(const HetStore* store, HetStoreInfo* info);
 
+// How many lines have a row.
+int het_count_lines(HetStore* store,
+                    int64_t* num_lines,  // (1): out
+                    HetStream stream);
+
 // Some of a batch's keys. The arrays are the caller's.
 typedef struct {
   int32_t* index;  // (n): which of the keys
@@ -150,6 +155,7 @@ int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
               int32_t admission,      // HET_ADMIT_...
               int32_t* slots,         // (num_keys): in and out
               int64_t* num_visitors,  // (1): out
+              int64_t* num_evicted,   // (1): out, the lines that were another key's
               void* scratch, HetStream stream);
 
 // Those of the misses' lines whose old rows have updates that no push holds.

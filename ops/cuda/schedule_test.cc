@@ -1,4 +1,4 @@
-// The rules of DESIGN section 3 with rows in device stores: beside the host's caches, and under
+// The rules of DESIGN section 3 with rows in device caches: beside the host's, and under
 // random schedules. Every gradient is an integer, so a value is minus their sum, exactly.
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "ops/core/cache/cache_testing.h"
 #include "ops/core/unique_ids.h"
-#include "ops/cuda/worker_testing.h"
+#include "ops/cuda/device_cache_testing.h"
 
 namespace het_tf {
 namespace {
@@ -20,7 +20,6 @@ using testing::Below;
 using testing::Chance;
 using testing::Cluster;
 using testing::DeviceCluster;
-using testing::DeviceWorker;
 using testing::Floats;
 using testing::Ids;
 using testing::kFewer;
@@ -35,15 +34,15 @@ Ids RandomIds(Random* random, int64_t num_keys) {
   return ids;
 }
 
-// One worker or several, all clock rules that let a cached row be: whatever the bounds, host and
-// device read the same and leave the same table, to the last bit.
+// One worker or several, all clock rules: whatever the bounds, host and device read the same and
+// leave the same table, to the last bit.
 TEST(DeviceScheduleTest, HostAndDeviceReadTheSame) {
   for (uint64_t seed = 0; seed < 30 / kFewer; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Random random(seed);
     CacheConfig config = PlainConfig(static_cast<int>(1 + Below(&random, 4)));
     config.rows.dim = static_cast<int>(1 + Below(&random, 20));
-    config.rows.clock = seed % 3 == 2 ? ClockRule::kDrift : ClockRule::kCount;
+    config.rows.clock = static_cast<ClockRule>(seed % 3);
     const int64_t scale = config.rows.clock == ClockRule::kDrift ? int64_t{1} << 14 : 1;
     const auto bound = [&] {
       const int64_t each = kBounds[Below(&random, 5)];
@@ -91,16 +90,11 @@ TEST(DeviceScheduleTest, HostAndDeviceTrainTheSame) {
       Floats gradients(ids.size() * config.rows.dim);
       for (float& g : gradients) g = static_cast<float>(Below(&random, 9) - 4) / 8;
       const Floats expected = host.Step(0, ids, gradients, 0.1f);
-      DeviceWorker::Call call = device.worker()->Lookup(ids, [](int64_t) { return true; });
-      device.Deliver(&call);
-      ASSERT_TRUE(device.worker()->Install(&call));
-      const Floats values = call.step->Gather();
-      device.worker()->Update(call, gradients, 0.1f);
-      call.step->Unpin();
+      const Floats values = device.Step(0, ids, gradients, 0.1f);
       for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], 1e-5) << step;
     }
     host.Flush(0);
-    device.Flush(0, true);
+    device.Flush(0);
     const testing::TableRows expected = host.Rows(), rows = device.Rows();
     ASSERT_EQ(rows.size(), expected.size());
     for (const auto& [key, row] : expected) {
@@ -139,7 +133,7 @@ class Schedule {
 
   void Run(int events) {
     for (int event = 0; event < events; ++event) {
-      const int w = static_cast<int>(Below(&random_, cluster_->num_workers()));
+      const int w = static_cast<int>(Below(&random_, cluster_->num_caches()));
       switch (Below(&random_, 4)) {
         case 0:
           if (under_way_.size() < 5) Lookup(w);
@@ -156,7 +150,12 @@ class Schedule {
       }
     }
     while (!under_way_.empty()) FinishOne();
-    for (int w = 0; w < cluster_->num_workers(); ++w) cluster_->Flush(w, true);
+    for (int w = 0; w < cluster_->num_caches(); ++w) {
+      cluster_->CutFlush(w, true);  // lost
+      cluster_->Flush(w);
+      EXPECT_EQ(cluster_->count(CacheCounter::kPending, w), 0);
+      EXPECT_EQ(cluster_->count(CacheCounter::kUpdatesLost, w), 0);
+    }
   }
 
   void ExpectExactSums() const {
@@ -179,17 +178,14 @@ class Schedule {
 
  private:
   struct UnderWay {
-    int worker;
     Ids ids;
-    DeviceWorker::Call call;
+    DeviceCluster::Call call;
     Counts own;  // the worker's updates when the lookup was made
   };
 
   void Lookup(int w) {
     const Ids ids = RandomIds(&random_, 60);
-    under_way_.push_back(
-        {w, ids, cluster_->worker(w)->Lookup(ids, [&](int64_t) { return Chance(&random_, 0.9); }),
-         own_[w]});
+    under_way_.push_back({ids, cluster_->Lookup(w, ids), own_[w]});
   }
 
   // Any request of any call, also one that was there before.
@@ -200,9 +196,11 @@ class Schedule {
   }
 
   void Flush(int w) {
-    DeviceWorker::Call call = cluster_->worker(w)->CutFlush(Chance(&random_, 0.5));
-    if (!Chance(&random_, 0.3)) cluster_->Deliver(&call);
-    cluster_->worker(w)->Install(&call);  // or its replies were lost
+    DeviceCluster::Call call = cluster_->CutFlush(w, Chance(&random_, 0.5));
+    if (Chance(&random_, 0.2)) return;  // lost
+    cluster_->Deliver(&call);
+    if (Chance(&random_, 0.2)) return;  // its replies were
+    EXPECT_OK(cluster_->TryInstall(&call));
   }
 
   void FinishOne() {
@@ -210,28 +208,22 @@ class Schedule {
     std::swap(under_way_[Below(&random_, under_way_.size())], under_way_.back());
     UnderWay step = std::move(under_way_.back());
     under_way_.pop_back();
-    DeviceWorker* worker = cluster_->worker(step.worker);
-    const bool lost = Chance(&random_, 0.2);
+    if (Chance(&random_, 0.2)) return;  // lost
     for (int s = 0; s < cluster_->num_shards(); ++s) {
-      if (!lost && step.call.replies[s].empty()) cluster_->Deliver(&step.call, s);
+      if (step.call.replies[s].empty()) cluster_->Deliver(&step.call, s);
     }
-    if (worker->Install(&step.call)) {
-      const UniqueIds unique(step.ids.data(), static_cast<int64_t>(step.ids.size()));
-      const Floats values = step.call.step->Gather();
-      const std::vector<int32_t> slots = step.call.step->slots();
-      for (size_t i = 0; i < values.size(); ++i) {
-        const int64_t key = step.ids[i];
-        EXPECT_LE(-values[i], total_[key]) << "key " << key << " has updates that nobody made";
-        if (slots[unique.key_of[i]] >= worker->store().info().lines) continue;
-        EXPECT_GE(-values[i], step.own[key]) << "own updates of key " << key << " are missing";
-      }
-      worker->Update(step.call, OneForEachKey(unique));
-      for (const int64_t key : unique.keys) {
-        ++total_[key];
-        ++own_[step.worker][key];
-      }
+    const Floats values = cluster_->Fill(&step.call);
+    const UniqueIds unique(step.ids.data(), static_cast<int64_t>(step.ids.size()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const int64_t key = step.ids[i];
+      EXPECT_LE(-values[i], total_[key]) << "key " << key << " has updates that nobody made";
+      EXPECT_GE(-values[i], step.own[key]) << "own updates of key " << key << " are missing";
     }
-    step.call.step->Unpin();
+    EXPECT_OK(cluster_->Update(step.call, OneForEachKey(unique)));
+    for (const int64_t key : unique.keys) {
+      ++total_[key];
+      ++own_[step.call.cache][key];
+    }
   }
 
   Random random_;
@@ -295,6 +287,18 @@ TEST(DeviceScheduleTest, AReadMissesNoMoreThanTheBounds) {
   }
 }
 
+// The clocks of cached rows as a call's requests send them.
+Counts ClocksSent(const DeviceCluster::Call& call) {
+  Counts clocks;
+  for (const auto& request : call.requests) {
+    if (request->empty()) continue;
+    RequestView view;
+    EXPECT_OK(RequestView::Parse(request->data(), request->size(), &view));
+    for (int64_t c = 0; c < view.header.num_bases(); ++c) clocks[view.keys[c]] = view.bases[c];
+  }
+  return clocks;
+}
+
 // By every clock rule: once a lookup is installed, no shard's clock of its lines is more than the
 // read bound beyond what the worker knows. (Lamport's is the paper's Lemma 1, seen from one
 // worker.)
@@ -314,52 +318,23 @@ TEST(DeviceScheduleTest, ALineIsNoOlderThanTheReadBound) {
       int64_t furthest = 0;
       for (int step = 0; step < 200 / kFewer; ++step) {
         const int w = static_cast<int>(Below(&random, kWorkers));
-        DeviceWorker* worker = cluster.worker(w);
         const Ids ids = RandomIds(&random, 12);
-        DeviceWorker::Call call = worker->Lookup(ids, [](int64_t) { return true; });
+        DeviceCluster::Call call = cluster.Lookup(w, ids);
         cluster.Deliver(&call);
-        ASSERT_TRUE(worker->Install(&call));
-        const testing::Step look(worker->store(), 1, ids);
-        const Ids keys = look.check_keys();
-        const std::vector<int64_t> bases = look.check_bases();
-        look.Unpin();
+        ASSERT_OK(cluster.TryInstall(&call));
         const testing::TableRows rows = cluster.Rows();
-        for (size_t c = 0; c < keys.size(); ++c) {
-          const auto row = rows.find(keys[c]);
-          if (row != rows.end()) furthest = std::max(furthest, row->second.clock - bases[c]);
+        // What a step that came now would say of the same lines.
+        const DeviceCluster::Call look = cluster.Lookup(w, ids);
+        for (const auto& [key, base] : ClocksSent(look)) {
+          const auto row = rows.find(key);
+          if (row != rows.end()) furthest = std::max(furthest, row->second.clock - base);
         }
-        worker->Update(call, OneForEachKey(UniqueIds(ids.data(), ids.size())));
-        call.step->Unpin();
+        ASSERT_OK(cluster.Update(call, OneForEachKey(UniqueIds(ids.data(), ids.size()))));
       }
       EXPECT_LE(furthest, config.read_bound);
       EXPECT_EQ(furthest > 0, bound > 0) << "whether the bound was tried";
     }
   }
-}
-
-// A shard that lost its rows: what was held of it is forgotten, and training goes on from what it
-// has.
-TEST(DeviceScheduleTest, AShardThatWasCleared) {
-  CacheConfig config = PlainConfig(2);
-  testing::SetStaleness(&config, 3);
-  const DeviceCluster cluster(config);
-  Ids ids(40);
-  for (int64_t i = 0; i < 40; ++i) ids[i] = i;
-  for (int step = 0; step < 5; ++step) cluster.Step(0, ids, Floats(40, 1));
-  cluster.table(1)->Clear();
-  cluster.Step(0, ids, Floats(40, 1));
-  EXPECT_EQ(cluster.worker()->restarts(), 1);
-  cluster.Flush(0, true);
-  const testing::TableRows rows = cluster.Rows();
-  for (const int64_t id : ids) {
-    if (ShardOfHash(HashKey(id), 2) == 0) {
-      EXPECT_EQ(rows.at(id).value[0], -6);
-    } else {
-      EXPECT_EQ(rows.at(id).value[0], -1) << "the step that heard of it";
-    }
-  }
-  const Floats values = cluster.Step(0, ids, Floats(40, 0));
-  for (const int64_t id : ids) EXPECT_EQ(values[id], rows.at(id).value[0]);
 }
 
 }  // namespace

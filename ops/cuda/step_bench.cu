@@ -105,6 +105,8 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
   float* sums = New<float>(n * dim);
   float* squares = New<float>(n);
   int64_t* nonfinite = New<int64_t>(1);
+  int64_t* num_visitors = New<int64_t>(1);
+  int64_t* num_evicted = New<int64_t>(1);
   float* gradients[2];
   for (float*& each : gradients) {
     each = New<float>(n * dim);
@@ -130,8 +132,8 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
     MUST(cuda::Copy(batch.num_keys, sizeof(int32_t), &num_keys, kStream));
     MUST(cuda::Synchronize(kStream));
     keys += num_keys;
-    MUST(het_evict(store, &misses, num_misses, ones, HET_ADMIT_ALWAYS, slots, nonfinite, scratch,
-                   kStream));
+    MUST(het_evict(store, &misses, num_misses, ones, HET_ADMIT_ALWAYS, slots, num_visitors,
+                   num_evicted, scratch, kStream));
     MUST(het_make(store, &misses, num_misses, ones, slots, kStream));
     MUST(cuda::Fill(0, sizeof(float) * n * info.row_stride, fresh, kStream));
     MUST(het_install(store, misses.index, slots, fresh, bases, num_misses, kStream));

@@ -101,6 +101,20 @@ struct Unpin {
   }
 };
 
+struct CountLines {
+  StoreView store;
+  int64_t* num_lines;
+
+  HET_DEVICE void operator()(int64_t bucket) const {
+    int64_t lines = 0;
+    for (int32_t way = 0; way < store.ways; ++way) {
+      const auto slot = static_cast<int32_t>(bucket) * store.ways + way;
+      lines += store.live(slot) && store.lines[slot].base >= 0;
+    }
+    AtomicAdd(num_lines, lines);
+  }
+};
+
 struct Forget {
   StoreView store;
   int32_t shard, num_shards;
@@ -149,6 +163,11 @@ void het_store_destroy(HetStore* store) {
 void het_store_info(const HetStore* store, HetStoreInfo* info) {
   *info = {store->view.num_lines,   store->row_dim, store->view.row_stride,
            store->contribution_dim, store->bytes,   store->view.rows};
+}
+
+int het_count_lines(HetStore* store, int64_t* num_lines, HetStream stream) {
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_lines, stream));
+  return Launch(CountLines{store->view, num_lines}, store->view.buckets, stream);
 }
 
 int het_unpin(HetStore* store, const HetBatch* batch, const int32_t* slots, HetStream stream) {

@@ -113,6 +113,8 @@ TEST(DeviceStoreTest, MoreKeysThanLines) {
         slots.begin(), slots.end(), [&](int32_t slot) { return slot >= store.info().lines; });
     EXPECT_EQ(1000 - visitors, store.info().lines);
     EXPECT_EQ(step.num_visitors(), visitors);
+    EXPECT_EQ(step.num_evicted(), 0);
+    EXPECT_EQ(store.CountLines(), store.info().lines);
     step.Update(Floats(1000, 2));
     std::vector<PushedRow> due = step.CollectDue(-1);
     EXPECT_EQ(static_cast<int64_t>(due.size()), visitors);
@@ -130,7 +132,9 @@ TEST(DeviceStoreTest, WhatIsNotWorthALineGetsNone) {
   EXPECT_LT(slots[0], store.info().lines);
   EXPECT_EQ(slots[1], store.info().lines + 1);
   EXPECT_LT(slots[2], store.info().lines);
+  EXPECT_EQ(store.CountLines(), 0) << "their rows are still to come";
   step.InstallMisses({{1}, {2}, {3}}, {0, 0, 0});
+  EXPECT_EQ(store.CountLines(), 2);
   EXPECT_EQ(step.Gather(), (Floats{1, 2, 3}));
   step.Unpin();
   const Step next(store, 1, {1, 2, 3});
@@ -161,6 +165,7 @@ TEST(DeviceStoreTest, LruEvictsTheLongestUnused) {
   }
   Step step(store, 1, {4});
   Begin(&step, store, 4);
+  EXPECT_EQ(step.num_evicted(), 1);
   step.Unpin();
   EXPECT_EQ(Step(store, 1, {1, 2, 3, 4}).miss_keys(), Ids{2});
 }

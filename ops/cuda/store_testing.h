@@ -43,6 +43,12 @@ class DeviceStore {
     return row;
   }
 
+  int64_t CountLines() const {
+    const DeviceArray<int64_t> num_lines(1);
+    EXPECT_CUDA(het_count_lines(store_, num_lines.get(), kStream));
+    return num_lines.Read()[0];
+  }
+
   int64_t Forget(int32_t shard = 0, int32_t num_shards = 1) const {
     const DeviceArray<int64_t> lost(1);
     EXPECT_CUDA(het_forget(store_, shard, num_shards, lost.get(), kStream));
@@ -166,11 +172,12 @@ class Step {
   std::vector<PushedRow> MakeLines(const std::vector<int32_t>& uses,
                                    int32_t admission = HET_ADMIT_IF_AS_MUCH) {
     const DeviceArray<int32_t> uses_there(uses);
-    const DeviceArray<int64_t> visitors(1);
+    const DeviceArray<int64_t> visitors(1), evicted(1);
     const DeviceArray<char> scratch(het_evict_scratch_bytes(store_.get(), num_misses_));
     EXPECT_CUDA(het_evict(store_.get(), &misses_.list, num_misses_, uses_there.get(), admission,
-                          slots_.get(), visitors.get(), scratch.get(), kStream));
+                          slots_.get(), visitors.get(), evicted.get(), scratch.get(), kStream));
     num_visitors_ = visitors.Read()[0];
+    num_evicted_ = evicted.Read()[0];
     const Slots victims(num_misses_);
     const DeviceArray<char> list_scratch(het_list_victims_scratch_bytes(num_misses_));
     EXPECT_CUDA(het_list_victims(store_.get(), &misses_.list, num_misses_, slots_.get(),
@@ -183,6 +190,7 @@ class Step {
   std::vector<PushedRow> MakeLines() { return MakeLines(std::vector<int32_t>(num_misses_, 1)); }
 
   int64_t num_visitors() const { return num_visitors_; }
+  int64_t num_evicted() const { return num_evicted_; }
 
   // Rows of the misses, in their order; they serve the visitors too. rows: (misses) of (row_dim).
   void InstallMisses(const std::vector<std::vector<float>>& rows,
@@ -261,7 +269,7 @@ class Step {
   const DeviceArray<int32_t> slots_;
   const List misses_, checks_;
   const DeviceArray<float> sums_, squares_;
-  int64_t num_misses_, num_checks_, num_visitors_ = 0;
+  int64_t num_misses_, num_checks_, num_visitors_ = 0, num_evicted_ = 0;
   DeviceArray<float> visitors_;
   DeviceArray<int64_t> visitor_bases_;
 };

@@ -1,18 +1,10 @@
 #include <algorithm>
 
+#include "ops/cuda/error.h"
 #include "ops/cuda/tiered.h"
 
 namespace het_tf {
 namespace cuda {
-namespace {
-
-Status ToStatus(int error, const char* what) {
-  if (error == 0) return Status();
-  return ResourceExhausted(what, ": ", ErrorString(error));
-}
-#define HET_RETURN_IF_CUDA_ERROR(expr) HET_RETURN_IF_ERROR(ToStatus((expr), #expr))
-
-}  // namespace
 
 Buffers::~Buffers() {
   for (void* memory : device_) Free(memory);
@@ -58,6 +50,7 @@ Status TieredTable::Create(const TieredConfig& config, HostRows* rows, Stream st
   HET_RETURN_IF_ERROR(buffers.NewPinned(n, &made->keys_host_));
   HET_RETURN_IF_ERROR(buffers.NewPinned(floats, &made->leaving_host_));
   HET_RETURN_IF_ERROR(buffers.NewDevice(1, &made->num_visitors_));
+  HET_RETURN_IF_ERROR(buffers.NewDevice(1, &made->num_evicted_));
   HET_RETURN_IF_ERROR(buffers.NewPinned(2, &made->counts_host_));
   HET_RETURN_IF_ERROR(buffers.NewPinned(1, &made->visitors_host_));
   const std::vector<int32_t> ones(n, 1);
@@ -116,7 +109,7 @@ Status TieredTable::Plan(const int64_t* ids, int64_t n, Step* step, int64_t* num
   HET_RETURN_IF_CUDA_ERROR(Synchronize(stream_));
   const int64_t m = step->num_misses_ = *num_misses;
   HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &step->misses_, m, ones_, HET_ADMIT_ALWAYS,
-                                     step->slots_, num_visitors_, scratch_, stream_));
+                                     step->slots_, num_visitors_, num_evicted_, scratch_, stream_));
   HET_RETURN_IF_CUDA_ERROR(het_list_victims(store_, &step->misses_, m, step->slots_,
                                             &leaving_slots_, scratch_, stream_));
   HET_RETURN_IF_CUDA_ERROR(

@@ -146,6 +146,7 @@ class TieredTable {
   int64_t* keys_host_ = nullptr;      // (max_ids), pinned
   float* leaving_host_ = nullptr;     // (max_ids, row_stride), pinned
   int64_t* num_visitors_ = nullptr;   // (1)
+  int64_t* num_evicted_ = nullptr;    // (1)
   int32_t* counts_host_ = nullptr;    // (2), pinned
   int64_t* visitors_host_ = nullptr;  // (1), pinned
   int32_t* ones_ = nullptr;           // (max_ids)

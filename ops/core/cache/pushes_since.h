@@ -24,14 +24,19 @@ class PushesSince {
       PushView view;
       ReadCursor cursor(push.bytes, push.size);
       ReadPush(&cursor, optimizer.dim(), optimizer.contribution_dim(), &view);
-      for (int64_t r = 0; r < view.num_rows(); ++r) {
-        const bool gradient = r < view.num_gradients;
-        const float* floats =
-            gradient ? view.gradients + r * optimizer.dim()
-                     : view.contributions + (r - view.num_gradients) * optimizer.contribution_dim();
-        rows_[view.rows[r].key].push_back({&view.rows[r], floats, gradient});
-      }
+      Add(view);
     });
+  }
+
+  // One that comes after those, which must outlive this.
+  void Add(const PushView& push) {
+    for (int64_t r = 0; r < push.num_rows(); ++r) {
+      const bool gradient = r < push.num_gradients;
+      const float* floats =
+          gradient ? push.gradients + r * optimizer_.dim()
+                   : push.contributions + (r - push.num_gradients) * optimizer_.contribution_dim();
+      rows_[push.rows[r].key].push_back({&push.rows[r], floats, gradient});
+    }
   }
 
   bool Has(int64_t key) const { return !rows_.empty() && rows_.count(key) != 0; }

@@ -1,0 +1,353 @@
+// Lookup and Flush: the lines of a step, and the requests for what they lack.
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+#include <utility>
+
+#include "ops/core/memory/hash.h"
+#include "ops/core/wire/request.h"
+#include "ops/cuda/device.h"
+#include "ops/cuda/device_cache.h"
+#include "ops/cuda/error.h"
+#include "ops/cuda/scratch.h"
+
+namespace het_tf {
+namespace cuda {
+namespace {
+
+constexpr int64_t kMostIds = (int64_t{1} << 30) - 128;  // HetBatch's
+
+// Where a lookup's arrays lie, or, without memory, how much that takes.
+size_t PlaceOnDevice(void* memory, int64_t n, Found* found) {
+  Scratch scratch(memory);
+  HetBatch& batch = found->batch;
+  batch.keys = scratch.Take<int64_t>(n);
+  batch.key_of = scratch.Take<int32_t>(n);
+  batch.begin = scratch.Take<int32_t>(n + 1);
+  batch.positions = scratch.Take<int32_t>(n);
+  for (HetList* list : {&found->misses, &found->checks}) {
+    list->index = scratch.Take<int32_t>(n);
+    list->keys = scratch.Take<int64_t>(n);
+    list->bases = scratch.Take<int64_t>(n);
+  }
+  found->slots = scratch.Take<int32_t>(n);
+  found->uses = scratch.Take<int32_t>(n);
+  found->victims = scratch.Take<int32_t>(n);
+  found->nums = scratch.Take<Found::Nums>(1);
+  if (memory == nullptr) return scratch.bytes();
+  batch.num_keys = &found->nums->keys;
+  found->misses.num = &found->nums->misses;
+  found->checks.num = &found->nums->checks;
+  return scratch.bytes();
+}
+
+size_t PlacePinned(void* memory, int64_t n, Found* found) {
+  Scratch scratch(memory);
+  found->miss_keys = scratch.Take<int64_t>(n);
+  found->check_keys = scratch.Take<int64_t>(n);
+  found->check_bases = scratch.Take<int64_t>(n);
+  found->check_index = scratch.Take<int32_t>(n);
+  found->miss_index = scratch.Take<int32_t>(n);
+  found->slots_here = scratch.Take<int32_t>(n);
+  found->uses_here = scratch.Take<int32_t>(n);
+  return scratch.bytes();
+}
+
+}  // namespace
+
+// All that a lookup of n ids needs of a device, so that nothing fails half-way.
+Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
+  if (spare_.empty()) spare_.push_back(std::make_unique<Found>());
+  Found* spare = spare_.back().get();
+  Found sizes;
+  HET_RETURN_IF_ERROR(spare->device.Reserve(PlaceOnDevice(nullptr, n, &sizes)));
+  HET_RETURN_IF_ERROR(spare->pinned.Reserve(PlacePinned(nullptr, n, &sizes)));
+  HET_RETURN_IF_ERROR(scratch_.Reserve(
+      std::max({het_unique_scratch_bytes(n), het_list_scratch_bytes(n),
+                het_evict_scratch_bytes(store_, n), het_list_victims_scratch_bytes(n)})));
+  PlaceOnDevice(spare->device.get(), n, spare);
+  PlacePinned(spare->pinned.get(), n, spare);
+  spare->batch.num_ids = n;
+  spare->here = {0, 0, 0};
+  spare->holds_lines = false;
+  *found = std::move(spare_.back());
+  spare_.pop_back();
+  return Status();
+}
+
+Status DeviceCache::Find(const int64_t* ids, Found* found) {
+  const HetBatch& batch = found->batch;
+  HET_RETURN_IF_CUDA_ERROR(het_unique(ids, &batch, scratch_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(het_find(store_, &batch, found->slots, stream_));
+  found->holds_lines = true;
+  HET_RETURN_IF_CUDA_ERROR(het_list(store_, &batch, found->slots, &found->misses, &found->checks,
+                                    scratch_.get(), stream_));
+  // Through pinned memory that nothing else is read to.
+  HET_RETURN_IF_CUDA_ERROR(Copy(found->nums, sizeof(Found::Nums), counts_pinned_.get(), stream_));
+  HET_RETURN_IF_ERROR(Wait());
+  std::memcpy(&found->here, counts_pinned_.get(), sizeof(Found::Nums));
+  const int64_t m = found->here.misses, c = found->here.checks;
+  const auto copy = [&](const auto* from, int64_t n, auto* to) {
+    return Copy(from, sizeof(*from) * n, to, stream_);
+  };
+  HET_RETURN_IF_CUDA_ERROR(copy(found->misses.keys, m, found->miss_keys));
+  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.keys, c, found->check_keys));
+  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.bases, c, found->check_bases));
+  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.index, c, found->check_index));
+  auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
+  HET_RETURN_IF_CUDA_ERROR(het_count_lines(store_, &counts->lines, stream_));
+  return ReadCounts();
+}
+
+// Lines for the misses that are worth one. has_line: (misses): out
+Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line) {
+  Found* found = ticket->found_.get();
+  const int64_t m = found->here.misses;
+  if (m == 0) return Status();
+  const auto* read = reinterpret_cast<const Counts*>(counts_pinned_.get());
+  auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
+  const bool has_room = read->lines < info_.lines;
+  for (int64_t j = 0; j < m; ++j) {
+    const int uses = admission_.Missed(HashKey(found->miss_keys[j]));
+    const bool worth = admission_.Affords(uses, has_room);
+    found->uses_here[j] = worth ? std::max(uses, 1) : 0;
+    if (worth) admission_.Ask(1);
+  }
+  HET_RETURN_IF_CUDA_ERROR(Copy(found->uses_here, sizeof(int32_t) * m, found->uses, stream_));
+  const int32_t admission = admission_.rich() ? HET_ADMIT_IF_AS_MUCH : HET_ADMIT_IF_MORE;
+  const HetSlots victims = {found->victims, &counts->first_slots};
+  HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &found->misses, m, found->uses, admission,
+                                     found->slots, &counts->visitors, &counts->evicted,
+                                     scratch_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      het_list_victims(store_, &found->misses, m, found->slots, &victims, scratch_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      Copy(found->misses.index, sizeof(int32_t) * m, found->miss_index, stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      Copy(found->slots, sizeof(int32_t) * found->here.keys, found->slots_here, stream_));
+  HET_RETURN_IF_ERROR(ReadCounts());
+  const int64_t num_victims = read->first_slots;
+  counters_.Add(CacheCounter::kEvictions, read->evicted);
+  counters_.Add(CacheCounter::kDirtyEvictions, num_victims);
+  HET_RETURN_IF_ERROR(CollectLines(found->victims, num_victims));
+  HET_RETURN_IF_CUDA_ERROR(het_make(store_, &found->misses, m, found->uses, found->slots, stream_));
+  for (int64_t j = 0; j < m; ++j) {
+    (*has_line)[j] = found->slots_here[found->miss_index[j]] < info_.lines;
+    if (found->uses_here[j] > 0 && !(*has_line)[j]) admission_.GiveBack(1);
+  }
+  return Status();
+}
+
+// What is about to be pushed, where the clocks say that a pushed row comes back.
+std::vector<int64_t> DeviceCache::KeysToForce() const {
+  std::vector<int64_t> keys;
+  if (config_.rows.clock != ClockRule::kLamport) return keys;
+  for (const Shard& shard : shards_) {
+    shard.outbox.ForEachKey([&](int64_t key) { keys.push_back(key); });
+  }
+  return keys;
+}
+
+// Lamport clocks: a row that is pushed comes back, where it has a line. keys: that are pushed;
+// ticket->forced_: for so many.
+Status DeviceCache::Force(const std::vector<int64_t>& keys, DeviceTicket* ticket,
+                          std::vector<Questions>* questions) {
+  std::unordered_set<int64_t> forced(keys.begin(), keys.end());
+  for (Questions& each : *questions) {
+    const auto first = std::stable_partition(
+        each.checks.begin(), each.checks.end(),
+        [&](const Subject& check) { return forced.count(ticket->KeyOf(check)) == 0; });
+    each.full.insert(each.full.end(), first, each.checks.end());
+    each.checks.erase(first, each.checks.end());
+    for (const auto* asked : {&each.full, &each.values}) {
+      for (const Subject& subject : *asked) forced.erase(ticket->KeyOf(subject));
+    }
+  }
+  if (forced.empty()) return Status();
+  Found* found = ticket->forced_.get();
+  const std::vector<int64_t> others(forced.begin(), forced.end());
+  found->batch.num_ids = static_cast<int64_t>(others.size());
+  // The bases of its misses are not otherwise used.
+  int64_t* ids = found->misses.bases;
+  HET_RETURN_IF_CUDA_ERROR(Copy(others.data(), sizeof(int64_t) * others.size(), ids, stream_));
+  HET_RETURN_IF_ERROR(Find(ids, found));
+  for (int32_t c = 0; c < found->here.checks; ++c) {
+    const Subject subject = {Subject::kForced, c};
+    (*questions)[ShardOf(ticket->KeyOf(subject))].full.push_back(subject);
+  }
+  return Status();
+}
+
+// What a step must ask about its keys. has_line: (misses)
+void DeviceCache::Ask(const DeviceTicket& ticket, const std::vector<char>& has_line,
+                      int64_t read_bound, std::vector<Questions>* questions) {
+  const Found& found = *ticket.found_;
+  for (int32_t j = 0; j < found.here.misses; ++j) {
+    Questions& each = (*questions)[ShardOf(found.miss_keys[j])];
+    (has_line[j] ? each.full : each.values).push_back({Subject::kMiss, j});
+  }
+  int64_t hits = 0;
+  for (int32_t c = 0; c < found.here.checks; ++c) {
+    Questions& each = (*questions)[ShardOf(found.check_keys[c])];
+    if (found.check_bases[c] < 0) {  // another step made the line, and its row is still to come
+      admission_.Ask(1);
+      each.full.push_back({Subject::kCheck, c});
+      continue;
+    }
+    ++hits;
+    if (read_bound == kUnbounded) {
+      admission_.Spared(1);
+    } else {
+      each.checks.push_back({Subject::kCheck, c});
+    }
+  }
+  counters_.Add(CacheCounter::kLookups, 1);
+  counters_.Add(CacheCounter::kIds, found.batch.num_ids);
+  counters_.Add(CacheCounter::kKeys, found.here.keys);
+  counters_.Add(CacheCounter::kHits, hits);
+  counters_.Add(CacheCounter::kMisses, found.here.keys - hits);
+}
+
+Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
+                           const Cache::AllocateRequest& allocate,
+                           std::shared_ptr<DeviceTicket>* ticket) {
+  if (n < 0 || n > kMostIds) {
+    return InvalidArgument("ids holds ", n, " ids, a lookup at most ", kMostIds);
+  }
+  auto made = std::make_shared<DeviceTicket>(shared_from_this());
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  HET_RETURN_IF_ERROR(TakeReleased());
+  HET_RETURN_IF_ERROR(NewFound(n, &made->found_));
+  const std::vector<int64_t> forced = KeysToForce();
+  if (!forced.empty()) {
+    HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &made->forced_));
+  }
+  HET_RETURN_IF_ERROR(Find(ids, made->found_.get()));
+  admission_.BeginUse(made->found_->here.keys);
+  std::vector<char> has_line(made->found_->here.misses);
+  HET_RETURN_IF_ERROR(MakeLines(made.get(), &has_line));
+  const int64_t read_bound = fresh ? 0 : config_.read_bound;
+  std::vector<Questions> questions(num_shards());
+  Ask(*made, has_line, read_bound, &questions);
+  if (!forced.empty()) HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
+  for (int s = 0; s < num_shards(); ++s) {
+    SendRequest(s, false, read_bound, std::move(questions[s]), allocate, made.get());
+  }
+  *ticket = std::move(made);
+  return Status();
+}
+
+Status DeviceCache::Flush(bool all, const Cache::AllocateRequest& allocate,
+                          std::shared_ptr<DeviceTicket>* ticket) {
+  auto made = std::make_shared<DeviceTicket>(shared_from_this());
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(TakeReleased());
+  if (all) {
+    Scratch sizes;
+    sizes.Take<int32_t>(info_.lines);
+    const size_t list_bytes = sizes.bytes();
+    HET_RETURN_IF_ERROR(scratch_.Reserve(list_bytes + het_list_dirty_scratch_bytes(store_)));
+    auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
+    const HetSlots dirty = {reinterpret_cast<int32_t*>(scratch_.get()), &counts->first_slots};
+    HET_RETURN_IF_CUDA_ERROR(het_list_dirty(store_, &dirty, scratch_.get() + list_bytes, stream_));
+    HET_RETURN_IF_ERROR(ReadCounts());
+    const int64_t n = reinterpret_cast<const Counts*>(counts_pinned_.get())->first_slots;
+    HET_RETURN_IF_ERROR(CollectLines(dirty.slots, n));
+  }
+  std::vector<Questions> questions(num_shards());
+  const std::vector<int64_t> forced = KeysToForce();
+  if (!forced.empty()) {
+    HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &made->forced_));
+    HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
+  }
+  for (int s = 0; s < num_shards(); ++s) {
+    SendRequest(s, true, config_.read_bound, std::move(questions[s]), allocate, made.get());
+  }
+  *ticket = std::move(made);
+  return Status();
+}
+
+void DeviceCache::SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
+                              const Cache::AllocateRequest& allocate, DeviceTicket* ticket) {
+  Shard& state = shards_[shard];
+  Asked& asked = ticket->asked_[shard];
+  const Optimizer& optimizer = *kit_.optimizer;
+  const std::vector<const Link::Push*> again = state.link.ToCarry(everything);
+  const bool pushes = state.outbox.num_rows() > 0;
+  if (again.empty() && !pushes && questions.empty()) {
+    allocate(shard, 0);
+    return;
+  }
+  RequestHeader header;
+  header.cache_id = id_;
+  header.incarnation = state.link.epoch().incarnation;
+  header.session = state.link.epoch().session;
+  header.cut = state.link.cut() + (pushes ? 1 : 0);
+  header.read_bound = read_bound;
+  header.dim = static_cast<uint32_t>(optimizer.dim());
+  header.slot_dim = static_cast<uint32_t>(optimizer.slot_dim());
+  header.contribution_dim = static_cast<uint32_t>(optimizer.contribution_dim());
+  header.shard = static_cast<uint32_t>(shard);
+  header.num_pushes = static_cast<uint32_t>(again.size() + (pushes ? 1 : 0));
+  header.num_checks = static_cast<uint32_t>(questions.checks.size());
+  header.num_full = static_cast<uint32_t>(questions.full.size());
+  header.num_values = static_cast<uint32_t>(questions.values.size());
+  asked.subjects.reserve(header.num_queries());
+  for (const auto* subjects : {&questions.checks, &questions.full, &questions.values}) {
+    asked.subjects.insert(asked.subjects.end(), subjects->begin(), subjects->end());
+  }
+  std::vector<int64_t> keys(asked.subjects.size());
+  for (size_t q = 0; q < keys.size(); ++q) keys[q] = ticket->KeyOf(asked.subjects[q]);
+  for (const Subject& check : questions.checks) {
+    header.base_bytes += static_cast<uint32_t>(BaseBytes(ticket->found_->check_bases[check.at]));
+  }
+  const KeyPacking packing = KeyPacking::Of(keys);
+  header.lowest_key = packing.lowest;
+  header.key_bytes = packing.key_bytes;
+  const PushHeader push_header = state.outbox.Header(state.link.NextSequence());
+  const size_t new_bytes = pushes
+                               ? PushBytes(push_header.num_gradients, push_header.num_contributions,
+                                           header.dim, header.contribution_dim)
+                               : 0;
+  size_t push_bytes = new_bytes;
+  for (const Link::Push* push : again) push_bytes += push->size;
+  const size_t bytes = RequestWriter::Size(header, push_bytes);
+
+  const std::shared_ptr<char> memory = allocate(shard, bytes);
+  RequestWriter writer(memory.get(), header);
+  for (const Link::Push* push : again) {
+    std::memcpy(writer.AddPush(push->size), push->bytes, push->size);
+  }
+  if (pushes) {
+    char* written = writer.AddPush(new_bytes);
+    state.outbox.Write(push_header, written);
+    Link::Push push;
+    push.sequence = push_header.sequence;
+    push.memory = memory;
+    push.bytes = written;
+    push.size = new_bytes;
+    push.updates = state.outbox.updates();
+    counters_.Add(CacheCounter::kRowsPushed, state.outbox.num_rows());
+    counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
+    state.outbox.Clear();
+    state.link.AddPush(std::move(push));
+  }
+  writer.AddKeys(keys);
+  for (const Subject& check : questions.checks) {
+    writer.AddBase(ticket->found_->check_bases[check.at]);
+  }
+  writer.Finish();
+
+  asked.request = state.link.Open(everything);
+  ++state.num_open;
+  asked.num_checks = header.num_checks;
+  asked.num_full = header.num_full;
+  counters_.Add(CacheCounter::kMessages, 1);
+  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes));
+  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(push_bytes));
+}
+
+}  // namespace cuda
+}  // namespace het_tf

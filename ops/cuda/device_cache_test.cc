@@ -1,0 +1,413 @@
+// A device cache through steps whose outcome is known, and what it refuses. (Random schedules, and
+// the host's cache beside it: schedule_test.cc.)
+
+#include "ops/cuda/device_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ops/core/cache/cache_testing.h"
+#include "ops/cuda/device_cache_testing.h"
+
+namespace het_tf {
+namespace {
+
+using testing::DeviceArray;
+using testing::DeviceCluster;
+using testing::Floats;
+using testing::Ids;
+using testing::kStream;
+using testing::PlainConfig;
+using testing::Restore;
+using testing::SetStaleness;
+using testing::TableRow;
+using testing::TableRows;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+TEST(DeviceCacheTest, AStepOfHitsAsksForNothing) {
+  const DeviceCluster cluster(PlainConfig(2));
+  EXPECT_EQ(cluster.Step(0, {7, 8, 7}, {1, 2, 4}), (Floats{0, 0, 0}));
+  const DeviceCluster::Call hits = cluster.Lookup(0, {8, 7});
+  for (const auto& request : hits.requests) EXPECT_TRUE(request->empty());
+  EXPECT_EQ(cluster.count(CacheCounter::kLookups), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kIds), 5);
+  EXPECT_EQ(cluster.count(CacheCounter::kKeys), 4);
+  EXPECT_EQ(cluster.count(CacheCounter::kHits), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kMisses), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kInitialized), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kRows), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kPending), 2);
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.Rows(), (TableRows{{7, {{-5}, {}, 1}}, {8, {{-2}, {}, 1}}}));
+  EXPECT_EQ(cluster.count(CacheCounter::kRowsPushed), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+}
+
+TEST(DeviceCacheTest, NoIdsIsAStep) {
+  const DeviceCluster cluster(PlainConfig(2));
+  EXPECT_EQ(cluster.Step(0, {}, {}), Floats());
+  EXPECT_EQ(cluster.count(CacheCounter::kMessages), 0);
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.Rows(), TableRows());
+}
+
+TEST(DeviceCacheTest, MoreKeysThanLines) {
+  for (const char* optimizer : {"sgd", "momentum"}) {
+    SCOPED_TRACE(optimizer);
+    CacheConfig config = PlainConfig(2);
+    config.rows.optimizer = optimizer;
+    config.capacity = 5;
+    const DeviceCluster cluster(config);
+    Ids ids(100);
+    std::iota(ids.begin(), ids.end(), 0);
+    for (int step = 0; step < 4; ++step) cluster.Step(0, ids, Floats(ids.size(), 1));
+    EXPECT_GT(cluster.count(CacheCounter::kVisitors), 0);
+    EXPECT_LE(cluster.count(CacheCounter::kRows), cluster.cache()->lines());
+    cluster.Flush(0);
+    const TableRows rows = cluster.Rows();
+    ASSERT_EQ(rows.size(), ids.size());
+    // A visitor's gradient is applied by the shard, in the order in which a serial run applies it.
+    const Floats read = cluster.Read(0, ids);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      EXPECT_EQ(rows.at(ids[i]).clock, 4);
+      EXPECT_EQ(read[i], rows.at(ids[i]).value[0]);
+      EXPECT_EQ(rows.at(ids[i]).value, rows.at(0).value);
+    }
+  }
+}
+
+// A value without slots is all that a visitor costs on the way down.
+TEST(DeviceCacheTest, AVisitorComesWithoutSlots) {
+  CacheConfig config = PlainConfig();
+  config.rows.optimizer = "adam";
+  config.rows.dim = 8;
+  config.capacity = 1;
+  const DeviceCluster cluster(config, 2);
+  const Ids ids = {1, 2, 3, 4};
+  cluster.Step(1, ids, Floats(32, 1));
+  cluster.Flush(1);
+  DeviceCluster::Call call = cluster.Lookup(0, ids);
+  cluster.Deliver(&call);
+  ReplyView reply;
+  ASSERT_OK(ReplyView::Parse(call.replies[0].data(), call.replies[0].size(), &reply));
+  EXPECT_GE(reply.header.num_values, 3u);
+  const Floats values = cluster.Fill(&call);
+  const TableRows rows = cluster.Rows();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(Floats(values.begin() + 8 * i, values.begin() + 8 * (i + 1)), rows.at(ids[i]).value);
+  }
+}
+
+TEST(DeviceCacheTest, NonfiniteGradientsAreRefused) {
+  const DeviceCluster cluster(PlainConfig());
+  cluster.Step(0, {1, 2}, {1, 1});
+  DeviceCluster::Call call = cluster.Lookup(0, {1, 2, 3});
+  cluster.Deliver(&call);
+  cluster.Fill(&call);
+  EXPECT_REFUSED(cluster.Update(call, {1, kNan, 1}),
+                 "hold NaN or infinity for 1 of 3 keys; no row was updated");
+  EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 2);
+  EXPECT_EQ(cluster.Gather(call), (Floats{-1, -1, 0}));
+  ASSERT_OK(cluster.Update(call, {1, 1, 1}));
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.Rows(),
+            (TableRows{{1, {{-2}, {}, 2}}, {2, {{-2}, {}, 2}}, {3, {{-1}, {}, 1}}}));
+}
+
+TEST(DeviceCacheTest, NonfiniteGradientsAreSkipped) {
+  CacheConfig config = PlainConfig();
+  config.nonfinite = Nonfinite::kSkip;
+  config.capacity = 2;  // the third is a visitor
+  const DeviceCluster cluster(config);
+  cluster.Step(0, {1, 2, 3}, {1, kNan, 1});
+  cluster.Step(0, {1, 2, 3}, {1, 1, HUGE_VALF});
+  EXPECT_EQ(cluster.count(CacheCounter::kNonfiniteSkipped), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 4);
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+  EXPECT_EQ(cluster.Rows(),
+            (TableRows{{1, {{-2}, {}, 2}}, {2, {{-1}, {}, 1}}, {3, {{-1}, {}, 1}}}));
+}
+
+// By Lamport's rule a row that is pushed comes back, also where no step asks for its key.
+TEST(DeviceCacheTest, LamportAPushedRowComesBack) {
+  CacheConfig config = PlainConfig(2);
+  config.rows.clock = ClockRule::kLamport;
+  config.read_bound = kUnbounded;  // else rows come when they are read
+  config.write_bound = 1;
+  const DeviceCluster cluster(config, 2);
+  const Ids ids = {1, 2, 3, 4};
+  for (int w = 0; w < 2; ++w) cluster.Step(w, ids, Floats(4, 1));
+  cluster.Flush(1);
+  cluster.Read(0, {9});  // carries the push
+  EXPECT_EQ(cluster.Read(0, ids), Floats(4, -2));
+  EXPECT_EQ(cluster.Read(1, ids), Floats(4, -1)) << "nobody told it";
+  cluster.Step(1, {1, 2}, Floats(2, 1));
+  cluster.Flush(1);
+  EXPECT_EQ(cluster.Read(1, ids), (Floats{-3, -3, -1, -1}));
+}
+
+TEST(DeviceCacheTest, ARestartDropsLinesAndCountsWhatIsLost) {
+  const DeviceCluster cluster(PlainConfig(2));
+  const int64_t lost_key = 1;
+  int64_t kept_key = 2;
+  while (cluster.table_of(kept_key) == cluster.table_of(lost_key)) ++kept_key;
+  cluster.Step(0, {lost_key, kept_key}, {1, 1});
+  cluster.Flush(0);
+  cluster.Step(0, {lost_key, kept_key}, {2, 2});
+  {
+    DeviceCluster::Call step = cluster.Lookup(0, {lost_key});
+    cluster.Fill(&step);
+    cluster.CutFlush(0, true);             // 1 update, sent in vain
+    ASSERT_OK(cluster.Update(step, {4}));  // 1 more, unsent
+  }
+  cluster.table_of(lost_key)->Clear();
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+  EXPECT_EQ(cluster.count(CacheCounter::kRows), 1);
+  EXPECT_EQ(cluster.Rows(), (TableRows{{kept_key, {{-3}, {}, 2}}}));
+  EXPECT_EQ(cluster.Step(0, {lost_key, kept_key}, {8, 0}), (Floats{0, -3}));
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.Rows().at(lost_key), (TableRow{{-8}, {}, 1}));
+}
+
+// The step read rows that are gone. Its update was made after the restart, and counts.
+TEST(DeviceCacheTest, ARestartBetweenLookupAndUpdate) {
+  const DeviceCluster cluster(PlainConfig());
+  cluster.Step(0, {1}, {1});
+  DeviceCluster::Call call = cluster.Lookup(0, {1});
+  cluster.Deliver(&call);
+  cluster.Fill(&call);
+  cluster.Flush(0);
+  cluster.table()->Clear();
+  cluster.Read(0, {2});  // here the cache hears of it
+  ASSERT_OK(cluster.Update(call, {4}));
+  EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 0);
+  EXPECT_EQ(cluster.Read(0, {1}), Floats{-4});
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-4}, {}, 1}}}));
+}
+
+// First contact, or two restarts, with steps under way: a reply of an incarnation that the cache
+// never heard of comes after one of a newer. It must neither cut the cache off nor leave its rows.
+TEST(DeviceCacheTest, ALateReplyOfAnUnknownIncarnation) {
+  for (const bool first_contact : {true, false}) {
+    SCOPED_TRACE(first_contact);
+    CacheConfig config = PlainConfig();
+    config.read_bound = 0;
+    const DeviceCluster cluster(config);
+    if (!first_contact) {
+      cluster.Step(0, {1}, {1});
+      cluster.Flush(0);
+    }
+    DeviceCluster::Call late = cluster.Lookup(0, {1, 2});
+    ASSERT_OK(Restore(cluster.table(), {{2, {{70}, {}, 9}}}));
+    cluster.Deliver(&late);
+    cluster.table()->Clear();
+    DeviceCluster::Call newer = cluster.Lookup(0, {1});
+    cluster.Deliver(&newer);
+    cluster.Fill(&newer);
+    EXPECT_EQ(cluster.Fill(&late)[1], 70) << "it serves its step";
+    late.ticket.reset();
+    EXPECT_EQ(cluster.Read(0, {2}), Floats{0}) << "and no other";
+    for (int step = 0; step < 50; ++step) {
+      cluster.Step(0, {1}, {1});
+      cluster.Flush(0);
+    }
+    EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-50}, {}, 50}}}));
+  }
+}
+
+// A request that carries no push overtakes one that does: its answer lacks the push, though the
+// push was acknowledged by the time it is installed.
+TEST(DeviceCacheTest, AnAnswerOlderThanAnAcknowledgement) {
+  CacheConfig config = PlainConfig();
+  config.read_bound = 0;
+  config.write_bound = 1;
+  const DeviceCluster cluster(config, 2);
+  cluster.Step(0, {1}, {1});
+  cluster.Step(1, {1}, {10});
+  cluster.Flush(1);
+  DeviceCluster::Call carries = cluster.Lookup(0, {2});
+  DeviceCluster::Call overtakes = cluster.Lookup(0, {1});
+  cluster.Deliver(&overtakes);
+  cluster.Deliver(&carries);
+  cluster.Fill(&carries);
+  EXPECT_EQ(cluster.Fill(&overtakes), Floats{-11});
+  EXPECT_EQ(cluster.Rows().at(1).value[0], -11);
+}
+
+TEST(DeviceCacheTest, ClearForgetsRowsAndWhatWasNotSent) {
+  const DeviceCluster cluster(PlainConfig(2));
+  cluster.Step(0, {1, 2, 3}, {1, 1, 1});
+  DeviceCluster::Call under_way = cluster.Lookup(0, {1, 4});
+  cluster.Deliver(&under_way);
+  ASSERT_OK(cluster.cache()->Clear());
+  EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 3);
+  EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+  cluster.Fill(&under_way);
+  under_way.ticket.reset();
+  EXPECT_EQ(cluster.Read(0, {1, 2, 3, 4}), (Floats{0, 0, 0, 0}));
+  cluster.Step(0, {1}, {5});
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-5}, {}, 1}}}));
+}
+
+TEST(DeviceCacheTest, AFrozenCacheIsOnlyFlushed) {
+  const DeviceCluster cluster(PlainConfig());
+  DeviceCluster::Call call = cluster.Lookup(0, {1});
+  cluster.Deliver(&call);
+  cluster.Fill(&call);
+  ASSERT_OK(cluster.Update(call, {1}));
+  cluster.cache()->Freeze();
+  EXPECT_EQ(cluster.Update(call, {1}).code(), Code::kCancelled);
+  DeviceCluster::Call refused = cluster.NewCall(0);
+  EXPECT_EQ(cluster.TryLookup({1}, &refused).code(), Code::kCancelled);
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-1}, {}, 1}}}));
+}
+
+TEST(DeviceCacheTest, ConfigsThatCannotBeAreRefused) {
+  std::shared_ptr<cuda::DeviceCache> cache;
+  const auto refused = [&](const CacheConfig& config, const char* text) {
+    EXPECT_REFUSED(cuda::DeviceCache::Create(config, kStream, &cache), text);
+  };
+  CacheConfig config = PlainConfig();
+  config.capacity = 0;
+  refused(config, "capacity = 0 rows must be in [1, 1073741824] on a device");
+  config = PlainConfig();
+  config.read_bound = -2;
+  refused(config, "read_bound = -2");
+  config = PlainConfig();
+  config.write_bound = kMaxBound + 1;
+  refused(config, "write_bound = 2147483648");
+  config = PlainConfig(0x10000);
+  refused(config, "num_shards = 65536");
+  config = PlainConfig();
+  config.rows.optimizer = "none";
+  refused(config, "none");
+}
+
+TEST(DeviceCacheTest, LookupsThatCannotBeAreRefused) {
+  const DeviceCluster cluster(PlainConfig());
+  std::shared_ptr<cuda::DeviceTicket> ticket;
+  for (const int64_t n : {int64_t{-1}, int64_t{1} << 30}) {
+    EXPECT_REFUSED(
+        cluster.cache()->Lookup(
+            nullptr, n, false, [](int, size_t) { return std::shared_ptr<char>(); }, &ticket),
+        "ids holds " + std::to_string(n));
+  }
+  DeviceCluster::Call call = cluster.Lookup(0, {1});
+  EXPECT_REFUSED(cluster.Update(call, {1}), "not installed");
+  EXPECT_REFUSED(cluster.cache()->Gather(*call.ticket, nullptr), "not installed");
+  cluster.Deliver(&call);
+  cluster.Fill(&call);
+  EXPECT_REFUSED(cluster.TryInstall(&call), "installed before");
+  EXPECT_REFUSED(cluster.Update(call, {1}, kNan), "learning_rate");
+}
+
+#ifndef __CUDACC__
+// Whichever allocation fails, the step can be made later, and nothing was lost or counted twice.
+TEST(DeviceCacheTest, OutOfDeviceMemory) {
+  CacheConfig config = PlainConfig(2);
+  config.rows.clock = ClockRule::kLamport;  // looks up what is pushed, too
+  config.capacity = 4;
+  SetStaleness(&config, 1);
+  int failures = 0;
+  const auto expect_short = [&](const Status& status) {
+    if (status.ok()) return;
+    ++failures;
+    EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.message();
+  };
+  for (int left = 0; left < 12; ++left) {
+    SCOPED_TRACE(left);
+    std::shared_ptr<cuda::DeviceCache> none;
+    cuda::allocations_left = left;
+    expect_short(cuda::DeviceCache::Create(config, kStream, &none));
+    cuda::allocations_left = INT64_MAX;
+    const DeviceCluster cluster(config);
+    cluster.Step(0, {1, 2, 3}, {1, 1, 1});
+    Ids ids(40);
+    std::iota(ids.begin(), ids.end(), 0);
+    const Floats ones(ids.size(), 1);
+    const DeviceArray<int64_t> ids_there(ids);
+    const DeviceArray<float> gradients(ones);
+    DeviceCluster::Call call = cluster.NewCall(0);
+    const auto allocate = [&](int s, size_t bytes) {
+      call.requests[s] = std::make_shared<testing::Buffer>(bytes);
+      return std::shared_ptr<char>(call.requests[s], call.requests[s]->data());
+    };
+    const auto lookup = [&] {
+      return cluster.cache()->Lookup(ids_there.get(), ids_there.size(), false, allocate,
+                                     &call.ticket);
+    };
+    const auto short_of_memory = [&](const auto& verb) {
+      cuda::allocations_left = left;
+      const Status status = verb();
+      cuda::allocations_left = INT64_MAX;
+      expect_short(status);
+      if (!status.ok()) {
+        EXPECT_OK(verb());
+      }
+    };
+    short_of_memory(lookup);
+    cluster.Deliver(&call);
+    short_of_memory([&] { return cluster.TryInstall(&call); });
+    const Floats values = cluster.Gather(call);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      EXPECT_EQ(values[i], ids[i] >= 1 && ids[i] <= 3 ? -1 : 0) << ids[i];
+    }
+    short_of_memory([&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1); });
+    call.ticket.reset();
+    short_of_memory([&] { return cluster.cache()->Flush(true, allocate, &call.ticket); });
+    cluster.Deliver(&call);
+    ASSERT_OK(cluster.TryInstall(&call));
+    EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+    EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 0);
+    const TableRows rows = cluster.Rows();
+    for (const int64_t id : ids) {
+      EXPECT_EQ(rows.at(id).value[0], id >= 1 && id <= 3 ? -2 : -1) << id;
+    }
+  }
+  EXPECT_GT(failures, 12);
+}
+#endif
+
+// Steps of several threads on one cache: every update is merged once.
+TEST(DeviceCacheTest, StepsOfThreads) {
+  CacheConfig config = PlainConfig(2);
+  SetStaleness(&config, 2);
+  config.capacity = 6;
+  const DeviceCluster cluster(config);
+  constexpr int kThreads = 3, kSteps = 40;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int step = 0; step < kSteps; ++step) {
+        cluster.Step(0, {step % 7, 10 + t, step % 5}, {1, 1, 0});
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  cluster.Flush(0);
+  EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+  const TableRows rows = cluster.Rows();
+  for (int64_t key = 0; key < 7; ++key) {
+    const int steps = kSteps / 7 + (key < kSteps % 7);
+    EXPECT_EQ(rows.at(key).value[0], -kThreads * steps) << key;
+  }
+  for (int t = 0; t < kThreads; ++t) EXPECT_EQ(rows.at(10 + t).value[0], -kSteps);
+}
+
+}  // namespace
+}  // namespace het_tf

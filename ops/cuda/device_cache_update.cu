@@ -1,0 +1,128 @@
+// Update: the optimizer on a step's lines, and what is due.
+
+#include <algorithm>
+
+#include "ops/cuda/device.h"
+#include "ops/cuda/device_cache.h"
+#include "ops/cuda/error.h"
+#include "ops/cuda/scratch.h"
+
+namespace het_tf {
+namespace cuda {
+namespace {
+
+struct UpdateArrays {
+  float* sums;         // (n, dim)
+  float* squares;      // (n)
+  int32_t* gradients;  // (n)
+  int32_t* lines;      // (n)
+  char* scratch;
+};
+
+size_t PlaceUpdate(void* memory, int64_t n, int64_t dim, size_t scratch_bytes,
+                   UpdateArrays* arrays) {
+  Scratch scratch(memory);
+  arrays->sums = scratch.Take<float>(n * dim);
+  arrays->squares = scratch.Take<float>(n);
+  arrays->gradients = scratch.Take<int32_t>(n);
+  arrays->lines = scratch.Take<int32_t>(n);
+  arrays->scratch = scratch.Take<char>(static_cast<int64_t>(scratch_bytes));
+  return scratch.bytes();
+}
+
+}  // namespace
+
+Status DeviceCache::TakePushed(int64_t n, bool gradients, float learning_rate) {
+  const int64_t width = gradients ? dim() : info_.contribution_dim;
+  const auto copy = [&](const auto* from, int64_t count, auto* to) {
+    return Copy(from, sizeof(*from) * count, to, stream_);
+  };
+  HET_RETURN_IF_CUDA_ERROR(copy(push_there_.keys, n, push_here_.keys));
+  HET_RETURN_IF_CUDA_ERROR(copy(push_there_.updates, n, push_here_.updates));
+  HET_RETURN_IF_CUDA_ERROR(copy(push_there_.clocks, n, push_here_.clocks));
+  HET_RETURN_IF_CUDA_ERROR(copy(push_there_.floats, n * width, push_here_.floats));
+  HET_RETURN_IF_ERROR(Wait());
+  for (int64_t i = 0; i < n; ++i) {
+    Outbox& outbox = shards_[ShardOf(push_here_.keys[i])].outbox;
+    const float* floats = push_here_.floats + i * width;
+    if (gradients) {
+      outbox.AddGradient(push_here_.keys[i], learning_rate, push_here_.clocks[i], floats);
+    } else {
+      outbox.AddContribution(push_here_.keys[i], static_cast<uint32_t>(push_here_.updates[i]),
+                             push_here_.clocks[i], floats);
+    }
+  }
+  return Status();
+}
+
+// slots: (n), device memory.
+Status DeviceCache::CollectLines(const int32_t* slots, int64_t n) {
+  auto* num = &reinterpret_cast<Counts*>(counts_device_.get())->first_slots;
+  for (int64_t first = 0; first < n; first += kPushRows) {
+    const int64_t some = std::min(kPushRows, n - first);
+    const HetSlots lines = {const_cast<int32_t*>(slots) + first, num};
+    HET_RETURN_IF_CUDA_ERROR(het_collect(store_, &lines, some, &push_there_, stream_));
+    HET_RETURN_IF_ERROR(TakePushed(some, false, 0));
+  }
+  return Status();
+}
+
+// keys: (n), device memory: which of those found.
+Status DeviceCache::CollectGradients(const Found& found, const int32_t* keys, int64_t n,
+                                     const float* sums, float learning_rate) {
+  auto* num = &reinterpret_cast<Counts*>(counts_device_.get())->second_slots;
+  for (int64_t first = 0; first < n; first += kPushRows) {
+    const int64_t some = std::min(kPushRows, n - first);
+    const HetSlots slots = {const_cast<int32_t*>(keys) + first, num};
+    HET_RETURN_IF_CUDA_ERROR(het_collect_gradients(store_, &found.batch, found.slots, sums, &slots,
+                                                   some, found.bases, &push_there_, stream_));
+    HET_RETURN_IF_ERROR(TakePushed(some, true, learning_rate));
+  }
+  return Status();
+}
+
+Status DeviceCache::Update(DeviceTicket* ticket, const float* gradients, float learning_rate) {
+  HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  HET_RETURN_IF_ERROR(TakeReleased());
+  if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
+  const int64_t n = ticket->num_ids();
+  if (n == 0) return Status();
+  Found& found = *ticket->found_;
+  const size_t scratch_bytes =
+      std::max({het_segment_sum_scratch_bytes(n, dim()), het_update_scratch_bytes(store_, n),
+                het_list_due_scratch_bytes(n)});
+  UpdateArrays arrays;
+  HET_RETURN_IF_ERROR(scratch_.Reserve(PlaceUpdate(nullptr, n, dim(), scratch_bytes, &arrays)));
+  PlaceUpdate(scratch_.get(), n, dim(), scratch_bytes, &arrays);
+  auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
+  const bool refuses = config_.nonfinite == Nonfinite::kError;
+  const HetSlots due_lines = {arrays.lines, &counts->first_slots};
+  const HetSlots due_gradients = {arrays.gradients, &counts->second_slots};
+  HET_RETURN_IF_CUDA_ERROR(het_segment_sum(&found.batch, gradients, dim(), arrays.sums,
+                                           arrays.squares, &counts->nonfinite, arrays.scratch,
+                                           stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      het_update(store_, &found.batch, found.slots, arrays.sums, arrays.squares, learning_rate,
+                 refuses ? &counts->nonfinite : nullptr, arrays.scratch, stream_));
+  HET_RETURN_IF_CUDA_ERROR(het_list_due(store_, &found.batch, found.slots, arrays.squares,
+                                        config_.write_bound, &due_gradients, &due_lines,
+                                        arrays.scratch, stream_));
+  HET_RETURN_IF_ERROR(ReadCounts());
+  const Counts read = *reinterpret_cast<const Counts*>(counts_pinned_.get());
+  if (refuses && read.nonfinite > 0) {
+    return InvalidArgument("gradients, or their squares, hold NaN or infinity for ", read.nonfinite,
+                           " of ", found.here.keys, " keys; no row was updated");
+  }
+  const int64_t updates = found.here.keys - read.nonfinite;
+  num_pending_ += updates;
+  counters_.Add(CacheCounter::kUpdates, updates);
+  counters_.Add(CacheCounter::kNonfiniteSkipped, read.nonfinite);
+  HET_RETURN_IF_ERROR(
+      CollectGradients(found, arrays.gradients, read.second_slots, arrays.sums, learning_rate));
+  return CollectLines(arrays.lines, read.first_slots);
+}
+
+}  // namespace cuda
+}  // namespace het_tf
