@@ -60,8 +60,10 @@ class CallServersOp : public AsyncOpKernel {
     for (size_t c = 0; c < asked.size(); ++c) {
       OP_REQUIRES_OK_ASYNC(context, Register(library, asked[c], &handles[c]), done);
     }
-    const auto calls = std::make_shared<Calls>(context, std::move(done), asked.size());
+    // One more than there are, so that the step does not go on in a callback, under that lock.
+    const auto calls = std::make_shared<Calls>(context, std::move(done), asked.size() + 1);
     for (size_t c = 0; c < asked.size(); ++c) Call(library, asked[c], handles[c], calls);
+    calls->Return(absl::OkStatus());
   }
 
  private:
