@@ -13,7 +13,7 @@ from absl import logging
 
 from het_tf import _abandoned, ops
 from het_tf._arguments import INT32_MAX, check_integer, check_number
-from het_tf._graph import handle_from_caller
+from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.table import NO_CACHE, EmbeddingTable, check_clock, sum_stats
 
@@ -198,6 +198,14 @@ class WorkerCache:
             table.add_cache(self)
         made = [self._attributes] if table.is_local else [self._attributes, self._on_coordinator]
         _abandoned.destroy_after(self, functools.partial(_destroy, made, table.is_local))
+
+    def open_op(self) -> None:
+        """At the start of the graph of a function that runs on workers only: its handle is there.
+
+        Otherwise each call of the function asks the worker for it first, in a message of its own.
+        """
+        if not self.table.is_local:
+            share_in_graph(self.name, ops.cache_handle(**self._attributes))
 
     def lookup_op(self, unique_ids: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         """Reads rows.

@@ -23,7 +23,7 @@ from het_tf.keras.lookups import (
     write_through_op,
 )
 from het_tf.keras.metric_state import MetricScope, metric_variables
-from het_tf.keras.window import Element, Window, nothing_of
+from het_tf.keras.window import Window
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
 
 _HEADER = 4  # worker index, number of steps, steps that waited for a row, microseconds of that
@@ -106,9 +106,8 @@ class StepClosure:
         self._element_spec = element_spec
         self._training = training
         self._metrics = metric_variables(model)
-        self.caches = [layer.worker_cache for layer in embeddings_of(model) if layer.built]
-        if dense is not None:
-            self.caches.append(dense.replicas)
+        self._layer_caches = [x.worker_cache for x in embeddings_of(model) if x.built]
+        self.caches = [*self._layer_caches, *([] if dense is None else [dense.replicas])]
         self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
@@ -192,6 +191,8 @@ class StepClosure:
 
     def _loop(self, source: _Source, num_steps: tf.Tensor, ahead: tf.Tensor) -> tf.Tensor:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        for cache in self._layer_caches:
+            cache.open_op()
         states = [tf.zeros(v.shape, v.dtype) for v in self._metrics]
         if self._dense is not None:
             self._constants = self._dense.open_op()
@@ -254,33 +255,33 @@ class StepClosure:
             with tf.control_dependencies(opened):
                 run_beside(self._exchanging.exchange_loop_op)
 
-        def cond(step: tf.Tensor, more: tf.Tensor, *_: Any) -> tf.Tensor:
+        def cond(step: tf.Tensor, optional: tf.Tensor, *_: Any) -> tf.Tensor:
+            more = tf.raw_ops.OptionalHasValue(optional=optional)
             return tf.logical_and(step < num_steps, more)
 
         def body(
             step: tf.Tensor,
-            more: tf.Tensor,
+            optional: tf.Tensor,
             waits: tf.Tensor,
             seconds: tf.Tensor,
-            element: Element,
             states: States,
             logs: tf.Tensor,
         ) -> Any:
             del logs
-            states, logs = self._step(step, *self._unpack_element(element), states)
+            states, logs = self._step(step, *self._unpack_prepared(optional), states)
             with tf.control_dependencies([*states, logs]):
                 again = step + 1 < num_steps
             none = tf.zeros([], tf.float64)
-            more, waited, element = tf.cond(
-                again, window.take_op, lambda: (more, none, [tf.identity(x) for x in element])
+            optional, waited = tf.cond(
+                again, window.take_op, lambda: (tf.identity(optional), none)
             )
             waits += tf.cast(waited > 0, tf.int32)
-            return step + 1, more, waits, seconds + waited, element, states, logs
+            return step + 1, optional, waits, seconds + waited, states, logs
 
-        more, waited, element = window.take_op()
+        optional, waited = window.take_op()
         waits = tf.cast(waited > 0, tf.int32)
-        first = (tf.constant(0), more, waits, waited, element, states, logs)
-        steps, _, waits, seconds, _, states, logs = tf.while_loop(
+        first = (tf.constant(0), optional, waits, waited, states, logs)
+        steps, _, waits, seconds, states, logs = tf.while_loop(
             cond, body, first, parallel_iterations=1
         )
         if self._exchanging is not None:
@@ -347,11 +348,19 @@ class StepClosure:
 
         tf.cond(made < count, end, lambda: tf.constant(0))
 
-    def _unpack_element(self, element: Element) -> tuple[Batch, list[Lookup]]:
+    def _unpack_prepared(self, optional: tf.Tensor) -> tuple[Batch, list[Lookup]]:
+        """What `_prepare` put into the window."""
         spec = tf.nest.flatten(self._element_spec, expand_composites=True)
-        components = [tf.ensure_shape(x, s.shape) for x, s in zip(element, spec, strict=False)]
-        batch = tf.nest.pack_sequence_as(self._element_spec, components, expand_composites=True)
-        tickets = [tf.ensure_shape(x, []) for x in element[len(spec) :]]
+        tickets = 2 * len(self._ahead_layers)
+        components = tf.raw_ops.OptionalGetValue(
+            optional=optional,
+            output_types=[s.dtype for s in spec] + [tf.variant] * tickets,
+            output_shapes=[s.shape for s in spec] + [tf.TensorShape([])] * tickets,
+        )
+        batch = tf.nest.pack_sequence_as(
+            self._element_spec, components[: len(spec)], expand_composites=True
+        )
+        tickets = components[len(spec) :]
         lookups = [
             Lookup(layer, unique_ids, ticket)
             for layer, unique_ids, ticket in zip(
@@ -474,7 +483,7 @@ def _request_if(
         return [*components, *(x for each in requests for x in each.tensors())]
 
     kinds = [*components, *(x for each in like for x in each.tensors())]
-    tensors = tf.cond(there, flat, lambda: [nothing_of(kind.dtype) for kind in kinds])
+    tensors = tf.cond(there, flat, lambda: [_nothing_of(kind.dtype) for kind in kinds])
     components, tensors = tensors[: len(components)], tensors[len(components) :]
     requests = []
     for each in like:
@@ -482,6 +491,12 @@ def _request_if(
         requests.append(each.with_tensors(tensors[:count]))
         tensors = tensors[count:]
     return components, requests
+
+
+def _nothing_of(dtype: tf.DType) -> tf.Tensor:
+    if dtype == tf.variant:
+        return tf.raw_ops.OptionalNone()
+    return tf.zeros([0], dtype)
 
 
 def _read_weights(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from het_tf._visits import cluster_devices, visit
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
@@ -343,23 +342,17 @@ class ParameterServerTrainer:
     @contextlib.contextmanager
     def _on_workers(self) -> Iterator[None]:
         """Frees what `fit` leaves on the workers: replicas, and steps that were prepared."""
+        closures = self._closures
         try:
             yield
+        except tf.errors.OpError:
+            # Closures may still run that were cancelled: what follows is to have other windows.
+            self._closures = {}
+            raise
         finally:
-            windows = [
-                closure.window
-                for closure in self._closures.values()
-                if isinstance(closure, StepClosure) and closure.window is not None
-            ]
-            windows = [window for window in windows if window.in_use]
-            if windows:
-                visit(
-                    cluster_devices("worker"),
-                    lambda: [window.destroy() for window in windows],
-                    lambda device, error: True,
-                )
-                for window in windows:
-                    window.forget()
+            for closure in closures.values():
+                if isinstance(closure, StepClosure) and closure.window is not None:
+                    closure.window.clear()
             if self._dense is not None:
                 self._dense.replicas.destroy()
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from het_tf._graph import handle_from_caller
-
-Element = list[tf.Tensor]
+from het_tf._graph import handle_from_caller, share_in_graph
+from het_tf._visits import cluster_devices, visit
 
 
 class Window:
@@ -23,14 +22,30 @@ class Window:
         """Describes the window, of `size` steps."""
         self._size = size
         self._name = f"window/{uuid.uuid4().hex}"
-        self._types: list[tf.DType] = []
-        self._generation = ""
-        self._made: set[str] = set()
+        self._of: str | None = None
 
-    def begin(self, generation: str) -> None:
-        """Closures that are scheduled from now on use the queue of this name."""
-        self._generation = generation
-        self._made.add(generation)
+    # Eagerly, on the coordinator, while no closure runs.
+
+    def begin(self, batches: str) -> None:
+        """Closures that are scheduled from now on prepare steps of batches of this name.
+
+        What is prepared of others is dropped.
+        """
+        if self._of not in (None, batches):
+            self.clear()
+        self._of = batches
+
+    def clear(self) -> None:
+        """Frees what is prepared on all workers."""
+        if self._of is not None:
+            visit(cluster_devices("worker"), self._destroy, lambda device, error: True)
+            self._of = None
+
+    def _destroy(self) -> None:
+        for handle in (self._make_places(), self._make_steps()):
+            # What a closure that failed left waiting goes on, and fails.
+            tf.raw_ops.QueueCloseV2(handle=handle, cancel_pending_enqueues=True)
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
     # Traced.
 
@@ -43,6 +58,9 @@ class Window:
         Returns:
           int32 scalar: how many steps are prepared.
         """
+        if not tf.executing_eagerly():
+            share_in_graph(f"{self._name}/places", self._make_places())
+            share_in_graph(f"{self._name}/steps", self._make_steps())
         kept = self._size_op()
         left = tf.raw_ops.QueueSizeV2(handle=self._places()) - kept
         freed = tf.raw_ops.QueueDequeueManyV2(
@@ -57,88 +75,55 @@ class Window:
 
     def put_op(self, components: Sequence[tf.Tensor]) -> tf.Operation:
         """Puts a prepared step in its place."""
-        self._types = [component.dtype for component in components]
-        more = tf.constant(True)
-        return tf.raw_ops.QueueEnqueueV2(handle=self._steps(), components=[more, *components])
+        step = tf.raw_ops.OptionalFromValue(components=components)
+        return tf.raw_ops.QueueEnqueueV2(handle=self._steps(), components=[step])
 
     def put_end_op(self) -> tf.Operation:
         """Says that no step follows, since the data has ended."""
-        nothing = [nothing_of(dtype) for dtype in self._types]
         with tf.control_dependencies([self.reserve_op()]):
-            return tf.raw_ops.QueueEnqueueV2(
-                handle=self._steps(), components=[tf.constant(False), *nothing]
-            )
+            end = tf.raw_ops.OptionalNone()
+            return tf.raw_ops.QueueEnqueueV2(handle=self._steps(), components=[end])
 
-    def take_op(self) -> tuple[tf.Tensor, tf.Tensor, Element]:
+    def take_op(self) -> tuple[tf.Tensor, tf.Tensor]:
         """The next step; waits for it.
 
         Returns:
-          more: bool scalar, whether there is one.
+          step: scalar variant, an optional of the components of `put_op`; without a value: the end.
           waited: float64 scalar, seconds, 0 if it was there.
-          components: of `put_op`.
         """
         ready = self._size_op() > 0
         with tf.control_dependencies([ready]):
             before = tf.timestamp()
         with tf.control_dependencies([before]):
-            more, *components = tf.raw_ops.QueueDequeueV2(
-                handle=self._steps(), component_types=[tf.bool, *self._types]
+            (step,) = tf.raw_ops.QueueDequeueV2(
+                handle=self._steps(), component_types=[tf.variant]
             )
-        with tf.control_dependencies([more]):
+        with tf.control_dependencies([step]):
             after = tf.timestamp()
             freed = tf.raw_ops.QueueDequeueV2(handle=self._places(), component_types=[tf.bool])
         with tf.control_dependencies(freed):
-            more = tf.identity(more)
-        return more, tf.where(ready, tf.zeros([], tf.float64), after - before), components
-
-    # Eagerly, on a worker.
-
-    def destroy(self) -> None:
-        """Forgets the queues on the worker under which this is called."""
-        for generation in self._made:
-            for make in (self._make_places, self._make_steps):
-                tf.raw_ops.DestroyResourceOp(resource=make(generation), ignore_lookup_error=True)
-
-    @property
-    def in_use(self) -> bool:
-        """Whether there may be queues."""
-        return bool(self._types and self._made)
-
-    def forget(self) -> None:
-        """After `destroy` on all workers."""
-        self._made.clear()
+            step = tf.identity(step)
+        return step, tf.where(ready, tf.zeros([], tf.float64), after - before)
 
     def _size_op(self) -> tf.Tensor:
         return tf.raw_ops.QueueSizeV2(handle=self._steps())
 
     def _steps(self) -> tf.Tensor:
-        return handle_from_caller(f"{self._name}/steps", lambda: self._make_steps(self._generation))
+        return handle_from_caller(f"{self._name}/steps", self._make_steps)
 
     def _places(self) -> tf.Tensor:
-        return handle_from_caller(
-            f"{self._name}/places", lambda: self._make_places(self._generation)
-        )
+        return handle_from_caller(f"{self._name}/places", self._make_places)
 
-    def _make_steps(self, generation: str) -> tf.Tensor:
+    def _make_steps(self) -> tf.Tensor:
         # The places bound it.
         return tf.raw_ops.FIFOQueueV2(
-            component_types=[tf.bool, *self._types],
-            shared_name=f"{self._name}/{generation}/steps",
+            component_types=[tf.variant], shared_name=f"{self._name}/steps"
         )
 
-    def _make_places(self, generation: str) -> tf.Tensor:
+    def _make_places(self) -> tf.Tensor:
         return tf.raw_ops.FIFOQueueV2(
             component_types=[tf.bool],
             shapes=[[]],  # for open_op, which takes many
             capacity=self._size,
-            shared_name=f"{self._name}/{generation}/places",
+            shared_name=f"{self._name}/places",
         )
-
-
-def nothing_of(dtype: tf.DType) -> tf.Tensor:
-    """A tensor of a dtype with nothing in it."""
-    if dtype == tf.variant:
-        return tf.raw_ops.EmptyTensorList(
-            element_shape=tf.constant(-1), max_num_elements=0, element_dtype=tf.int32
-        )
-    return tf.zeros([0], dtype)
