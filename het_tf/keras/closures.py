@@ -272,9 +272,7 @@ class StepClosure:
             with tf.control_dependencies([*states, logs]):
                 again = step + 1 < num_steps
             none = tf.zeros([], tf.float64)
-            optional, waited = tf.cond(
-                again, window.take_op, lambda: (tf.identity(optional), none)
-            )
+            optional, waited = tf.cond(again, window.take_op, lambda: (tf.identity(optional), none))
             waits += tf.cast(waited > 0, tf.int32)
             return step + 1, optional, waits, seconds + waited, states, logs
 

@@ -95,9 +95,7 @@ class Window:
         with tf.control_dependencies([ready]):
             before = tf.timestamp()
         with tf.control_dependencies([before]):
-            (step,) = tf.raw_ops.QueueDequeueV2(
-                handle=self._steps(), component_types=[tf.variant]
-            )
+            (step,) = tf.raw_ops.QueueDequeueV2(handle=self._steps(), component_types=[tf.variant])
         with tf.control_dependencies([step]):
             after = tf.timestamp()
             freed = tf.raw_ops.QueueDequeueV2(handle=self._places(), component_types=[tf.bool])

@@ -62,6 +62,26 @@ def remote_calls(model):
     return sum(node.op == "Het>CallServers" for f in graph.library.function for node in f.node_def)
 
 
+def test_a_closure_asks_workers_for_no_handles(strategy, monkeypatch):
+    model, _ = make_model(strategy, layers=3)
+    endless = lambda context: dataset(context).repeat()  # noqa: E731
+    model.fit(endless, steps_per_epoch=7, verbose=0)
+    asked = []
+    make = het_tf.ops.cache_handle
+
+    def count(**attributes):
+        asked.append(attributes["shared_name"])
+        return make(**attributes)
+
+    monkeypatch.setattr(het_tf.ops, "cache_handle", count)
+    numbers = []
+    for closures in (1, 10):
+        asked.clear()
+        model.fit(endless, steps_per_epoch=7 * closures, verbose=0)
+        numbers.append(len(asked))  # of flushes and the like
+    assert numbers[0] == numbers[1] > 0
+
+
 @pytest.mark.parametrize("staleness", [10, 0])
 def test_26_layers_share_the_messages_of_one(strategy, staleness):
     strategy.dense_staleness = 8
