@@ -40,9 +40,9 @@ class DenseVariables:
                 self.settings.append(rate)
             known = {id(v) for v in [*others, *self.settings]}
             slots = [v for v in optimizer.variables if id(v) not in known]
-        known = {
-            id(v) for v in [*trainable, *slots, *others, *self.settings, *metric_variables(model)]
-        }
+        unread = [layer.compiled_rate for layer in embeddings_of(model)]
+        kinds = [trainable, slots, others, self.settings, metric_variables(model), unread]
+        known = {id(v) for kind in kinds for v in kind}
         rest = [v for v in model.variables if id(v) not in known]
         seeds = [v for v in rest if _is_seed(v)]
         others += [v for v in rest if not _is_seed(v)]

@@ -12,6 +12,7 @@ from het_tf.distribute import HetParameterServerStrategy
 from het_tf.export import export_saved_model
 from het_tf.keras import _compat
 from het_tf.keras.trainer import ParameterServerTrainer
+from het_tf.layers.embedding import embeddings_of
 
 
 class _ParameterServerFit:
@@ -75,6 +76,7 @@ class _ParameterServerFit:
         if trainer is None:
             steps = 1 if steps_per_execution == "auto" else steps_per_execution
             super().compile(**arguments, steps_per_execution=steps, jit_compile=jit_compile)
+            self._tell_embeddings()
             return
         if run_eagerly:
             raise ValueError("run_eagerly does not work under HetParameterServerStrategy.")
@@ -82,7 +84,13 @@ class _ParameterServerFit:
             warnings.warn("jit_compile is ignored under HetParameterServerStrategy.", stacklevel=2)
         with self.distribute_strategy.scope():
             super().compile(**arguments, steps_per_execution=steps_per_execution, jit_compile=False)
+            self._tell_embeddings()
         trainer.forget_compiled()
+
+    def _tell_embeddings(self) -> None:
+        if isinstance(self.optimizer, keras.optimizers.Optimizer):
+            for layer in embeddings_of(self):
+                layer.compiled_with(self.optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model as the saved one was; called by Keras."""

@@ -19,6 +19,7 @@ from het_tf.keras.data import eval_feed, predict_feed, train_feed, validation_fe
 from het_tf.keras.dense import DenseVariables
 from het_tf.keras.feeds import Feed, Pass, StreamFeed
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
+from het_tf.keras.rates import RateFollower
 
 # Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
 # closure do not count, few enough that the workers end an epoch together and logs stay fresh.
@@ -95,17 +96,19 @@ class ParameterServerTrainer:
         callbacks.on_train_begin()
         logs: Logs = {}
         self._waits = np.zeros(3)
+        rates = RateFollower(model)
         with self._on_workers(), self._flushed_on_error():
             for epoch in range(_compat.initial_epoch(model) or initial_epoch, epochs):
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
+                rates.follow()
                 if self._dense is not None:
                     self._dense.replicas.begin()
                 logs = self._run_steps(
                     feed,
                     training=True,
                     on_batch=_batch_hooks(
-                        callbacks.on_train_batch_begin, callbacks.on_train_batch_end
+                        callbacks.on_train_batch_begin, callbacks.on_train_batch_end, rates.follow
                     ),
                     should_stop=lambda: model.stop_training,
                 )
@@ -121,6 +124,7 @@ class ParameterServerTrainer:
                     val_logs = self._evaluate(val_feed, callbacks)
                     logs.update({f"val_{name}": value for name, value in val_logs.items()})
                 callbacks.on_epoch_end(epoch, logs)
+                rates.follow()
                 if model.stop_training:
                     break
             self._strategy.flush()
@@ -379,11 +383,14 @@ def _fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
 
 
 def _batch_hooks(
-    begin: Callable[[int], None], end: Callable[[int, Logs], None]
+    begin: Callable[[int], None],
+    end: Callable[[int, Logs], None],
+    after: Callable[[], None] = lambda: None,
 ) -> Callable[[int, int, Logs], None]:
     def on_batch(first: int, last: int, logs: Logs) -> None:
         begin(first)
         end(last, logs)
+        after()
 
     return on_batch
 

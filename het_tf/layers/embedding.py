@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 import weakref
 from typing import Any
 
@@ -10,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import _prepared, initializers, ops, optimizers
+from het_tf import _callers, _prepared, _row_forms, initializers, ops, optimizers
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
@@ -39,7 +40,7 @@ class HetEmbedding(keras.layers.Layer):
         self,
         output_dim: int,
         *,
-        optimizer: optimizers.Optimizer | None = None,
+        optimizer: optimizers.Optimizer | keras.optimizers.Optimizer | str | None = None,
         embeddings_initializer: str | keras.initializers.Initializer = "uniform",
         seed: int | None = None,
         cache: CacheConfig | None = None,
@@ -51,7 +52,10 @@ class HetEmbedding(keras.layers.Layer):
 
         Args:
           output_dim: columns of the embedding, at least 1.
-          optimizer: one of `het_tf.optimizers`; default `RowWiseAdagrad()`.
+          optimizer: one of `het_tf.optimizers`, default `RowWiseAdagrad()`; one of
+            `keras.optimizers`, or the name of one, that has a row form; or "same": what the model
+            is compiled with, its learning rate included. The table is then made when the model is
+            compiled, or called the first time after that.
           embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
           seed: of the initial values, int64; None: drawn now.
           cache: how workers cache rows under a parameter server strategy; None: they do not, they
@@ -74,10 +78,14 @@ class HetEmbedding(keras.layers.Layer):
         initializers.spec(embeddings_initializer)
         self.output_dim = check_integer("output_dim", output_dim, 1, INT32_MAX)
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
-        self.optimizer = optimizers.get(optimizer or optimizers.RowWiseAdagrad())
+        self._takes_compiled = isinstance(optimizer, str) and optimizer == "same"
+        self.optimizer = None
+        if not self._takes_compiled:
+            self.optimizer = _row_forms.get(optimizer or optimizers.RowWiseAdagrad())
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.cache = cache
         self.nonfinite = nonfinite
+        self._compiled_optimizer: weakref.ref | None = None
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.supports_jit = False
@@ -91,21 +99,32 @@ class HetEmbedding(keras.layers.Layer):
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
         """
         strategy = tf.distribute.get_strategy()
-        devices = _parameter_servers(strategy)
+        self._devices = _parameter_servers(strategy)
+        self._strategy = strategy if self._devices else None
         self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor")
-        schedule = self.optimizer.learning_rate
-        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        if self._schedule is not None or self._takes_compiled:
             self._iterations = self.add_weight(
                 shape=(), initializer="zeros", dtype="int64", trainable=False, name="iterations"
             )
-        else:
-            self._learning_rate = self.add_weight(
-                shape=(),
-                initializer=keras.initializers.Constant(schedule),
-                dtype="float32",
-                trainable=False,
-                name="learning_rate",
+        if self._schedule is None or self._takes_compiled:
+            rate = 0.0 if self._takes_compiled else self.optimizer.learning_rate
+            self._learning_rate, self._compiled_rate = (
+                self.add_weight(
+                    shape=(),
+                    initializer=keras.initializers.Constant(value),
+                    dtype="float32",
+                    trainable=False,
+                    name=name,
+                )
+                for name, value in (("learning_rate", rate), ("compiled_rate", 0.0))
             )
+        self._table_state = TableState(self._read_rows, self._replace_rows)
+        if self.optimizer is not None:
+            self._make_table()
+        self.built = True
+
+    def _make_table(self) -> None:
+        devices = self._devices
         self._table = EmbeddingTable(
             self.output_dim,
             self.optimizer,
@@ -116,21 +135,18 @@ class HetEmbedding(keras.layers.Layer):
             name=self.name,
         )
         self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite)
-        self._strategy = strategy if devices else None
-        self._table_state = TableState(self._read_rows, self._replace_rows)
         if hasattr(self._strategy, "register_cache"):
             self._strategy.register_cache(self._worker_cache)
-        self.built = True
 
     @property
     def table(self) -> EmbeddingTable:
         """The table. Under a strategy, updates that workers have not sent are not in it: `flush`.
 
         Raises:
-          ValueError: the layer is not built yet.
+          ValueError: the layer is not built yet, or its optimizer is "same" and the model is not
+            compiled yet.
         """
-        if not self.built:
-            raise ValueError(f"layer {self.name} has no table until it is built or called")
+        self._check_has_table()
         return self._table
 
     @property
@@ -138,16 +154,131 @@ class HetEmbedding(keras.layers.Layer):
         """The cache that every worker keeps of the table.
 
         Raises:
-          ValueError: the layer is not built yet.
+          ValueError: as for `table`.
         """
-        if not self.built:
-            raise ValueError(f"layer {self.name} has no cache until it is built or called")
+        self._check_has_table()
         return self._worker_cache
+
+    def _check_has_table(self) -> None:
+        if not self.built:
+            raise ValueError(f"layer {self.name} has no table until it is built or called")
+        if self.optimizer is None:
+            raise ValueError(
+                f'layer {self.name} has optimizer="same", and no table before its model is compiled'
+                " and called: compile it, or give the layer an optimizer of its own"
+            )
+
+    # What the model is compiled with.
+
+    def compiled_with(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Takes note of what the model is compiled with.
+
+        `het_tf.keras.Model.compile` calls it; in a plain `keras.Model` the first step does.
+
+        Raises:
+          ValueError: the layer's optimizer is "same", and that one has no row form, or is of
+            another kind than the one for which the layer made its table.
+        """
+        if self._takes_compiled:
+            self._take_optimizer(_row_forms.row_form(optimizer, of_compile=True))
+        self._compiled_optimizer = weakref.ref(optimizer)
+        if not self.built or self.rate_variable is None:
+            return
+        rate = optimizer.learning_rate
+        rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else None
+        self._compiled_rate.value.assign(rate or 0.0)
+        if rate == 0 and self.trainable and not self._takes_compiled:
+            warnings.warn(
+                f"compile's optimizer has a learning rate of 0, but layer {self.name} trains with"
+                f" its own optimizer {type(self.optimizer).__name__}, at"
+                f' {float(self._learning_rate.numpy()):g}: give it optimizer="same" or'
+                " trainable=False if it should not",
+                stacklevel=3,
+            )
+
+    def _take_optimizer(self, optimizer: optimizers.Optimizer) -> None:
+        before, self.optimizer = self.optimizer, optimizer
+        if not self.built:
+            return
+        if before is None:
+            self._make_table()
+        elif optimizer.spec() != before.spec():
+            if self.table.size():
+                self.optimizer = before
+                raise ValueError(
+                    f'layer {self.name} has optimizer="same" and rows with the slots of {before},'
+                    f" with which its model was compiled before, so it cannot take {optimizer}"
+                )
+            self._make_table()
+        if self.rate_variable is not None:
+            self.rate_variable.value.assign(optimizer.learning_rate)
+
+    def follow_rate(self, rate: float) -> None:
+        """Moves the learning rate by the factor by which that of `compile`'s optimizer moved.
+
+        Args:
+          rate: of `compile`'s optimizer. The factor is counted from when the model was compiled or
+            from the last call.
+        """
+        if self.rate_variable is not None:
+            self._followed_rate_op(tf.constant(rate, tf.float32))
+
+    def _followed_rate_op(self, now: tf.Tensor) -> tf.Tensor:
+        own, before = self._learning_rate.value, self._compiled_rate.value
+        # What the two were is kept while the compiled one is 0, as minus their quotient.
+        was_zero = tf.logical_and(before < 0, tf.equal(own, 0))
+        rate = tf.where(was_zero, -now / before, tf.convert_to_tensor(own))
+        rate = tf.where(before > 0, own * (now / before), rate)
+        becomes_zero = tf.logical_and(before > 0, own > 0)
+        kept = tf.where(becomes_zero, -before / own, tf.convert_to_tensor(before))
+        before.assign(tf.where(now > 0, now, kept))
+        own.assign(rate)
+        return rate
+
+    def _note_compiled(self, optimizer: keras.optimizers.Optimizer) -> None:
+        known = self._compiled_optimizer
+        if known is not None and known() is optimizer:
+            return
+        with tf.init_scope():
+            # A rate that was loaded goes with the layer's own, which was loaded with it.
+            counts = self.rate_variable is not None and not self._takes_compiled
+            if counts and known is None and float(self._compiled_rate.value):
+                self._compiled_optimizer = weakref.ref(optimizer)
+            else:
+                self.compiled_with(optimizer)
+
+    def _rate_op(self) -> tf.Tensor:
+        """The learning rate of a step."""
+        model = _callers.compiled_model() if self._table.is_local else None
+        if model is not None:
+            self._note_compiled(model.optimizer)
+        if self._schedule is not None:
+            rate = tf.cast(self._schedule(self._iterations.value), tf.float32)
+            self._iterations.value.assign_add(1)
+            return rate
+        followed = None if model is None else model.optimizer.learning_rate
+        if isinstance(followed, keras.Variable):
+            return self._followed_rate_op(tf.cast(followed.value, tf.float32))
+        return tf.convert_to_tensor(self._learning_rate.value)
 
     @property
     def rate_variable(self) -> keras.Variable | None:
         """The learning rate's variable; None with a schedule, or before the layer is built."""
-        return getattr(self, "_learning_rate", None)
+        return getattr(self, "_learning_rate", None) if self._schedule is None else None
+
+    @property
+    def _schedule(self) -> keras.optimizers.schedules.LearningRateSchedule | None:
+        rate = None if self.optimizer is None else self.optimizer.learning_rate
+        return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+    @property
+    def compiled_rate(self) -> keras.Variable | None:
+        """What the rate of `compile`'s optimizer was when `learning_rate` was last moved with it.
+
+        If that was 0: minus its quotient by `learning_rate` before. None before the layer is built,
+        or where there is no `learning_rate`; no step of a worker reads it.
+        """
+        return getattr(self, "_compiled_rate", None)
 
     @property
     def learning_rate(self) -> keras.Variable:
@@ -190,6 +321,12 @@ class HetEmbedding(keras.layers.Layer):
         frozen = frozen_table(self)
         if frozen is not None:
             return tf.cast(frozen(self.keys_of(ids)), self.compute_dtype)
+        if self.optimizer is None:
+            model = _callers.compiled_model()
+            if model is not None:
+                with tf.init_scope():
+                    self.compiled_with(model.optimizer)
+            self._check_has_table()
         keys = self.keys_of(ids)
         if _prepared.record(self, keys):
             nothing = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0), self.compute_dtype)
@@ -247,14 +384,16 @@ class HetEmbedding(keras.layers.Layer):
 
         Without those of workers that are down. Empty without a strategy.
         """
-        return {} if self._strategy is None else self._worker_cache.stats()
+        return {} if self._strategy is None else self.worker_cache.stats()
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""
         serialize = keras.saving.serialize_keras_object
+        optimizer = None if self.optimizer is None else serialize(self.optimizer)
+        taken = {"optimizer": "same", "compiled_optimizer": optimizer}
         return super().get_config() | {
             "output_dim": self.output_dim,
-            "optimizer": serialize(self.optimizer),
+            **(taken if self._takes_compiled else {"optimizer": optimizer}),
             "embeddings_initializer": serialize(self.embeddings_initializer),
             "seed": self.seed,
             "cache": None if self.cache is None else serialize(self.cache),
@@ -269,7 +408,11 @@ class HetEmbedding(keras.layers.Layer):
         for name in ("optimizer", "cache"):
             if isinstance(config[name], dict):
                 config[name] = keras.saving.deserialize_keras_object(config[name])
-        return cls(**config)
+        taken = config.pop("compiled_optimizer", None)
+        layer = cls(**config)
+        if taken is not None:
+            layer.optimizer = _row_forms.get(taken)
+        return layer
 
     def save_own_variables(self, store: Any) -> None:
         """Puts the weights and all rows of the table into a Keras weights file."""
@@ -280,6 +423,7 @@ class HetEmbedding(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces the weights and all rows of the table; the caches start empty."""
+        self._check_has_table()
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             variable.assign(store[str(i)])
         self._replace_rows(
@@ -318,12 +462,7 @@ class HetEmbedding(keras.layers.Layer):
         return self._worker_cache.lookup_op(ops.unique_ids(keys), fresh)
 
     def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor, sends: bool) -> None:
-        schedule = self.optimizer.learning_rate
-        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            learning_rate = tf.cast(schedule(self._iterations.value), tf.float32)
-            self._iterations.value.assign_add(1)
-        else:
-            learning_rate = tf.convert_to_tensor(self._learning_rate.value)
+        learning_rate = self._rate_op()
         gradients = tf.cast(gradients, tf.float32)
         if self._table.is_local:
             self._table.apply_op(ticket, gradients, learning_rate, self.nonfinite)

@@ -102,6 +102,38 @@ def test_early_stopping_and_learning_rate_and_checkpoint(model, data, tmp_path):
     model.optimizer.learning_rate = 0.1
 
 
+@pytest.mark.parametrize("optimizer", [het_tf.optimizers.SGD(8.0), "same"], ids=["own", "same"])
+def test_callbacks_move_the_rate_of_embeddings_too(strategy, optimizer):
+    with strategy.scope():
+        layer = het_tf.layers.HetEmbedding(
+            1, optimizer=optimizer, embeddings_initializer="zeros", cache=het_tf.CacheConfig(10)
+        )
+        inputs = keras.Input((), dtype="int64")
+        model = het_tf.keras.Model(inputs, layer(inputs))
+        model.compile(
+            keras.optimizers.SGD(0.5), loss=lambda _, predicted: -keras.ops.sum(predicted)
+        )
+    own = 0.5 if optimizer == "same" else 8
+
+    class HalveAfterTwoSteps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.model.optimizer.learning_rate = 0.125
+
+    rates = [0.5, 0.25, 0.0, 1.0]
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch])
+    ids = np.full(6, 7)
+    model.fit(ids, ids * 0.0, batch_size=1, epochs=4, callbacks=[schedule], verbose=0)
+    assert layer.table.lookup([7]) == 6 * own * (1 + 0.5 + 0 + 2)
+    assert float(layer.learning_rate.numpy()) == 2 * own
+    # One closure of two steps at a time, so that the callback comes between them.
+    stopped = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5)
+    model.fit(
+        ids[:2], ids[:2] * 0.0, batch_size=1, callbacks=[stopped, HalveAfterTwoSteps()], verbose=0
+    )
+    assert float(layer.learning_rate.numpy()) == own / 4
+
+
 def test_stopping_within_an_epoch(model, data):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -73,8 +73,8 @@ ARGUMENTS = [
     *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in NO_SEEDS),
     (lambda: layer(nonfinite="no"), 'nonfinite must be "error" or "skip", not \'no\''),
     (lambda: layer(cache=100), "cache must be a het_tf.CacheConfig or None, not 100"),
-    (lambda: layer(optimizer="adam"), "optimizer must be one of het_tf.optimizers, for example"),
-    (lambda: layer(optimizer=keras.optimizers.SGD()), "optimizer must be one of het_tf.optimizers"),
+    (lambda: layer(optimizer="adan"), "optimizer must be one of het_tf.optimizers, for example"),
+    (lambda: layer(optimizer=keras.optimizers.SGD), "optimizer must be one of het_tf.optimizers"),
     (
         lambda: layer(embeddings_initializer="he_normal"),
         "embeddings_initializer must be zeros, ones",

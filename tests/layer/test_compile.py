@@ -1,0 +1,245 @@
+"""What compile and callbacks say to the layer, without a strategy."""
+
+import keras
+import numpy as np
+import pytest
+
+import het_tf
+from het_tf import optimizers
+
+MODELS = [keras.Model, het_tf.keras.Model]
+
+
+def make_model(model_class, layer, optimizer, **arguments) -> keras.Model:
+    """A model whose gradient for every looked up element is -1."""
+    inputs = keras.Input((), dtype="int64")
+    model = model_class(inputs, layer(inputs))
+    loss = lambda _, predicted: -keras.ops.sum(predicted)  # noqa: E731
+    model.compile(optimizer, loss=loss, **arguments)
+    return model
+
+
+def new_layer(optimizer=None, **arguments) -> het_tf.layers.HetEmbedding:
+    arguments = {"embeddings_initializer": "zeros", "seed": 1, **arguments}
+    return het_tf.layers.HetEmbedding(1, optimizer=optimizer or optimizers.SGD(1.0), **arguments)
+
+
+def fit(model, epochs: int, *callbacks, steps: int = 1):
+    ids = np.full(steps, 7)
+    model.fit(ids, ids * 0.0, batch_size=1, epochs=epochs, callbacks=list(callbacks), verbose=0)
+
+
+# The learning rate.
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_learning_rate_scheduler_moves_the_layers_rate_by_the_same_factor(
+    model_class, run_eagerly
+):
+    layer = new_layer(optimizers.SGD(8.0))
+    model = make_model(model_class, layer, keras.optimizers.SGD(0.5), run_eagerly=run_eagerly)
+    rates = [0.5, 0.25, 0.0, 1.0]
+    fit(model, 4, keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]))
+    assert layer.table.lookup([7]) == 8 + 4 + 0 + 16
+    assert float(layer.learning_rate.value) == 16
+
+
+def test_a_scheduler_counts_from_what_compile_was_told():
+    layer = new_layer(optimizers.SGD(8.0))
+    model = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(0.5))
+    fit(model, 2, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2))
+    assert layer.table.lookup([7]) == 4 + 2
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_reduce_lr_on_plateau_moves_the_layers_rate(model_class):
+    layer = new_layer(optimizers.SGD(8.0))
+    model = make_model(model_class, layer, keras.optimizers.Adam(0.5))
+    never = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9)
+    fit(model, 4, never)
+    assert layer.table.lookup([7]) == 8 + 8 + 4 + 2
+
+
+def test_another_compile_is_no_change_of_the_rate():
+    layer = new_layer(optimizers.SGD(8.0))
+    model = make_model(keras.Model, layer, keras.optimizers.SGD(0.5))
+    fit(model, 1)
+    model.compile(keras.optimizers.SGD(0.125), loss=model.loss)
+    fit(model, 1)
+    assert layer.table.lookup([7]) == 16
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_loaded_model_goes_on_with_the_rate_that_was_moved(model_class, tmp_path):
+    def build(optimizer):
+        inputs = keras.Input((), dtype="int64")
+        model = model_class(inputs, new_layer(optimizers.SGD(8.0), name="users")(inputs))
+        model.compile(optimizer, "mse")
+        return model
+
+    def fit(model, *rates):
+        schedule = keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch])
+        ids = np.array([7])
+        model.fit(ids, ids * 0.0, epochs=len(rates), callbacks=[schedule], verbose=0)
+        return float(model.get_layer("users").learning_rate.value)
+
+    model = build(keras.optimizers.SGD(0.5))
+    assert fit(model, 0.5, 0.25) == 4
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert fit(loaded, 0.125) == 2
+    loaded = build(keras.optimizers.SGD(0.5))
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    assert fit(loaded, 0.125) == 2
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_compiled_rate_of_zero_says_that_the_layer_has_its_own(model_class):
+    layer = new_layer(optimizers.SGD(1.0), name="users")
+    with pytest.warns(UserWarning, match="layer users trains with its own optimizer SGD"):
+        fit(make_model(model_class, layer, keras.optimizers.SGD(0.0)), 1)
+    assert layer.table.lookup([7]) == 1
+
+
+# compile's optimizer.
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("compile_first", [False, True])
+def test_same_takes_the_optimizer_of_compile(model_class, run_eagerly, compile_first):
+    layer = new_layer("same")
+    compiled = keras.optimizers.SGD(0.5, momentum=0.5)
+    model = make_model(model_class, layer, compiled, run_eagerly=run_eagerly)
+    if compile_first:
+        assert model.predict(np.array([7]), verbose=0) == 0
+    rates = [0.5, 0.25]
+    fit(model, 2, keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]))
+    # As Keras: velocity = 0.5 velocity + rate.
+    assert layer.optimizer == optimizers.Momentum(0.5, momentum=0.5)
+    assert layer.table.lookup([7]) == 0.5 + (0.25 + 0.25)
+
+
+def test_same_follows_a_schedule():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [1.0, 10.0, 100.0])
+    layer = new_layer("same")
+    fit(make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(schedule)), 1, steps=3)
+    assert layer.table.lookup([7]) == 111
+
+
+def test_same_without_a_compiled_model_says_what_is_missing():
+    layer = new_layer("same", name="users")
+    with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
+        layer(np.array([7]))
+    with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
+        _ = layer.table
+
+
+def test_same_refuses_an_optimizer_without_a_row_form():
+    with pytest.raises(ValueError, match="Nadam"):
+        fit(make_model(het_tf.keras.Model, new_layer("same"), keras.optimizers.Nadam()), 1)
+
+
+def test_same_refuses_another_optimizer_for_its_rows():
+    model = make_model(het_tf.keras.Model, new_layer("same", name="users"), "sgd")
+    fit(model, 1)
+    model.compile(keras.optimizers.SGD(0.5), loss=model.loss)
+    assert float(model.layers[1].learning_rate.value) == 0.5
+    with pytest.raises(ValueError, match=r"users .*Adam"):
+        model.compile("adam", loss=model.loss)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_same_is_saved_and_loaded(model_class, tmp_path):
+    inputs = keras.Input((), dtype="int64")
+    model = model_class(inputs, new_layer("same", name="users")(inputs))
+    model.compile(keras.optimizers.Adam(0.5), "mse")
+    model.fit(np.array([7]), np.ones(1), verbose=0)
+    model.save(tmp_path / "model.keras")
+    for compiled in (True, False):
+        loaded = keras.models.load_model(tmp_path / "model.keras", compile=compiled)
+        table = loaded.get_layer("users").table
+        assert table.lookup([7]) == model.get_layer("users").table.lookup([7])
+    fresh = keras.Model.from_config(model.get_config())
+    fresh.compile("sgd", "mse")
+    fresh.fit(np.array([7]), np.ones(1), verbose=0)
+
+
+# Keras's optimizers.
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("sgd", optimizers.SGD(0.01)),
+        ("Adam", optimizers.Adam(0.001)),
+        ("adagrad", optimizers.Adagrad(0.001)),
+        ("ftrl", optimizers.Ftrl(0.001)),
+        ("row_wise_adagrad", optimizers.RowWiseAdagrad()),
+        (
+            lambda: keras.optimizers.SGD(0.5, weight_decay=0.25),
+            optimizers.SGD(0.5, weight_decay=0.25),
+        ),
+        (
+            lambda: keras.optimizers.SGD(0.5, momentum=0.25, nesterov=True),
+            optimizers.Momentum(0.5, momentum=0.25, nesterov=True),
+        ),
+        (
+            lambda: keras.optimizers.Adam(0.5, beta_1=0.25, beta_2=0.75, epsilon=0.125),
+            optimizers.Adam(0.5, beta_1=0.25, beta_2=0.75, epsilon=0.125),
+        ),
+        (
+            lambda: keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.25, epsilon=0.125),
+            optimizers.Adagrad(0.5, initial_accumulator_value=0.25, epsilon=0.125),
+        ),
+        (
+            lambda: keras.optimizers.Ftrl(
+                0.5,
+                initial_accumulator_value=0.25,
+                l1_regularization_strength=0.5,
+                l2_regularization_strength=0.75,
+                l2_shrinkage_regularization_strength=1.0,
+                beta=0.125,
+            ),
+            optimizers.Ftrl(
+                0.5, initial_accumulator_value=0.25, l1=0.5, l2=0.75, l2_shrinkage=1.0, beta=0.125
+            ),
+        ),
+    ],
+)
+def test_an_optimizer_of_keras_or_its_name_is_taken(given, taken):
+    # Made in here: variables made before a cluster was connected are lost.
+    given = given() if callable(given) else given
+    assert het_tf.layers.HetEmbedding(1, optimizer=given).optimizer == taken
+
+
+def test_a_schedule_of_an_optimizer_of_keras_is_taken():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
+    taken = het_tf.layers.HetEmbedding(1, optimizer=keras.optimizers.SGD(schedule)).optimizer
+    assert taken.learning_rate.get_config() == schedule.get_config()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (lambda: keras.optimizers.Nadam(), "Nadam"),
+        ("nothing", "nothing"),
+        (lambda: keras.optimizers.Adam(amsgrad=True), "amsgrad=True"),
+        (lambda: keras.optimizers.SGD(clipnorm=1.0), "clipnorm=1.0"),
+        (lambda: keras.optimizers.SGD(clipvalue=1.0), "clipvalue=1.0"),
+        (lambda: keras.optimizers.SGD(global_clipnorm=1.0), "global_clipnorm=1.0"),
+        (lambda: keras.optimizers.SGD(use_ema=True), "use_ema=True"),
+        (
+            lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+            "gradient_accumulation_steps=2",
+        ),
+        (lambda: keras.optimizers.SGD(loss_scale_factor=2.0), "loss_scale_factor=2.0"),
+        (lambda: keras.optimizers.Ftrl(learning_rate_power=-0.25), "learning_rate_power=-0.25"),
+    ],
+)
+def test_what_has_no_row_form_is_refused_by_name(given, named):
+    given = given() if callable(given) else given
+    with pytest.raises(ValueError, match=named):
+        het_tf.layers.HetEmbedding(1, optimizer=given)
