@@ -1,7 +1,8 @@
 """Who calls: what a layer must know of its callers that neither Keras nor TensorFlow tells it.
 
-Keras gives a layer no way to the model that is trained. It is on the call stack, where this
-module, and no other, looks.
+Keras gives a layer no way to the model that is trained. A `GradientTape` calls the gradients of all
+that it recorded, whatever it was asked for. Both are on the call stack, where this module, and no
+other, looks: for locals called `self`, and for the arguments of `GradientTape.gradient`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 
 def compiled_model() -> keras.Model | None:
@@ -21,6 +24,15 @@ def compiled_model() -> keras.Model | None:
             getattr(model, "optimizer", None), keras.optimizers.Optimizer
         ):
             return model
+    return None
+
+
+def gradient_call() -> tuple[list[Any], list[Any]] | None:
+    """Targets and sources of the `GradientTape.gradient` that runs, if one does."""
+    for frame in _frames():
+        if frame.f_code is tf.GradientTape.gradient.__code__:
+            arguments = frame.f_locals
+            return tf.nest.flatten(arguments["target"]), tf.nest.flatten(arguments["sources"])
     return None
 
 

@@ -39,6 +39,20 @@ def handle_from_caller(name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     return handles[0]
 
 
+def are_of_one_function(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Whether the same `tf.function` computes two tensors, or none does."""
+    return _function_of(one) is _function_of(other)
+
+
+def _function_of(tensor: tf.Tensor) -> tf.Graph | None:
+    if not tf.is_symbolic_tensor(tensor):
+        return None
+    graph = tensor.graph
+    while _is_branch(graph):
+        graph = graph.outer_graph
+    return graph
+
+
 def share_in_graph(name: str, handle: tf.Tensor) -> None:
     """Has `handle_from_caller` find this handle in the graph that is being built.
 
@@ -62,9 +76,18 @@ def run_beside(build: Callable[[], Any]) -> Any:
     return result
 
 
+def _is_branch(graph: tf.Graph) -> bool:
+    """Whether it is that of a branch of `tf.cond` or a part of `tf.while_loop`."""
+    return type(graph).__name__ in (
+        "CondBranchFuncGraph",
+        "WhileCondFuncGraph",
+        "WhileBodyFuncGraph",
+    )
+
+
 def _capture(graph: tf.Graph, name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     # The branches of tf.cond and tf.while_loop belong to one graph, and capture from it.
-    if type(graph).__name__ in ("CondBranchFuncGraph", "WhileCondFuncGraph", "WhileBodyFuncGraph"):
+    if _is_branch(graph):
         with graph.outer_graph.as_default():
             return handle_from_caller(name, make)
     return graph.capture_call_time_value(

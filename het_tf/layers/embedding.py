@@ -16,6 +16,7 @@ from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
+from het_tf.layers.backward import Backward
 from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport
 
@@ -30,7 +31,15 @@ class HetEmbedding(keras.layers.Layer):
 
     The layer has its own optimizer: the backward pass is the update. Occurrences of an id in a
     batch are summed to one update. The table is no Keras weight; the layer's weights are a scalar
-    that ties it to the loss and its learning rate.
+    that ties it to the loss and its learning rate. A tape that is asked for the gradient of
+    `layer.trainable_variables` trains the rows, once; no other gradient does:
+
+        with tf.GradientTape() as tape:
+            loss = loss_of(model(x), y)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+    In a `tf.function` the tape, the call and `gradient()` must be in the same one.
 
     Input: integers of any shape and any integer dtype, below 2**63.
     Output: [*input.shape, output_dim], in the layer's compute dtype.
@@ -335,6 +344,7 @@ class HetEmbedding(keras.layers.Layer):
         unique_ids, begun = (None, None) if found is None else (found.unique_ids, found.ticket)
         # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
         layer = weakref.ref(self)
+        backward = Backward(self.name)
 
         @tf.custom_gradient
         def lookup(anchor: tf.Tensor) -> Any:
@@ -346,13 +356,13 @@ class HetEmbedding(keras.layers.Layer):
                 rows = layer().worker_cache.gather_op(ticket)
 
             def update(gradients: tf.Tensor) -> tf.Tensor:
-                layer()._update_op(ticket, gradients, sends=begun is None)
+                if backward.is_to_update(layer()._anchor, ticket):
+                    layer()._update_op(ticket, gradients, sends=begun is None)
                 return tf.zeros_like(anchor)
 
             return rows, update
 
         anchor = tf.convert_to_tensor(self._anchor.value)
-        # A tape calls the gradients of all that it watched, asked for or not.
         rows = lookup(anchor if self.trainable else tf.stop_gradient(anchor))
         rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
         rows.set_shape(ids.shape.concatenate([self.output_dim]))

@@ -203,6 +203,32 @@ def test_nonfinite_gradient_fails_the_step_and_changes_nothing(strategy):
     assert embedding.table.size() == 0
 
 
+def test_only_a_gradient_of_the_layers_weights_trains_on_a_worker(strategy):
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(
+            1,
+            optimizer=het_tf.optimizers.SGD(1.0),
+            embeddings_initializer="zeros",
+            cache=het_tf.CacheConfig(10),
+        )
+        embedding.build()
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            rows = embedding(tf.constant([1, 2]))
+            loss = -tf.reduce_sum(rows)
+        slope = tape.gradient(loss, rows)
+        for _ in range(2):
+            tape.gradient(loss, embedding.trainable_variables)
+        return slope
+
+    np.testing.assert_array_equal(strategy.run_on_worker(0, step), [[-1], [-1]])
+    strategy.flush()
+    np.testing.assert_array_equal(embedding.table.lookup([1, 2]), [[1], [1]])
+    np.testing.assert_array_equal(embedding.table.export().clocks, [1, 1])
+
+
 def test_models_that_are_gone_leave_nothing_behind(strategy):
     x, y = examples()
     before = len(strategy.caches)
