@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -218,9 +218,17 @@ class WorkerCache:
           rows: float32 [ids, dim].
           ticket: for `update_op`.
         """
+        ticket = self.installed_op(unique_ids, fresh)
+        return self.gather_op(ticket), ticket
+
+    def installed_op(self, unique_ids: tf.Tensor, fresh: bool = False) -> tf.Tensor:
+        """Looks up, without reading: a ticket for `gather_op` or `pool_op`, then an update.
+
+        Arguments as for `lookup_op`.
+        """
         ticket, requests = self.request_op(unique_ids, fresh)
         with tf.control_dependencies([self.table.exchange_op(self._handle_op(), ticket, requests)]):
-            return self.gather_op(ticket), ticket
+            return tf.identity(ticket)
 
     # The parts of a lookup, for whoever sends the requests of several caches together.
 
@@ -266,10 +274,36 @@ class WorkerCache:
         """
         cache = self._handle_op()
         update = ops.cache_update(cache, ticket, gradients, learning_rate)
-        if not (self.writes_through and sends):
-            return update
-        with tf.control_dependencies([update] if update is not None else []):
-            return self._flush_op(cache, everything=False)
+        return self._write_through_op(update) if sends else update
+
+    def pool_op(
+        self,
+        ticket: tf.Tensor,
+        splits: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        **layout: Any,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The rows of an installed lookup as they are now, pooled, as `ops.cache_pool` does.
+
+        Returns:
+          pooled: float32 [bags, dim] of each feature.
+          pooling: for `update_pooled_op`.
+        """
+        return ops.cache_pool(self._handle_op(), ticket, splits, weights, **layout)
+
+    def update_pooled_op(
+        self,
+        ticket: tf.Tensor,
+        pooling: tf.Tensor,
+        gradients: Sequence[tf.Tensor],
+        learning_rate: tf.Tensor,
+        sends: bool = True,
+    ) -> tf.Operation:
+        """`update_op` of what was pooled. gradients: float32 [bags, dim] of each feature."""
+        update = ops.cache_update_pooled(
+            self._handle_op(), ticket, learning_rate, pooling, gradients
+        )
+        return self._write_through_op(update) if sends else update
 
     def flush_op(self) -> tf.Tensor:
         """Sends every update that was not sent yet."""
@@ -339,6 +373,13 @@ class WorkerCache:
         # What is made here lives as long as the graph, and must not keep this object as long.
         make = functools.partial(_make_handle, self._attributes, self._on_coordinator)
         return handle_from_caller(self.name, make)
+
+    def _write_through_op(self, update: tf.Operation | None) -> tf.Operation | None:
+        """After an update: sends what must not wait."""
+        if not self.writes_through:
+            return update
+        with tf.control_dependencies([update] if update is not None else []):
+            return self._flush_op(self._handle_op(), everything=False)
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)

@@ -76,6 +76,12 @@ cache_clear = _library.het_cache_clear
 cache_stats = _library.het_cache_stats
 cache_report = _library.het_cache_report
 
+cache_pool = _library.het_cache_pool
+cache_update_pooled = _library.het_cache_update_pooled
+table_pool = _library.het_table_pool
+table_apply_pooled = _library.het_table_apply_pooled
+pooling_gradient = _library.het_pooling_gradient
+
 process_tables = _library.het_process_tables
 process_table = _library.het_process_table
 process_caches = _library.het_process_caches

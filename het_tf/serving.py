@@ -6,12 +6,13 @@ import contextlib
 import contextvars
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from het_tf.pooling import Bags, pool_with_stock_ops
 from het_tf.table import EmbeddingTable
 
 _MASK_32 = (1 << 32) - 1
@@ -68,6 +69,20 @@ class FrozenTable(tf.Module):
         initial = self._initial_values(tf.gather_nd(flat, unknown))
         rows = tf.tensor_scatter_nd_update(rows, unknown, initial)
         return tf.reshape(rows, tf.concat([tf.shape(ids), [self._dim]], 0))
+
+    def pool(self, keys: tf.Tensor, features: Sequence[Bags]) -> list[tf.Tensor]:
+        """Reads rows and pools them. Arguments as for `HetEmbedding.outputs_of`.
+
+        Returns:
+          float32 [bags, dim] of each feature.
+        """
+        unique, places = tf.unique(keys, tf.int64)
+        rows = self(unique)
+        of_features = tf.split(places, [tf.size(bags.ids) for bags in features])
+        return [
+            pool_with_stock_ops(rows, of_feature, bags)
+            for of_feature, bags in zip(of_features, features, strict=True)
+        ]
 
     def _initial_values(self, keys: tf.Tensor) -> tf.Tensor:
         """What ops/core/row/initializer.cc computes. keys: int64 [n]; returns float32 [n, dim]."""

@@ -177,6 +177,35 @@ class EmbeddingTable:
             self._handles[0], found, gradients, learning_rate, nonfinite=nonfinite
         )
 
+    def pool_op(
+        self,
+        ids: tf.Tensor,
+        splits: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        **layout: Any,
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Reads rows of a local table, pooled, as `ops.table_pool` does.
+
+        Returns:
+          pooled: float32 [bags, dim] of each feature.
+          found: for `apply_pooled_op`.
+          pooling: for `apply_pooled_op`.
+        """
+        return ops.table_pool(self._handles[0], ids, splits, weights, **layout)
+
+    def apply_pooled_op(
+        self,
+        found: tf.Tensor,
+        pooling: tf.Tensor,
+        gradients: Sequence[tf.Tensor],
+        learning_rate: tf.Tensor,
+        nonfinite: str,
+    ) -> tf.Operation:
+        """`apply_op` of what was pooled. gradients: float32 [bags, dim] of each feature."""
+        return ops.table_apply_pooled(
+            self._handles[0], found, learning_rate, pooling, gradients, nonfinite=nonfinite
+        )
+
     # What a user calls, eagerly.
 
     def size(self) -> int:

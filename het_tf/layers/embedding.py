@@ -5,18 +5,19 @@ from __future__ import annotations
 import random
 import warnings
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import _callers, _prepared, _row_forms, initializers, ops, optimizers
+from het_tf import _callers, _prepared, _row_forms, initializers, optimizers, pooling
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
-from het_tf.layers.backward import Backward
+from het_tf.layers.lookup import lookup
 from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport
 
@@ -41,8 +42,9 @@ class HetEmbedding(keras.layers.Layer):
 
     In a `tf.function` the tape, the call and `gradient()` must be in the same one.
 
-    Input: integers of any shape and any integer dtype, below 2**63.
-    Output: [*input.shape, output_dim], in the layer's compute dtype.
+    Input: integers of any integer dtype, below 2**63: dense of any shape, ragged or sparse.
+    Output: [*input.shape, output_dim], in the layer's compute dtype; with a combiner
+    [*input.shape[:-1], output_dim], which is computed without a tensor of all ids' rows.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class HetEmbedding(keras.layers.Layer):
         cache: CacheConfig | None = None,
         nonfinite: str = "error",
         mask_zero: bool = False,
+        combiner: str | None = None,
+        padding_id: int | None = None,
         **kwargs: Any,
     ):
         """Describes the layer; the table is made when it is built.
@@ -71,7 +75,14 @@ class HetEmbedding(keras.layers.Layer):
             fetch rows and send gradients every step. Without a strategy it has no use.
           nonfinite: what NaN or infinity in a gradient or its squares does: "error" fails the step
             and changes nothing, "skip" leaves the ids concerned out and counts them.
-          mask_zero: whether id 0 is padding that later layers mask out.
+          mask_zero: whether id 0 is padding, which is not looked up and which later layers mask
+            out.
+          combiner: what brings the rows along the last axis of the inputs to one, times weights:
+            "sum"; "mean", divided by the sum of the weights; "sqrtn", by the root of the sum of
+            their squares; "max", the largest by column (ids that share it share its gradient). A
+            bag without ids is zeros, and so is a mean or sqrtn of weights that come to zero. None:
+            every id has its row.
+          padding_id: an id that is as if it were not there: not looked up, not counted.
           **kwargs: of `keras.layers.Layer`.
 
         Raises:
@@ -84,6 +95,11 @@ class HetEmbedding(keras.layers.Layer):
             raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
         if cache is not None and not isinstance(cache, CacheConfig):
             raise ValueError(f"cache must be a het_tf.CacheConfig or None, not {cache!r}")
+        pooling.check_combiner(combiner)
+        if padding_id is not None:
+            padding_id = check_integer("padding_id", padding_id, -INT64_MAX - 1, INT64_MAX)
+            if mask_zero and padding_id != 0:
+                raise ValueError(f"mask_zero makes id 0 padding, padding_id = {padding_id} another")
         initializers.spec(embeddings_initializer)
         self.output_dim = check_integer("output_dim", output_dim, 1, INT32_MAX)
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
@@ -96,6 +112,8 @@ class HetEmbedding(keras.layers.Layer):
         self.nonfinite = nonfinite
         self._compiled_optimizer: weakref.ref | None = None
         self.mask_zero = mask_zero
+        self.combiner = combiner
+        self.padding_id = padding_id
         self.supports_masking = mask_zero
         self.supports_jit = False
         self.autocast = False
@@ -306,75 +324,75 @@ class HetEmbedding(keras.layers.Layer):
     def learning_rate(self, value: float) -> None:
         self.learning_rate.assign(value)
 
-    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks ids up; under a gradient tape, the backward pass updates their rows.
 
         With `training=False`, as Keras has it in `evaluate` and `predict`, a cached row that missed
         any update merged into its table is fetched again, whatever the staleness.
 
+        Args:
+          inputs: integers: a dense tensor of any rank, a RaggedTensor or a SparseTensor.
+          weights: what rows are multiplied with, one for each id: as inputs, or dense with fewer
+            axes. They get a gradient. None: ones.
+          training: as of Keras.
+
+        Returns:
+          Without a combiner [*inputs.shape, output_dim], ragged where inputs are; zeros where an id
+          is padding or a sparse input has none. With a combiner the last axis of inputs is gone, if
+          there is more than one.
+
         Raises:
-          ValueError: inputs are ragged, sparse or no integers.
+          ValueError: inputs are no integers, or weights do not fit them.
           tf.errors.InvalidArgumentError: a uint64 is larger than any int64.
         """
-        if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
-            raise ValueError(
-                f"inputs of layer {self.name} must be a dense tensor, not a"
-                f" {type(inputs).__name__}: pad it, for example with its to_tensor()"
-            )
-        ids = tf.convert_to_tensor(inputs)
-        if not ids.dtype.is_integer:
-            raise ValueError(
-                f"inputs of layer {self.name} must be integers, not {ids.dtype.name}; begin a model"
-                ' with keras.Input(..., dtype="int64"), or Keras makes them floats'
-            )
+        bags = pooling.bags_of(inputs, weights, self.combiner, self._padding, f"layer {self.name}")
+        (outputs,) = self.outputs_of(self.keys_of(bags.ids), [bags], training)
+        return bags.restore(outputs)
+
+    def outputs_of(
+        self, keys: tf.Tensor, features: Sequence[pooling.Bags], training: bool | None = None
+    ) -> list[tf.Tensor]:
+        """The lookup of a call: of one feature or more, whose ids follow one another.
+
+        Args:
+          keys: int64 [ids], those of the features one after the other.
+          features: how they are pooled.
+          training: as for `call`.
+
+        Returns:
+          Of each feature [bags, output_dim], in the layer's compute dtype.
+        """
         frozen = frozen_table(self)
         if frozen is not None:
-            return tf.cast(frozen(self.keys_of(ids)), self.compute_dtype)
-        if self.optimizer is None:
-            model = _callers.compiled_model()
-            if model is not None:
-                with tf.init_scope():
-                    self.compiled_with(model.optimizer)
-            self._check_has_table()
-        keys = self.keys_of(ids)
-        if _prepared.record(self, keys):
-            nothing = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0), self.compute_dtype)
-            return tf.ensure_shape(nothing, ids.shape.concatenate([self.output_dim]))
-        found = _prepared.take(self)
-        unique_ids, begun = (None, None) if found is None else (found.unique_ids, found.ticket)
-        # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
-        layer = weakref.ref(self)
-        backward = Backward(self.name)
-
-        @tf.custom_gradient
-        def lookup(anchor: tf.Tensor) -> Any:
-            if begun is None:
-                rows, ticket = layer()._lookup_op(keys, fresh=training is False)
+            outputs = frozen.pool(keys, features)
+        else:
+            if self.optimizer is None:
+                model = _callers.compiled_model()
+                if model is not None:
+                    with tf.init_scope():
+                        self.compiled_with(model.optimizer)
+                self._check_has_table()
+            if _prepared.record(self, keys):
+                outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
-                with tf.control_dependencies([ops.check_ids(unique_ids, keys)]):
-                    ticket = tf.identity(begun)
-                rows = layer().worker_cache.gather_op(ticket)
+                outputs = lookup(self, keys, features, training)
+        for output in outputs:
+            output.set_shape([None, self.output_dim])
+        return [tf.cast(output, self.compute_dtype) for output in outputs]
 
-            def update(gradients: tf.Tensor) -> tf.Tensor:
-                if backward.is_to_update(layer()._anchor, ticket):
-                    layer()._update_op(ticket, gradients, sends=begun is None)
-                return tf.zeros_like(anchor)
-
-            return rows, update
-
-        anchor = tf.convert_to_tensor(self._anchor.value)
-        rows = lookup(anchor if self.trainable else tf.stop_gradient(anchor))
-        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
-        rows.set_shape(ids.shape.concatenate([self.output_dim]))
-        return tf.cast(rows, self.compute_dtype)
-
-    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
-        """[*inputs.shape, output_dim]."""
-        return keras.KerasTensor((*inputs.shape, self.output_dim), dtype=self.compute_dtype)
+    def compute_output_spec(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> keras.KerasTensor:
+        """The shape of what `call` returns."""
+        return pooling.output_spec(inputs, self.combiner, self.output_dim, self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Which ids are not padding, if `mask_zero`."""
-        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+        """Which ids are not padding, if `mask_zero` and they are dense and not pooled."""
+        if not self.mask_zero or self.combiner is not None:
+            return None
+        if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
+            return None
+        return keras.ops.not_equal(inputs, 0)
 
     def flush(self) -> None:
         """Sends what the caches hold back. `fit`, `evaluate` and saving do so anyway.
@@ -409,6 +427,8 @@ class HetEmbedding(keras.layers.Layer):
             "cache": None if self.cache is None else serialize(self.cache),
             "nonfinite": self.nonfinite,
             "mask_zero": self.mask_zero,
+            "combiner": self.combiner,
+            "padding_id": self.padding_id,
         }
 
     @classmethod
@@ -466,18 +486,40 @@ class HetEmbedding(keras.layers.Layer):
         with tf.control_dependencies([] if fits is None else [fits]):
             return tf.identity(keys)
 
-    def _lookup_op(self, keys: tf.Tensor, fresh: bool) -> tuple[tf.Tensor, tf.Tensor]:
-        if self._table.is_local:
-            return self._table.lookup_op(keys)
-        return self._worker_cache.lookup_op(ops.unique_ids(keys), fresh)
+    @property
+    def _padding(self) -> int | None:
+        return 0 if self.mask_zero else self.padding_id
 
-    def _update_op(self, ticket: tf.Tensor, gradients: tf.Tensor, sends: bool) -> None:
+    @property
+    def anchor(self) -> keras.Variable:
+        """The weight whose gradient trains the table."""
+        return self._anchor
+
+    def update_op(
+        self,
+        ticket: tf.Tensor,
+        pooled: tf.Tensor | None,
+        gradients: Sequence[tf.Tensor],
+        sends: bool,
+    ) -> None:
+        """One update of each key of a lookup.
+
+        Args:
+          ticket: of the lookup.
+          pooled: of `pool_op`; None: its rows were not pooled.
+          gradients: float32 [bags, output_dim] of each feature.
+          sends: as of `WorkerCache.update_op`.
+        """
         learning_rate = self._rate_op()
-        gradients = tf.cast(gradients, tf.float32)
-        if self._table.is_local:
-            self._table.apply_op(ticket, gradients, learning_rate, self.nonfinite)
+        cache, table = self._worker_cache, self._table
+        if pooled is not None and table.is_local:
+            table.apply_pooled_op(ticket, pooled, gradients, learning_rate, self.nonfinite)
+        elif pooled is not None:
+            cache.update_pooled_op(ticket, pooled, gradients, learning_rate, sends)
+        elif table.is_local:
+            table.apply_op(ticket, *gradients, learning_rate, self.nonfinite)
         else:
-            self._worker_cache.update_op(ticket, gradients, learning_rate, sends)
+            cache.update_op(ticket, *gradients, learning_rate, sends)
 
 
 def embeddings_of(model: keras.Model) -> list[HetEmbedding]:

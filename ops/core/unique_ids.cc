@@ -7,6 +7,7 @@
 
 #include "ops/core/memory/hash.h"
 #include "ops/core/memory/prefetch.h"
+#include "ops/core/pooling.h"
 
 namespace het_tf {
 UniqueIds::UniqueIds(const int64_t* ids, int64_t n) : key_of(n), positions(n) {
@@ -50,41 +51,70 @@ void UniqueIds::Gather(const float* const* rows, int dim, const ParallelFor& par
   });
 }
 
+namespace {
+
+// As PooledGradients, of ids that each have a row of their own.
+struct RowGradients {
+  const float* rows;  // (num_ids, dim)
+  int dim;
+
+  const float* Whole(int32_t place) const { return rows + int64_t{place} * dim; }
+  void Prefetch(int32_t place) const { het_tf::Prefetch(Whole(place), sizeof(float) * dim); }
+  void Put(int32_t place, float* sum) const { std::memcpy(sum, Whole(place), sizeof(float) * dim); }
+  void Add(int32_t place, float* __restrict sum) const {
+    const float* gradient = Whole(place);
+    for (int i = 0; i < dim; ++i) sum[i] += gradient[i];
+  }
+};
+
+}  // namespace
+
 GradientSums::GradientSums(const UniqueIds& ids, const float* gradients, int dim,
                            const ParallelFor& parallel_for)
     : dim_(dim), sums_(ids.num_keys()) {
+  Sum(ids, RowGradients{gradients, dim}, parallel_for);
+}
+
+GradientSums::GradientSums(const UniqueIds& ids, const PooledGradients& gradients, int dim,
+                           const ParallelFor& parallel_for)
+    : dim_(dim), sums_(ids.num_keys()) {
+  Sum(ids, gradients, parallel_for);
+}
+
+template <typename Gradients>
+void GradientSums::Sum(const UniqueIds& ids, const Gradients& gradients,
+                       const ParallelFor& parallel_for) {
   std::vector<int64_t> scratch_row(ids.num_keys());
-  int64_t repeated = 0;
+  int64_t summed = 0;
   for (int64_t u = 0; u < ids.num_keys(); ++u) {
-    scratch_row[u] = repeated;
-    repeated += ids.begin[u + 1] - ids.begin[u] > 1;
+    scratch_row[u] = summed;
+    const int32_t first = ids.positions[ids.begin[u]];
+    summed += ids.begin[u + 1] - ids.begin[u] > 1 || gradients.Whole(first) == nullptr;
   }
-  scratch_.reset(new float[repeated * dim]);
-  const size_t row_bytes = sizeof(float) * dim;
+  scratch_.reset(new float[summed * dim_]);
   std::atomic<int64_t> num_nonfinite{0};
-  parallel_for(ids.num_keys(), 10 * dim, [&](int64_t first, int64_t last) {
+  parallel_for(ids.num_keys(), 10 * dim_, [&](int64_t first, int64_t last) {
     const int32_t* last_place = ids.positions.data() + ids.begin[last] - 1;
-    const auto gradient_of = [&](const int32_t* place) {
+    const auto prefetch_after = [&](const int32_t* place) {
       // Of each occurrence: those of a frequent key are far apart.
       constexpr int64_t kAhead = 8;
-      const int64_t ahead = std::min<int64_t>(kAhead, last_place - place);
-      het_tf::Prefetch(gradients + static_cast<int64_t>(place[ahead]) * dim, row_bytes);
-      return gradients + static_cast<int64_t>(*place) * dim;
+      gradients.Prefetch(place[std::min<int64_t>(kAhead, last_place - place)]);
     };
     for (int64_t u = first; u < last; ++u) {
       const int32_t* place = &ids.positions[ids.begin[u]];
       const int32_t* end = ids.positions.data() + ids.begin[u + 1];
-      const float* sum = gradient_of(place);
-      if (end - place > 1) {
-        float* out = scratch_.get() + scratch_row[u] * dim;
-        std::memcpy(out, sum, row_bytes);
+      prefetch_after(place);
+      const float* sum = end - place > 1 ? nullptr : gradients.Whole(*place);
+      if (sum == nullptr) {
+        float* out = scratch_.get() + scratch_row[u] * dim_;
+        gradients.Put(*place, out);
         while (++place != end) {
-          const float* gradient = gradient_of(place);
-          for (int i = 0; i < dim; ++i) out[i] += gradient[i];
+          prefetch_after(place);
+          gradients.Add(*place, out);
         }
         sum = out;
       }
-      sums_[u] = Gradient::Of(sum, dim);
+      sums_[u] = Gradient::Of(sum, dim_);
       // The squares, too: an optimizer's accumulator that overflows turns rows into NaN later.
       if (!std::isfinite(sums_[u].squares)) {
         sums_[u].values = nullptr;

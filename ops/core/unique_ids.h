@@ -49,11 +49,16 @@ struct UniqueIds {
   std::vector<int32_t> positions;  // (num_ids): where key u occurs, from begin[u] to begin[u + 1]
 };
 
-// The gradient of each unique key: its occurrences' sum.
+class PooledGradients;
+
+// The gradient of each unique key: its occurrences' sum, in their order.
 class GradientSums {
  public:
   // gradients: (num_ids, dim), which must outlive this.
   GradientSums(const UniqueIds& ids, const float* gradients, int dim,
+               const ParallelFor& parallel_for);
+  // gradients: of ids that were pooled; they must outlive this.
+  GradientSums(const UniqueIds& ids, const PooledGradients& gradients, int dim,
                const ParallelFor& parallel_for);
 
   // Where the sum or its squares are not finite, for num_nonfinite() keys, values is nullptr.
@@ -63,6 +68,9 @@ class GradientSums {
   int64_t num_nonfinite() const { return num_nonfinite_; }
 
  private:
+  template <typename Gradients>
+  void Sum(const UniqueIds& ids, const Gradients& gradients, const ParallelFor& parallel_for);
+
   const int dim_;
   std::vector<Gradient> sums_;        // a key that occurs once needs no copy
   std::unique_ptr<float[]> scratch_;  // not a vector, which would fill it with zeros first

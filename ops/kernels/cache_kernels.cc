@@ -5,13 +5,13 @@
 #include "ops/core/cache/cache.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/process_registry.h"
+#include "ops/kernels/resource_kernels.h"
 #include "ops/kernels/resources.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace het_tf {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -57,30 +57,6 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
   }
 
   CacheConfig config_;
-};
-
-// A kernel whose first input is a cache.
-class CacheKernel : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    tensorflow::core::RefCountPtr<CacheResource> resource;
-    OP_REQUIRES_OK(context, tensorflow::LookupResource(
-                                context, tensorflow::HandleFromInput(context, 0), &resource));
-    OP_REQUIRES_OK(context,
-                   OrOutOfMemory(*this, [&] { return Compute(context, resource->cache.get()); }));
-  }
-
- protected:
-  virtual absl::Status Compute(OpKernelContext* context, Cache* cache) = 0;
-
-  absl::Status GetTicket(OpKernelContext* context, const Cache* cache,
-                         std::shared_ptr<Ticket>* ticket) const {
-    TF_RETURN_IF_ERROR(GetVariant(context, "ticket", ticket));
-    if ((*ticket)->cache() == cache) return absl::OkStatus();
-    return absl::InvalidArgumentError("ticket was given out by another cache");
-  }
 };
 
 // A kernel that puts out a ticket and one request for each shard.

@@ -4,13 +4,13 @@
 #include "ops/core/table/table.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/process_registry.h"
+#include "ops/kernels/resource_kernels.h"
 #include "ops/kernels/resources.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace het_tf {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -41,38 +41,6 @@ class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
 
   RowConfig config_;
   int shard_;
-};
-
-// A kernel whose first input is a table.
-class TableKernel : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    tensorflow::core::RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(context, tensorflow::LookupResource(
-                                context, tensorflow::HandleFromInput(context, 0), &resource));
-    OP_REQUIRES_OK(context,
-                   OrOutOfMemory(*this, [&] { return Compute(context, resource->table.get()); }));
-  }
-
- protected:
-  virtual absl::Status Compute(OpKernelContext* context, Table* table) = 0;
-};
-
-// Lookups and updates without a cache take any key.
-absl::Status CheckWhole(const Table& table) {
-  if (table.num_shards() == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(StrCat("table must have one shard, not ", table.num_shards(),
-                                           ": ask the shards of this one through a cache"));
-}
-
-// What a lookup hands to the update of the same ids.
-struct Found {
-  static constexpr const char* kVariantName = "Het>Found";
-
-  UniqueIds ids;
-  FoundRows rows;
 };
 
 class TableLookupOp : public TableKernel {

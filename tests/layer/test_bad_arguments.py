@@ -201,8 +201,6 @@ def test_what_bounds_are_without_any():
         (np.array([1.0]), "inputs of layer users must be integers, not float64"),
         (tf.constant([True]), "inputs of layer users must be integers, not bool"),
         (tf.constant(["a"]), "inputs of layer users must be integers, not string"),
-        (tf.ragged.constant([[1, 2], [3]]), "must be a dense tensor, not a RaggedTensor: pad it"),
-        (tf.sparse.from_dense([[1, 0]]), "must be a dense tensor, not a SparseTensor: pad it"),
     ],
 )
 def test_inputs_of_the_layer(inputs, message):

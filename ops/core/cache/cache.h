@@ -27,6 +27,7 @@
 #include "ops/core/cache/store.h"
 #include "ops/core/link/link.h"
 #include "ops/core/parallel.h"
+#include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
@@ -95,6 +96,7 @@ class Ticket {
   Ticket& operator=(const Ticket&) = delete;
 
   const UniqueIds& ids() const { return *ids_; }
+  const std::shared_ptr<const UniqueIds>& shared_ids() const { return ids_; }
   Cache* cache() const { return cache_.get(); }
 
  private:
@@ -148,9 +150,19 @@ class Cache : public std::enable_shared_from_this<Cache> {
   // The rows as they are now. ticket: installed. out: (ids.num_ids(), dim).
   Status Gather(const Ticket& ticket, const ParallelFor& parallel_for, float* out);
 
-  // One update of each key of the ticket. gradients: (ids.num_ids(), dim).
-  Status Update(Ticket* ticket, const float* gradients, float learning_rate,
+  // The rows as they are now, pooled. pooling: of the ids of the ticket. outputs: as Pooling::Pool.
+  Status Pool(const Ticket& ticket, Pooling* pooling, const ParallelFor& parallel_for,
+              const std::vector<float*>& outputs);
+
+  // One update of each key of the ticket. gradients: of its ids.
+  Status Update(Ticket* ticket, const GradientSums& gradients, float learning_rate,
                 const ParallelFor& parallel_for);
+  // gradients: (ids.num_ids(), dim).
+  Status Update(Ticket* ticket, const float* gradients, float learning_rate,
+                const ParallelFor& parallel_for) {
+    return Update(ticket, GradientSums(ticket->ids(), gradients, dim(), parallel_for),
+                  learning_rate, parallel_for);
+  }
 
   // Requests that push what is due, or (all) everything not yet sent, and what is under way once
   // more: when the replies were taken, the shards have it.

@@ -18,10 +18,9 @@ bool Cache::Due(const Line& line) const {
   return unsent >= std::max<int64_t>(config_.write_bound, 1);
 }
 
-Status Cache::Update(Ticket* ticket, const float* gradients, float learning_rate,
+Status Cache::Update(Ticket* ticket, const GradientSums& sums, float learning_rate,
                      const ParallelFor& parallel_for) {
   HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
-  const GradientSums sums(ticket->ids(), gradients, dim(), parallel_for);
   if (sums.num_nonfinite() > 0 && config_.nonfinite == Nonfinite::kError) {
     return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
                            sums.num_nonfinite(), " of ", ticket->ids().num_keys(),

@@ -117,11 +117,15 @@ void Store::InstallValue(uint32_t slot, const float* value, int64_t base) {
   installed->set(Line::kReadable);
 }
 
+std::vector<const float*> Store::RowsOf(const std::vector<uint32_t>& slots) const {
+  std::vector<const float*> rows(slots.size());
+  for (size_t u = 0; u < slots.size(); ++u) rows[u] = row(slots[u]);
+  return rows;
+}
+
 void Store::Gather(const UniqueIds& ids, const std::vector<uint32_t>& slots,
                    const ParallelFor& parallel_for, float* out) const {
-  std::vector<const float*> rows(ids.num_keys());
-  for (int64_t u = 0; u < ids.num_keys(); ++u) rows[u] = row(slots[u]);
-  ids.Gather(rows.data(), dim_, parallel_for, out);
+  ids.Gather(RowsOf(slots).data(), dim_, parallel_for, out);
 }
 
 int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,

@@ -91,6 +91,8 @@ class Store {
 
   // ---- gather
 
+  // Of the lines, in order.
+  std::vector<const float*> RowsOf(const std::vector<uint32_t>& slots) const;
   // Copies each id's value. slots: (ids.num_keys()), out: (ids.num_ids(), dim).
   void Gather(const UniqueIds& ids, const std::vector<uint32_t>& slots,
               const ParallelFor& parallel_for, float* out) const;

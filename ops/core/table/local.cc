@@ -82,6 +82,48 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
   return Status();
 }
 
+Status Table::Pool(const UniqueIds& ids, Pooling* pooling, const ParallelFor& parallel_for,
+                   const std::vector<float*>& outputs, FoundRows* found) const {
+  const int64_t num_keys = ids.num_keys();
+  SharedLock contents(contents_);
+  const auto locks = LockStripes<SharedLock>(0, kNumStripes);
+  found->incarnation = incarnation_;
+  found->records.resize(num_keys);
+  parallel_for(num_keys, kProbeCycles, [&](int64_t first, int64_t last) {
+    const auto stripe_of = [&](int64_t i) -> const Stripe& {
+      return *stripes_[StripeOfHash(ids.hashes[first + i], kNumStripes)];
+    };
+    VisitAhead(
+        last - first,
+        [&](int64_t i) { return IndexedHash{&stripe_of(i).index, ids.hashes[first + i]}; },
+        [&](int64_t i, uint32_t slot) { __builtin_prefetch(stripe_of(i).records[slot]); },
+        [&](int64_t i) {
+          const Stripe& stripe = stripe_of(i);
+          const uint32_t slot = Find(stripe, ids.hashes[first + i], ids.keys[first + i]);
+          found->records[first + i] = slot == Index::kNone ? nullptr : stripe.records[slot];
+        });
+  });
+  std::vector<const float*> rows(num_keys);
+  std::vector<int64_t> missing;
+  for (int64_t u = 0; u < num_keys; ++u) {
+    if (found->records[u] == nullptr) {
+      missing.push_back(u);
+    } else {
+      rows[u] = RowOf(found->records[u]);
+    }
+  }
+  const std::unique_ptr<float[]> initial(new float[missing.size() * dim()]);
+  parallel_for(missing.size(), 10 * dim(), [&](int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; ++m) {
+      float* row = &initial[m * dim()];
+      kit_.initializer.Fill(ids.keys[missing[m]], dim(), row);
+      rows[missing[m]] = row;
+    }
+  });
+  pooling->Pool(ids, rows.data(), dim(), parallel_for, outputs);
+  return Status();
+}
+
 // keys: those of ids that may have no record; groups: of these, by stripe, with memory reserved.
 void Table::InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys,
                           const Groups& groups, const ParallelFor& parallel_for,
@@ -103,10 +145,9 @@ void Table::InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys
   });
 }
 
-Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const float* gradients,
+Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const GradientSums& sums,
                     float learning_rate, Nonfinite nonfinite, const ParallelFor& parallel_for) {
   HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
-  const GradientSums sums(ids, gradients, dim(), parallel_for);
   if (sums.num_nonfinite() > 0) {
     if (nonfinite == Nonfinite::kError) {
       return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",

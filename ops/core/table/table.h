@@ -23,6 +23,7 @@
 #include "ops/core/memory/index.h"
 #include "ops/core/memory/slab.h"
 #include "ops/core/parallel.h"
+#include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/shared_mutex.h"
 #include "ops/core/stats.h"
@@ -82,10 +83,20 @@ class Table {
   Status Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out,
                 FoundRows* found) const;
 
+  // Lookup, pooled. pooling: of ids. outputs: as Pooling::Pool.
+  Status Pool(const UniqueIds& ids, Pooling* pooling, const ParallelFor& parallel_for,
+              const std::vector<float*>& outputs, FoundRows* found) const;
+
   // One update of each key. found: what Lookup said for these ids, in this table or another;
-  // FoundRows() where nobody has looked. gradients: (ids.num_ids(), dim).
-  Status Apply(const UniqueIds& ids, const FoundRows& found, const float* gradients,
+  // FoundRows() where nobody has looked. gradients: of ids.
+  Status Apply(const UniqueIds& ids, const FoundRows& found, const GradientSums& gradients,
                float learning_rate, Nonfinite nonfinite, const ParallelFor& parallel_for);
+  // gradients: (ids.num_ids(), dim).
+  Status Apply(const UniqueIds& ids, const FoundRows& found, const float* gradients,
+               float learning_rate, Nonfinite nonfinite, const ParallelFor& parallel_for) {
+    return Apply(ids, found, GradientSums(ids, gradients, dim(), parallel_for), learning_rate,
+                 nonfinite, parallel_for);
+  }
 
   // Answers a cache: merges what it pushes, then sends the rows it lacks (wire/). allocate(bytes)
   // provides the memory of the reply, aligned to 8, once, if all is well.

@@ -1,0 +1,100 @@
+"""A lookup that is trained by its gradient: rows of ids, as they are or pooled."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from het_tf import _prepared, ops
+from het_tf.layers.backward import Backward
+from het_tf.pooling import Bags
+
+
+def lookup(
+    layer: Any, keys: tf.Tensor, features: Sequence[Bags], training: bool | None
+) -> list[tf.Tensor]:
+    """Looks up the keys of a layer; the backward pass updates their rows.
+
+    Args:
+      layer: a `HetEmbedding` with a table.
+      keys: int64 [ids], those of the features one after the other.
+      features: how they are pooled.
+      training: False: a read misses nothing that the shards have merged.
+
+    Returns:
+      Of each feature float32 [bags, dim].
+    """
+    found = _prepared.take(layer)
+    backward = Backward(layer.name)
+    trains = layer.trainable
+    weighted = [i for i, bags in enumerate(features) if bags.weights is not None]
+    # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
+    weak = weakref.ref(layer)
+    fresh = training is False
+
+    @tf.custom_gradient
+    def rows(anchor: tf.Tensor, *given: tf.Tensor) -> Any:
+        if len(features) == 1 and not features[0].pools:
+            outputs, ticket, pooling = _read(weak(), found, keys, fresh)
+        else:
+            weights = dict(zip(weighted, given, strict=True))
+            outputs, ticket, pooling = _pool(weak(), found, keys, features, weights, fresh)
+
+        def update(*gradients: tf.Tensor) -> Any:
+            gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
+            if trains and backward.is_to_update(weak().anchor, ticket):
+                weak().update_op(ticket, pooling, gradients, sends=found is None)
+            if not weighted:
+                return tf.zeros_like(anchor)
+            of_weights = ops.pooling_gradient(pooling, gradients)
+            return [tf.zeros_like(anchor), *(of_weights[i] for i in weighted)]
+
+        return outputs, update
+
+    anchor = tf.convert_to_tensor(layer.anchor.value)
+    return rows(
+        anchor if trains else tf.stop_gradient(anchor), *(features[i].weights for i in weighted)
+    )
+
+
+Read = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor | None]  # outputs, ticket, pooling
+
+
+def _read(layer: Any, found: _prepared.Lookup | None, keys: tf.Tensor, fresh: bool) -> Read:
+    if layer.table.is_local:
+        rows, ticket = layer.table.lookup_op(keys)
+    else:
+        ticket = _ticket(layer, found, keys, fresh)
+        rows = layer.worker_cache.gather_op(ticket)
+    return [rows], ticket, None
+
+
+def _pool(
+    layer: Any,
+    found: _prepared.Lookup | None,
+    keys: tf.Tensor,
+    features: Sequence[Bags],
+    weights: dict[int, tf.Tensor],
+    fresh: bool,
+) -> Read:
+    none = tf.zeros([0])
+    pool = [bags.splits for bags in features], [weights.get(i, none) for i in range(len(features))]
+    layout = {
+        "combiners": [bags.combiner for bags in features],
+        "bag_sizes": [bags.size or 1 for bags in features],
+    }
+    if layer.table.is_local:
+        return layer.table.pool_op(keys, *pool, **layout)
+    ticket = _ticket(layer, found, keys, fresh)
+    outputs, pooling = layer.worker_cache.pool_op(ticket, *pool, **layout)
+    return outputs, ticket, pooling
+
+
+def _ticket(layer: Any, found: _prepared.Lookup | None, keys: tf.Tensor, fresh: bool) -> tf.Tensor:
+    if found is None:
+        return layer.worker_cache.installed_op(ops.unique_ids(keys), fresh)
+    with tf.control_dependencies([ops.check_ids(found.unique_ids, keys)]):
+        return tf.identity(found.ticket)

@@ -1,0 +1,287 @@
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/core/pooling.h"
+#include "ops/kernels/kernel_util.h"
+#include "ops/kernels/resource_kernels.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// What a pooled lookup hands to its gradient.
+struct Pooled {
+  static constexpr const char* kVariantName = "Het>Pooling";
+
+  std::shared_ptr<Pooling> pooling;
+  std::shared_ptr<const UniqueIds> ids;
+  int dim;
+};
+
+// What does not change from step to step.
+struct Layout {
+  std::vector<Combiner> combiners;  // (n)
+  std::vector<int64_t> bag_sizes;   // (n)
+
+  absl::Status Get(OpKernelConstruction* context) {
+    std::vector<std::string> names;
+    int32_t count;
+    TF_RETURN_IF_ERROR(context->GetAttr("n", &count));
+    TF_RETURN_IF_ERROR(context->GetAttr("combiners", &names));
+    TF_RETURN_IF_ERROR(context->GetAttr("bag_sizes", &bag_sizes));
+    const size_t n = static_cast<size_t>(count);
+    if (names.size() != n || bag_sizes.size() != n) {
+      return absl::InvalidArgumentError(StrCat("combiners holds ", names.size(), " names and ",
+                                               "bag_sizes ", bag_sizes.size(), " numbers for ", n,
+                                               " features"));
+    }
+    for (const std::string& name : names) {
+      combiners.push_back(name == "sum"    ? Combiner::kSum
+                          : name == "mean" ? Combiner::kMean
+                          : name == "max"  ? Combiner::kMax
+                                           : Combiner::kSqrtN);
+    }
+    for (size_t f = 0; f < n; ++f) {
+      if (bag_sizes[f] > 0) continue;
+      return absl::InvalidArgumentError(
+          StrCat("bag_sizes[", f, "] = ", bag_sizes[f], " must be positive"));
+    }
+    return absl::OkStatus();
+  }
+};
+
+// Reads splits and weights, of `num_ids` ids, and makes room for the outputs.
+absl::Status BeginPooling(OpKernelContext* context, const Layout& layout, int64_t num_ids, int dim,
+                          std::shared_ptr<Pooling>* pooling, std::vector<float*>* outputs) {
+  tensorflow::OpInputList splits, weights;
+  tensorflow::OpOutputList pooled;
+  TF_RETURN_IF_ERROR(context->input_list("splits", &splits));
+  TF_RETURN_IF_ERROR(context->input_list("weights", &weights));
+  TF_RETURN_IF_ERROR(context->output_list("pooled", &pooled));
+  std::vector<Pooling::Feature> features;
+  int64_t total = 0;
+  for (size_t f = 0; f < layout.combiners.size(); ++f) {
+    Pooling::Feature feature;
+    feature.combiner = layout.combiners[f];
+    if (splits[f].dims() == 0) {
+      feature.num_ids = splits[f].scalar<int64_t>()();
+      feature.num_bags = feature.num_ids / layout.bag_sizes[f];
+      if (feature.num_bags * layout.bag_sizes[f] != feature.num_ids) {
+        return absl::InvalidArgumentError(StrCat("splits[", f, "] = ", feature.num_ids,
+                                                 " ids do not fill bags of ", layout.bag_sizes[f]));
+      }
+    } else if (splits[f].dims() == 1 && splits[f].NumElements() > 0) {
+      feature.splits = splits[f].flat<int64_t>().data();
+      feature.num_bags = splits[f].NumElements() - 1;
+      feature.num_ids = feature.splits[feature.num_bags];
+    } else {
+      return absl::InvalidArgumentError(StrCat("splits[", f,
+                                               "] must be a vector of at least one or a scalar, "
+                                               "not of shape ",
+                                               splits[f].shape().DebugString()));
+    }
+    if (feature.num_ids < 0 || feature.num_ids > num_ids - total) {
+      return absl::InvalidArgumentError(StrCat("splits[", f, "] says that there are ",
+                                               feature.num_ids, " ids; there are ",
+                                               num_ids - total));
+    }
+    total += feature.num_ids;
+    if (weights[f].NumElements() != 0) {
+      if (weights[f].dims() != 1 || weights[f].NumElements() != feature.num_ids) {
+        return absl::InvalidArgumentError(StrCat("weights[", f, "] has shape ",
+                                                 weights[f].shape().DebugString(), ", expected [",
+                                                 feature.num_ids, "] or [0]"));
+      }
+      feature.weights = weights[f].flat<float>().data();
+    }
+    features.push_back(feature);
+  }
+  if (total != num_ids) {
+    return absl::InvalidArgumentError(
+        StrCat("splits hold ", total, " ids, looked up were ", num_ids));
+  }
+  TF_RETURN_IF_ERROR(ToTf(Pooling::Create(features, pooling)));
+  for (size_t f = 0; f < layout.combiners.size(); ++f) {
+    Tensor* output;
+    TF_RETURN_IF_ERROR(
+        pooled.allocate(static_cast<int>(f), {(*pooling)->num_bags(f), dim}, &output));
+    outputs->push_back(output->flat<float>().data());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GetGradients(OpKernelContext* context, const Pooled& pooled,
+                          std::vector<const float*>* gradients) {
+  tensorflow::OpInputList list;
+  TF_RETURN_IF_ERROR(context->input_list("gradients", &list));
+  if (list.size() != pooled.pooling->num_features()) {
+    return absl::InvalidArgumentError(StrCat("gradients holds ", list.size(), " tensors for ",
+                                             pooled.pooling->num_features(), " features"));
+  }
+  for (int f = 0; f < list.size(); ++f) {
+    const tensorflow::TensorShape expected({pooled.pooling->num_bags(f), pooled.dim});
+    if (list[f].shape() != expected) {
+      return absl::InvalidArgumentError(StrCat("gradients[", f, "] has shape ",
+                                               list[f].shape().DebugString(), ", expected ",
+                                               expected.DebugString()));
+    }
+    gradients->push_back(list[f].flat<float>().data());
+  }
+  return absl::OkStatus();
+}
+
+// The gradients of the unique keys that `ids` holds.
+absl::Status GetSums(OpKernelContext* context, const UniqueIds& ids, int dim,
+                     std::unique_ptr<PooledGradients>* pooled_gradients,
+                     std::unique_ptr<GradientSums>* sums) {
+  std::shared_ptr<Pooled> pooled;
+  TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
+  if (pooled->ids.get() != &ids || pooled->dim != dim) {
+    return absl::InvalidArgumentError("pooling is of another lookup");
+  }
+  std::vector<const float*> gradients;
+  TF_RETURN_IF_ERROR(GetGradients(context, *pooled, &gradients));
+  *pooled_gradients =
+      std::make_unique<PooledGradients>(*pooled->pooling, ids, dim, PoolOf(context), gradients);
+  *sums = std::make_unique<GradientSums>(ids, **pooled_gradients, dim, PoolOf(context));
+  return absl::OkStatus();
+}
+
+class CachePoolOp : public CacheKernel {
+ public:
+  explicit CachePoolOp(OpKernelConstruction* context) : CacheKernel(context) {
+    OP_REQUIRES_OK(context, layout_.Get(context));
+  }
+
+  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    std::shared_ptr<Ticket> ticket;
+    TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
+    std::shared_ptr<Pooling> pooling;
+    std::vector<float*> outputs;
+    TF_RETURN_IF_ERROR(
+        BeginPooling(context, layout_, ticket->ids().num_ids(), cache->dim(), &pooling, &outputs));
+    TF_RETURN_IF_ERROR(ToTf(cache->Pool(*ticket, pooling.get(), PoolOf(context), outputs)));
+    return SetVariant(
+        context, static_cast<int>(outputs.size()),
+        std::make_shared<Pooled>(Pooled{std::move(pooling), ticket->shared_ids(), cache->dim()}));
+  }
+
+ private:
+  Layout layout_;
+};
+
+class TablePoolOp : public TableKernel {
+ public:
+  explicit TablePoolOp(OpKernelConstruction* context) : TableKernel(context) {
+    OP_REQUIRES_OK(context, layout_.Get(context));
+  }
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    TF_RETURN_IF_ERROR(CheckWhole(*table));
+    const Tensor& ids = context->input(1);
+    TF_RETURN_IF_ERROR(CheckNumIds(ids));
+    std::shared_ptr<Pooling> pooling;
+    std::vector<float*> outputs;
+    TF_RETURN_IF_ERROR(
+        BeginPooling(context, layout_, ids.NumElements(), table->dim(), &pooling, &outputs));
+    auto found = std::make_shared<Found>(
+        Found{UniqueIds(ids.flat<int64_t>().data(), ids.NumElements()), FoundRows()});
+    TF_RETURN_IF_ERROR(
+        ToTf(table->Pool(found->ids, pooling.get(), PoolOf(context), outputs, &found->rows)));
+    const int n = static_cast<int>(outputs.size());
+    const std::shared_ptr<const UniqueIds> unique_ids(found, &found->ids);
+    TF_RETURN_IF_ERROR(SetVariant(context, n, std::move(found)));
+    return SetVariant(
+        context, n + 1,
+        std::make_shared<Pooled>(Pooled{std::move(pooling), unique_ids, table->dim()}));
+  }
+
+ private:
+  Layout layout_;
+};
+
+class CacheUpdatePooledOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    std::shared_ptr<Ticket> ticket;
+    TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
+    float learning_rate = 0;
+    TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
+    std::unique_ptr<PooledGradients> gradients;
+    std::unique_ptr<GradientSums> sums;
+    TF_RETURN_IF_ERROR(GetSums(context, ticket->ids(), cache->dim(), &gradients, &sums));
+    return ToTf(cache->Update(ticket.get(), *sums, learning_rate, PoolOf(context)));
+  }
+};
+
+class TableApplyPooledOp : public TableKernel {
+ public:
+  explicit TableApplyPooledOp(OpKernelConstruction* context) : TableKernel(context) {
+    OP_REQUIRES_OK(context, GetNonfinite(context, &skip_));
+  }
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    TF_RETURN_IF_ERROR(CheckWhole(*table));
+    std::shared_ptr<Found> found;
+    TF_RETURN_IF_ERROR(GetVariant(context, "found", &found));
+    float learning_rate = 0;
+    TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
+    std::unique_ptr<PooledGradients> gradients;
+    std::unique_ptr<GradientSums> sums;
+    TF_RETURN_IF_ERROR(GetSums(context, found->ids, table->dim(), &gradients, &sums));
+    return ToTf(table->Apply(found->ids, found->rows, *sums, learning_rate,
+                             skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
+  }
+
+ private:
+  bool skip_;
+};
+
+class PoolingGradientOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, OrOutOfMemory(*this, [&] { return Run(context); }));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* context) const {
+    std::shared_ptr<Pooled> pooled;
+    TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
+    std::vector<const float*> gradients;
+    TF_RETURN_IF_ERROR(GetGradients(context, *pooled, &gradients));
+    const PooledGradients pooled_gradients(*pooled->pooling, *pooled->ids, pooled->dim,
+                                           PoolOf(context), gradients);
+    for (int f = 0; f < pooled->pooling->num_features(); ++f) {
+      const bool weighted = pooled->pooling->weighted(f);
+      Tensor* of_weights;
+      TF_RETURN_IF_ERROR(
+          context->allocate_output(f, {weighted ? pooled->pooling->num_ids(f) : 0}, &of_weights));
+      if (weighted) {
+        pooled_gradients.OfWeights(f, PoolOf(context), of_weights->flat<float>().data());
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+#define REGISTER_POOLING_KERNEL(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name("Het>" name).Device(tensorflow::DEVICE_CPU), kernel)
+REGISTER_POOLING_KERNEL("CachePool", CachePoolOp);
+REGISTER_POOLING_KERNEL("TablePool", TablePoolOp);
+REGISTER_POOLING_KERNEL("CacheUpdatePooled", CacheUpdatePooledOp);
+REGISTER_POOLING_KERNEL("TableApplyPooled", TableApplyPooledOp);
+REGISTER_POOLING_KERNEL("PoolingGradient", PoolingGradientOp);
+#undef REGISTER_POOLING_KERNEL
+
+}  // namespace
+}  // namespace het_tf

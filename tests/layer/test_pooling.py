@@ -1,0 +1,427 @@
+"""Pooled lookups: against TensorFlow's in float64, and every kind of input."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import ops, optimizers
+from het_tf.cache import WorkerCache
+
+KEYS, DIM = 12, 5
+COMBINERS = ["sum", "mean", "sqrtn", "max"]
+
+
+def new_layer(dim=DIM, **arguments):
+    arguments = {"optimizer": optimizers.SGD(1.0), "seed": 2, **arguments}
+    return het_tf.layers.HetEmbedding(dim, embeddings_initializer="normal", **arguments)
+
+
+# Against TensorFlow, in float64.
+
+
+@dataclasses.dataclass
+class Batch:
+    """Bags of ids in order, with weights, and a gradient for each output."""
+
+    ids: np.ndarray
+    splits: np.ndarray
+    weights: np.ndarray
+    gradient: np.ndarray
+
+    @classmethod
+    def random(cls, rng, kind):
+        bags = int(rng.integers(1, 9))
+        lengths = rng.integers(0, 5, bags) * (rng.random(bags) < 0.7)
+        if kind == "no ids":
+            lengths[:] = 0
+        splits = np.concatenate([[0], np.cumsum(lengths)])
+        ids = rng.integers(0, KEYS, splits[-1])
+        weights = rng.uniform(0.5, 2.0, splits[-1])
+        if kind == "zero weights":
+            weights *= rng.random(splits[-1]) < 0.5
+            weights[: splits[len(splits) // 2]] = 0
+        weights = weights.astype(np.float32)
+        gradient = rng.normal(size=(bags, DIM)).astype(np.float32)
+        return cls(ids, splits, weights, gradient)
+
+    @property
+    def bag_of(self):
+        return np.repeat(np.arange(len(self.splits) - 1), np.diff(self.splits))
+
+
+def expected(batch, rows, combiner, weighted):
+    """TensorFlow's outputs, and its gradients of rows and weights; all in float64."""
+    bags = len(batch.splits) - 1
+    rows = tf.constant(rows, tf.float64)
+    weights = tf.constant(batch.weights if weighted else np.ones_like(batch.weights), tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch([rows, weights])
+        if combiner == "max":
+            values = tf.gather(rows, batch.ids) * weights[:, tf.newaxis]
+            outputs = tf.math.unsorted_segment_max(values, batch.bag_of, bags)
+            outputs = tf.where((np.diff(batch.splits) == 0)[:, np.newaxis], 0.0, outputs)
+        elif len(batch.ids) == 0:
+            outputs = tf.reduce_sum(rows) * 0 + tf.zeros([bags, DIM], tf.float64)
+        else:
+            columns = np.arange(len(batch.ids)) - batch.splits[batch.bag_of]
+            places = np.stack([batch.bag_of, columns], 1)
+            outputs = tf.nn.embedding_lookup_sparse(
+                rows,
+                tf.SparseTensor(places, batch.ids, [bags, 5]),
+                tf.SparseTensor(places, weights, [bags, 5]),
+                combiner=combiner,
+            )
+            # It leaves out the last bags that are empty.
+            outputs = tf.pad(outputs, [[0, bags - tf.shape(outputs)[0]], [0, 0]])
+        loss = tf.reduce_sum(outputs * batch.gradient.astype(np.float64))
+    of_rows, of_weights = tape.gradient(loss, [rows, weights])
+    of_rows = tf.zeros_like(rows) if of_rows is None else tf.convert_to_tensor(of_rows)
+    of_weights = np.zeros(len(batch.ids)) if of_weights is None else of_weights.numpy()
+    # Its sqrtn of zero weights has NaN as their gradient.
+    return outputs.numpy(), of_rows.numpy(), np.nan_to_num(of_weights)
+
+
+class Local:
+    """The table in this process."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def pool(self, keys, splits, weights, **layout):
+        outputs, self._found, self.pooling = self._table.pool_op(keys, splits, weights, **layout)
+        return outputs
+
+    def update(self, gradients):
+        self._table.apply_pooled_op(self._found, self.pooling, gradients, 1.0, "error")
+
+    def flush(self):
+        pass
+
+
+class Cached(Local):
+    """A worker's cache before the table."""
+
+    config = het_tf.CacheConfig(KEYS // 2, staleness=3)
+
+    def __init__(self, table):
+        self._cache = WorkerCache(table, self.config)
+
+    def pool(self, keys, splits, weights, **layout):
+        self._ticket = self._cache.installed_op(ops.unique_ids(keys))
+        outputs, self.pooling = self._cache.pool_op(self._ticket, splits, weights, **layout)
+        return outputs
+
+    def update(self, gradients):
+        self._cache.update_pooled_op(self._ticket, self.pooling, gradients, 1.0)
+
+    def flush(self):
+        self._cache.flush()
+
+
+class Uncached(Cached):
+    """A worker that fetches rows and sends gradients."""
+
+    config = None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("kind", [Local, Cached, Uncached])
+def test_outputs_and_gradients_are_tensorflows(kind, combiner, weighted):
+    rng = np.random.default_rng(COMBINERS.index(combiner) * 2 + weighted)
+    table = het_tf.EmbeddingTable(DIM, optimizers.SGD(1.0), initializer="normal", seed=3)
+    way = kind(table)
+    for round_ in range(24):
+        # Two features of one lookup, so that what one has does not leak into the other.
+        names = ["mixed", "zero weights", "no ids"]
+        batches = [Batch.random(rng, names[(round_ + i) % 3]) for i in range(2)]
+        rows = table.lookup(np.arange(KEYS))
+        keys = tf.constant(np.concatenate([b.ids for b in batches]))
+        splits = [tf.constant(b.splits, tf.int64) for b in batches]
+        weights = [tf.constant(b.weights) if weighted else tf.zeros([0]) for b in batches]
+        outputs = way.pool(keys, splits, weights, combiners=[combiner] * 2, bag_sizes=[1, 1])
+        gradients = [tf.constant(b.gradient) for b in batches]
+        of_weights = ops.pooling_gradient(way.pooling, gradients)
+        way.update(gradients)
+        way.flush()
+        change = rows - table.lookup(np.arange(KEYS))
+        wanted = [expected(b, rows, combiner, weighted) for b in batches]
+        for output, (wanted_output, _, _) in zip(outputs, wanted, strict=True):
+            np.testing.assert_allclose(output, wanted_output, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            change, sum(of_rows for _, of_rows, _ in wanted), rtol=1e-4, atol=1e-5
+        )
+        if weighted:
+            for of_weight, (_, _, wanted_weight) in zip(of_weights, wanted, strict=True):
+                np.testing.assert_allclose(of_weight, wanted_weight, rtol=1e-4, atol=1e-5)
+        else:
+            assert [len(x) for x in of_weights] == [0, 0]
+
+
+def test_a_maximum_that_ids_share_goes_to_each_as_in_tensorflow():
+    layer = new_layer(combiner="max")
+    ids = np.array([[3, 3, 4], [5, 3, 3]])
+    before = layer(ids)
+    rows = layer.table.lookup(np.arange(KEYS))
+    batch = Batch(
+        ids.ravel(), np.array([0, 3, 6]), np.ones(6, np.float32), np.ones((2, DIM), np.float32)
+    )
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ids))
+    tape.gradient(loss, layer.trainable_variables)
+    outputs, of_rows, _ = expected(batch, rows, "max", False)
+    np.testing.assert_allclose(before, outputs, rtol=1e-6)
+    np.testing.assert_allclose(
+        rows - layer.table.lookup(np.arange(KEYS)), of_rows, rtol=1e-5, atol=1e-6
+    )
+
+
+# The layer: kinds of inputs.
+
+LISTS = [[1, 2], [], [3, 3, 0], [0]]
+WEIGHTS = [[0.5, 2.0], [], [1.0, -1.0, 3.0], [4.0]]
+
+
+def as_kind(lists, kind, dtype):
+    ragged = tf.ragged.constant(lists, dtype=dtype)
+    if kind == "ragged":
+        return ragged
+    if kind == "sparse":
+        return tf.SparseTensor(
+            [[i, j] for i, each in enumerate(lists) for j in range(len(each))],
+            ragged.flat_values,
+            [4, 3],
+        )
+    return ragged.to_tensor(-1, shape=[4, 3])
+
+
+def pooled_by_hand(layer, combiner, weights=WEIGHTS, padding=None):
+    rows = layer.table.lookup(np.arange(4))
+    outputs = []
+    for ids, each in zip(LISTS, weights, strict=True):
+        kept = [(rows[i], w) for i, w in zip(ids, each, strict=True) if i != padding]
+        values = np.array([w * row for row, w in kept])
+        w = np.array([w for _, w in kept])
+        match combiner if kept else None:
+            case None:
+                outputs.append(np.zeros(DIM))
+            case "sum":
+                outputs.append(values.sum(0))
+            case "mean":
+                outputs.append(values.sum(0) / w.sum())
+            case "sqrtn":
+                outputs.append(values.sum(0) / np.sqrt((w**2).sum()))
+            case "max":
+                outputs.append(values.max(0))
+    return np.array(outputs)
+
+
+ONES = [[1.0] * len(each) for each in LISTS]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_pools_every_kind_of_input(kind, weighted, traced):
+    for combiner in COMBINERS:
+        layer = new_layer(combiner=combiner, padding_id=-1 if kind == "dense" else None)
+        ids = as_kind(LISTS, kind, tf.int32)
+        weights = as_kind(WEIGHTS, kind, tf.float32) if weighted else None
+        call = tf.function(layer, autograph=False) if traced else layer
+        layer.build()
+        outputs = call(ids, weights)
+        assert outputs.shape == (4, DIM)
+        by_hand = pooled_by_hand(layer, combiner, WEIGHTS if weighted else ONES)
+        np.testing.assert_allclose(outputs, by_hand, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_padding_is_neither_looked_up_nor_counted(kind):
+    layer = new_layer(combiner="mean", mask_zero=True)
+    ids = as_kind([[i for i in each] or [0] for each in LISTS], kind, tf.int64)
+    if kind == "dense":
+        ids = tf.maximum(ids, 0)
+    with tf.GradientTape() as tape:
+        outputs = layer(ids)
+        loss = tf.reduce_sum(outputs)
+    by_hand = pooled_by_hand(layer, "mean", ONES, padding=0)
+    np.testing.assert_allclose(outputs, by_hand, rtol=1e-5)
+    tape.gradient(loss, layer.trainable_variables)
+    assert sorted(layer.table.export().keys) == [1, 2, 3]
+
+
+def test_padding_without_a_combiner_reads_as_zeros():
+    layer = new_layer(padding_id=7)
+    ids = np.array([[1, 7], [7, 2]])
+    with tf.GradientTape() as tape:
+        outputs = layer(ids)
+        loss = tf.reduce_sum(outputs)
+    rows = layer.table.lookup([1, 2])
+    np.testing.assert_array_equal(outputs, [[rows[0], 0 * rows[0]], [0 * rows[0], rows[1]]])
+    tape.gradient(loss, layer.trainable_variables)
+    assert sorted(layer.table.export().keys) == [1, 2]
+
+
+def test_ragged_and_sparse_inputs_without_a_combiner():
+    layer = new_layer()
+    ragged = layer(as_kind(LISTS, "ragged", tf.int64))
+    sparse = layer(as_kind(LISTS, "sparse", tf.int64))
+    rows = layer.table.lookup(np.arange(4))
+    assert ragged.shape == (4, None, DIM)
+    assert sparse.shape == (4, 3, DIM)
+    for i, ids in enumerate(LISTS):
+        np.testing.assert_array_equal(ragged[i], rows[ids])
+        np.testing.assert_array_equal(sparse[i][: len(ids)], rows[ids])
+        assert not sparse[i][len(ids) :].numpy().any()
+
+
+@pytest.mark.parametrize("combiner", [None, "sum"])
+def test_weights_without_and_with_one_axis(combiner):
+    layer = new_layer(combiner=combiner)
+    outputs = layer(np.array([1, 2, 2]), np.array([1.0, 2.0, -1.0]))
+    rows = layer.table.lookup([1, 2])
+    np.testing.assert_allclose(outputs, [rows[0], 2 * rows[1], -rows[1]], rtol=1e-6)
+
+
+def test_inputs_of_higher_rank():
+    layer = new_layer(combiner="sum")
+    ids = np.arange(24).reshape(2, 3, 4) % 5
+    layer.build()
+    rows = layer.table.lookup(np.arange(5))
+    np.testing.assert_allclose(layer(ids), rows[ids].sum(-2), rtol=1e-5)
+    ragged = tf.ragged.constant([[[1, 2], []], [[3]]], dtype=tf.int64)
+    outputs = layer(ragged)
+    np.testing.assert_allclose(outputs[0], [rows[1] + rows[2], 0 * rows[1]], rtol=1e-5)
+    np.testing.assert_allclose(outputs[1], [rows[3]])
+    uniform = tf.RaggedTensor.from_row_lengths(np.array([[1, 2], [3, 3], [4, 0]]), [2, 1])
+    outputs = layer(uniform)
+    np.testing.assert_allclose(outputs[0], [rows[1] + rows[2], 2 * rows[3]], rtol=1e-5)
+    np.testing.assert_allclose(layer(ids, np.array([1.0, 2.0]))[1], 2 * layer(ids)[1], rtol=1e-5)
+    sparse = tf.sparse.from_dense(ids)
+    np.testing.assert_allclose(
+        layer(sparse), rows[ids].sum(-2) - rows[0] * (ids == 0).sum(-1)[..., None], rtol=1e-4
+    )
+    assert layer(np.zeros([0, 3], np.int64)).shape == (0, DIM)
+    assert not layer(np.zeros([2, 0], np.int64)).numpy().any()
+
+
+def test_weights_get_a_gradient_and_a_frozen_table_none():
+    layer = new_layer(combiner="mean")
+    weights = tf.Variable([[1.0, 2.0], [3.0, 0.0]])
+    layer(np.array([[1, 2], [3, 4]]))
+    layer.trainable = False
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(np.array([[1, 2], [3, 4]]), weights)[:, 0])
+    gradient = tape.gradient(loss, weights)
+    rows = layer.table.lookup([1, 2, 3, 4])[:, 0]
+    a, b = rows[0] - rows[1], rows[2] - rows[3]
+    np.testing.assert_allclose(gradient, [[2 * a / 9, -a / 9], [0, -b / 3]], rtol=1e-4, atol=1e-6)
+    assert layer.table.size() == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "error"),
+    [
+        (tf.constant([[1, 2]]), tf.ones([1, 3]), r"weights of layer .* have shape \(1, 3\)"),
+        (
+            tf.ragged.constant([[1]]),
+            tf.ones([1, 1]),
+            "RaggedTensor of the same row lengths",
+        ),
+        (tf.constant([[1]]), tf.ragged.constant([[1.0]]), "must be a dense tensor"),
+        (tf.sparse.from_dense([[1]]), tf.ones([1, 1]), "must be a SparseTensor"),
+        (tf.ragged.constant([[1], [2]]), tf.ragged.constant([[1.0, 2.0], []]), "row lengths"),
+        (
+            tf.sparse.from_dense([[1, 0]]),
+            tf.sparse.from_dense([[0.0, 1.0]]),
+            "where its inputs lie",
+        ),
+        (tf.SparseTensor([[1, 0], [0, 0]], [1, 2], [2, 1]), None, "tf.sparse.reorder"),
+        (tf.ragged.constant([[1.5]]), None, "must be integers, not float"),
+    ],
+)
+def test_inputs_and_weights_that_do_not_fit(ids, weights, error):
+    layer = new_layer(combiner="sum", name="pooled")
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=error):
+        layer(ids, weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"combiner": "average"}, "combiner must be one of sum, mean, sqrtn, max or None"),
+        ({"padding_id": 1.5}, "padding_id"),
+        ({"padding_id": 3, "mask_zero": True}, "padding_id = 3"),
+    ],
+)
+def test_bad_arguments(arguments, error):
+    with pytest.raises(ValueError, match=error):
+        new_layer(**arguments)
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_symbolic_inputs(kind, combiner):
+    kinds = {"ragged": kind == "ragged", "sparse": kind == "sparse"}
+    ids = keras.Input((3,), dtype="int32", **kinds)
+    weights = keras.Input((3,), dtype="float32", **kinds)
+    outputs = new_layer(combiner=combiner)(ids, weights)
+    assert outputs.shape == ((None, 3, DIM) if combiner is None else (None, DIM))
+    assert outputs.ragged == (kind == "ragged" and combiner is None)
+    assert not outputs.sparse
+    model = keras.Model([ids, weights], outputs)
+    assert model([as_kind(LISTS, kind, tf.int32), as_kind(WEIGHTS, kind, tf.float32)]) is not None
+
+
+def test_get_config_has_all_and_predict_works():
+    layer = new_layer(combiner="sqrtn", padding_id=9)
+    restored = keras.layers.deserialize(keras.layers.serialize(layer))
+    assert (restored.combiner, restored.padding_id) == ("sqrtn", 9)
+    assert restored.get_config() == layer.get_config()
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), new_layer(combiner="mean")])
+    assert model.predict(np.arange(10).reshape(5, 2), batch_size=2, verbose=0).shape == (5, DIM)
+
+
+def test_fit_of_ragged_and_weighted_inputs():
+    ids = keras.Input((None,), dtype="int64", ragged=True)
+    weights = keras.Input((None,), ragged=True)
+    layer = new_layer(combiner="mean", optimizer=optimizers.Adam(0.1))
+    model = keras.Model([ids, weights], keras.layers.Dense(1)(layer(ids, weights)))
+    model.compile("adam", "mse")
+    rng = np.random.default_rng(0)
+    lists = [rng.integers(0, 9, rng.integers(0, 5)) for _ in range(64)]
+    inputs = (
+        tf.ragged.constant(lists, dtype=tf.int64),
+        tf.ragged.constant([np.ones(len(each)) for each in lists], dtype=tf.float32),
+    )
+    labels = np.array([[each.sum()] for each in lists], np.float32)
+    data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16)
+    losses = model.fit(data, epochs=8, verbose=0).history["loss"]
+    assert losses[-1] < 0.7 * losses[0]
+    assert layer.table.size() == 9
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_stock_tensorflow_pools_what_is_exported(tmp_path, combiner):
+    ids = keras.Input((3,), dtype="int64")
+    weights = keras.Input((3,))
+    layer = new_layer(combiner=combiner, mask_zero=True)
+    model = het_tf.keras.Model([ids, weights], layer(ids, weights))
+    given = np.array([[1, 2, 0], [0, 0, 0], [3, 3, 1]]), np.array(WEIGHTS[2:3] * 3, np.float32)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(list(given)))
+    tape.gradient(loss, layer.trainable_variables)
+    model.export(tmp_path)
+    loaded = tf.saved_model.load(tmp_path)
+    for first in (slice(None), slice(1, 2), slice(0, 0)):  # the second example is all padding
+        some = [tf.constant(x[first]) for x in given]
+        np.testing.assert_allclose(loaded.serve(*some), model(some), rtol=1e-5, atol=1e-6)
+    operations = loaded.serve.concrete_functions[0].graph.get_operations()
+    assert not any(op.type.startswith("Het>") for op in operations)
+    # Of three ids each there would be [3, 3, DIM] floats.
+    shapes = [tensor.shape for op in operations for tensor in op.outputs]
+    assert not any(shape.rank == 3 and shape[-1] == DIM for shape in shapes)
