@@ -13,15 +13,17 @@ from het_tf._threads import call_in_daemon
 # Seconds between looks at a process that does not answer: it would be waited for without end.
 CHECK_INTERVAL = 30.0
 
-# The job of the training program: ParameterServerStrategy always calls it so.
-COORDINATOR = "chief"
+# The job of the training program; see het_tf.distribute.connection.
+COORDINATOR = "localhost"
 
 
 def cluster_devices(job: str) -> list[str]:
-    """The CPU devices of the tasks of a job ("ps", "worker" or "chief"), by index."""
+    """The CPU devices of the tasks of a job ("ps", "worker" or `COORDINATOR`), by index."""
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
-    devices = [tf.DeviceSpec.from_string(name) for name in names]
-    return [d.to_string() for d in sorted(devices, key=lambda d: d.task or 0) if d.job == job]
+    # This process's own devices come without a job.
+    own = tf.DeviceSpec(job=COORDINATOR, replica=0, task=0)
+    devices = [own.make_merged_spec(tf.DeviceSpec.from_string(name)) for name in names]
+    return [d.to_string() for d in sorted(devices, key=lambda d: d.task) if d.job == job]
 
 
 def cache_devices() -> list[str]:

@@ -10,6 +10,8 @@ import pytest
 # Before TensorFlow is imported: tests run on the CPU, however many GPUs there are.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
+import made_before
+
 import het_tf
 
 # TensorFlow's coordinator raises in its destructor if a closure ever failed. Where that happens to
@@ -26,10 +28,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[het_tf.distrib
 
 
 @pytest.fixture(scope="session")
+def made_before_strategy() -> made_before.MadeBefore:
+    """Datasets, tables and layers that were there before `strategy`."""
+    return made_before.MadeBefore()
+
+
+@pytest.fixture(scope="session")
 def strategy(
-    cluster: het_tf.distribute.LocalCluster,
+    cluster: het_tf.distribute.LocalCluster, made_before_strategy: made_before.MadeBefore
 ) -> het_tf.distribute.HetParameterServerStrategy:
-    """The strategy on `cluster`. Variables made before it was first asked for are lost."""
+    """The strategy on `cluster`."""
     made = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
     _kept_alive.extend([made, made.coordinator])
     return made

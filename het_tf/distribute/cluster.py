@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from het_tf._visits import COORDINATOR
+from het_tf.distribute.connection import tables_kept
 from het_tf.distribute.health import TaskState, probe
 
 _LOG_TAIL_LINES = 30
@@ -72,6 +74,7 @@ class LocalCluster:
         self._cluster: dict[str, list[str]] = {}
         self._log_dir: pathlib.Path | None = None
         self._is_idle: weakref.WeakMethod[Callable[[], bool]] | None = None
+        self._on_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._had_faults = False
 
     # Life cycle.
@@ -113,6 +116,10 @@ class LocalCluster:
     def close(self) -> None:
         """Kills every task that still runs and frees its port. May be called twice."""
         self._disconnect()
+        for method in self._on_close:
+            if (on_close := method()) is not None:
+                on_close()
+        self._on_close.clear()
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()  # Ends a stopped (SIGSTOP) process as well, SIGTERM would not.
@@ -131,16 +138,27 @@ class LocalCluster:
 
     @property
     def resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """Cluster resolver for `HetParameterServerStrategy`, with this process as the chief."""
+        """Cluster resolver for `HetParameterServerStrategy`, with this process as the chief.
+
+        Raises:
+          RuntimeError: the cluster is not running.
+        """
+        if not self._processes:
+            raise RuntimeError(
+                "The LocalCluster is not running: use it as `with LocalCluster(...) as cluster:`, "
+                "or call its start()."
+            )
         return LocalClusterResolver(self)
 
-    def attach(self, is_idle: Callable[[], bool]) -> None:
-        """Has `close` ask whether the cluster's strategy is idle; the strategy calls this.
+    def attach(self, is_idle: Callable[[], bool], on_close: Callable[[], None]) -> None:
+        """Has `close` speak with the cluster's strategy; the strategy calls this.
 
         Args:
-          is_idle: a method of the strategy, which is held weakly.
+          is_idle: a method of the strategy, which is held weakly: whether it is idle.
+          on_close: likewise: called when the cluster is closed.
         """
         self._is_idle = weakref.WeakMethod(is_idle)
+        self._on_close.append(weakref.WeakMethod(on_close))
 
     @property
     def addresses(self) -> dict[str, list[str]]:
@@ -200,7 +218,10 @@ class LocalCluster:
             return
         if not is_idle():
             return
-        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({}), job_name="chief")
+        with tables_kept():
+            tf.config.experimental_connect_to_cluster(
+                tf.train.ClusterSpec({}), job_name=COORDINATOR
+            )
 
     def _reserve_address(self) -> str:
         # Bound with SO_REUSEPORT but not listening: nobody else is given the port, and the server,

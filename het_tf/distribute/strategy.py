@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from absl import logging
 
 from het_tf._arguments import INT32_MAX, check_integer
 from het_tf._threads import call_in_daemon
-from het_tf._visits import cache_devices, cluster_devices, visit
+from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, Holder
 from het_tf.distribute.cluster import LocalClusterResolver
+from het_tf.distribute.connection import tables_kept, with_local_chief
+from het_tf.distribute.current import note_strategy
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
@@ -33,8 +36,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     something on a given worker, flushing the workers' caches, and errors that name the parameter
     server that died. `het_tf.keras.Model` trains with it.
 
-    Make it before anything else: connecting to a cluster gives this process's own devices another
-    name, and variables made before that can no longer be used.
+    What was made before it, such as datasets, lookup tables and variables, stays in this process
+    and can be used with it. Models, their layers and optimizers are made in its `scope()`.
     """
 
     def __init__(
@@ -64,9 +67,16 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             is sent later.
 
         Raises:
+          TypeError: `cluster_resolver` is something else.
           ValueError: TF_CONFIG or the cluster spec is malformed, has no worker or no ps, or says
             that this process is not the chief. The message names the offending part.
         """
+        if not isinstance(cluster_resolver, tf.distribute.cluster_resolver.ClusterResolver):
+            raise TypeError(
+                "cluster_resolver must be a tf.distribute.cluster_resolver.ClusterResolver, such "
+                "as LocalCluster(...).resolver or TFConfigClusterResolver(), not "
+                f"{cluster_resolver!r}."
+            )
         if dense_staleness is not None:
             dense_staleness = check_integer("dense_staleness", dense_staleness, 0, INT32_MAX)
         if dense_merge not in ("average", "sum"):
@@ -79,12 +89,14 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.dense_merge = dense_merge
         self.dense_wire_dtype = dense_wire_dtype
         self._addresses = _checked_addresses(cluster_resolver)
+        self._closed = False
         set_grpc_defaults()
         super().__init__(cluster_resolver, variable_partitioner)
         self._reports = CacheReports()
         self._monitor = health.HealthMonitor(self._addresses, self._task_down, self._task_lost)
         if isinstance(cluster_resolver, LocalClusterResolver):
-            cluster_resolver.local_cluster.attach(self.idle)
+            cluster_resolver.local_cluster.attach(self.idle, self._cluster_closed)
+        note_strategy(self)
 
     # The cluster.
 
@@ -102,6 +114,29 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def num_ps(self) -> int:
         """Number of parameter server tasks."""
         return sum(task_type == "ps" for task_type, _ in self._addresses)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the `LocalCluster` was closed that the strategy was made for."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raises a RuntimeError if the `LocalCluster` of this strategy was closed."""
+        if self._closed:
+            raise RuntimeError(
+                "The LocalCluster of this strategy was closed, and what lived on it is gone: "
+                "train, evaluate and save inside `with LocalCluster(...) as cluster:`, or start "
+                "another cluster and make a strategy and a model on it."
+            )
+
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+    ) -> Any:
+        """As in the base class, for `coordinator.create_per_worker_dataset`."""
+        made = super().experimental_distribute_dataset(dataset, options)
+        # `keras.Model.fit` comes here first, and reads it next.
+        made.__class__ = _for_workers(type(made))
+        return made
 
     def idle(self) -> bool:
         """Whether no scheduled closure is waiting, running or has failed.
@@ -153,7 +188,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """
         with tf.device(self.worker_device(index)):
             result = fn(*args)
-        with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+        with tf.device(f"/job:{COORDINATOR}/replica:0/task:0/device:CPU:0"):
             return tf.nest.map_structure(lambda x: tf.identity(x) if tf.is_tensor(x) else x, result)
 
     # Caches.
@@ -196,6 +231,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             (`dense_staleness`).
 
         Raises:
+          RuntimeError: the cluster was closed.
           tf.errors.UnavailableError: a parameter server is down; the message names it.
           Exception: what a scheduled closure raised.
         """
@@ -203,6 +239,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         replicas = [each for each in self._reports.replicas if each.in_use]
         if not caches and not replicas:
             return
+        self.check_open()
         self.join()
         if caches:
             self._flush(caches, cache_devices())
@@ -309,6 +346,22 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     # Inside.
 
+    def _connect_to_cluster(self, coordinator_name: str) -> None:
+        # Of the base class, which would take the name "chief": see het_tf.distribute.connection.
+        resolver = self._cluster_resolver
+        cluster = with_local_chief(resolver.cluster_spec())
+        self._cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            cluster, rpc_layer=resolver.rpc_layer
+        )
+        try:
+            with tables_kept():
+                super()._connect_to_cluster(COORDINATOR)
+        finally:
+            self._cluster_resolver = resolver
+
+    def _cluster_closed(self) -> None:
+        self._closed = True
+
     def _ps_lost_message(self, task: health.Task, state: str) -> str:
         return (
             f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {state}. The "
@@ -351,6 +404,25 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             if task[0] == "ps" and (state := health.probe(address)) is not health.TaskState.UP:
                 message = self._ps_lost_message(task, state.value)
                 raise tf.errors.UnavailableError(None, None, message)
+
+
+@functools.cache
+def _for_workers(dataset_class: type) -> type:
+    """A class of datasets that only workers read, with an error that says so."""
+
+    class ForWorkers(dataset_class):
+        def __iter__(self) -> Iterator[Any]:
+            try:
+                return super().__iter__()
+            except ValueError as error:
+                raise ValueError(
+                    "keras.Model does not train, evaluate or predict under "
+                    "HetParameterServerStrategy: make the model a het_tf.keras.Model or "
+                    "het_tf.keras.Sequential. A loop of your own gets its dataset from "
+                    "strategy.coordinator.create_per_worker_dataset."
+                ) from error
+
+    return ForWorkers
 
 
 def _checked_addresses(

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
 from het_tf.keras import _compat
 from het_tf.keras.trainer import ParameterServerTrainer
@@ -31,6 +32,12 @@ class _ParameterServerFit:
         trainer = self.__dict__.get("_het_trainer")
         if trainer is None:
             trainer = self.__dict__["_het_trainer"] = ParameterServerTrainer(self, strategy)
+        return trainer
+
+    def _trainer_to_run(self) -> ParameterServerTrainer | None:
+        trainer = self._parameter_server_trainer
+        if trainer is None:
+            warn_of_idle_cluster(f"Model {self.name!r} was made")
         return trainer
 
     def compile(
@@ -163,7 +170,7 @@ class _ParameterServerFit:
             validation_batch_size=validation_batch_size,
             validation_freq=validation_freq,
         )
-        trainer = self._parameter_server_trainer
+        trainer = self._trainer_to_run()
         return (super() if trainer is None else trainer).fit(x, y, **arguments)
 
     def lookahead_stats(self) -> dict[str, float]:
@@ -209,7 +216,7 @@ class _ParameterServerFit:
             return_dict=return_dict,
             **kwargs,
         )
-        trainer = self._parameter_server_trainer
+        trainer = self._trainer_to_run()
         return (super() if trainer is None else trainer).evaluate(x, y, **arguments)
 
     def predict(
@@ -230,7 +237,7 @@ class _ParameterServerFit:
           NumPy arrays in the order of the input.
         """
         arguments = dict(batch_size=batch_size, verbose=verbose, steps=steps, callbacks=callbacks)
-        trainer = self._parameter_server_trainer
+        trainer = self._trainer_to_run()
         return (super() if trainer is None else trainer).predict(x, **arguments)
 
     def get_weights(self) -> list[Any]:

@@ -73,6 +73,7 @@ class ParameterServerTrainer:
         validation_freq: int | list[int],
     ) -> keras.callbacks.History:
         """Trains; returns the history."""
+        self._strategy.check_open()
         model = self._model
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = inputs.split_validation(
@@ -146,6 +147,7 @@ class ParameterServerTrainer:
         return_dict: bool,
     ) -> Logs | list[float] | float:
         """Evaluates; returns the metrics as `keras.Model.evaluate` does."""
+        self._strategy.check_open()
         feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
         self._build(feed.element_spec)
         callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
@@ -170,6 +172,7 @@ class ParameterServerTrainer:
         callbacks: Any,
     ) -> Any:
         """Predicts; returns arrays in the order of the input."""
+        self._strategy.check_open()
         feed = predict_feed(x, batch_size, steps)
         with self._strategy.scope():
             _build_weights(self._model, feed.element_spec)
@@ -190,6 +193,8 @@ class ParameterServerTrainer:
             raise ValueError("Call compile() before fit() or evaluate().")
         if not self._built:
             checks.check_one_gpu(self._strategy)
+            # Before Keras builds on them, and after for what it has built.
+            checks.check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
             with self._strategy.scope():
                 _compat.build_from_spec(model, element_spec)
             checks.check_optimizer(model.optimizer)

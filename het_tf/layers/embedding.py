@@ -17,6 +17,7 @@ from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
+from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.layers.lookup import lookup
 from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport
@@ -128,6 +129,8 @@ class HetEmbedding(keras.layers.Layer):
         strategy = tf.distribute.get_strategy()
         self._devices = _parameter_servers(strategy)
         self._strategy = strategy if self._devices else None
+        if not self._devices:
+            warn_of_idle_cluster(f"Layer {self.name!r} is built")
         self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor")
         if self._schedule is not None or self._takes_compiled:
             self._iterations = self.add_weight(
@@ -411,8 +414,14 @@ class HetEmbedding(keras.layers.Layer):
         """Counters of the caches of all workers and of the coordinator, summed.
 
         Without those of workers that are down. Empty without a strategy.
+
+        Raises:
+          RuntimeError: the cluster was closed.
         """
-        return {} if self._strategy is None else self.worker_cache.stats()
+        if self._strategy is None:
+            return {}
+        getattr(self._strategy, "check_open", lambda: None)()
+        return self.worker_cache.stats()
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""

@@ -82,7 +82,7 @@ def test_run_on_worker_sees_the_resources_of_closures(strategy):
             runs[runner.wait()[1]] += 1
     for worker, count in enumerate(runs):
         report = strategy.run_on_worker(worker, tf.function(embedding.worker_cache.report_op))
-        assert "/job:chief" in report.device
+        assert "/job:localhost" in report.device
         task, _, pending, updates = report.numpy().tolist()
         assert (task, pending, updates) == (worker, 3 * count, 3 * count)
 

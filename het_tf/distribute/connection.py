@@ -1,0 +1,77 @@
+"""Connecting this process to a cluster so that what was made before goes on working.
+
+TensorFlow gives a process new devices when it connects. `ParameterServerStrategy` also gives them
+the name /job:chief, so that datasets, variables and tables of before are on a device that is gone
+("unknown device"). Under the name /job:localhost, which they have before, all of it can be used
+except for lookup tables, which are found by name among what the device has: those are made again,
+with the same contents and under the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from het_tf._visits import COORDINATOR
+
+# The classes of tables that Keras's layers and most of tf.lookup are made of.
+_TABLES = (tf.lookup.StaticHashTable, tf.lookup.experimental.MutableHashTable)
+
+
+def with_local_chief(cluster: tf.train.ClusterSpec) -> tf.train.ClusterSpec:
+    """The cluster with its chief, if it names one, under the name of this process's devices."""
+    jobs = cluster.as_dict()
+    if "chief" in jobs:
+        jobs[COORDINATOR] = jobs.pop("chief")
+    return tf.train.ClusterSpec(jobs)
+
+
+@contextlib.contextmanager
+def tables_kept() -> Iterator[None]:
+    """Within it this process connects; its lookup tables are there again afterwards.
+
+    Those that Python still refers to. A `tf.lookup.experimental.DenseHashTable` is not kept.
+    """
+    kept = [(table, *found) for table in _tables() if (found := _name_and_rows(table)) is not None]
+    yield
+    with tf.device(f"/job:{COORDINATOR}/replica:0/task:0/device:CPU:0"):
+        for table, name, rows in kept:
+            _make_again(table, name, rows)
+
+
+def _tables() -> list[Any]:
+    # By type(): isinstance() would run code of proxies.
+    return [each for each in gc.get_objects() if issubclass(type(each), _TABLES)]
+
+
+def _name_and_rows(table: Any) -> tuple[dict[str, str], tuple[tf.Tensor, tf.Tensor]] | None:
+    """What to ask for to get a table, its keys and its values; None if it needs no keeping."""
+    handle = table.resource_handle
+    if not isinstance(handle, tf.Tensor) or f"/job:{COORDINATOR}" not in handle.device:
+        return None
+    # There is no other way to ask a handle for its name.
+    found = re.search(r'name="([^"]*)".*?container="([^"]*)"', repr(handle))
+    if found is None or found[2] == "Anonymous":  # A handle that holds the table itself.
+        return None
+    return {"shared_name": found[1], "container": found[2]}, table.export()
+
+
+def _make_again(table: Any, name: dict[str, str], rows: tuple[tf.Tensor, tf.Tensor]) -> None:
+    keys, values = rows
+    types = {"key_dtype": table.key_dtype, "value_dtype": table.value_dtype}
+    if isinstance(table, tf.lookup.StaticHashTable):
+        handle = tf.raw_ops.HashTableV2(**types, **name)
+        tf.raw_ops.InitializeTableV2(table_handle=handle, keys=keys, values=values)
+        return
+    shape = values.shape[1:]
+    handle = (
+        tf.raw_ops.MutableHashTableOfTensorsV2(**types, **name, value_shape=shape)
+        if shape.rank
+        else tf.raw_ops.MutableHashTableV2(**types, **name)
+    )
+    tf.raw_ops.LookupTableImportV2(table_handle=handle, keys=keys, values=values)

@@ -1,0 +1,45 @@
+"""Goes on after its cluster was closed; prints what that gives as JSON. Run by test_scope.py."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import test_scope
+
+import het_tf
+
+
+def error_of(call) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main():
+    seen = {}
+    with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+        with strategy.scope():
+            model = test_scope.make_model()
+        model.fit(test_scope.IDS, test_scope.LABELS, verbose=0)
+    ids, labels = test_scope.IDS, test_scope.LABELS
+    seen["closed"] = {
+        "fit": error_of(lambda: model.fit(ids, labels)),
+        "evaluate": error_of(lambda: model.evaluate(ids, labels)),
+        "predict": error_of(lambda: model.predict(ids)),
+        "flush": error_of(strategy.flush),
+        "cache_stats": error_of(model.layers[1].cache_stats),
+    }
+    # There is no cluster any more that a model could use.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        test_scope.make_model().fit(ids, labels, verbose=0)
+    seen["without a scope"] = [str(w.message) for w in caught if "strategy" in str(w.message)]
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()
