@@ -415,7 +415,7 @@ class StepClosure:
     ) -> dict[str, Any]:
         model = self._model
         with scope, prepared(lookups):
-            logs = (model.train_step if self._training else model.test_step)(batch)
+            logs = _flat((model.train_step if self._training else model.test_step)(batch))
             self._metric_names = frozenset(model.get_metrics_result())
         return logs
 
@@ -521,6 +521,14 @@ def take_batch(element_spec: Any, stacked: tuple[tf.Tensor, ...], step: tf.Tenso
         for component, spec in zip(stacked, flat_spec, strict=True)
     ]
     return tf.nest.pack_sequence_as(element_spec, components, expand_composites=True)
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """The logs without nesting, as Keras has them: a metric's result may be a dict of its own."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat
 
 
 def _scalar(name: str, value: Any) -> tf.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -125,6 +127,50 @@ def test_own_train_step_is_used(strategy):
     assert history["seen"] == [100.0, 100.0, 100.0]
     assert set(history) == {"seen", "last_loss"}
     assert float(model.seen.result()) == 100.0
+
+
+class GuidesStep(het_tf.keras.Model):
+    """The `train_step` of Keras's guide to customizing `fit`; `test_step` likewise."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return self._updated(y, y_pred, loss)
+
+    def test_step(self, data):
+        x, y = data
+        y_pred = self(x, training=False)
+        return self._updated(y, y_pred, self.compute_loss(y=y, y_pred=y_pred))
+
+    def _updated(self, y, y_pred, loss):
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+@pytest.mark.parametrize("where", ["cluster", "one process"])
+def test_train_step_of_the_guide_has_flat_logs(strategy, where):
+    x, y = sm.make_data(96)
+    with strategy.scope() if where == "cluster" else contextlib.nullcontext():
+        inputs = keras.Input((sm.FEATURES,))
+        model = GuidesStep(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae", "mse"])
+    if where == "cluster":
+        history = model.fit(x, y, epochs=2, validation_data=(x, y), verbose=0).history
+    else:
+        with pytest.warns(UserWarning, match="the cluster does nothing"):
+            history = model.fit(x, y, epochs=2, validation_data=(x, y), verbose=0).history
+    names = {"loss", "mae", "mse"}
+    assert set(history) == names | {f"val_{name}" for name in names}
+    assert history["val_loss"][-1] < history["val_loss"][0]
+    np.testing.assert_allclose(history["loss"], history["mse"], rtol=1e-4)
 
 
 def test_class_weight_weighs(strategy):
