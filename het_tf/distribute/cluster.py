@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,12 +16,14 @@ import weakref
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
+from absl import logging
 
 from het_tf._visits import COORDINATOR
 from het_tf.distribute.connection import tables_kept
 from het_tf.distribute.health import TaskState, probe
 
 _LOG_TAIL_LINES = 30
+_REPORT_INTERVAL = 15.0  # seconds between two lines about a server that does not listen yet
 _HOST = "localhost"
 
 
@@ -45,17 +46,18 @@ class LocalCluster:
         num_ps: int = 2,
         log_dir: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        start_timeout: float = 120.0,
+        start_timeout: float = 600.0,
     ):
         """Describes the cluster; `start` or entering the context starts it.
 
         Args:
           num_workers: number of worker processes, at least 1.
           num_ps: number of parameter server processes, at least 1.
-          log_dir: where each task's output goes, as `<task type>-<index>.log`. A temporary folder,
-            removed at the end, when None.
+          log_dir: where each task's output goes, as `<task type>-<index>.log`. A new folder in the
+            system's temporary one when None. The logs stay; the attribute `log_dir` says where.
           env: environment variables added to those of this process, for the servers only.
-          start_timeout: seconds a server may take to listen.
+          start_timeout: seconds a server may take to listen, as long as its process lives. It
+            needs 5 s of CPU, which take minutes where 20 others want the same core.
 
         Raises:
           ValueError: fewer than one worker or ps.
@@ -131,8 +133,6 @@ class LocalCluster:
         for reserved in self._reserved:
             reserved.close()
         self._reserved.clear()
-        if self._log_dir_given is None and self._log_dir is not None:
-            shutil.rmtree(self._log_dir, ignore_errors=True)
 
     # What a strategy needs.
 
@@ -164,6 +164,27 @@ class LocalCluster:
     def addresses(self) -> dict[str, list[str]]:
         """Task type ("worker", "ps") -> "host:port" of each task."""
         return {task_type: list(tasks) for task_type, tasks in self._cluster.items()}
+
+    @property
+    def log_dir(self) -> pathlib.Path | None:
+        """The folder of the tasks' logs; None until it is known, at the first start."""
+        return self._log_dir
+
+    def __repr__(self) -> str:
+        """Which tasks it has, where, and where their logs are."""
+        return f"LocalCluster({self._cluster or self._num_tasks}, log_dir={str(self._log_dir)!r})"
+
+    def describe(self, task_type: str, index: int) -> str:
+        """Whether the process of a task lives, and where its log is, as sentences."""
+        process = self._processes.get((task_type, index))
+        status = None if process is None else process.poll()
+        if process is None or status is not None:
+            what = "has ended" if status is None else f"exited with status {status}"
+        else:
+            what = f"(process {process.pid}) lives"
+        return (
+            f"The server of {task_type} {index} {what}. Its log: {self._log_path(task_type, index)}"
+        )
 
     # Faults.
 
@@ -199,8 +220,13 @@ class LocalCluster:
         self._signal("worker", index, signal.SIGTERM)
 
     def log(self, task_type: str, index: int) -> str:
-        """Everything a task has printed so far, over all its restarts."""
-        self.process(task_type, index)
+        """Everything a task has printed so far, over all its restarts.
+
+        Raises:
+          ValueError: there is no such task.
+        """
+        if self._log_dir is None or not 0 <= index < self._num_tasks.get(task_type, 0):
+            self.process(task_type, index)
         return self._log_path(task_type, index).read_text(errors="replace")
 
     # Inside.
@@ -258,13 +284,21 @@ class LocalCluster:
         process = self._processes[task_type, index]
         address = self._cluster[task_type][index]
         host, _, port = address.rpartition(":")
-        deadline = time.monotonic() + self._start_timeout
+        began = reported = time.monotonic()
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection((host, int(port)), timeout=1.0).close()
                 return
             status = process.poll()
-            if status is not None or time.monotonic() > deadline:
+            now = time.monotonic()
+            if now - reported >= _REPORT_INTERVAL:
+                reported = now
+                logging.warning(
+                    "waiting for %s %d to listen on %s, for %.0f s now. %s",
+                    *(task_type, index, address, now - began),
+                    self.describe(task_type, index),
+                )
+            if status is not None or now - began > self._start_timeout:
                 what = (
                     f"exited with status {status}"
                     if status is not None
@@ -272,7 +306,8 @@ class LocalCluster:
                 )
                 lines = self.log(task_type, index).splitlines()[-_LOG_TAIL_LINES:]
                 raise RuntimeError(
-                    f"The server of {task_type} {index} {what}. The end of its log:\n"
+                    f"The server of {task_type} {index} {what}. The end of its log, "
+                    f"{self._log_path(task_type, index)}:\n"
                     + "\n".join(f"  {line}" for line in lines)
                 )
             time.sleep(0.05)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import grpc
+from absl import logging
 
 from het_tf._threads import call_in_daemon
 
@@ -25,17 +26,23 @@ Task = tuple[str, int]
 
 PROBE_INTERVAL = 2.0  # seconds between two rounds of probes
 PROBE_TIMEOUT = 8.0  # seconds a task may take to answer
-# A task counts as lost when every probe failed for this long. With the interval and the timeout
-# before it, a lost task is known after 30 s at most.
-GRACE = 20.0
+REPORT_INTERVAL = 5.0  # seconds between two lines about the tasks that are waited for
+_MOST_REPORTED = 10  # tasks in such a line
+
+# Default for how many seconds every probe of a task must have failed until it counts as lost.
+# Answering a probe takes a server some ms of its CPU: with 20 busy processes beside it on its one
+# core, 0.2 to 0.6 s (tests/distribute/slow_server_program.py measures it). A worker or a parameter server
+# that hangs holds up training for as long.
+LOST_AFTER = 60.0
 
 
 class TaskState(enum.Enum):
     """What a probe found."""
 
     UP = "answers"
-    REFUSED = "refuses connections"
-    SILENT = "does not answer"
+    REFUSED = "refuses connections: its process is gone"
+    SILENT = "does not answer: its process is there, but hangs or has no CPU"
+    UNREACHABLE = "cannot be reached: its host does not answer or has no address"
 
 
 def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
@@ -43,10 +50,10 @@ def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
-    except TimeoutError:
-        return TaskState.SILENT
-    except OSError:
+    except ConnectionRefusedError:
         return TaskState.REFUSED
+    except OSError:
+        return TaskState.UNREACHABLE
     # The kernel accepts connections for a stopped process; only the process sends HTTP/2 settings.
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"{host}:{port}", options=options) as channel:
@@ -84,6 +91,34 @@ def disconnect(address: str) -> int:
     return closed
 
 
+def wait_until_up(addresses: Mapping[Task, str]) -> None:
+    """Waits until every task answers; says every few seconds which do not, where, and why.
+
+    Args:
+      addresses: "host:port" of every task.
+    """
+    waiting = dict(addresses)
+    began = reported = time.monotonic()
+    while True:
+        probes = {t: call_in_daemon(probe, a, REPORT_INTERVAL * 0.8) for t, a in waiting.items()}
+        states = {task: found.result() for task, found in probes.items()}
+        waiting = {task: a for task, a in waiting.items() if states[task] is not TaskState.UP}
+        if not waiting:
+            return
+        now = time.monotonic()
+        if now - reported >= REPORT_INTERVAL:
+            reported = now
+            some = list(waiting)[:_MOST_REPORTED]
+            lines = [f"{t} {i} at {waiting[t, i]} {states[t, i].value}" for t, i in some]
+            more = len(waiting) - len(some)
+            logging.warning(
+                "waiting for %d of %d tasks, for %.0f s now:\n  %s",
+                *(len(waiting), len(addresses), now - began),
+                "\n  ".join([*lines, *([f"and {more} more"] if more else [])]),
+            )
+        time.sleep(0.2)
+
+
 class HealthMonitor:
     """Probes tasks in the background between `start` and `stop`.
 
@@ -95,6 +130,7 @@ class HealthMonitor:
         addresses: Mapping[Task, str],
         on_down: Callable[[Task, TaskState], None] | None = None,
         on_lost: Callable[[Task, TaskState], None] | None = None,
+        lost_after: float = LOST_AFTER,
     ):
         """Creates the monitor; `start` starts it.
 
@@ -103,11 +139,13 @@ class HealthMonitor:
           on_down: called from the monitor's thread when a task starts to fail its probes; once
             until it answers again.
           on_lost: called from the monitor's thread after every failed probe of a task whose probes
-            have all failed for `GRACE` seconds.
+            have all failed for `lost_after` seconds.
+          lost_after: seconds after which a task counts as lost.
         """
         self._addresses = dict(addresses)
         self._on_down = on_down
         self._on_lost = on_lost
+        self._lost_after = lost_after
         self._lock = threading.Lock()
         self._failing: dict[Task, tuple[float, TaskState]] = {}  # guarded by _lock
         self._users = 0  # guarded by _lock
@@ -143,14 +181,14 @@ class HealthMonitor:
         with self._lock:
             return {task: state for task, (_, state) in self._failing.items()}
 
-    def lost(self, task_type: str, grace: float = GRACE) -> dict[Task, TaskState]:
-        """The tasks of a type whose probes have all failed for `grace` seconds."""
+    def lost(self, task_type: str) -> dict[Task, TaskState]:
+        """The tasks of a type whose probes have all failed for `lost_after` seconds."""
         now = time.monotonic()
         with self._lock:
             return {
                 task: state
                 for task, (since, state) in self._failing.items()
-                if task[0] == task_type and now - since >= grace
+                if task[0] == task_type and now - since >= self._lost_after
             }
 
     def _run(self, stop: threading.Event) -> None:
@@ -170,5 +208,5 @@ class HealthMonitor:
             self._failing[task] = (since, state)
         if first and self._on_down is not None:
             self._on_down(task, state)
-        if self._on_lost is not None and task in self.lost(task[0], GRACE):
+        if self._on_lost is not None and task in self.lost(task[0]):
             self._on_lost(task, state)

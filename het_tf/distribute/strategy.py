@@ -18,7 +18,6 @@ from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, Holder
-from het_tf.distribute.cluster import LocalClusterResolver
 from het_tf.distribute.connection import tables_kept, with_local_chief
 from het_tf.distribute.current import note_strategy
 from het_tf.distribute.environment import set_grpc_defaults
@@ -48,8 +47,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         dense_staleness: int | None = None,
         dense_merge: str = "average",
         dense_wire_dtype: str = "float32",
+        lost_after: float = health.LOST_AFTER,
     ):
-        """Connects to the cluster; blocks until every task answers.
+        """Connects to the cluster; waits until every task answers, and says for which it waits.
 
         Args:
           cluster_resolver: names the worker and ps tasks, e.g. `LocalCluster(...).resolver` or a
@@ -65,6 +65,10 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             SGD: Stich, ICLR 2019); "sum": all of itself, as in asynchronous SGD.
           dense_wire_dtype: "float32", or "bfloat16" for half of the bytes; what rounding takes off
             is sent later.
+          lost_after: seconds for which a task must leave every probe unanswered until it counts as
+            lost: then the steps of a worker go to another one, and training ends with an error if
+            it is a parameter server. The default is far above what a server on a machine with much
+            other work needs for an answer, and bounds how long one that hangs holds up training.
 
         Raises:
           TypeError: `cluster_resolver` is something else.
@@ -88,14 +92,21 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.dense_staleness = dense_staleness
         self.dense_merge = dense_merge
         self.dense_wire_dtype = dense_wire_dtype
+        if not lost_after > 0:
+            raise ValueError(f"lost_after must be positive, not {lost_after!r}")
+        self.lost_after = lost_after
         self._addresses = _checked_addresses(cluster_resolver)
         self._closed = False
+        self._local_cluster = getattr(cluster_resolver, "local_cluster", None)
         set_grpc_defaults()
+        health.wait_until_up(self._addresses)
         super().__init__(cluster_resolver, variable_partitioner)
         self._reports = CacheReports()
-        self._monitor = health.HealthMonitor(self._addresses, self._task_down, self._task_lost)
-        if isinstance(cluster_resolver, LocalClusterResolver):
-            cluster_resolver.local_cluster.attach(self.idle, self._cluster_closed)
+        self._monitor = health.HealthMonitor(
+            self._addresses, self._task_down, self._task_lost, lost_after
+        )
+        if self._local_cluster is not None:
+            self._local_cluster.attach(self.idle, self._cluster_closed)
         note_strategy(self)
 
     # The cluster.
@@ -303,13 +314,13 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                     raise self.explain(error) from error
 
     def raise_if_ps_lost(self) -> None:
-        """Raises if a parameter server has been silent for `health.GRACE` seconds.
+        """Raises if a parameter server has left every probe unanswered for `lost_after` seconds.
 
         Raises:
           tf.errors.UnavailableError: names the parameter server. Only while `health` is started.
         """
         for task, state in self._monitor.lost("ps").items():
-            raise tf.errors.UnavailableError(None, None, self._ps_lost_message(task, state.value))
+            raise tf.errors.UnavailableError(None, None, self._ps_lost_message(task, state))
 
     def explain(self, error: Exception) -> Exception:
         """The error to show for `error`: one that names the parameter server that is down, if so.
@@ -333,14 +344,14 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             return error
         suspects = sorted(named) or [task for task in self._addresses if task[0] == "ps"]
         for task in suspects:
-            state = health.probe(self._addresses[task])
+            state = self._probe(task)
             if state is not health.TaskState.UP:
                 return tf.errors.UnavailableError(
-                    None, None, f"{self._ps_lost_message(task, state.value)} ({error})"
+                    None, None, f"{self._ps_lost_message(task, state)} ({error})"
                 )
         if named and transport:
             # It answers, so it was restarted: the variables and tables it held are gone.
-            message = self._ps_lost_message(sorted(named)[0], "was restarted or unreachable")
+            message = self._ps_lost_message(sorted(named)[0], None)
             return tf.errors.UnavailableError(None, None, f"{message} ({error})")
         return error
 
@@ -362,11 +373,27 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def _cluster_closed(self) -> None:
         self._closed = True
 
-    def _ps_lost_message(self, task: health.Task, state: str) -> str:
+    def _probe(self, task: health.Task) -> health.TaskState:
+        """As `health.probe`; a task that answers slowly is up."""
+        return health.probe(self._addresses[task], self.lost_after)
+
+    def _ps_lost_message(self, task: health.Task, state: health.TaskState | None) -> str:
+        what = "was restarted or unreachable" if state is None else state.value
+        log = "" if self._local_cluster is None else f" {self._local_cluster.describe(*task)}"
+        if state is health.TaskState.SILENT:
+            what += (
+                f" (for {self.lost_after:g} s, the `lost_after` of the strategy). End it if it "
+                "still runs"
+            )
+            return (
+                f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {what}, "
+                "restart it and the training program, and resume from the last checkpoint, or wait "
+                f"longer.{log}"
+            )
         return (
-            f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {state}. The "
+            f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {what}. The "
             "variables and tables it held are gone: restart it and the training program, and "
-            "resume from the last checkpoint."
+            f"resume from the last checkpoint.{log}"
         )
 
     def _task_down(self, task: health.Task, state: health.TaskState) -> None:
@@ -377,7 +404,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def _task_lost(self, task: health.Task, state: health.TaskState) -> None:
         # A killed worker's connections are closed by its kernel. One that hangs, or whose host is
         # gone, would keep its closure for ever, and then TensorFlow, which tries to reconnect.
-        if task[0] == "worker" and state is health.TaskState.SILENT:
+        if task[0] == "worker" and state is not health.TaskState.REFUSED:
             health.disconnect(self._addresses[task])
 
     def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool:
@@ -391,7 +418,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             return False
         index = spec.task
         address = self._addresses["worker", index]
-        state = health.probe(address)
+        state = self._probe(("worker", index))
         if state is health.TaskState.UP and (error is None or not _is_stale_worker_error(error)):
             return False
         what = "was restarted" if state is health.TaskState.UP else state.value
@@ -400,9 +427,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return True
 
     def _raise_if_ps_down(self) -> None:
-        for task, address in self._addresses.items():
-            if task[0] == "ps" and (state := health.probe(address)) is not health.TaskState.UP:
-                message = self._ps_lost_message(task, state.value)
+        for task in self._addresses:
+            if task[0] == "ps" and (state := self._probe(task)) is not health.TaskState.UP:
+                message = self._ps_lost_message(task, state)
                 raise tf.errors.UnavailableError(None, None, message)
 
 

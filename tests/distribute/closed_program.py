@@ -25,6 +25,8 @@ def main():
         with strategy.scope():
             model = test_scope.make_model()
         model.fit(test_scope.IDS, test_scope.LABELS, verbose=0)
+    seen["log"] = cluster.log("ps", 0)
+    seen["in log_dir"] = sorted(path.name for path in cluster.log_dir.iterdir())
     ids, labels = test_scope.IDS, test_scope.LABELS
     seen["closed"] = {
         "fit": error_of(lambda: model.fit(ids, labels)),

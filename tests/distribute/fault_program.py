@@ -39,12 +39,14 @@ def main():
     cluster = het_tf.distribute.LocalCluster(num_workers=2, num_ps=3)
     cluster.start()
     out["addresses"] = cluster.addresses
+    out["log dir"] = str(cluster.log_dir)
     out["pids"] = [
         cluster.process(task_type, i).pid
         for task_type, addresses in cluster.addresses.items()
         for i in range(len(addresses))
     ]
-    strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    # Those that are stopped here never go on by themselves.
+    strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver, lost_after=20)
     with strategy.scope():
         embedding = het_tf.layers.HetEmbedding(
             2, cache=het_tf.CacheConfig(EXAMPLES, staleness=None), name="ids"

@@ -72,15 +72,22 @@ def test_training_goes_on_without_a_worker_that_hangs(seen):
 
 
 @pytest.mark.parametrize(
-    ("run", "task", "state"),
-    [("ps killed", 0, "refuses connections"), ("ps stopped", 2, "does not answer")],
+    ("run", "task", "state", "process"),
+    [
+        ("ps killed", 0, "refuses connections: its process is gone", "exited with status -9"),
+        ("ps stopped", 2, "does not answer: its process is there", "(process {}) lives"),
+    ],
 )
-def test_lost_parameter_server_is_named(seen, run, task, state):
+def test_lost_parameter_server_is_named(seen, run, task, state, process):
     error = seen[run]["error"]
     address = seen["addresses"]["ps"][task]
     assert error, "training went on"
     assert f"Parameter server /job:ps/task:{task} at {address} {state}" in error
     assert "resume from the last checkpoint" in error
+    log = pathlib.Path(seen["log dir"], f"ps-{task}.log")
+    process = process.format(seen["pids"][task])
+    assert f"The server of ps {task} {process}. Its log: {log}" in error
+    assert f"ps {task} serves" in log.read_text()
     assert seen[run]["seconds"] < 60
 
 

@@ -23,6 +23,10 @@ def test_silent_when_only_the_kernel_answers():
         assert health.probe(address, timeout=1) is TaskState.SILENT
 
 
+def test_a_host_without_an_address_is_not_a_process_that_is_gone():
+    assert health.probe("no-such-host.invalid:1", timeout=5) is TaskState.UNREACHABLE
+
+
 def test_disconnect_ends_what_waits_for_one_address_only():
     with (
         socket.create_server(("localhost", 0)) as one,
@@ -62,17 +66,14 @@ def test_monitor_notices_loss_and_return(monkeypatch):
 
     task = ("ps", 0)
     lost = threading.Event()
-    with HealthMonitor({task: "host:1"}, on_down, lambda *_: lost.set()) as monitor:
+    monitor = HealthMonitor({task: "host:1"}, on_down, lambda *_: lost.set(), lost_after=1e6)
+    with monitor:
         assert monitor.failing() == {}
         state["now"] = TaskState.SILENT
         assert down.wait(300)
         assert monitor.failing() == {task: TaskState.SILENT}
-        assert monitor.lost("ps", grace=0.0) == {task: TaskState.SILENT}
-        assert monitor.lost("ps", grace=1e6) == {}
-        assert monitor.lost("worker", grace=0.0) == {}
+        assert monitor.lost("ps") == {}
         assert not lost.is_set()
-        monkeypatch.setattr(health, "GRACE", 0.0)
-        assert lost.wait(300)
         state["now"] = TaskState.UP
         for _ in range(1000):
             if not monitor.failing():
@@ -80,3 +81,9 @@ def test_monitor_notices_loss_and_return(monkeypatch):
             threading.Event().wait(0.01)
         assert monitor.failing() == {}
     assert seen == [(task, TaskState.SILENT)]
+    state["now"] = TaskState.SILENT
+    monitor = HealthMonitor({task: "host:1"}, None, lambda *_: lost.set(), lost_after=1e-6)
+    with monitor:
+        assert lost.wait(300)
+        assert monitor.lost("ps") == {task: TaskState.SILENT}
+        assert monitor.lost("worker") == {}

@@ -67,5 +67,5 @@ def test_fit_raises_what_the_server_said_and_does_not_try_again(strategy):
 def test_a_server_that_answers_so_is_not_asked_whether_it_lives(strategy, monkeypatch):
     text = "no memory for 512 bytes [/job:ps/replica:0/task:1]"
     error = tf.errors.ResourceExhaustedError(None, None, text)
-    monkeypatch.setattr(health, "probe", lambda address: health.TaskState.SILENT)
+    monkeypatch.setattr(health, "probe", lambda *_: health.TaskState.SILENT)
     assert strategy.explain(error) is error

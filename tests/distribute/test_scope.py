@@ -101,3 +101,8 @@ def seen():
 def test_after_the_cluster_was_closed(seen, method):
     assert seen["closed"][method].startswith("RuntimeError: The LocalCluster of this strategy was")
     assert seen["without a scope"] == []
+
+
+def test_logs_of_the_servers_are_kept(seen):
+    assert "ps 0 serves" in seen["log"]
+    assert seen["in log_dir"] == ["ps-0.log", "worker-0.log"]

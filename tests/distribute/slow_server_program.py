@@ -1,0 +1,74 @@
+"""Trains with servers that are slow, or silent for a while. Run by test_slow_servers.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import small_models as sm
+from faults import AtStep, Warnings
+
+import het_tf
+from het_tf.distribute import health
+
+LOAD = 20
+
+
+def main():
+    logged = Warnings()
+    out = {}
+    with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+        with strategy.scope():
+            model = sm.make_id_counter(het_tf.keras.Model, 40, steps_per_execution=1)
+        data = sm.id_dataset(range(40), 4)
+        model.fit(data, verbose=0)
+        ps = cluster.process("ps", 0)
+        logged.take()
+
+        def stop():
+            ps.send_signal(signal.SIGSTOP)
+            threading.Thread(target=go_on_when_noticed).start()
+
+        def go_on_when_noticed():
+            while strategy.health.failing() != {("ps", 0): health.TaskState.SILENT}:
+                time.sleep(0.1)
+            ps.send_signal(signal.SIGCONT)
+
+        model.fit(data, callbacks=[AtStep(2, stop)], verbose=0)
+        out["silent"] = {
+            "counts": model.counter.counts.numpy().tolist(),
+            "warnings": logged.take(),
+        }
+
+        core = min(os.sched_getaffinity(0))
+        for thread in pathlib.Path(f"/proc/{ps.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
+        spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+        busy = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(LOAD)]
+        try:
+            model.fit(data, verbose=0)
+            seconds = []
+            for _ in range(5):
+                began = time.monotonic()
+                health.probe(cluster.addresses["ps"][0])
+                seconds.append(time.monotonic() - began)
+        finally:
+            for process in busy:
+                process.kill()
+        out["slow"] = {
+            "counts": model.counter.counts.numpy().tolist(),
+            "warnings": logged.take(),
+            "seconds of a probe": seconds,
+        }
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Servers that are not there yet, are slow, or are silent for a while are not given up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from faults import run_program
+
+from het_tf.distribute import health
+
+PROGRAM = """
+import numpy as np, keras, tensorflow as tf, het_tf
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+    tf.train.ClusterSpec(CLUSTER), rpc_layer="grpc"
+)
+strategy = het_tf.distribute.HetParameterServerStrategy(resolver)
+with strategy.scope():
+    model = het_tf.keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones([8, 2]), np.ones([8, 1]), verbose=0)
+print("trained", flush=True)
+import os
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def addresses():
+    """Of tasks that are not there; nobody else is given their ports meanwhile."""
+    with contextlib.ExitStack() as reserved:
+        found = {}
+        for job in ("ps", "worker"):
+            port = reserved.enter_context(socket.socket())
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            port.bind(("", 0))
+            found[job] = [f"localhost:{port.getsockname()[1]}"]
+        yield found
+
+
+def test_servers_that_are_not_started_are_named_and_waited_for(addresses):
+    assert 2 * health.REPORT_INTERVAL <= 10
+    environment = {**os.environ, "TF_GRPC_REUSE_PORT": "1"}
+    with contextlib.ExitStack() as stack:
+
+        def run(*arguments, **variables):
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**environment, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            return process
+
+        program = run("-c", f"CLUSTER = {json.dumps(addresses)}\n{PROGRAM}")
+        said = ""
+        while not said.endswith("is gone\n") or "worker 0" not in said:
+            line = program.stdout.readline()
+            assert line, said
+            said += line
+        assert "waiting for 2 of 2 tasks" in said
+        for job in ("ps", "worker"):
+            assert f"{job} 0 at {addresses[job][0]} refuses connections" in said
+        for job in ("ps", "worker"):
+            task = {"cluster": addresses, "task": {"type": job, "index": 0}}
+            run("-m", "het_tf.server", TF_CONFIG=json.dumps(task))
+        assert "trained" in program.stdout.read()
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return run_program("slow_server_program.py")
+
+
+def test_a_server_that_is_silent_for_a_while(seen):
+    assert seen["silent"]["counts"] == 40 * [1]
+    assert "does not answer: its process is there" in "".join(seen["silent"]["warnings"])
+
+
+def test_a_server_with_a_load_of_20_on_its_core(seen):
+    assert seen["slow"]["counts"] == 40 * [1]
+    assert max(seen["slow"]["seconds of a probe"]) < health.LOST_AFTER
