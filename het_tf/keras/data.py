@@ -34,6 +34,8 @@ def train_feed(
 
     if inputs.is_dataset_function(x):
         inputs.check_alone(y, sample_weight, batch_size, "a function")
+        x = inputs.shares_or_dataset(x)
+    if inputs.is_dataset_function(x):
         return WorkerFeed(strategy, inputs.then(x, weighed), steps, endless=steps is not None)
     dataset = weighed(inputs.as_dataset(x, y, sample_weight, batch_size, shuffle))
     if steps is None or not isinstance(x, tf.data.Dataset):
@@ -61,6 +63,8 @@ def eval_feed(
     """The feed for `evaluate`; the arguments are those of `het_tf.keras.Model.evaluate`."""
     if inputs.is_dataset_function(x):
         inputs.check_alone(y, sample_weight, batch_size, "a function")
+        x = inputs.shares_or_dataset(x)
+    if inputs.is_dataset_function(x):
         return WorkerFeed(strategy, x, steps)
     return StreamFeed(inputs.as_dataset(x, y, sample_weight, batch_size), steps)
 

@@ -199,7 +199,7 @@ class WorkerFeed(Feed):
 
         Args:
           strategy: names the workers.
-          fn: makes a worker's dataset, see `worker_dataset_fn`.
+          fn: makes a worker's dataset of a context, see `worker_dataset_fn`.
           steps: batches per pass, over all workers; the datasets start over when they end. When
             None a pass reads the dataset of every worker once, from start to end.
           endless: whether the next pass goes on where the last one stopped; otherwise each pass

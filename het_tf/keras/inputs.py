@@ -117,9 +117,9 @@ def worker_dataset_fn(
     """What every worker runs to make its dataset.
 
     Args:
-      fn: returns a batched `tf.data.Dataset`. If it takes an argument, that is a
-        `tf.distribute.InputContext` with `num_input_pipelines` the number of workers and
-        `input_pipeline_id` the worker's index. It is called here, once for every worker.
+      fn: takes a `tf.distribute.InputContext` with `num_input_pipelines` the number of workers and
+        `input_pipeline_id` the worker's index, and returns a batched `tf.data.Dataset`. It is
+        called here, once for every worker.
       num_workers: number of workers.
       repeat: whether each worker starts over when its dataset ends.
 
@@ -131,18 +131,11 @@ def worker_dataset_fn(
       ValueError: `fn` hands on a dataset that only this process can read.
     """
 
-    def make(context: tf.distribute.InputContext | None) -> tf.data.Dataset:
-        dataset = fn() if context is None else fn(context)
-        if not isinstance(dataset, tf.data.Dataset):
-            raise TypeError(
-                "The function given as data must return a tf.data.Dataset, got "
-                f"{type(dataset).__name__}."
-            )
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        dataset = _call(fn, context)
         return dataset.repeat() if repeat else dataset
 
-    contexts: list[tf.distribute.InputContext | None] = [None]
-    if takes_context(fn):
-        contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
+    contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
     made = _of_this_worker([functools.partial(make, context) for context in contexts])
     if any(captured.dtype == tf.variant for captured in made.inputs):
         # `fn` uses a dataset that was made before, which does not travel as a tensor.
@@ -160,7 +153,7 @@ def worker_dataset_fn(
 def _of_this_worker(
     makers: list[Callable[[], tf.data.Dataset]],
 ) -> tf.types.experimental.ConcreteFunction:
-    """The dataset of the maker at the index of the worker on which it runs, or of the only one."""
+    """The dataset of the maker at the index of the worker on which it runs."""
 
     def of_this_worker() -> tf.data.Dataset:
         if len(makers) == 1:
@@ -171,19 +164,35 @@ def _of_this_worker(
     return tf.function(of_this_worker).get_concrete_function()
 
 
+def shares_or_dataset(fn: DatasetFunction) -> DatasetFunction | tf.data.Dataset:
+    """`fn`, if it takes a context and makes a worker's share, else its dataset.
+
+    Were every worker to make that dataset, they would train on every example once each; and shares
+    of it would not add up where each worker shuffles in an order of its own.
+    """
+    return fn if takes_context(fn) else _call(fn)
+
+
+def _call(fn: DatasetFunction, *arguments: Any) -> tf.data.Dataset:
+    dataset = fn(*arguments)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "The function given as data must return a tf.data.Dataset, got "
+            f"{type(dataset).__name__}."
+        )
+    return dataset
+
+
 def then(
     fn: DatasetFunction, change: Callable[[tf.data.Dataset], tf.data.Dataset]
 ) -> DatasetFunction:
-    """A dataset function of the same kind that returns `change` of what `fn` returns."""
-    if takes_context(fn):
-        return lambda context: change(fn(context))
-    return lambda: change(fn())
+    """A dataset function that returns `change` of what `fn` returns for a context."""
+    return lambda context: change(_call(fn, context))
 
 
 def call_once(fn: DatasetFunction) -> tf.data.Dataset:
     """The dataset of `fn` as if there were one worker."""
-    dataset = fn(tf.distribute.InputContext(1, 0, 1)) if takes_context(fn) else fn()
-    return as_dataset(dataset)
+    return _call(fn, *([tf.distribute.InputContext(1, 0, 1)] if takes_context(fn) else []))
 
 
 def takes_context(fn: DatasetFunction) -> bool:

@@ -131,14 +131,16 @@ class _ParameterServerFit:
 
         Args:
           x: under `HetParameterServerStrategy` one of:
-            - a function that returns a batched `tf.data.Dataset` of `x`, `(x, y)` or
-              `(x, y, sample_weight)`. Every worker reads its own. If the function takes an argument
-              it is a `tf.distribute.InputContext`; use its `num_input_pipelines` and
-              `input_pipeline_id` to give each worker a share. Without `steps_per_epoch` an epoch is
-              the shares of all workers, each to its end. This is the way to feed a large cluster.
-            - a `tf.data.Dataset`, batched. Without `steps_per_epoch` it is read by this process and
-              every batch is trained once per epoch. With `steps_per_epoch` every worker reads a
-              copy that repeats, of which it takes every `num_workers`-th batch.
+            - a `tf.data.Dataset`, batched, of `x`, `(x, y)` or `(x, y, sample_weight)`. Without
+              `steps_per_epoch` it is read by this process and every batch is trained once per
+              epoch. With `steps_per_epoch` every worker reads a copy that repeats, of which it
+              takes every `num_workers`-th batch.
+            - a function without arguments that returns such a dataset: the same as that dataset.
+            - a function that takes a `tf.distribute.InputContext` and returns such a dataset,
+              which is one worker's share: every worker reads its own, from the files for instance
+              that its `num_input_pipelines` and `input_pipeline_id` choose. Without
+              `steps_per_epoch` an epoch is the shares of all workers, each to its end; with it a
+              share that ends starts over. This is the way to feed a large cluster.
             - arrays, or lists, tuples or dicts of arrays, with `y`, `batch_size` and so on.
           steps_per_epoch: steps of all workers together; the data starts over when it ends.
           validation_data: arrays `(x, y)` or `(x, y, sample_weight)`, a dataset, or a function.
@@ -199,9 +201,8 @@ class _ParameterServerFit:
         """As `keras.Model.evaluate`; under `HetParameterServerStrategy` on the workers.
 
         Args:
-          x: as for `fit`. A dataset or arrays are read by this process, every batch once. With a
-            function every worker reads its own dataset, so it should take an `InputContext` and
-            return the worker's share.
+          x: as for `fit`: every batch once, read by this process, or the share of every worker
+            from a function that takes a `tf.distribute.InputContext`.
           **others: see `keras.Model.evaluate`.
 
         Returns:

@@ -77,12 +77,43 @@ def test_function_may_share_out_a_dataset_made_before(id_counter):
         lambda: iter(()), output_signature=dataset.element_spec
     )
     with pytest.raises(ValueError, match="only this process can read"):
-        id_counter.fit(lambda: generated, verbose=0)
+        id_counter.fit(lambda context: generated, verbose=0)
 
 
-def test_function_without_argument_is_read_whole_by_every_worker(id_counter):
-    counts = counts_after_fit(id_counter, lambda: sm.id_dataset(range(20), 4))
-    assert counts == 20 * [3] + 80 * [0]
+@pytest.mark.parametrize("seed", [None, 3])
+def test_every_batch_of_a_function_without_argument_once_per_epoch(id_counter, seed):
+    def shuffled():
+        return sm.id_dataset(range(50), 1).unbatch().shuffle(50, seed=seed).batch(4)
+
+    counts = counts_after_fit(id_counter, shuffled, epochs=2)
+    assert counts == 50 * [1] + 50 * [0]
+    id_counter.evaluate(shuffled, verbose=0)
+    assert id_counter.counter.counts.numpy().tolist() == counts
+    id_counter.fit(sm.id_dataset(range(9), 3), validation_data=shuffled, verbose=0)
+    assert id_counter.counter.counts.numpy().tolist() == counts
+
+
+def test_shuffling_of_a_function_is_another_in_every_epoch(id_counter):
+    seen = []
+    note = keras.callbacks.LambdaCallback()
+    note.on_epoch_end = lambda *_: seen.append(id_counter.counter.counts.numpy().tolist())
+
+    def some():
+        return sm.id_dataset(range(50), 1).unbatch().shuffle(50).take(9).batch(1)
+
+    id_counter.fit(some, epochs=2, callbacks=[note], verbose=0)
+    assert sum(seen[0]) == sum(seen[1]) == 9
+    assert seen[0] != seen[1]
+
+
+def test_function_that_hands_on_a_dataset_is_that_dataset(id_counter):
+    dataset = sm.id_dataset(range(50), 1).unbatch().shuffle(50).batch(4)
+    counts = counts_after_fit(id_counter, lambda: dataset, epochs=2)
+    assert counts == 50 * [1] + 50 * [0]
+    id_counter.evaluate(lambda: dataset, verbose=0)
+    assert id_counter.counter.counts.numpy().tolist() == counts
+    id_counter.fit(lambda: dataset, steps_per_epoch=26, verbose=0)
+    assert id_counter.counter.counts.numpy().sum() == pytest.approx(100, abs=6)
 
 
 def test_steps_per_epoch_repeats_the_data(id_counter):
@@ -90,6 +121,7 @@ def test_steps_per_epoch_repeats_the_data(id_counter):
     for x in (
         sm.id_dataset(range(12), 2),
         lambda context: sm.id_dataset(range(12), 2),
+        lambda: sm.id_dataset(range(12), 2),
         np.arange(12, dtype=np.float32).reshape(-1, 1),
     ):
         before = int(iterations.numpy())
@@ -140,13 +172,14 @@ def test_empty_data_is_an_error(id_counter):
     with pytest.raises(ValueError, match="no batches"):
         id_counter.fit(sm.id_dataset(range(0), 3), verbose=0)
     with pytest.raises(ValueError, match="all workers are empty"):
-        id_counter.fit(lambda: sm.id_dataset(range(0), 3), steps_per_epoch=3, verbose=0)
+        id_counter.fit(lambda context: sm.id_dataset(range(0), 3), steps_per_epoch=3, verbose=0)
 
 
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
         (lambda: 5, TypeError, "must return a tf.data.Dataset, got int"),
+        (lambda context: 5, TypeError, "must return a tf.data.Dataset, got int"),
         ((i for i in range(3)), TypeError, "must be a function that returns"),
         ({"a": np.zeros([3, 1]), "b": np.zeros([4, 1])}, ValueError, "same number of examples"),
         (None, TypeError, "got NoneType"),
