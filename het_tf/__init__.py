@@ -3,7 +3,7 @@
 HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFlow and Keras.
 """
 
-from het_tf import distribute, initializers, keras, layers, ops, optimizers
+from het_tf import _quiet, distribute, initializers, keras, layers, ops, optimizers
 from het_tf.cache import CacheConfig
 from het_tf.export import export_saved_model
 from het_tf.table import EmbeddingTable, TableExport
@@ -21,3 +21,5 @@ __all__ = [
     "optimizers",
 ]
 __version__ = "0.1.0"
+
+_quiet.look_for_devices()

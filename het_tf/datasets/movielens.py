@@ -7,6 +7,7 @@ Source: F. M. Harper, J. A. Konstan, The MovieLens Datasets: History and Context
 2015, doi 10.1145/2827872. GroupLens allows research use and no redistribution.
 """
 
+import concurrent.futures
 import dataclasses
 import importlib
 import logging
@@ -14,14 +15,19 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
+from het_tf._threads import call_in_daemon
 from het_tf.datasets import generated_movielens
 
 NAME = "movielens/100k-ratings"
+SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"  # where TFDS has it from
+REACH_TIMEOUT_S = 3
 DOWNLOAD_TIMEOUT_S = 120
 LIKED = 4.0  # a rating from here on is a positive: 55.4 % of them are
 PAD = -1  # fills up lists shorter than their column's length
@@ -91,17 +97,15 @@ def load_arrays(data_dir: str | None = None, download: bool = False) -> tuple[Ar
       data_dir: folder that holds the prepared data set, as `tfds.load` takes it. None: the folder
         `tensorflow_datasets` in $HET_TF_DATA_DIR, else the default folder of TFDS, and generated
         ratings if it is not there.
-      download: fetch the data set (5 MB) into the default folder if it is missing; given up after
-        DOWNLOAD_TIMEOUT_S seconds.
+      download: fetch the data set (5 MB) into the default folder if it is missing: given up after
+        REACH_TIMEOUT_S seconds without an answer, after DOWNLOAD_TIMEOUT_S in all.
 
     Raises:
       FileNotFoundError: `data_dir` or $HET_TF_DATA_DIR is given and does not hold the data set.
     """
     named = data_dir or _named_by_environment()
     try:
-        if named is None and download:
-            _download()
-        ratings = _read(named)
+        ratings = _read_or_download() if named is None and download else _read(named)
         features, label = _features(ratings), ratings["user_rating"] >= LIKED
         source, reason = "movielens", f"read from {named or 'the default folder of TFDS'}"
     except (ImportError, AssertionError, OSError) as error:  # AssertionError: not prepared there
@@ -150,6 +154,30 @@ def batches(
 def _named_by_environment() -> str | None:
     folder = os.environ.get("HET_TF_DATA_DIR")
     return os.path.join(folder, "tensorflow_datasets") if folder else None
+
+
+def _read_or_download() -> Features:
+    try:
+        return _read(None)
+    except (AssertionError, OSError):
+        _check_reachable()
+        _download()
+        return _read(None)
+
+
+def _check_reachable() -> None:
+    """Raises an OSError where there is no network, on which TFDS would wait for minutes."""
+    head = urllib.request.Request(SOURCE, method="HEAD")
+    # In a thread, since looking up a name has no limit of its own.
+    asked = call_in_daemon(lambda: urllib.request.urlopen(head, timeout=REACH_TIMEOUT_S).close())
+    try:
+        asked.result(timeout=REACH_TIMEOUT_S)
+    except urllib.error.HTTPError:
+        pass  # Somebody answers: let TFDS find out.
+    except urllib.error.URLError as error:
+        raise OSError(f"no way to {SOURCE}: {error.reason}") from error
+    except (TimeoutError, concurrent.futures.TimeoutError) as error:
+        raise OSError(f"no answer from {SOURCE} within {REACH_TIMEOUT_S} s") from error
 
 
 def _download() -> None:

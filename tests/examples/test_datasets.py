@@ -1,8 +1,11 @@
 """MovieLens and what is generated in its place: columns, split, batches, no endless wait."""
 
 import datetime
+import http.server
 import os
+import socket
 import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -146,12 +149,51 @@ def test_a_named_folder_without_the_data_is_an_error(tmp_path, monkeypatch):
         movielens.load()
 
 
-def test_a_download_that_hangs_is_given_up(monkeypatch):
+@pytest.fixture
+def nothing_there(monkeypatch):
+    """No data set on this machine; returns the programs that were run to fetch it."""
+    run = []
+
     def hangs(command, timeout, **_):
+        run.append(command)
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(movielens.subprocess, "run", hangs)
+    monkeypatch.setattr(movielens, "_read", _no_data)
     monkeypatch.delenv("HET_TF_DATA_DIR", raising=False)
-    _, _, info = movielens.load_arrays(download=True)
+    return run
+
+
+def test_a_download_that_hangs_is_given_up(nothing_there, monkeypatch):
+    with http.server.HTTPServer(("localhost", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        monkeypatch.setattr(movielens, "SOURCE", f"http://localhost:{server.server_port}/")
+        _, _, info = movielens.load_arrays(download=True)
+    assert len(nothing_there) == 1
     assert info.source == "generated"
     assert f"within {movielens.DOWNLOAD_TIMEOUT_S} s" in info.reason
+
+
+def test_nothing_is_downloaded_without_a_network(nothing_there, monkeypatch):
+    monkeypatch.setattr(movielens, "SOURCE", "https://no-such-host.invalid/ml-100k.zip")
+    _, _, info = movielens.load_arrays(download=True)
+    assert nothing_there == []
+    assert info.source == "generated"
+    assert "no way to https://no-such-host.invalid" in info.reason
+
+
+def test_a_host_that_says_nothing_is_not_waited_for(nothing_there, monkeypatch):
+    monkeypatch.setattr(movielens, "REACH_TIMEOUT_S", 0.1)
+    with socket.create_server(("localhost", 0)) as silent:
+        monkeypatch.setattr(movielens, "SOURCE", f"http://localhost:{silent.getsockname()[1]}/")
+        _, _, info = movielens.load_arrays(download=True)
+    assert nothing_there == []
+    assert info.source == "generated"
+
+
+def test_what_is_there_is_not_asked_for(nothing_there, monkeypatch):
+    monkeypatch.setattr(movielens, "SOURCE", "https://no-such-host.invalid/ml-100k.zip")
+    there = object()
+    monkeypatch.setattr(movielens, "_read", lambda data_dir: there)
+    assert movielens._read_or_download() is there
+    assert nothing_there == []
