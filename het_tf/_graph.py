@@ -39,15 +39,18 @@ def handle_from_caller(name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     return handles[0]
 
 
-def are_of_one_function(one: tf.Tensor, other: tf.Tensor) -> bool:
-    """Whether the same `tf.function` computes two tensors, or none does."""
-    return _function_of(one) is _function_of(other)
+def function_of(tensor: tf.Tensor) -> tf.Graph | None:
+    """The graph of the `tf.function` that computes a tensor, outside of its loops and branches."""
+    return _without_branches(tensor.graph) if tf.is_symbolic_tensor(tensor) else None
 
 
-def _function_of(tensor: tf.Tensor) -> tf.Graph | None:
-    if not tf.is_symbolic_tensor(tensor):
-        return None
-    graph = tensor.graph
+def current_function() -> tf.Graph | None:
+    """The graph of the `tf.function` that is being built, outside of its loops and branches."""
+    eager = tf.executing_eagerly()
+    return None if eager else _without_branches(tf.compat.v1.get_default_graph())
+
+
+def _without_branches(graph: tf.Graph) -> tf.Graph:
     while _is_branch(graph):
         graph = graph.outer_graph
     return graph

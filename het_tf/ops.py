@@ -81,6 +81,7 @@ cache_update_pooled = _library.het_cache_update_pooled
 table_pool = _library.het_table_pool
 table_apply_pooled = _library.het_table_apply_pooled
 pooling_gradient = _library.het_pooling_gradient
+pooled_sums = _library.het_pooled_sums
 
 process_tables = _library.het_process_tables
 process_table = _library.het_process_table

@@ -140,5 +140,27 @@ of_weights: [ids] of each feature that has weights, else [0]. 0 where a mean or 
   divide by. Ids that share a maximum share its gradient.
 )doc");
 
+REGISTER_OP("Het>PooledSums")
+    .Input("pooling: variant")
+    .Input("gradients: n * float")
+    .Output("keys: int64")
+    .Output("sums: float")
+    .Attr("n: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+      const DimensionHandle keys = c->UnknownDim();
+      c->set_output(0, c->Vector(keys));
+      c->set_output(1, c->Matrix(keys, c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The gradients of the rows that were pooled: what CacheUpdatePooled makes its updates of.
+
+pooling: From CachePool or TablePool.
+gradients: [bags, dim] of each feature.
+keys: [keys], the unique ids.
+sums: [keys, dim]; NaN in the row of a key whose sum or its squares are not finite.
+)doc");
+
 }  // namespace
 }  // namespace het_tf

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from het_tf import _callers
-from het_tf._graph import are_of_one_function
+from het_tf._graph import function_of
 
 
 class Backward:
@@ -35,7 +35,7 @@ class Backward:
             was asked for.
         """
         call = _callers.gradient_call()
-        if call is None or not are_of_one_function(ticket, call[0][0]):
+        if call is None or function_of(ticket) is not function_of(call[0][0]):
             return self._is_asked_by_keras(call is not None)
         targets, sources = call
         if not any(source is anchor or source is anchor.value for source in sources):

@@ -43,6 +43,10 @@ class HetEmbedding(keras.layers.Layer):
 
     In a `tf.function` the tape, the call and `gradient()` must be in the same one.
 
+    In the `train_step` of a model that is compiled with an optimizer with `global_clipnorm`,
+    `gradient_accumulation_steps` or loss scaling, rows are trained when that optimizer applies the
+    gradients: clipped, accumulated, unscaled or skipped as the other weights are.
+
     Input: integers of any integer dtype, below 2**63: dense of any shape, ragged or sparse.
     Output: [*input.shape, output_dim], in the layer's compute dtype; with a combiner
     [*input.shape[:-1], output_dim], which is computed without a tensor of all ids' rows.
@@ -143,6 +147,7 @@ class HetEmbedding(keras.layers.Layer):
                     shape=(),
                     initializer=keras.initializers.Constant(value),
                     dtype="float32",
+                    autocast=False,
                     trainable=False,
                     name=name,
                 )
@@ -514,7 +519,7 @@ class HetEmbedding(keras.layers.Layer):
         """One update of each key of a lookup.
 
         Args:
-          ticket: of the lookup.
+          ticket: of the lookup; of a table in this process also `ops.unique_ids`.
           pooled: of `pool_op`; None: its rows were not pooled.
           gradients: float32 [bags, output_dim] of each feature.
           sends: as of `WorkerCache.update_op`.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from het_tf import _prepared, ops
 from het_tf.layers.backward import Backward
+from het_tf.layers.whole_steps import Update, train
 from het_tf.pooling import Bags
 
 
@@ -45,12 +46,13 @@ def lookup(
 
         def update(*gradients: tf.Tensor) -> Any:
             gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
+            of_anchor = tf.zeros_like(anchor)
             if trains and backward.is_to_update(weak().anchor, ticket):
-                weak().update_op(ticket, pooling, gradients, sends=found is None)
+                of_anchor = train(Update(weak, keys, ticket, pooling, gradients, found is None))
             if not weighted:
-                return tf.zeros_like(anchor)
+                return of_anchor
             of_weights = ops.pooling_gradient(pooling, gradients)
-            return [tf.zeros_like(anchor), *(of_weights[i] for i in weighted)]
+            return [of_anchor, *(of_weights[i] for i in weighted)]
 
         return outputs, update
 

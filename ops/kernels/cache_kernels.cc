@@ -182,8 +182,8 @@ class CacheUpdateOp : public CacheKernel {
         GetMatrix(context, "gradients", ticket->ids().num_ids(), cache->dim(), &gradients));
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
-    return ToTf(cache->Update(ticket.get(), gradients->flat<float>().data(), learning_rate,
-                              PoolOf(context)));
+    return OfUpdate(context, cache->Update(ticket.get(), gradients->flat<float>().data(),
+                                           learning_rate, PoolOf(context)));
   }
 };
 

@@ -42,6 +42,16 @@ inline absl::Status ToTf(const Status& status) {
   return absl::InternalError(status.message());
 }
 
+// The status of an update through the table or cache of input 0, with the name of the layer that
+// has it: resources are called NAME/ID/PART.
+inline absl::Status OfUpdate(tensorflow::OpKernelContext* context, const Status& status) {
+  const absl::Status update = ToTf(status);
+  if (update.ok()) return update;
+  std::string name = tensorflow::HandleFromInput(context, 0).name();
+  for (int part = 0; part < 2; ++part) name = name.substr(0, name.rfind('/'));
+  return absl::Status(update.code(), StrCat(name, ": ", update.message()));
+}
+
 // What call returns; where it runs out of memory, RESOURCE_EXHAUSTED, and the process lives.
 template <typename Call>
 absl::Status OrOutOfMemory(const tensorflow::OpKernel& kernel, const Call& call) {

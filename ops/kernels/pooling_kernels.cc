@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -218,7 +220,7 @@ class CacheUpdatePooledOp : public CacheKernel {
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
     TF_RETURN_IF_ERROR(GetSums(context, ticket->ids(), cache->dim(), &gradients, &sums));
-    return ToTf(cache->Update(ticket.get(), *sums, learning_rate, PoolOf(context)));
+    return OfUpdate(context, cache->Update(ticket.get(), *sums, learning_rate, PoolOf(context)));
   }
 };
 
@@ -237,8 +239,9 @@ class TableApplyPooledOp : public TableKernel {
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
     TF_RETURN_IF_ERROR(GetSums(context, found->ids, table->dim(), &gradients, &sums));
-    return ToTf(table->Apply(found->ids, found->rows, *sums, learning_rate,
-                             skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
+    return OfUpdate(context,
+                    table->Apply(found->ids, found->rows, *sums, learning_rate,
+                                 skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
   }
 
  private:
@@ -274,6 +277,39 @@ class PoolingGradientOp : public OpKernel {
   }
 };
 
+class PooledSumsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, OrOutOfMemory(*this, [&] { return Run(context); }));
+  }
+
+ private:
+  static absl::Status Run(OpKernelContext* context) {
+    std::shared_ptr<Pooled> pooled;
+    TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
+    const UniqueIds& ids = *pooled->ids;
+    std::unique_ptr<PooledGradients> gradients;
+    std::unique_ptr<GradientSums> sums;
+    TF_RETURN_IF_ERROR(GetSums(context, ids, pooled->dim, &gradients, &sums));
+    Tensor* keys;
+    Tensor* values;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {ids.num_keys()}, &keys));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {ids.num_keys(), pooled->dim}, &values));
+    std::copy(ids.keys.begin(), ids.keys.end(), keys->flat<int64_t>().data());
+    float* row = values->flat<float>().data();
+    for (int64_t u = 0; u < ids.num_keys(); ++u, row += pooled->dim) {
+      if (sums->finite(u)) {
+        std::copy_n((*sums)[u].values, pooled->dim, row);
+      } else {
+        std::fill_n(row, pooled->dim, std::numeric_limits<float>::quiet_NaN());
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
 #define REGISTER_POOLING_KERNEL(name, kernel) \
   REGISTER_KERNEL_BUILDER(Name("Het>" name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER_POOLING_KERNEL("CachePool", CachePoolOp);
@@ -281,6 +317,7 @@ REGISTER_POOLING_KERNEL("TablePool", TablePoolOp);
 REGISTER_POOLING_KERNEL("CacheUpdatePooled", CacheUpdatePooledOp);
 REGISTER_POOLING_KERNEL("TableApplyPooled", TableApplyPooledOp);
 REGISTER_POOLING_KERNEL("PoolingGradient", PoolingGradientOp);
+REGISTER_POOLING_KERNEL("PooledSums", PooledSumsOp);
 #undef REGISTER_POOLING_KERNEL
 
 }  // namespace

@@ -85,8 +85,9 @@ class TableApplyOp : public TableKernel {
     TF_RETURN_IF_ERROR(GetMatrix(context, "gradients", ids.num_ids(), table->dim(), &gradients));
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
-    return ToTf(table->Apply(ids, found, gradients->flat<float>().data(), learning_rate,
-                             skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
+    return OfUpdate(context,
+                    table->Apply(ids, found, gradients->flat<float>().data(), learning_rate,
+                                 skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
   }
 
   bool skip_;

@@ -229,6 +229,24 @@ def test_only_a_gradient_of_the_layers_weights_trains_on_a_worker(strategy):
     np.testing.assert_array_equal(embedding.table.export().clocks, [1, 1])
 
 
+@pytest.mark.parametrize("cache", [None, het_tf.CacheConfig(10, staleness=0)])
+def test_clipping_by_the_norm_of_all_gradients_has_the_rows_in_it(strategy, cache):
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(
+            1, optimizer="same", embeddings_initializer="zeros", cache=cache
+        )
+        head = keras.layers.Dense(1, kernel_initializer="ones")
+        ids = keras.Input((2,), dtype="int64")
+        model = het_tf.keras.Model(ids, head(keras.ops.sum(embedding(ids), axis=1)))
+        loss = lambda _, predicted: -keras.ops.sum(predicted)  # noqa: E731
+        model.compile(keras.optimizers.SGD(1.0, global_clipnorm=0.5), loss=loss)
+    model.fit(np.array([[3, 4]]), np.zeros(1), verbose=0)
+    # The gradients of two rows and of the bias are -1.
+    length = 0.5 / np.sqrt(3)
+    np.testing.assert_allclose(embedding.table.lookup([3, 4]), [[length]] * 2, rtol=1e-6)
+    np.testing.assert_allclose(head.bias.numpy(), [length], rtol=1e-6)
+
+
 def test_models_that_are_gone_leave_nothing_behind(strategy):
     x, y = examples()
     before = len(strategy.caches)

@@ -224,16 +224,9 @@ def _mixed_float16():
 
 
 @pytest.mark.usefixtures("_mixed_float16")
-def test_mixed_float16_in_fit():
-    assert fitted_once(auto_scale_loss=False) == 1
-
-
-@pytest.mark.usefixtures("_mixed_float16")
-@pytest.mark.xfail(
-    strict=True, reason="the gradients that reach the layer are scaled like the loss"
-)
-def test_mixed_float16_in_fit_with_the_loss_scaled():
-    assert fitted_once() == 1
+@pytest.mark.parametrize("auto_scale_loss", [False, True])
+def test_mixed_float16_in_fit(auto_scale_loss):
+    assert fitted_once(auto_scale_loss=auto_scale_loss) == 1
 
 
 # The learning rate.

@@ -1,0 +1,207 @@
+"""Updates of rows that wait until the gradients of the whole step are applied.
+
+An optimizer that clips by the norm of all gradients, scales the loss, skips steps or accumulates
+them decides about a step as a whole. There the backward pass notes the gradients of the rows, and
+`optimizer.apply` trains them with the others. Keras has no public place to join in, so this module,
+and no other, puts a function around `apply` of the one optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from het_tf import _callers, ops
+from het_tf._graph import current_function, function_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The gradients of one call of a layer.
+
+    Attributes:
+      layer: weak reference to the `HetEmbedding`.
+      keys: int64 [any shape], that were looked up.
+      ticket: of the lookup.
+      pooling: of the lookup, where rows were pooled.
+      gradients: float32 [bags, dim] of each feature, as they came: scaled like the loss.
+      sends: for `HetEmbedding.update_op`.
+    """
+
+    layer: weakref.ref
+    keys: tf.Tensor
+    ticket: tf.Tensor
+    pooling: tf.Tensor | None
+    gradients: list[tf.Tensor]
+    sends: bool
+
+    def times(self, factor: tf.Tensor) -> Update:
+        """The same of gradients that are multiplied."""
+        return dataclasses.replace(self, gradients=[g * factor for g in self.gradients])
+
+    def of_keys(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Unique keys, int64 [keys], and the sum of the gradients of each, float32 [keys, dim]."""
+        if self.pooling is not None:
+            return ops.pooled_sums(self.pooling, self.gradients)
+        keys, places = tf.unique(tf.reshape(self.keys, [-1]))
+        return keys, tf.math.unsorted_segment_sum(self.gradients[0], places, tf.size(keys))
+
+    def make_op(self) -> None:
+        """Makes the update."""
+        self.layer().update_op(self.ticket, self.pooling, self.gradients, self.sends)
+
+
+def train(update: Update) -> tf.Tensor:
+    """Makes an update, or has it wait for the optimizer that the model is compiled with.
+
+    Returns:
+      float32 scalar, the gradient of the layer's weight: 0, or NaN to have the step skipped.
+    """
+    model = _callers.compiled_model()
+    waiting = None if model is None else waiting_updates(model.optimizer)
+    if waiting is not None:
+        return waiting.add(update)
+    update.make_op()
+    return tf.zeros([])
+
+
+class WaitingUpdates:
+    """The updates that wait for one optimizer's `apply`."""
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer):
+        """Waits for `optimizer`, that a model is compiled with."""
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self._scaler = weakref.ref(optimizer) if scales else None
+        self._optimizer = optimizer.inner_optimizer if scales else optimizer
+        self._updates: list[Update] = []
+        self._accumulators: weakref.WeakKeyDictionary[Any, _Accumulator]
+        self._accumulators = weakref.WeakKeyDictionary()
+        self._apply = self._optimizer.apply
+        self._optimizer.__dict__["apply"] = self.apply
+        if scales:
+            self._apply_scaled = optimizer.apply
+            optimizer.__dict__["apply"] = self.apply_scaled
+
+    def add(self, update: Update) -> tf.Tensor:
+        """Has an update wait.
+
+        Returns:
+          float32 scalar, the gradient to give to the optimizer: NaN where it is to skip the step.
+
+        Raises:
+          ValueError: the optimizer asks for what cannot be done to rows.
+        """
+        clip, steps = self._optimizer.global_clipnorm, self._optimizer.gradient_accumulation_steps
+        if clip and steps:
+            raise ValueError(
+                f"layer {update.layer().name} cannot be trained with global_clipnorm={clip!r} and"
+                f" gradient_accumulation_steps={steps!r} together: use one of them"
+            )
+        self._updates.append(update)
+        if self._scaler is None:
+            return tf.zeros([])
+        are_finite = [tf.reduce_all(tf.math.is_finite(g)) for g in update.gradients]
+        return tf.where(tf.reduce_all(are_finite), 0.0, float("nan"))
+
+    def apply_scaled(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """`apply` of a `LossScaleOptimizer`, which calls that of its inner one, or skips it."""
+        self._apply_scaled(grads, trainable_variables)
+        self._take()
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """`optimizer.apply`, with the rows whose gradients were noted in the same function."""
+        scale = self._scale()
+        updates = [update.times(1 / scale) for update in self._take()]
+        optimizer = self._optimizer
+        if updates and optimizer.global_clipnorm:
+            grads, updates = self._clip(grads, updates)
+        if not optimizer.gradient_accumulation_steps:
+            self._apply(grads, trainable_variables)
+            for update in updates:
+                update.make_op()
+            return
+        before = tf.identity(optimizer.iterations)
+        self._apply(grads, trainable_variables)
+        is_due = optimizer.iterations > before
+        for update in updates:
+            layer = update.layer()
+            if layer not in self._accumulators:
+                with tf.init_scope():
+                    self._accumulators[layer] = _Accumulator(layer.output_dim)
+            steps = optimizer.gradient_accumulation_steps
+            self._accumulators[layer].add(update, is_due, steps)
+
+    def _take(self) -> list[Update]:
+        here = current_function()
+        taken = [u for u in self._updates if function_of(u.ticket) is here]
+        self._updates = [u for u in self._updates if function_of(u.ticket) is not here]
+        return taken
+
+    def _scale(self) -> tf.Tensor:
+        """What the loss was multiplied by; read before the optimizer changes it."""
+        if self._scaler is not None:
+            return tf.convert_to_tensor(self._scaler().dynamic_scale.value)
+        return tf.constant(self._optimizer.loss_scale_factor or 1.0)
+
+    def _clip(self, grads: Sequence[Any], updates: list[Update]) -> tuple[list[Any], list[Update]]:
+        """Gradients of the norm that they have together, which the optimizer finds short enough."""
+        static = self._optimizer.loss_scale_factor or 1.0
+        dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads if g is not None]
+        parts = [g / static for g in dense] + [update.of_keys()[1] for update in updates]
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
+        limit = self._optimizer.global_clipnorm
+        factor = limit / tf.maximum(norm, limit)
+        grads = [None if g is None else _times(g, factor) for g in grads]
+        return grads, [update.times(factor) for update in updates]
+
+
+class _Accumulator:
+    """The gradients of a layer's rows in steps that were not applied yet."""
+
+    def __init__(self, dim: int):
+        self._dim = dim
+        self._keys = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
+        self._gradients = tf.Variable(tf.zeros([0, dim]), shape=[None, dim], trainable=False)
+
+    def add(self, update: Update, is_due: tf.Tensor, steps: int) -> None:
+        """Adds those of a step, and, where it is due, makes the update of their mean."""
+        keys, gradients = update.of_keys()
+        keys = tf.concat([self._keys, keys], 0)
+        gradients = tf.concat([self._gradients, gradients], 0)
+
+        def train() -> None:
+            found = ops.unique_ids(keys)
+            update.layer().update_op(found, None, [gradients / steps], update.sends)
+            self._keys.assign(keys[:0])
+            self._gradients.assign(gradients[:0])
+
+        def keep() -> None:
+            self._keys.assign(keys)
+            self._gradients.assign(gradients)
+
+        tf.cond(is_due, train, keep)
+
+
+def waiting_updates(optimizer: keras.optimizers.Optimizer) -> WaitingUpdates | None:
+    """Where updates wait for an optimizer that a model is compiled with; None: they need not."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    inner = optimizer.inner_optimizer if scales else optimizer
+    wrapped = getattr(inner.__dict__.get("apply"), "__self__", None)
+    if isinstance(wrapped, WaitingUpdates):
+        return wrapped
+    asks = scales or (
+        inner.global_clipnorm or inner.gradient_accumulation_steps or inner.loss_scale_factor
+    )
+    return WaitingUpdates(optimizer) if asks else None
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)

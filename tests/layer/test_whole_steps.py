@@ -1,0 +1,151 @@
+"""What compile's optimizer does with the gradients of a whole step: rows are a part of them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import optimizers
+
+IDS = np.random.default_rng(0).integers(0, 9, (40, 3))
+X = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)
+Y = np.random.default_rng(2).normal(size=(40, 1)).astype(np.float32)
+
+
+class DenseEmbedding(keras.layers.Layer):
+    """The reference. The gradient of Keras's own is sparse, which its optimizers clip wrongly."""
+
+    def __init__(self, combiner=None, **arguments):
+        super().__init__(**arguments)
+        self.combiner = combiner
+        self.rows = self.add_weight(shape=(9, 4), initializer=keras.initializers.Constant(0.25))
+
+    def call(self, ids):
+        rows = keras.ops.one_hot(ids, 9, dtype=self.compute_dtype) @ self.rows
+        return rows if self.combiner is None else keras.ops.mean(rows, axis=-2)
+
+    def lookup(self, ids) -> np.ndarray:
+        return self.rows.numpy()[ids]
+
+
+class OurEmbedding(het_tf.layers.HetEmbedding):
+    def lookup(self, ids) -> np.ndarray:
+        return self.table.lookup(ids)
+
+
+def make_model(embedding, dtype=None, **arguments) -> keras.Model:
+    ids, x = keras.Input((3,), dtype="int64", name="ids"), keras.Input((2,), name="x")
+    hidden = keras.layers.Concatenate(dtype=dtype)([keras.layers.Flatten()(embedding(ids)), x])
+    constant = keras.initializers.Constant(0.5)
+    outputs = keras.layers.Dense(1, kernel_initializer=constant, dtype=dtype)(hidden)
+    outputs = keras.layers.Activation("linear", dtype="float32")(outputs)
+    model = keras.Model({"ids": ids, "x": x}, outputs)
+    model.compile(**arguments)
+    return model
+
+
+def both(make_optimizer, x=X, dtype=None, combiner=None, **arguments):
+    """Trains with Keras's layer and with ours; returns both models and rows."""
+    models, rows = [], []
+    initializer = keras.initializers.Constant(0.25)
+    for layer in (
+        DenseEmbedding(combiner, dtype=dtype),
+        OurEmbedding(
+            4,
+            optimizer="same",
+            embeddings_initializer=initializer,
+            combiner=combiner,
+            dtype=dtype,
+        ),
+    ):
+        model = make_model(layer, dtype, optimizer=make_optimizer(), loss="mse", **arguments)
+        model.fit({"ids": IDS, "x": x}, Y, batch_size=4, shuffle=False, verbose=0, epochs=2)
+        models.append(model)
+        rows.append(layer.lookup(np.arange(9)))
+    return models, rows
+
+
+OPTIMIZERS = {
+    "global_clipnorm": dict(global_clipnorm=0.5),
+    "gradient_accumulation_steps": dict(gradient_accumulation_steps=3),
+    "loss_scale_factor": dict(loss_scale_factor=64.0),
+    "clipped and scaled": dict(global_clipnorm=0.5, loss_scale_factor=64.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("combiner", "run_eagerly"), [(None, False), (None, True), ("mean", False)]
+)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_does_to_rows_what_keras_does(name, combiner, run_eagerly):
+    make = lambda: keras.optimizers.SGD(0.1, **OPTIMIZERS[name])  # noqa: E731
+    models, (expected, actual) = both(make, combiner=combiner, run_eagerly=run_eagerly)
+    assert np.abs(expected - 0.25).max() > 0.005
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    weights = [model.layers[-2].get_weights() for model in models]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_clipping_over_accumulated_steps_is_refused():
+    optimizer = keras.optimizers.SGD(global_clipnorm=1.0, gradient_accumulation_steps=2)
+    layer = OurEmbedding(4, optimizer="same", name="users")
+    model = make_model(layer, optimizer=optimizer, loss="mse")
+    with pytest.raises(ValueError, match=r"users .*global_clipnorm=1.0 .*accumulation_steps=2"):
+        model.fit({"ids": IDS, "x": X}, Y, verbose=0)
+
+
+# mixed_float16.
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize(
+    "inner", [{}, dict(global_clipnorm=0.5), dict(gradient_accumulation_steps=3)]
+)
+def test_a_step_that_the_scaler_skips_updates_no_row(inner, run_eagerly):
+    """Of the first steps some overflow in the dense gradients only, some everywhere."""
+    x = X.copy()
+    x[:8] = 30000
+
+    def make():
+        optimizer = keras.optimizers.SGD(0.01, **inner)
+        return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**17)
+
+    models, (expected, actual) = both(make, x=x, dtype="mixed_float16", run_eagerly=run_eagerly)
+    scales = [float(model.optimizer.dynamic_scale.numpy()) for model in models]
+    assert scales[0] == scales[1] < 2**17
+    assert np.abs(expected - 0.25).max() > 0.005
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+def test_rows_that_overflow_skip_the_step_of_the_whole_model():
+    layer = OurEmbedding(
+        1, optimizer=optimizers.SGD(1.0), embeddings_initializer="zeros", dtype="mixed_float16"
+    )
+    ids = keras.Input((), dtype="int64")
+    model = keras.Model(ids, keras.ops.cast(layer(ids), "float32"))
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=2.0**20
+    )
+    model.compile(optimizer, loss=lambda _, predicted: -keras.ops.sum(predicted))
+    sizes = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: sizes.append(layer.table.size())
+    )
+    model.fit(np.full(6, 3), np.zeros(6), batch_size=1, callbacks=[note], verbose=0)
+    # A gradient of 2**20 is beyond float16, and so are 2**19 to 2**16; 2**15 is not.
+    assert sizes == [0, 0, 0, 0, 0, 1]
+    assert layer.table.lookup([3]) == 1
+    assert int(optimizer.iterations.numpy()) == 1
+
+
+# NaN.
+
+
+def test_a_nan_in_a_gradient_names_the_layer():
+    layer = het_tf.layers.HetEmbedding(1, name="users")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(np.array([1, 2]))) * float("nan")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"users.*NaN or infinity for 2 of 2"):
+        tape.gradient(loss, layer.trainable_variables)
