@@ -318,8 +318,13 @@ class WorkerCache:
         return ops.cache_stats(self._handle_op())
 
     def report_op(self) -> tf.Tensor:
-        """int64 [4]: the worker's task index, the cache's id, updates pending, updates made."""
+        """int64 [2 + counters]: the worker's task index, the cache's id, its counters."""
         return ops.cache_report(self._handle_op())
+
+    @property
+    def counter_names(self) -> tuple[str, ...]:
+        """Names of the counters of `report_op` (`CacheCounter` in ops/core/cache/cache.h)."""
+        return _counter_names()
 
     # What runs eagerly, on all workers and on the coordinator.
 
@@ -384,6 +389,12 @@ class WorkerCache:
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
         return self.table.exchange_op(cache, ticket, requests)
+
+
+@functools.cache
+def _counter_names() -> tuple[str, ...]:
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return tuple(name.decode() for name in ops.cache_counter_names().numpy())
 
 
 def _is_down(device: str, error: tf.errors.OpError | None) -> bool:

@@ -75,6 +75,7 @@ cache_flush = _library.het_cache_flush
 cache_clear = _library.het_cache_clear
 cache_stats = _library.het_cache_stats
 cache_report = _library.het_cache_report
+cache_counter_names = _library.het_cache_counter_names
 
 cache_pool = _library.het_cache_pool
 cache_update_pooled = _library.het_cache_update_pooled
@@ -104,6 +105,7 @@ replica_receive = _library.het_replica_receive
 replica_own = _library.het_replica_own
 replica_stats = _library.het_replica_stats
 replica_report = _library.het_replica_report
+replica_counter_names = _library.het_replica_counter_names
 
 pack_frames = _library.het_pack_frames
 unpack_frames = _library.het_unpack_frames

@@ -1,3 +1,4 @@
+#include "ops/core/cache/cache.h"
 #include "ops/shape_util.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -157,14 +158,27 @@ REGISTER_OP("Het>CacheReport")
     .Output("report: int64")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      c->set_output(0, c->Vector(4));
+      c->set_output(0, c->Vector(2 + Counters<CacheCounter>::kSize));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Who the cache is and what would be lost with it.
+Who the cache is, and its counters since it was made.
 
-report: [task index of this process, id of the cache, updates not yet known to be merged, updates
-  made]. Another cache under the same name, after its process was restarted, has another id.
+report: [2 + counters]: task index of this process, id of the cache, then the counters in the order
+  of CacheCounterNames. Another cache under the same name, after its process was restarted, has
+  another id.
+)doc");
+
+REGISTER_OP("Het>CacheCounterNames")
+    .Output("names: string")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(Counters<CacheCounter>::kSize));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What the counters of CacheReport count (CacheCounter in ops/core/cache/cache.h).
+
+names: [counters].
 )doc");
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include "ops/core/dense/replica.h"
 #include "ops/shape_util.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -253,13 +254,26 @@ REGISTER_OP("Het>ReplicaReport")
     .Output("report: int64")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      c->set_output(0, c->Vector(4));
+      c->set_output(0, c->Vector(2 + Counters<ReplicaCounter>::kSize));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Who the replica is and what would be lost with it, as CacheReport says it of a cache.
+Who the replica is, and its counters since it was made, as CacheReport says it of a cache.
 
-report: [task index of this process, id of the replica, steps not yet known to be merged, steps made].
+report: [2 + counters]: task index of this process, id of the replica, then the counters in the
+  order of ReplicaCounterNames.
+)doc");
+
+REGISTER_OP("Het>ReplicaCounterNames")
+    .Output("names: string")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(Counters<ReplicaCounter>::kSize));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What the counters of ReplicaReport count (ReplicaCounter in ops/core/dense/replica.h).
+
+names: [counters].
 )doc");
 
 }  // namespace

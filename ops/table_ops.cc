@@ -116,7 +116,9 @@ REGISTER_OP("Het>TableStats")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Counters of a shard since it was made, its rows and the bytes they take.
+Counters of a shard since it was made, its rows, the bytes they take, and in "reads_missing_N" how
+many reads of cached rows missed from N to 2N - 1 of the other caches' updates (0: none), in the unit
+of the clock.
 
 table: A shard.
 names: [counters].

@@ -5,24 +5,27 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from het_tf.cache import WorkerCache
 from het_tf.distribute.replicas import DenseReplicas
 
-REPORT_SIZE = 4  # Values of report_op.
-
 # What holds updates, or steps, back on a worker.
 Holder = WorkerCache | DenseReplicas
 
 
 def report_ops(caches: Sequence[Holder]) -> tf.Tensor:
-    """Ops for the end of a closure: the caches' reports there, int64 [caches, REPORT_SIZE]."""
-    reports = [tf.ensure_shape(cache.report_op(), [REPORT_SIZE]) for cache in caches]
-    return tf.stack(reports) if reports else tf.zeros([0, REPORT_SIZE], tf.int64)
+    """Ops for the end of a closure: the caches' reports there, one after the other, int64."""
+    return tf.concat([*(cache.report_op() for cache in caches), tf.zeros([0], tf.int64)], 0)
+
+
+def reports_size(caches: Sequence[Holder]) -> int:
+    """How many values `report_ops` gives."""
+    return sum(2 + len(cache.counter_names) for cache in caches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +35,22 @@ class CacheReport:
     Attributes:
       worker: task index of the worker.
       cache_id: random id of the cache instance; a restarted worker has another one.
-      pending: updates made there that no parameter server has yet.
-      updates: updates made there since the instance exists.
+      counters: since the instance exists, by name.
     """
 
     worker: int
     cache_id: int
-    pending: int
-    updates: int
+    counters: Mapping[str, int]
+
+    @property
+    def pending(self) -> int:
+        """Updates made there, or steps of a replica, that no parameter server has yet."""
+        return self.counters["pending"]
+
+    @property
+    def updates(self) -> int:
+        """Updates, or steps, made there since the instance exists."""
+        return self.counters["updates" if "updates" in self.counters else "steps"]
 
 
 class CacheReports:
@@ -79,13 +90,21 @@ class CacheReports:
         with self._lock:
             return tuple(each for each in self._last if isinstance(each, DenseReplicas))
 
+    def record_all(self, caches: Sequence[Holder], values: np.ndarray) -> None:
+        """Takes in what `report_ops` of registered caches gave."""
+        ends = np.cumsum([2 + len(cache.counter_names) for cache in caches])
+        for cache, report in zip(caches, np.split(values, ends)[:-1], strict=True):
+            self.record(cache, report)
+
     def record(self, cache: Holder, values: Iterable[int]) -> None:
         """Takes in what the `report_op` of a registered cache gave.
 
         Warns if the worker has another instance of the cache than before. Closures' results, and
         the reports with them, may come in another order than they ended.
         """
-        report = CacheReport(*(int(value) for value in values))
+        worker, cache_id, *counters = (int(value) for value in values)
+        named = dict(zip(cache.counter_names, counters, strict=True))
+        report = CacheReport(worker, cache_id, named)
         with self._lock:
             lost = self._take(cache, report)
         if lost is not None:

@@ -158,8 +158,13 @@ class DenseReplicas:
             return self.report_op()
 
     def report_op(self) -> tf.Tensor:
-        """int64 [4]: the worker's task index, the replica's id, steps pending, steps made."""
+        """int64 [2 + counters]: the worker's task index, the replica's id, its counters."""
         return ops.replica_report(self._handle_op())
+
+    @property
+    def counter_names(self) -> tuple[str, ...]:
+        """Names of the counters of `report_op` (`ReplicaCounter` in ops/core/dense/replica.h)."""
+        return _counter_names()
 
     def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Names and values of the counters (`ReplicaCounter` in ops/core/dense/replica.h)."""
@@ -402,6 +407,12 @@ class DenseReplicas:
             ops.replica_destroy(self._make_handle())
 
         visit(cluster_devices("worker"), destroy, lambda device, error: True)
+
+
+@functools.cache
+def _counter_names() -> tuple[str, ...]:
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return tuple(name.decode() for name in ops.replica_counter_names().numpy())
 
 
 def _check(native: tf.Variable, role: str) -> None:

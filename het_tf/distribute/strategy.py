@@ -218,10 +218,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
         Args:
           caches: registered caches and replicas.
-          reports: int64 [caches, 4], the value of `cache_reports.report_ops(caches)`.
+          reports: the value of `cache_reports.report_ops(caches)`.
         """
-        for cache, report in zip(caches, reports, strict=True):
-            self._reports.record(cache, report)
+        self._reports.record_all(caches, reports)
 
     def last_cache_reports(self, cache: WorkerCache) -> dict[int, CacheReport]:
         """Worker task index -> last known state of `cache` there."""
@@ -289,7 +288,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         reports = visit(devices, lambda: [each.flush_here() for each in holders], self.is_lost)
         for device, values in reports.items():
             if tf.DeviceSpec.from_string(device).job == "worker":
-                self.record_cache_reports(holders, values)
+                self.record_cache_reports(holders, np.concatenate(values))
 
     # Waiting and errors.
 

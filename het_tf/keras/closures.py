@@ -13,7 +13,7 @@ import tensorflow as tf
 from het_tf._graph import run_beside
 from het_tf._prepared import Lookup, prepared
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.distribute.cache_reports import REPORT_SIZE, report_ops
+from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.dense import DenseVariables
 from het_tf.keras.lookups import (
     Request,
@@ -59,7 +59,7 @@ class ClosureResult:
       steps: steps done; fewer than asked for when the worker's data ended.
       waited_steps: those of them that waited, since what they look up was not there yet.
       waited_seconds: for how long, together.
-      cache_reports: int64[caches, 4], of the model's own caches in their order.
+      cache_reports: int64, of the model's own caches in their order (`report_ops`).
       metric_states: float64[all metric states], summed over the steps.
       step_logs: the logs of the last step that are no metric's result.
     """
@@ -147,14 +147,14 @@ class StepClosure:
 
     def unpack(self, packed: np.ndarray) -> ClosureResult:
         """Reads the vector that either function returns."""
-        ends = np.cumsum([_HEADER, len(self.caches) * REPORT_SIZE, self._num_states])
+        ends = np.cumsum([_HEADER, reports_size(self.caches), self._num_states])
         header, reports, states, logs = np.split(packed, ends)
         return ClosureResult(
             worker=int(header[0]),
             steps=int(header[1]),
             waited_steps=int(header[2]),
             waited_seconds=int(header[3]) * 1e-6,
-            cache_reports=reports.reshape(-1, REPORT_SIZE),
+            cache_reports=reports,
             metric_states=states.view(np.float64),
             step_logs=dict(
                 zip(self._scalar_log_names(), logs.view(np.float64).tolist(), strict=True)
@@ -208,9 +208,7 @@ class StepClosure:
             reports = report_ops(self.caches)
         floats = [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states] + [logs]
         header = tf.stack([tf.cast(x, tf.int64) for x in (worker, steps, *waited)])
-        return tf.concat(
-            [header, tf.reshape(reports, [-1]), tf.bitcast(tf.concat(floats, 0), tf.int64)], 0
-        )
+        return tf.concat([header, reports, tf.bitcast(tf.concat(floats, 0), tf.int64)], 0)
 
     def _run_inline(
         self,

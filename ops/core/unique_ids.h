@@ -38,6 +38,9 @@ struct UniqueIds {
   int64_t num_ids() const { return static_cast<int64_t>(positions.size()); }
   int64_t num_keys() const { return static_cast<int64_t>(keys.size()); }
 
+  // How often key u occurs.
+  int32_t count(int64_t u) const { return begin[u + 1] - begin[u]; }
+
   // Copies each id's row, in the order of the ids, so that `out` is written from front to back.
   // rows: (num_keys) pointers to (dim), out: (num_ids, dim).
   void Gather(const float* const* rows, int dim, const ParallelFor& parallel_for, float* out) const;

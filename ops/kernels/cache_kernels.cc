@@ -221,15 +221,24 @@ class CacheReportOp : public CacheKernel {
   using CacheKernel::CacheKernel;
 
   absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+    constexpr int64_t kCounters = Counters<CacheCounter>::kSize;
     Tensor* report;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {4}, &report));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {2 + kCounters}, &report));
     auto value = report->flat<int64_t>();
     value(0) = context->device()->parsed_name().task;
     value(1) = static_cast<int64_t>(cache->id());
     const Cache::Stats stats = cache->stats();
-    value(2) = stats[static_cast<size_t>(CacheCounter::kPending)];
-    value(3) = stats[static_cast<size_t>(CacheCounter::kUpdates)];
+    for (int64_t c = 0; c < kCounters; ++c) value(2 + c) = stats[c];
     return absl::OkStatus();
+  }
+};
+
+class CacheCounterNamesOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, OutputNames(context, kCacheCounterNames));
   }
 };
 
@@ -244,6 +253,7 @@ REGISTER_CACHE_KERNEL("CacheFlush", CacheFlushOp);
 REGISTER_CACHE_KERNEL("CacheClear", CacheClearOp);
 REGISTER_CACHE_KERNEL("CacheStats", CacheStatsOp);
 REGISTER_CACHE_KERNEL("CacheReport", CacheReportOp);
+REGISTER_CACHE_KERNEL("CacheCounterNames", CacheCounterNamesOp);
 #undef REGISTER_CACHE_KERNEL
 
 }  // namespace

@@ -4,6 +4,7 @@
 #ifndef HET_TF_OPS_KERNELS_KERNEL_UTIL_H_
 #define HET_TF_OPS_KERNELS_KERNEL_UTIL_H_
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -60,6 +61,16 @@ absl::Status OrOutOfMemory(const tensorflow::OpKernel& kernel, const Call& call)
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(StrCat(kernel.type_string(), ": out of memory"));
   }
+}
+
+// Names of counters, the kernel's only output.
+template <size_t n>
+absl::Status OutputNames(tensorflow::OpKernelContext* context,
+                         const std::array<const char*, n>& names) {
+  tensorflow::Tensor* out;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, {static_cast<int64_t>(n)}, &out));
+  for (size_t i = 0; i < n; ++i) out->flat<tensorflow::tstring>()(i) = names[i];
+  return absl::OkStatus();
 }
 
 inline ParallelFor PoolOf(tensorflow::OpKernelContext* context) {

@@ -478,14 +478,25 @@ class ReplicaReportOp : public ReplicaKernel {
   using ReplicaKernel::ReplicaKernel;
 
   absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
+    constexpr int64_t kCounters = Counters<ReplicaCounter>::kSize;
     Tensor* report;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {4}, &report));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {2 + kCounters}, &report));
     auto value = report->flat<int64_t>();
     value(0) = context->device()->parsed_name().task;
     value(1) = static_cast<int64_t>(resource->replica->id());
-    value(2) = resource->replica->counters().Get(ReplicaCounter::kPending);
-    value(3) = resource->replica->counters().Get(ReplicaCounter::kSteps);
+    for (int64_t c = 0; c < kCounters; ++c) {
+      value(2 + c) = resource->replica->counters().Get(static_cast<ReplicaCounter>(c));
+    }
     return absl::OkStatus();
+  }
+};
+
+class ReplicaCounterNamesOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, OutputNames(context, kReplicaCounterNames));
   }
 };
 
@@ -502,6 +513,7 @@ REGISTER_REPLICA_KERNEL("ReplicaReceive", ReplicaReceiveOp);
 REGISTER_REPLICA_KERNEL("ReplicaOwn", ReplicaOwnOp);
 REGISTER_REPLICA_KERNEL("ReplicaStats", ReplicaStatsOp);
 REGISTER_REPLICA_KERNEL("ReplicaReport", ReplicaReportOp);
+REGISTER_REPLICA_KERNEL("ReplicaCounterNames", ReplicaCounterNamesOp);
 #undef REGISTER_REPLICA_KERNEL
 
 }  // namespace

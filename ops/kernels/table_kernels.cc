@@ -136,10 +136,11 @@ class TableStatsOp : public TableKernel {
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     constexpr int64_t kCounters = Counters<TableCounter>::kSize;
+    constexpr int64_t kAll = kCounters + 2 + Table::kMissedBuckets;
     Tensor* names;
     Tensor* values;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {kCounters + 2}, &names));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {kCounters + 2}, &values));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {kAll}, &names));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {kAll}, &values));
     auto name = names->flat<tensorflow::tstring>();
     auto value = values->flat<int64_t>();
     for (int64_t c = 0; c < kCounters; ++c) {
@@ -150,6 +151,10 @@ class TableStatsOp : public TableKernel {
     value(kCounters) = table->size();
     name(kCounters + 1) = "memory_bytes";
     value(kCounters + 1) = table->memory_bytes();
+    for (int b = 0; b < Table::kMissedBuckets; ++b) {
+      name(kCounters + 2 + b) = StrCat("reads_missing_", b == 0 ? 0 : int64_t{1} << (b - 1));
+      value(kCounters + 2 + b) = table->reads_that_missed(b);
+    }
     return absl::OkStatus();
   }
 };

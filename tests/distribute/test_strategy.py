@@ -83,8 +83,9 @@ def test_run_on_worker_sees_the_resources_of_closures(strategy):
     for worker, count in enumerate(runs):
         report = strategy.run_on_worker(worker, tf.function(embedding.worker_cache.report_op))
         assert "/job:localhost" in report.device
-        task, _, pending, updates = report.numpy().tolist()
-        assert (task, pending, updates) == (worker, 3 * count, 3 * count)
+        task, _, *counters = report.numpy().tolist()
+        counted = dict(zip(embedding.worker_cache.counter_names, counters, strict=True))
+        assert (task, counted["pending"], counted["updates"]) == (worker, 3 * count, 3 * count)
 
 
 def test_run_on_worker_runs_plain_functions(strategy):

@@ -40,6 +40,7 @@ enum class CacheCounter {
   kIds,               // ids looked up
   kKeys,              // unique keys among them
   kHits,              // keys whose row was in the cache
+  kHitIds,            // ids of those keys
   kStaleHits,         // hits whose row the shard sent again, since it had passed the read bound
   kMisses,            // keys whose row was not in the cache
   kInitialized,       // misses of rows that nobody had updated: computed here, not sent
@@ -61,17 +62,29 @@ enum class CacheCounter {
   kNumCounters
 };
 inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCounterNames = {
-    "lookups",      "ids",
-    "keys",         "hits",
-    "stale_hits",   "misses",
-    "initialized",  "visitors",
-    "updates",      "nonfinite_skipped",
-    "rows_pushed",  "updates_pushed",
-    "evictions",    "dirty_evictions",
-    "updates_lost", "messages",
-    "bytes_up",     "bytes_up_push",
-    "bytes_down",   "rows",
-    "pending",      "memory_bytes"};
+    "lookups",
+    "ids",
+    "keys",
+    "hits",
+    "hit_ids",
+    "stale_hits",
+    "misses",
+    "initialized",
+    "visitors",
+    "updates",
+    "nonfinite_skipped",
+    "rows_pushed",
+    "updates_pushed",
+    "evictions",
+    "dirty_evictions",
+    "updates_lost",
+    "messages",
+    "bytes_up",
+    "bytes_up_push",
+    "bytes_down",
+    "rows",
+    "pending",
+    "memory_bytes"};
 
 struct CacheConfig {
   RowConfig rows;
@@ -208,7 +221,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void Enqueue(uint32_t slot);
   void Dismiss(uint32_t slot);
   bool Due(const Line& line) const;
-  void MakeMissing(Ticket* ticket);
+  int64_t MakeMissing(Ticket* ticket);
   void Ask(uint32_t slot, int64_t read_bound, Questions* questions);
   int64_t BaseAfterCut(const Line& line) const;
   void ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket);

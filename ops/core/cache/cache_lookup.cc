@@ -10,8 +10,9 @@
 
 namespace het_tf {
 
-void Cache::MakeMissing(Ticket* ticket) {
+int64_t Cache::MakeMissing(Ticket* ticket) {
   const UniqueIds& ids = ticket->ids();
+  int64_t missed = 0;
   constexpr int64_t kAhead = 16;
   for (int64_t u = 0; u < ids.num_keys(); ++u) {
     if (u + kAhead < ids.num_keys() && ticket->slots_[u + kAhead] == Line::kNone) {
@@ -19,6 +20,7 @@ void Cache::MakeMissing(Ticket* ticket) {
     }
     uint32_t& slot = ticket->slots_[u];
     if (slot != Line::kNone && store_.line(slot)->has(Line::kFull)) continue;
+    missed += ids.count(u);
     const int count = admission_.Missed(ids.hashes[u]);
     if (slot == Line::kNone) slot = store_.Make(ids.keys[u], ids.hashes[u], count);
     if (store_.WouldStay(count, admission_.rich())) store_.line(slot)->set(Line::kStays);
@@ -28,6 +30,7 @@ void Cache::MakeMissing(Ticket* ticket) {
       admission_.Ask(1);
     }
   }
+  return missed;
 }
 
 Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
@@ -40,12 +43,13 @@ Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
   const UniqueIds& keys = (*ticket)->ids();
   admission_.BeginUse(keys.num_keys());
   const Store::Found found = store_.Find(keys, parallel_for, &(*ticket)->slots_);
-  if (found.full < keys.num_keys()) MakeMissing(ticket->get());
+  const int64_t missed = found.full < keys.num_keys() ? MakeMissing(ticket->get()) : 0;
   Trim();
   counters_.Add(CacheCounter::kLookups, 1);
   counters_.Add(CacheCounter::kIds, keys.num_ids());
   counters_.Add(CacheCounter::kKeys, keys.num_keys());
   counters_.Add(CacheCounter::kHits, found.full);
+  counters_.Add(CacheCounter::kHitIds, keys.num_ids() - missed);
   counters_.Add(CacheCounter::kMisses, keys.num_keys() - found.full);
 
   const int64_t read_bound = fresh || config_.capacity == 0 ? 0 : config_.read_bound;

@@ -23,6 +23,12 @@ int64_t WrappingSubtract(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
 }
 
+// Of Table::reads_that_missed.
+int MissedBucket(int64_t missed) {
+  if (missed <= 0) return 0;
+  return std::min(64 - __builtin_clzll(missed), Table::kMissedBuckets - 1);
+}
+
 }  // namespace
 
 // The hash of every key of a request, computed once.
@@ -216,6 +222,7 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
   ForEachStripe<SharedLock>(parallel_for, StripeCost(num_queries, 0), [&](int64_t s) {
     const Stripe& stripe = *stripes_[s];
     const int32_t* queries = groups.order.data() + groups.begin[s];
+    std::array<int32_t, kMissedBuckets> reads{};
     VisitAhead(
         groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[queries[i]]}; },
         [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
@@ -225,12 +232,16 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
           if (slot == Index::kNone) return;
           const char* record = stripe.records[slot];
           if (request.is_check(q) && !restarted && !behind) {
-            if (header.read_bound == kUnbounded) return;
             const int64_t missed = WrappingSubtract(ClockOf(record), request.bases[q]);
-            if (missed <= header.read_bound) return;
+            const bool stays = header.read_bound == kUnbounded || missed <= header.read_bound;
+            ++reads[stays ? MissedBucket(missed) : 0];
+            if (stays) return;
           }
           found[q] = record;
         });
+    for (int b = 0; b < kMissedBuckets; ++b) {
+      if (reads[b] > 0) missed_[b].fetch_add(reads[b], std::memory_order_relaxed);
+    }
   });
 
   ReplyHeader reply;

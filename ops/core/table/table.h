@@ -75,6 +75,12 @@ class Table {
   // Bytes of rows and index.
   int64_t memory_bytes() const;
   int64_t counter(TableCounter counter) const { return counters_.Get(counter); }
+  // Reads of cached rows by what they missed of the other caches' updates, in the clock's unit:
+  // bucket 0 missed nothing, bucket b from 2^(b - 1) to 2^b - 1; those of the last are not bounded.
+  static constexpr int kMissedBuckets = 32;
+  int64_t reads_that_missed(int bucket) const {
+    return missed_[bucket].load(std::memory_order_relaxed);
+  }
   // Caches that it remembers.
   int64_t num_sessions() const { return sessions_.size(); }
 
@@ -206,6 +212,7 @@ class Table {
   Sessions sessions_;
 
   mutable Counters<TableCounter> counters_;
+  std::array<std::atomic<int64_t>, kMissedBuckets> missed_{};
 };
 
 }  // namespace het_tf
