@@ -282,6 +282,13 @@ class EmbeddingTable:
     def stats(self) -> dict[str, int]:
         """Counters, summed over the shards (`TableCounter` in the core's table.h).
 
+        Returns:
+          Since the shards were made: "requests", "bytes_received", "bytes_sent", "pushes_merged",
+          "pushes_repeated", "pushes_skipped", "rows_merged", "rows_checked", "rows_sent",
+          "nonfinite_skipped", and "reads_missing_N": reads of cached rows that missed from N to
+          2N - 1 of the other workers' updates (0: none), in the unit of the clock. Now: "rows" and
+          "memory_bytes".
+
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """

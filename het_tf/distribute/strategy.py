@@ -226,6 +226,11 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Worker task index -> last known state of `cache` there."""
         return self._reports.last(cache)
 
+    def last_replica_reports(self) -> list[CacheReport]:
+        """Last known states of the replicas that are in use, of all workers."""
+        replicas = [each for each in self._reports.replicas if each.in_use]
+        return [report for each in replicas for report in self._reports.last(each).values()]
+
     def register_replicas(self, replicas: DenseReplicas) -> None:
         """Has `flush` look after `replicas`. They are held weakly: whoever made them keeps them."""
         self._reports.register(replicas)

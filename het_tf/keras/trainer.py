@@ -20,6 +20,7 @@ from het_tf.keras.dense import DenseVariables
 from het_tf.keras.feeds import Feed, Pass, StreamFeed
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
 from het_tf.keras.rates import RateFollower
+from het_tf.keras.traffic import ProgressBar, Traffic
 
 # Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
 # closure do not count, few enough that the workers end an epoch together and logs stay fresh.
@@ -41,6 +42,7 @@ class ParameterServerTrainer:
         self._sums: MetricSums | None = None
         self._waits = np.zeros(3)  # Steps, those that waited, and for how many seconds.
         self._metrics: list[int] = []  # ids of the variables in _sums
+        self._traffic = Traffic(strategy)
         self._built = False
 
     def forget_compiled(self) -> None:
@@ -90,6 +92,7 @@ class ParameterServerTrainer:
             class_weight=class_weight,
         )
         self._build(feed.element_spec)
+        self._traffic = Traffic(self._strategy)
         callbacks = self._callback_list(callbacks, verbose, epochs, feed, history=True)
         checks.check_callbacks(model, callbacks)
         val_feed = None
@@ -263,6 +266,8 @@ class ParameterServerTrainer:
                 if training:
                     self._waits += (result.steps, result.waited_steps, result.waited_seconds)
                 self._strategy.record_cache_reports(closure.caches, result.cache_reports)
+                if training:
+                    self._traffic.take(closure.caches, result.steps)
                 data.finished(work, result.worker, result.steps)
                 if not result.steps:
                     continue
@@ -328,6 +333,10 @@ class ParameterServerTrainer:
     ) -> keras.callbacks.CallbackList:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
+        callbacks = tf.nest.flatten(callbacks) if callbacks else []
+        bars = [c for c in callbacks if isinstance(c, keras.callbacks.ProgbarLogger)]
+        if verbose != 0 and history and not bars:
+            callbacks.append(ProgressBar(self._traffic))
         return keras.callbacks.CallbackList(
             callbacks,
             add_history=history,

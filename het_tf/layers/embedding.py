@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from het_tf import _callers, _prepared, _row_forms, initializers, optimizers, pooling
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf._counters import with_ratios
 from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
@@ -415,10 +416,31 @@ class HetEmbedding(keras.layers.Layer):
             # A strategy of ours passes over workers that are down, and says what they lost.
             getattr(self._strategy, "flush", self._worker_cache.flush)()
 
-    def cache_stats(self) -> dict[str, int]:
-        """Counters of the caches of all workers and of the coordinator, summed.
+    def cache_stats(self) -> dict[str, int | float]:
+        """Counters of the caches of all workers and of the coordinator, summed, and their ratios.
 
         Without those of workers that are down. Empty without a strategy.
+
+        Returns:
+          A key is an id of which a lookup takes one, however often it occurs. Since the caches were
+          made:
+
+          - "lookups"; "ids", occurrences and all; "keys".
+          - "hit_ids", "hits": ids and keys whose row was in the cache; "hit_rate": hit_ids / ids;
+            "key_hit_rate": hits / keys.
+          - "stale_hits": hits whose row was fetched again, since it had passed the read bound.
+          - "misses": keys whose row was not there; "initialized": those of them that nobody had
+            updated, and that were computed here; "visitors": those whose value came without
+            optimizer slots, since they are not worth a line.
+          - "updates": one a key and step; "nonfinite_skipped": those left out for NaN or infinity.
+          - "rows_pushed": rows sent; "updates_pushed": the updates that they carried;
+            "updates_lost": updates whose shard was cleared or restored before it had them.
+          - "evictions": rows that left a full cache; "dirty_evictions": with updates not yet sent.
+          - "messages": requests; "bytes_up", "bytes_down": of requests and of replies;
+            "bytes_up_push": the part of bytes_up that pushes take.
+
+          Now: "rows" in the caches, "pending" updates that no shard is known to have, and
+          "memory_bytes" of rows, unsent updates and index.
 
         Raises:
           RuntimeError: the cluster was closed.
@@ -426,7 +448,7 @@ class HetEmbedding(keras.layers.Layer):
         if self._strategy is None:
             return {}
         getattr(self._strategy, "check_open", lambda: None)()
-        return self.worker_cache.stats()
+        return with_ratios(self.worker_cache.stats())
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""

@@ -1,0 +1,39 @@
+"""What counters of caches come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+Counts = dict[str, int]
+
+# Counters that say how things are; all others only grow.
+GAUGES = frozenset({"rows", "pending", "memory_bytes"})
+
+
+def add_up(several: Iterable[Mapping[str, int]]) -> Counts:
+    """Sums counters by name."""
+    total: Counts = {}
+    for counters in several:
+        for name, value in counters.items():
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+def since(now: Mapping[str, int], before: Mapping[str, int]) -> Counts:
+    """What was counted between two times; a cache that was lost meanwhile counts for nothing."""
+    return {
+        name: value if name in GAUGES else max(value - before.get(name, 0), 0)
+        for name, value in now.items()
+    }
+
+
+def with_ratios(counters: Mapping[str, int]) -> dict[str, int | float]:
+    """Adds "hit_rate" and "key_hit_rate", from 0 to 1; 0 where nothing was looked up."""
+    if not counters:
+        return {}
+    ids, keys = counters["ids"], counters["keys"]
+    return {
+        **counters,
+        "hit_rate": counters["hit_ids"] / ids if ids else 0.0,
+        "key_hit_rate": counters["hits"] / keys if keys else 0.0,
+    }

@@ -1,0 +1,110 @@
+"""What a user sees of caches and network while training runs."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+import het_tf.keras
+
+KEYS, BATCH = 40, 16
+
+
+def make_model(strategy, cache):
+    with strategy.scope():
+        ids = keras.Input((3,), dtype="int64")
+        embedding = het_tf.layers.HetEmbedding(4, cache=cache, name="items")
+        hidden = keras.layers.Flatten()(embedding(ids))
+        model = het_tf.keras.Model(ids, keras.layers.Dense(1)(hidden))
+        model.compile("sgd", "mse", steps_per_execution=4)
+    return model, embedding
+
+
+def batches(steps):
+    """Only key 1 in the half of each batch."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, KEYS, (steps * BATCH, 3))
+    ids[::2] = 1
+    return ids, np.ones((steps * BATCH, 1), np.float32)
+
+
+def scalars(folder):
+    """Tag -> values in the order of their steps, and tag -> buckets of the last histogram."""
+    values, buckets = {}, {}
+    for path in sorted(pathlib.Path(folder).glob("events.*")):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                tensor = tf.make_ndarray(value.tensor)
+                if tensor.ndim:
+                    buckets[value.tag] = tensor
+                else:
+                    values.setdefault(value.tag, []).append((event.step, float(tensor)))
+    return values, buckets
+
+
+def test_cache_metrics_in_tensorboard_and_log(strategy, tmp_path, caplog):
+    cache = het_tf.CacheConfig(KEYS, staleness=2)
+    model, embedding = make_model(strategy, cache)
+    metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path))
+    with caplog.at_level(logging.INFO):
+        model.fit(*batches(40), batch_size=BATCH, epochs=2, verbose=0, callbacks=[metrics])
+    values, buckets = scalars(tmp_path)
+    stats = embedding.cache_stats()
+    totals = {tag: sum(v for _, v in pairs) for tag, pairs in values.items()}
+    assert [step for step, _ in values["items/hit_rate"]] == [40, 80]
+    # Key 1 is half of the ids, and one key of a batch.
+    assert stats["hit_rate"] > stats["key_hit_rate"] > 0
+    assert values["items/hit_rate"][0][1] > values["items/key_hit_rate"][0][1]
+    # What was counted up to the last report, which comes with the end of a closure.
+    for tag, counter in (("misses", "misses"), ("refreshes", "stale_hits")):
+        assert 0 < totals[f"items/{tag}"] <= stats[counter]
+    assert totals["items/bytes_pushes"] + totals["items/bytes_requests"] <= stats["bytes_up"]
+    assert totals["items/bytes_pushes"] > 0
+    missing = buckets["items/reads_missing"]
+    # Each worker may miss two updates of the row, and holds two of its own back.
+    assert missing[:, 0].max() <= 2
+    assert 0 < missing[:, 2].sum() <= stats["hits"]
+    lines = [r.getMessage() for r in caplog.records if "items: hit_rate" in r.getMessage()]
+    assert len(lines) == 2
+    assert lines[0].startswith("step 40,")
+
+
+def test_cache_metrics_every_few_batches(strategy, tmp_path):
+    model, _ = make_model(strategy, het_tf.CacheConfig(KEYS))
+    strategy.dense_staleness = 4
+    try:
+        metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path), update_freq=8)
+        model.fit(*batches(32), batch_size=BATCH, verbose=0, callbacks=[metrics])
+    finally:
+        strategy.dense_staleness = None
+    values, _ = scalars(tmp_path)
+    assert [step for step, _ in values["items/hit_rate"]] == [8, 16, 24, 32]
+    assert sum(v for _, v in values["dense/bytes_up"]) > 0
+
+
+def test_cache_metrics_refuse_what_they_cannot_watch():
+    with pytest.raises(ValueError, match="update_freq must be an integer"):
+        het_tf.keras.callbacks.CacheMetrics(update_freq=0)
+    model = het_tf.keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="CacheMetrics looks at the caches of HetEmbedding"):
+        model.fit(
+            np.ones((4, 2)), np.ones((4, 1)), callbacks=[het_tf.keras.callbacks.CacheMetrics()]
+        )
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_progress_bar_shows_hits_and_bytes(strategy, cached, capsys):
+    model, _ = make_model(strategy, het_tf.CacheConfig(KEYS) if cached else None)
+    history = model.fit(*batches(24), batch_size=BATCH, verbose=1).history
+    out = capsys.readouterr().out
+    assert "kB_per_step: " in out
+    assert ("hit_rate: " in out) == cached
+    assert set(history) == {"loss"}
