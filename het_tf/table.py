@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from het_tf import _abandoned, initializers, ops, optimizers
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf._counters import add_up
 from het_tf.exchange import Exchange
 
 # Attributes of a cache op that keeps no rows: lookups fetch them, gradients go to the shards.
@@ -292,7 +293,11 @@ class EmbeddingTable:
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """
-        return sum_stats(ops.table_stats(handle) for handle in self._handles)
+        return add_up(self.shard_stats())
+
+    def shard_stats(self) -> list[dict[str, int]]:
+        """The counters of `stats`, by shard."""
+        return [sum_stats([ops.table_stats(handle)]) for handle in self._handles]
 
     def add_cache(self, cache: Any) -> None:
         """Has `clear` and `import_` clear `cache` (a `WorkerCache`), for as long as it exists."""
@@ -355,11 +360,13 @@ def check_clock(clock: str) -> None:
 
 def sum_stats(stats: Any) -> dict[str, int]:
     """Adds up the counters of several tables or caches: pairs of names and values."""
-    total: dict[str, int] = {}
-    for names, values in stats:
-        for name, value in zip(np.asarray(names), np.asarray(values), strict=True):
-            total[name.decode()] = total.get(name.decode(), 0) + int(value)
-    return total
+    return add_up(
+        {
+            name.decode(): int(value)
+            for name, value in zip(np.asarray(names), np.asarray(values), strict=True)
+        }
+        for names, values in stats
+    )
 
 
 def _destroy(handles: list[tf.Tensor]) -> None:

@@ -167,6 +167,17 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Monitor of all tasks. It probes only between its `start` and `stop`."""
         return self._monitor
 
+    def task_states(self) -> dict[tuple[str, int], tuple[str, str]]:
+        """Task type and index -> address, and what the last probe says: "up", or what is wrong.
+
+        Tasks are probed only while `health` is started, as it is under `fit`.
+        """
+        failing = self._monitor.failing()
+        return {
+            task: (address, failing[task].value if task in failing else "up")
+            for task, address in self._addresses.items()
+        }
+
     def worker_device(self, index: int) -> str:
         """Name of the CPU device of a worker, for `tf.device`.
 

@@ -20,6 +20,7 @@ from het_tf.keras.dense import DenseVariables
 from het_tf.keras.feeds import Feed, Pass, StreamFeed
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
 from het_tf.keras.rates import RateFollower
+from het_tf.keras.status import StatusCallback
 from het_tf.keras.traffic import ProgressBar, Traffic
 
 # Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
@@ -334,6 +335,8 @@ class ParameterServerTrainer:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
         callbacks = tf.nest.flatten(callbacks) if callbacks else []
+        if history:
+            callbacks.append(StatusCallback())
         bars = [c for c in callbacks if isinstance(c, keras.callbacks.ProgbarLogger)]
         if verbose != 0 and history and not bars:
             callbacks.append(ProgressBar(self._traffic))

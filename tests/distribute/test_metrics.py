@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -108,3 +110,44 @@ def test_progress_bar_shows_hits_and_bytes(strategy, cached, capsys):
     assert "kB_per_step: " in out
     assert ("hit_rate: " in out) == cached
     assert set(history) == {"loss"}
+
+
+class Top(keras.callbacks.Callback):
+    """Runs `python -m het_tf.top --once` while training goes on, and ends it then."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch < 8:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "het_tf.top", "--once"], stdout=subprocess.PIPE, text=True
+            )
+        elif self.process.poll() is not None:
+            self.model.stop_training = True
+
+    def on_train_end(self, logs=None):
+        self.output, _ = self.process.communicate()
+
+
+def test_top_shows_a_running_training(strategy, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    model, _ = make_model(strategy, het_tf.CacheConfig(KEYS))
+    model.compile("sgd", "mse", steps_per_execution=8)
+    data = tf.data.Dataset.from_tensor_slices(batches(24)).batch(BATCH).repeat()
+    top = Top()
+    model.fit(lambda: data, steps_per_epoch=10**6, verbose=0, callbacks=[top])
+    lines = [line.split() for line in top.output.splitlines()]
+    tasks = [line for line in lines if line[:1] in (["worker"], ["ps"])]
+    assert len(tasks) == strategy.num_workers + strategy.num_ps
+    assert all(line[-1] == "up" for line in tasks)
+    items = [line for line in lines if line[:1] == ["items"]]
+    workers = [line for line in items if len(line) == 12]
+    assert {int(line[1]) for line in workers} == set(range(strategy.num_workers))
+    assert all(int(line[2]) <= KEYS for line in workers)
+    shards = [line for line in items if len(line) == 8]
+    assert sum(int(line[2]) for line in shards) == KEYS
+    assert all(float(line[6].replace(",", "")) > 0 for line in shards)  # checked a second
+    assert not list((tmp_path / "het_tf").glob("*.json"))
+    again = subprocess.run(
+        [sys.executable, "-m", "het_tf.top", "--once"], capture_output=True, text=True
+    )
+    assert again.returncode == 1
+    assert "Nothing is training" in again.stdout

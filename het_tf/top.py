@@ -1,0 +1,148 @@
+"""Shows the trainings of this user that run on this host: `python -m het_tf.top [--once]`.
+
+Caches, replicas, shards and tasks of every `het_tf.keras.Model.fit` under
+`HetParameterServerStrategy` whose program, the chief, runs here. Rates are between two looks; at
+the first one, counts are since the start, and shards have not been asked yet ("?").
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from het_tf import _status_files
+from het_tf._counters import GAUGES
+
+_CLEAR = "\x1b[H\x1b[2J"
+
+Status = dict[str, Any]
+
+
+def render(now: Status, before: Status | None) -> str:
+    """One training as text.
+
+    Args:
+      now: what it says.
+      before: what it said before, if anything.
+    """
+    seconds = now["time"] - before["time"] if before else 0.0
+    steps = f"/{now['steps']}" if now["steps"] else ""
+    lines = [
+        f"{now['model']} (pid {now['pid']})  epoch {now['epoch']}/{now['epochs']}"
+        f"  step {now['step']}{steps}  said {max(time.time() - now['time'], 0):.0f} s ago",
+        "",
+    ]
+    lines += _table(
+        ["task", "address", "state"],
+        ([task["task"], task["address"], task["state"]] for task in now["tasks"]),
+    )
+
+    def counted(part: str, name: str, key: str, counters: Mapping[str, int]) -> dict[str, float]:
+        old = (before or {}).get(part, {})
+        old = old.get(name, {}).get(key, {}) if name else old.get(key, {})
+        return {
+            n: v if n in GAUGES or not seconds else max(v - old.get(n, 0), 0) / seconds
+            for n, v in counters.items()
+        }
+
+    per = "/s" if seconds else ""
+    rows = []
+    for layer, workers in now["caches"].items():
+        for worker, counters in workers.items():
+            c = counted("caches", layer, worker, counters)
+            hits = c["hit_ids"] / c["ids"] if c["ids"] else 0.0
+            rows.append(
+                [layer, worker, f"{c['rows']:,.0f}", _mb(c["memory_bytes"]), f"{hits:.1%}"]
+                + [f"{c[n]:,.0f}" for n in ("misses", "stale_hits", "rows_pushed", "evictions")]
+                + [_mb(c["bytes_up"]), _mb(c["bytes_down"]), f"{c['pending']:,.0f}"]
+            )
+    lines += _table(
+        ["cache", "worker", "rows", "MB", "hits"]
+        + [f"{n}{per}" for n in ("misses", "refreshes", "pushes", "evictions", "MB up", "MB down")]
+        + ["unsent"],
+        rows,
+    )
+    rows = []
+    for worker, counters in now["replicas"].items():
+        c = counted("replicas", "", worker, counters)
+        sizes = [_mb(c["bytes_up"]), _mb(c["bytes_down"])]
+        rows.append([worker, f"{c['steps']:,.1f}", *sizes, f"{c['pending']:,.0f}"])
+    lines += _table(
+        ["replica of worker", f"steps{per}", f"MB up{per}", f"MB down{per}", "unsent"], rows
+    )
+    rows = []
+    for layer, shards in now["shards"].items():
+        for shard, counters in shards.items():
+            c = counted("shards", layer, shard, counters)
+            names = ("requests", "rows_merged", "rows_checked", "rows_sent")
+            rows.append(
+                [layer, shard, f"{c['rows']:,.0f}", _mb(c["memory_bytes"])]
+                + [f"{c[n]:,.0f}" for n in names]
+            )
+        if not shards:
+            rows.append([layer, *"???????"])
+    lines += _table(
+        ["table", "server", "rows", "MB"]
+        + [f"{n}{per}" for n in ("requests", "merged", "checked", "sent")],
+        rows,
+    )
+    return "\n".join(lines)
+
+
+def _mb(value: float) -> str:
+    return f"{value / 1e6:,.2f}"
+
+
+def _table(header: list[str], rows: Iterable[list[str]]) -> list[str]:
+    """Lines of a table, names to the left and numbers to the right; none without rows."""
+    rows = [[str(x) for x in row] for row in rows]
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row in [header, *rows]:
+        cells = [
+            x.ljust(w) if i == 0 or header[1] == "address" else x.rjust(w)
+            for i, (x, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return [*lines, ""]
+
+
+def main() -> int:
+    """Runs until interrupted, or once; 1 if it was to look once and nothing runs."""
+    parser = argparse.ArgumentParser(prog="python -m het_tf.top", description=__doc__)
+    parser.add_argument("--once", action="store_true", help="print the second look, and end")
+    parser.add_argument("--interval", type=float, default=2.0, help="seconds between looks")
+    arguments = parser.parse_args()
+    if arguments.interval <= 0:
+        parser.error(f"--interval must be above 0, not {arguments.interval}")
+    before: dict[int, Status] = {}
+    looks = 1
+    try:
+        while True:
+            statuses = _status_files.read_all()
+            shown = [render(status, before.get(status["pid"])) for status in statuses]
+            text = (
+                "\n".join(shown) or f"Nothing is training (looked in {_status_files.folder()}).\n"
+            )
+            if not arguments.once:
+                sys.stdout.write(_CLEAR + text)
+                sys.stdout.flush()
+            elif looks == 2 or not statuses:
+                sys.stdout.write(text)
+                return 0 if statuses else 1
+            looks += 1
+            for status in statuses:
+                if status["time"] != before.get(status["pid"], {}).get("time"):
+                    before[status["pid"]] = status
+            time.sleep(arguments.interval)
+    except KeyboardInterrupt:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
