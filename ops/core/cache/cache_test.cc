@@ -40,10 +40,19 @@ TEST(CacheTest, FirstLookupMissesAndTheNextHits) {
   EXPECT_EQ(cluster.count(CacheCounter::kIds), 5);
   EXPECT_EQ(cluster.count(CacheCounter::kKeys), 4);
   EXPECT_EQ(cluster.count(CacheCounter::kHits), 1);
+  EXPECT_EQ(cluster.count(CacheCounter::kHitIds), 1);
   EXPECT_EQ(cluster.count(CacheCounter::kMisses), 3);
   EXPECT_EQ(cluster.count(CacheCounter::kInitialized), 2);
   EXPECT_EQ(cluster.count(CacheCounter::kRows), 3);
   EXPECT_EQ(cluster.count(CacheCounter::kMessages), 2);
+}
+
+TEST(CacheTest, HitsAreCountedByKeyAndByOccurrence) {
+  Cluster cluster(PlainConfig());
+  cluster.Read(0, {1, 2});
+  cluster.Read(0, {1, 1, 1, 3, 2, 3});
+  EXPECT_EQ(cluster.count(CacheCounter::kHits), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kHitIds), 4);
 }
 
 TEST(CacheTest, RowsThatNobodyUpdatedAreComputedHereAndCostNoPayload) {

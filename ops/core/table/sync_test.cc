@@ -175,6 +175,23 @@ TEST(TableSyncTest, ChecksAreAnsweredBeyondTheReadBound) {
   }
 }
 
+TEST(TableSyncTest, ReadsAreCountedByWhatTheyMiss) {
+  const auto table = MakeTable(Plain());
+  ASSERT_OK(Restore(table.get(), {{1, {{5}, {}, 10}}}));
+  RequestBuilder request = Request(table.get());
+  request.header.read_bound = 3;
+  // The third misses 3; the fourth and fifth would miss more, so the row comes; nobody has row 2.
+  request.checks = {{1, 10}, {1, 9}, {1, 7}, {1, 6}, {1, 0}, {2, 0}};
+  Exchange(table.get(), request);
+  EXPECT_EQ(table->reads_that_missed(0), 3);
+  EXPECT_EQ(table->reads_that_missed(1), 1);
+  EXPECT_EQ(table->reads_that_missed(2), 1);
+  request.header.read_bound = kUnbounded;
+  request.checks = {{1, 10 - (int64_t{1} << 40)}};
+  Exchange(table.get(), request);
+  EXPECT_EQ(table->reads_that_missed(Table::kMissedBuckets - 1), 1);
+}
+
 TEST(TableSyncTest, PushComesBeforeCheck) {
   const auto table = MakeTable(Plain());
   RequestBuilder request = Push(Hello(table.get()), 1, 5, 2.5f);
