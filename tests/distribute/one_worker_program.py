@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 
 import keras
+import numpy as np
 import small_models as sm
 import tensorflow as tf
 
@@ -36,7 +39,47 @@ def cases():
             {"x": lambda context: dataset, **endless},
             {"x": dataset.repeat(), **endless},
         ),
+        **{
+            name: (momentum, *2 * [{**arrays, **changed}])
+            for name, changed in {
+                "class weights": {"class_weight": {0: 0.5, 1: 2.0}},
+                "initial epoch": {"initial_epoch": 1},
+                "shuffled": {"shuffle": True, "batch_size": 100},
+                "validation batches": {"validation_data": (x, y), "validation_batch_size": 7},
+                "validation with weights": {"validation_data": (x, y, abs(x[:, 0]))},
+                "validation at times": {"validation_split": 0.2, "validation_freq": [1, 3]},
+                "validation steps": {
+                    "validation_data": dataset,
+                    "validation_steps": 3,
+                    "validation_freq": 2,
+                },
+                "one line an epoch": {"verbose": 2},
+            }.items()
+        },
     }
+
+
+class Epochs(keras.callbacks.Callback):
+    """Notes what is called, but for batches: those of a closure are told together."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append(["begin", self.params["epochs"], self.params["steps"]])
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(["epoch", epoch])
+
+    def on_test_begin(self, logs=None):
+        self.calls.append(["test"])
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(["epoch ended", epoch, sorted(logs)])
+
+    def on_train_end(self, logs=None):
+        self.calls.append(["end"])
 
 
 def train(model_class, optimizer, fit):
@@ -47,12 +90,35 @@ def train(model_class, optimizer, fit):
         metrics=["mae"],
         weighted_metrics=["accuracy"],
     )
-    history = model.fit(**fit, verbose=0).history
+    epochs = Epochs()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        history = model.fit(**{"verbose": 0, **fit}, callbacks=[epochs]).history
     return {
         "history": history,
+        "calls": epochs.calls,
+        "printed": [line for line in printed.getvalue().splitlines() if "Epoch" in line],
         "weights": [w.tolist() for w in model.get_weights()],
         "iterations": int(model.optimizer.iterations.numpy()),
     }
+
+
+def train_embedding(model_class, cache):
+    """A click model on ids, of which each occurs in many batches."""
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, 50, (640, 3))
+    clicks = (rng.random((640, 1)) < 0.2 + 0.6 * (ids[:, :1] % 2)).astype(np.float32)
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(
+        8, optimizer=het_tf.optimizers.Adam(0.01), seed=1, cache=cache
+    )
+    hidden = keras.layers.Dense(8, activation="relu")(keras.layers.Flatten()(embedding(inputs)))
+    model = model_class(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["AUC"])
+    history = model.fit(ids, clicks, batch_size=32, shuffle=False, epochs=5, verbose=0).history
+    loss, auc = model.evaluate(ids, clicks, verbose=0)
+    return history | {"test loss": loss, "test AUC": auc}
 
 
 def main():
@@ -63,7 +129,12 @@ def main():
             with strategy.scope():
                 ours = train(het_tf.keras.Model, optimizer, on_cluster)
             results[name] = [ours, train(keras.Model, optimizer, local)]
-    print(json.dumps(results))
+        with strategy.scope():
+            cache = het_tf.CacheConfig(20, staleness=0)
+            ours = train_embedding(het_tf.keras.Model, cache)
+        embedding = [ours, train_embedding(keras.Model, None)]
+        arguments = sorted({a for _, fit, _ in cases().values() for a in fit} | {"callbacks"})
+    print(json.dumps({"cases": results, "embedding": embedding, "arguments": arguments}))
 
 
 if __name__ == "__main__":

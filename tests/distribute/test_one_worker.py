@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -18,6 +20,14 @@ CASES = [
     "dataset",
     "dataset with steps",
     "function with steps",
+    "class weights",
+    "initial epoch",
+    "shuffled",
+    "validation batches",
+    "validation with weights",
+    "validation at times",
+    "validation steps",
+    "one line an epoch",
 ]
 
 
@@ -41,14 +51,29 @@ def results():
 
 @pytest.mark.parametrize("case", CASES)
 def test_equals_keras(results, case):
-    ours, keras = results[case]
-    assert ours["iterations"] == keras["iterations"]
-    assert ours["history"].keys() == keras["history"].keys()
-    for name, values in keras["history"].items():
+    ours, theirs = results["cases"][case]
+    assert ours["calls"] == theirs["calls"]
+    assert ours["printed"] == theirs["printed"]
+    assert ours["iterations"] == theirs["iterations"]
+    assert ours["history"].keys() == theirs["history"].keys()
+    for name, values in theirs["history"].items():
         np.testing.assert_allclose(ours["history"][name], values, rtol=2e-5, err_msg=name)
-    for a, b in zip(ours["weights"], keras["weights"], strict=True):
+    for a, b in zip(ours["weights"], theirs["weights"], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_every_case_is_tested(results):
-    assert sorted(results) == sorted(CASES)
+    assert sorted(results["cases"]) == sorted(CASES)
+
+
+def test_every_argument_of_fit_is_tested(results):
+    arguments = {*inspect.signature(keras.Model.fit).parameters} - {"self"}
+    assert {*results["arguments"]} == arguments
+
+
+def test_embedding_without_staleness_equals_one_process(results):
+    ours, one_process = results["embedding"]
+    assert ours.keys() == one_process.keys()
+    assert one_process["test AUC"] > 0.7
+    for name, values in one_process.items():
+        np.testing.assert_allclose(ours[name], values, rtol=0, atol=1e-5, err_msg=name)
