@@ -177,7 +177,7 @@ TEST(TableSyncTest, ChecksAreAnsweredBeyondTheReadBound) {
 
 TEST(TableSyncTest, ReadsAreCountedByWhatTheyMiss) {
   const auto table = MakeTable(Plain());
-  ASSERT_OK(Restore(table.get(), {{1, {{5}, {}, 10}}}));
+  ASSERT_OK(Restore(table.get(), {{1, {{5}, {}, 10}}, {3, {{5}, {}, int64_t{1} << 40}}}));
   RequestBuilder request = Request(table.get());
   request.header.read_bound = 3;
   // The third misses 3; the fourth and fifth would miss more, so the row comes; nobody has row 2.
@@ -187,7 +187,7 @@ TEST(TableSyncTest, ReadsAreCountedByWhatTheyMiss) {
   EXPECT_EQ(table->reads_that_missed(1), 1);
   EXPECT_EQ(table->reads_that_missed(2), 1);
   request.header.read_bound = kUnbounded;
-  request.checks = {{1, 10 - (int64_t{1} << 40)}};
+  request.checks = {{3, 0}};
   Exchange(table.get(), request);
   EXPECT_EQ(table->reads_that_missed(Table::kMissedBuckets - 1), 1);
 }
