@@ -113,7 +113,12 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CLANG_FORMAT_FILES)
 
-##  make wheel     a wheel in dist/ that runs on other machines too
+##  make docs      the documentation in build/site
+.PHONY: docs
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+
+##  make wheel     a wheel in dist/ that runs on other machines too, under every Python
 .PHONY: wheel
 wheel: .venv/installed
 	rm -rf build/lib* build/bdist*

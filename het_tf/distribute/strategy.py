@@ -59,8 +59,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             replicas: every worker steps on its own, and exchanges what its steps added with the
             parameter servers. The number bounds own steps that are not sent yet, and steps of
             others that a worker may miss; 0: every step reads and writes. None: every step reads
-            and writes the variables on the parameter servers. README lists the rule for every kind
-            of variable.
+            and writes the variables on the parameter servers. docs/dense.md lists the rule for
+            every kind of variable.
           dense_merge: "average": what a worker's steps added counts 1 / workers of itself (local
             SGD: Stich, ICLR 2019); "sum": all of itself, as in asynchronous SGD.
           dense_wire_dtype: "float32", or "bfloat16" for half of the bytes; what rounding takes off

@@ -1,0 +1,199 @@
+"""The pages of the site: their code runs, their manifests parse, what they quote is there."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pathlib
+import re
+import runpy
+import stat
+import subprocess
+import sys
+
+import pages
+import pytest
+import yaml
+
+from het_tf.distribute.tf_config import read_tf_config
+
+HOOKS = runpy.run_path(str(pages.DOCS / "hooks.py"))
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory) -> dict[str, str]:
+    """What the code of each page raised."""
+    ended = subprocess.run(
+        [sys.executable, pathlib.Path(__file__).with_name("run_pages.py")],
+        cwd=tmp_path_factory.mktemp("pages"),  # pages write files
+        env=os.environ | {"PYTHONPATH": str(pages.ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", pages.NAMES)
+def test_code_of_page_runs(errors, name):
+    assert errors[name] == ""
+
+
+def test_pages_and_pictures_that_are_named_are_there():
+    named = {
+        (page, target)
+        for page in pages.NAMES
+        for target in re.findall(r"\]\(([^):#]+)(?:#[^)]*)?\)", (pages.DOCS / page).read_text())
+    }
+    assert {target for _, target in named if target.startswith("../")}
+    assert [n for n in named if not (pages.DOCS / n[1]).exists()] == []
+
+
+def test_all_pages_are_in_the_navigation():
+    # Lines of the file: it has tags that only mkdocs knows.
+    nav = re.findall(r"^  - .*: (\S+\.md)$", (pages.ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(nav) == sorted(pages.NAMES)
+
+
+def test_pictures_are_drawn_by_their_script(tmp_path):
+    script = pages.DOCS / "pictures.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True)
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    text = (pages.DOCS / "concepts.md").read_text()
+    assert drawn == sorted(re.findall(r"!\[.*\]\((.*)\)", text))
+    assert all((tmp_path / name).read_text().startswith("<?xml") for name in drawn)
+
+
+# Errors.
+
+
+def _texts_of_python(path: pathlib.Path) -> str:
+    """The string literals of a file, each in one piece, with … for what is put in."""
+    texts = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = (x.value if isinstance(x, ast.Constant) else "…" for x in node.values)
+            texts.append("".join(parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(re.sub(r"%[-+.\d]*[a-z]", "…", node.value))
+    return "\n".join(texts)
+
+
+def _texts_of_cpp(path: pathlib.Path) -> str:
+    """The string literals of a file, in one piece where nothing but a comma is between them."""
+    code = re.sub(r'",?\s*\n\s*"', "", path.read_text())
+    return "\n".join(re.findall(r'"((?:[^"\\]|\\.)*)"', code))
+
+
+def _parts(message: str) -> list[str]:
+    return [part.strip() for part in message.split("…") if part.strip()]
+
+
+def test_errors_that_are_quoted_are_raised():
+    texts = [_texts_of_python(path) for path in (pages.ROOT / "het_tf").rglob("*.py")]
+    texts += [_texts_of_cpp(p) for p in (pages.ROOT / "ops").rglob("*.cc") if "_test" not in p.name]
+    page = (pages.DOCS / "errors.md").read_text()
+    quoted = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
+    assert len(quoted) == page.count("\n### ") > 20
+    # By their parts: a message may be made of several literals, but all are in one file.
+    missing = [m for m in quoted if not any(all(p in t for p in _parts(m)) for t in texts)]
+    assert missing == []
+
+
+# Clusters.
+
+
+def test_kubernetes_manifests_give_each_pod_its_task():
+    ((_, manifest),) = pages.blocks("clusters.md", "yaml")
+    objects = {(x["kind"], x["metadata"]["name"]): x for x in yaml.safe_load_all(manifest)}
+    cluster = objects["ConfigMap", "het-cluster"]["data"]["cluster"]
+    tasks = []
+    for kind, name in [("ps", "het-ps"), ("worker", "het-worker"), ("chief", "het-chief")]:
+        service = objects["Service", name]["spec"]
+        pods = objects["Job" if kind == "chief" else "StatefulSet", name]["spec"]
+        labels = pods["template"]["metadata"]["labels"]
+        assert service["selector"] == labels
+        assert service["clusterIP"] == "None"
+        if kind != "chief":
+            assert pods["serviceName"] == name
+            assert pods["selector"]["matchLabels"] == labels
+        (container,) = pods["template"]["spec"]["containers"]
+        (text,) = [x["value"] for x in container["env"] if x["name"] == "TF_CONFIG"]
+        for index in range(pods.get("replicas", 1)):
+            config = text.replace("$(CLUSTER)", cluster).replace("$(INDEX)", str(index))
+            task = read_tf_config(config)
+            assert (task.task_type, task.task_index) == (kind, index)
+            pod = name if kind == "chief" else f"{name}-{index}"
+            port = container["ports"][0]["containerPort"]
+            assert task.address == f"{pod}.{name}:{port}"
+            tasks.append(task)
+    assert len(tasks) == sum(map(len, tasks[0].cluster.values()))
+
+
+# What the script's commands do on a cluster, but for the servers and the training: they say what
+# TF_CONFIG they were given.
+COMMANDS = {
+    "scontrol": 'printf "%s\\n" node1 node2 node3 node4 node5 node6',
+    "srun": 'for i in 0 1 2 3 4 5; do SLURM_PROCID=$i "$@"; done',
+    "python": 'echo "$* $TF_CONFIG"',
+}
+
+
+def test_slurm_script_gives_each_node_its_task(tmp_path):
+    for name, does in COMMANDS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    ((_, script),) = pages.blocks("clusters.md", "bash")
+    # The script kills the servers when the training has ended; here they end by themselves.
+    script = script.replace('kill "$servers"', 'wait "$servers"')
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "123456",
+        "SLURM_JOB_NODELIST": "node[1-6]",
+    }
+    done = subprocess.run(
+        ["bash", "-c", script], env=env, capture_output=True, text=True, check=True
+    )
+    ran_with = _split(done.stdout)
+    tasks = [read_tf_config(config) for _, config in ran_with]
+    assert sorted((t.task_type, t.task_index) for t in tasks) == [
+        ("chief", 0),
+        *(("ps", i) for i in range(2)),
+        *(("worker", i) for i in range(4)),
+    ]
+    hosts = {(t.task_type, t.task_index): t.address.split(":")[0] for t in tasks}
+    assert [hosts["ps", 0], hosts["ps", 1], hosts["worker", 0]] == ["node1", "node2", "node3"]
+    assert all(t.cluster == tasks[0].cluster for t in tasks)
+    ran = {t.task_type: what for t, (what, _) in zip(tasks, ran_with, strict=True)}
+    assert ran == {"ps": "-m het_tf.server", "worker": "-m het_tf.server", "chief": "train.py"}
+
+
+def _split(output: str) -> list[tuple[str, str]]:
+    found = [line.partition(" {") for line in output.splitlines()]
+    return [(what, "{" + config) for what, _, config in found]
+
+
+def test_json_of_tf_config_is_read():
+    ((_, text),) = pages.blocks("clusters.md", "json")
+    assert read_tf_config(text).address == "worker1.example:2222"
+
+
+# Hooks.
+
+
+def test_links_to_sources_become_text():
+    page = "see [the cache](../ops/core/cache/cache.h) and [Start](index.md)"
+    assert HOOKS["on_page_markdown"](page) == "see the cache and [Start](index.md)"
+
+
+def test_what_needs_a_network_to_be_read_is_warned_of(caplog):
+    class Page:
+        class file:
+            src_path = "x.md"
+
+    HOOKS["on_post_page"]('<a href="https://x.org"><script src="a.js"></script>', Page)
+    assert caplog.messages == []
+    HOOKS["on_post_page"]('<link rel="stylesheet" href="https://x.org/a.css">', Page)
+    assert caplog.messages
