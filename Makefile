@@ -7,7 +7,8 @@ CLANG_FORMAT_FILES = $(shell find ops -name '*.h' -o -name '*.cc' -o -name '*.cu
 CPPTEST = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/cpptest.py
 GPU = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/gpu.py
 BENCHMARKS = benchmarks/local_step.py benchmarks/table_memory.py benchmarks/cluster_bytes.py \
-  benchmarks/cache_memory.py benchmarks/cache_traces.py
+  benchmarks/cache_memory.py benchmarks/cache_traces.py benchmarks/pooled_step.py \
+  benchmarks/feature_step.py
 
 .PHONY: help
 help:

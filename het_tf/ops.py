@@ -53,6 +53,7 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
 _library = load()
 
 unique_ids = _library.het_unique_ids
+stack_ids = _library.het_stack_ids
 check_ids = _library.het_check_ids
 shard_of = _library.het_shard_of
 

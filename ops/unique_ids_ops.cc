@@ -20,6 +20,27 @@ ids: Any shape.
 unique_ids: Scalar. The unique keys and where each occurs, for lookups and updates in this process.
 )doc");
 
+REGISTER_OP("Het>StackIds")
+    .Input("ids: T")
+    .Output("keys: int64")
+    .Attr("T: list({int8, uint8, int16, uint16, int32, uint32, int64, uint64}) >= 1")
+    .Attr("offsets: list(int) >= 1")
+    .Attr("sizes: list(int) >= 1")
+    .Attr("names: list(string) >= 1")
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The ids of several features as keys of one table, each feature's from its offset on.
+
+ids: Any shapes.
+keys: [ids], those of the first feature, then those of the second, and so on.
+offsets: What is added to the ids of each.
+sizes: Each feature's ids have to be in [0, size); the op fails otherwise.
+names: Of the features, for errors.
+)doc");
+
 REGISTER_OP("Het>CheckIds")
     .Input("unique_ids: variant")
     .Input("ids: int64")

@@ -1,5 +1,15 @@
 """Keras layers."""
 
+from het_tf.layers.collection import FeatureConfig, HetEmbeddingCollection, TableConfig
 from het_tf.layers.embedding import HetEmbedding
 
-__all__ = ["HetEmbedding"]
+# The name that keras-rs has for it (docs/keras_rs.md).
+DistributedEmbedding = HetEmbeddingCollection
+
+__all__ = [
+    "DistributedEmbedding",
+    "FeatureConfig",
+    "HetEmbedding",
+    "HetEmbeddingCollection",
+    "TableConfig",
+]

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "ops/core/simd.h"
+
 namespace het_tf {
 namespace {
 
@@ -22,9 +24,17 @@ void TakeMax(float factor, const float* __restrict from, int dim, float* __restr
 }
 
 float Dot(const float* a, const float* b, int dim) {
-  double sum = 0;
-  for (int i = 0; i < dim; ++i) sum += static_cast<double>(a[i]) * b[i];
-  return static_cast<float>(sum);
+  Float8 sum = {0};
+  int i = 0;
+  for (; i + 8 <= dim; i += 8) {
+    Float8 p, q;
+    Load(a + i, &p);
+    Load(b + i, &q);
+    sum += p * q;
+  }
+  float rest = 0;
+  for (; i < dim; ++i) rest += a[i] * b[i];
+  return Total(sum) + rest;
 }
 
 float ScaleOf(Combiner combiner, const float* weights, int64_t n) {

@@ -1,6 +1,12 @@
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
 #include "ops/core/memory/hash.h"
 #include "ops/core/unique_ids.h"
 #include "ops/kernels/kernel_util.h"
+#include "tensorflow/core/framework/register_types.h"
 
 namespace het_tf {
 namespace {
@@ -18,6 +24,69 @@ class UniqueIdsOp : public tensorflow::OpKernel {
                                                                    ids.NumElements()));
                    }));
   }
+};
+
+class StackIdsOp : public tensorflow::OpKernel {
+ public:
+  explicit StackIdsOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("offsets", &offsets_));
+    OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
+    OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
+    const size_t n = static_cast<size_t>(context->num_inputs());
+    OP_REQUIRES(context, offsets_.size() == n && sizes_.size() == n && names_.size() == n,
+                absl::InvalidArgumentError(StrCat("offsets holds ", offsets_.size(),
+                                                  " numbers, sizes ", sizes_.size(), " and names ",
+                                                  names_.size(), " for ", n, " features")));
+    for (size_t f = 0; f < n; ++f) {
+      constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+      OP_REQUIRES(context, sizes_[f] >= 0 && offsets_[f] <= kMost - sizes_[f],
+                  absl::InvalidArgumentError(StrCat("sizes[", f, "] = ", sizes_[f], " at offsets[",
+                                                    f, "] = ", offsets_[f], " is out of range")));
+    }
+  }
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    int64_t total = 0;
+    for (int f = 0; f < context->num_inputs(); ++f) total += context->input(f).NumElements();
+    tensorflow::Tensor* keys;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {total}, &keys));
+    int64_t* out = keys->flat<int64_t>().data();
+    for (int f = 0; f < context->num_inputs(); ++f) {
+      OP_REQUIRES_OK(context, Append(context->input(f), f, out));
+      out += context->input(f).NumElements();
+    }
+  }
+
+ private:
+  absl::Status Append(const tensorflow::Tensor& ids, int f, int64_t* out) const {
+    switch (ids.dtype()) {
+#define HET_TF_APPEND(T)                   \
+  case tensorflow::DataTypeToEnum<T>::v(): \
+    return AppendOf<T>(ids, f, out);
+      TF_CALL_INTEGRAL_TYPES(HET_TF_APPEND)
+#undef HET_TF_APPEND
+      default:
+        return absl::InvalidArgumentError(
+            StrCat("ids of feature '", names_[f], "' are no integers"));
+    }
+  }
+
+  template <typename T>
+  absl::Status AppendOf(const tensorflow::Tensor& tensor, int f, int64_t* out) const {
+    const auto ids = tensor.flat<T>();
+    for (int64_t i = 0; i < ids.size(); ++i) {
+      // A negative id is a large one, too.
+      if (static_cast<uint64_t>(ids(i)) >= static_cast<uint64_t>(sizes_[f])) {
+        return absl::InvalidArgumentError(StrCat("ids of feature '", names_[f], "' hold ", +ids(i),
+                                                 ", which is not in [0, ", sizes_[f], ")"));
+      }
+      out[i] = static_cast<int64_t>(ids(i)) + offsets_[f];
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<int64_t> offsets_, sizes_;
+  std::vector<std::string> names_;
 };
 
 class CheckIdsOp : public tensorflow::OpKernel {
@@ -64,6 +133,7 @@ class ShardOfOp : public tensorflow::OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("Het>CheckIds").Device(tensorflow::DEVICE_CPU), CheckIdsOp);
+REGISTER_KERNEL_BUILDER(Name("Het>StackIds").Device(tensorflow::DEVICE_CPU), StackIdsOp);
 REGISTER_KERNEL_BUILDER(Name("Het>ShardOf").Device(tensorflow::DEVICE_CPU), ShardOfOp);
 REGISTER_KERNEL_BUILDER(Name("Het>UniqueIds").Device(tensorflow::DEVICE_CPU), UniqueIdsOp);
 

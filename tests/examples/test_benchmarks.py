@@ -112,6 +112,26 @@ def test_local_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     assert local_step.summary(said, "peer")["ours"] == {"step": (4, 1.5)}
 
 
+def test_pooled_step(tmp_path: pathlib.Path):
+    path = tmp_path / "figures.json"
+    size = ("--bags=20", "--longest=4", "--rows=300", "--dim=8", "--steps=3", f"--json={path}")
+    done = _run("pooled_step.py", *size)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    figures = json.loads(path.read_text())
+    assert len({each["case"] for each in figures}) == 6
+    for each in figures:
+        assert set(each["ms"]) == {"het_tf", "TensorFlow", "unique"}
+
+
+@pytest.mark.parametrize("where", ["--nocluster", "--cluster"])
+def test_feature_step(tmp_path: pathlib.Path, where: str):
+    path = tmp_path / "figures.json"
+    size = ("--features=3", "--batch=8", "--rows=50", "--dim=4", "--steps=10", f"--json={path}")
+    done = _run("feature_step.py", where, *size)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert set(json.loads(path.read_text())["ms"]) == {"concatenated", "collection"}
+
+
 def test_factorization_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(_BENCHMARKS)
     import factorization_machine as fm

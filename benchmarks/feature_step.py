@@ -1,0 +1,156 @@
+"""Time of a training step of many features beside that of one lookup of all their ids.
+
+  concatenated  one HetEmbedding, called with ids [batch, features]
+  collection    HetEmbeddingCollection, with ids [batch] of each feature, and as many tables
+
+Both hand [batch, features * dim] to a loss. Steps take turns, so that a noisy machine hits them
+alike; figures are medians of the steps, and of the ratios of neighbouring steps. --cluster times
+epochs of fit with one worker and one parameter server instead, which take turns, too.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+from zipf import zipf_ids
+
+import het_tf
+from het_tf import optimizers
+from het_tf.layers import FeatureConfig, HetEmbedding, HetEmbeddingCollection, TableConfig
+
+_FEATURES = flags.DEFINE_integer("features", 26, "features, each with a table of its own")
+_BATCH = flags.DEFINE_integer("batch", 512, "examples in a batch")
+_ROWS = flags.DEFINE_integer("rows", 40_000, "keys of a table")
+_DIM = flags.DEFINE_integer("dim", 64, "columns of a row")
+_THREADS = flags.DEFINE_integer("threads", 1, "of TensorFlow's pools")
+_STEPS = flags.DEFINE_integer("steps", 100, "timed steps; with --cluster in an epoch, of 7")
+_CLUSTER = flags.DEFINE_bool("cluster", False, "time fit on a cluster")
+_JSON = flags.DEFINE_string("json", None, "where to write the figures")
+
+_BATCHES = 20  # different ones, used in turn
+_SEED = 1
+
+
+def names() -> list[str]:
+    return [f"f{i}" for i in range(_FEATURES.value)]
+
+
+def concatenated(cache: het_tf.CacheConfig | None) -> keras.Model:
+    inputs = keras.Input((_FEATURES.value,), dtype="int64")
+    layer = HetEmbedding(_DIM.value, optimizer=optimizers.RowWiseAdagrad(), cache=cache)
+    return het_tf.keras.Model(inputs, keras.layers.Flatten()(layer(inputs)))
+
+
+def collection(cache: het_tf.CacheConfig | None) -> keras.Model:
+    features = {
+        name: FeatureConfig(
+            name,
+            TableConfig(
+                name,
+                _ROWS.value,
+                _DIM.value,
+                initializer="uniform",
+                optimizer=optimizers.RowWiseAdagrad(),
+            ),
+        )
+        for name in names()
+    }
+    inputs = {name: keras.Input((), dtype="int64", name=name) for name in features}
+    outputs = HetEmbeddingCollection(features, cache=cache)(inputs)
+    joined = keras.layers.Concatenate()([outputs[name] for name in features])
+    return het_tf.keras.Model(inputs, joined)
+
+
+MODELS: dict[str, Callable[[het_tf.CacheConfig | None], keras.Model]] = {
+    "concatenated": concatenated,
+    "collection": collection,
+}
+
+
+def given(way: str, ids: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
+    """ids [..., features] as a model of that way takes them. Each feature has keys of its own."""
+    if way == "concatenated":
+        return ids + np.arange(_FEATURES.value) * _ROWS.value
+    return {name: ids[..., i] for i, name in enumerate(names())}
+
+
+def step_of(model: keras.Model) -> Callable[..., tf.Tensor]:
+    @tf.function(autograph=False)
+    def step(inputs):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(inputs, training=True)) * 1e-3
+        tape.gradient(loss, model.trainable_variables)
+        return loss
+
+    return step
+
+
+def times_of_steps(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Milliseconds of steps in this process."""
+    steps = {way: step_of(make(None)) for way, make in MODELS.items()}
+    batches = {
+        way: [tf.nest.map_structure(tf.constant, given(way, each)) for each in ids] for way in steps
+    }
+    times: dict[str, list[float]] = {way: [] for way in steps}
+    for i in range(2 * _BATCHES + _STEPS.value):
+        for way, step in steps.items():
+            start = time.perf_counter()
+            step(batches[way][i % _BATCHES]).numpy()
+            if i >= 2 * _BATCHES:  # warm
+                times[way].append(1000 * (time.perf_counter() - start))
+    return {way: np.array(each) for way, each in times.items()}
+
+
+def times_of_fit(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Milliseconds of a step, from epochs of fit on a cluster."""
+    ids = ids.reshape(-1, _FEATURES.value)
+    with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+        models, data = {}, {}
+        for way, make in MODELS.items():
+            with strategy.scope():
+                cache = het_tf.CacheConfig(_FEATURES.value * _ROWS.value, staleness=100)
+                models[way] = make(cache)
+                models[way].compile("sgd", lambda y, x: keras.ops.mean(x), steps_per_execution=20)
+
+            def dataset(way=way):
+                examples = given(way, ids), np.zeros(len(ids), np.float32)
+                return tf.data.Dataset.from_tensor_slices(examples).batch(_BATCH.value).cache()
+
+            data[way] = dataset
+        times: dict[str, list[float]] = {way: [] for way in models}
+        for epoch in range(9):
+            for way, model in models.items():
+                start = time.perf_counter()
+                model.fit(data[way], steps_per_epoch=_STEPS.value, verbose=0)
+                if epoch >= 2:
+                    times[way].append(1000 * (time.perf_counter() - start) / _STEPS.value)
+    return {way: np.array(each) for way, each in times.items()}
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
+    tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
+    rng = np.random.default_rng(_SEED)
+    shape = (_BATCHES, _BATCH.value, _FEATURES.value)
+    ids = zipf_ids(rng, _ROWS.value, 1.05, shape)
+    times = (times_of_fit if _CLUSTER.value else times_of_steps)(ids)
+    medians = {way: float(np.median(each)) for way, each in times.items()}
+    ratio = float(np.median(times["collection"] / times["concatenated"]))
+    where = "fit on a cluster" if _CLUSTER.value else "in one process"
+    print(f"{_FEATURES.value} features, batch {_BATCH.value}, dim {_DIM.value}, {where}")
+    print("  ".join(f"{way} {ms:.3f} ms" for way, ms in medians.items()) + f"  {ratio:.2f}x")
+    if _JSON.value:
+        pathlib.Path(_JSON.value).write_text(json.dumps({"ms": medians, "ratio": ratio}))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,415 @@
+"""Many features and tables as one layer, in the shape of keras-rs's DistributedEmbedding.
+
+Tables of one width, optimizer and initializer lie behind one another in one table of het_tf, which
+has one cache on each worker. So what a step looks up in them is one lookup, whatever the number of
+features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from het_tf import ops, pooling
+from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf.cache import CacheConfig
+from het_tf.layers.embedding import HetEmbedding
+from het_tf.serving import frozen_table
+
+
+@keras.saving.register_keras_serializable("het_tf")
+@dataclasses.dataclass(eq=False)
+class TableConfig:
+    """A table, for one feature or more.
+
+    Attributes:
+      name: unique among the tables of a collection.
+      vocabulary_size: how many ids there are: from 0 on. Rows that are never updated take no
+        memory.
+      embedding_dim: columns of the table.
+      initializer: a Keras initializer or its name (`het_tf.initializers.spec`); None: truncated
+        normal of variance 1 / embedding_dim, as keras-rs has it.
+      optimizer: one of `het_tf.optimizers`, or what `HetEmbedding` takes instead of one.
+      combiner: "mean", "sum", "sqrtn", "max", or None: every id has an output.
+      placement: "auto" or "default_device": there is no other.
+      max_ids_per_partition: taken and not needed.
+      max_unique_ids_per_partition: taken and not needed.
+
+    Raises:
+      ValueError: an attribute is out of its range; the message names it and its value.
+    """
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    initializer: Any = None
+    optimizer: Any = "adam"
+    combiner: str | None = "mean"
+    placement: str = "auto"
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(
+                f"name of a table must be a string that is not empty, not {self.name!r}"
+            )
+        self.vocabulary_size = check_integer("vocabulary_size", self.vocabulary_size, 1, INT64_MAX)
+        self.embedding_dim = check_integer("embedding_dim", self.embedding_dim, 1, INT32_MAX)
+        pooling.check_combiner(self.combiner)
+        if self.initializer is None:
+            # Cut at two of its own standard deviations, it keeps this much of one.
+            stddev = self.embedding_dim**-0.5 / 0.87962566103423978
+            self.initializer = keras.initializers.TruncatedNormal(stddev=stddev)
+        if self.placement not in ("auto", "default_device"):
+            raise ValueError(
+                f'placement of table {self.name} must be "auto" or "default_device", not'
+                f" {self.placement!r}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for Keras serialization."""
+        config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name in ("initializer", "optimizer"):
+            if not isinstance(config[name], str):
+                config[name] = keras.saving.serialize_keras_object(config[name])
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TableConfig:
+        """The inverse of `get_config`."""
+        config = dict(config)
+        for name in ("initializer", "optimizer"):
+            if isinstance(config[name], dict):
+                config[name] = keras.saving.deserialize_keras_object(config[name])
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable("het_tf")
+@dataclasses.dataclass(eq=False)
+class FeatureConfig:
+    """A feature, and the table that its ids are looked up in.
+
+    Attributes:
+      name: for errors.
+      table: features that have the same one share its rows.
+      input_shape: of the ids, the batch included, for who makes the inputs of a model; not checked.
+      output_shape: of the output, the batch included; None: not checked.
+
+    Raises:
+      ValueError: output_shape does not end with the table's width.
+    """
+
+    name: str
+    table: TableConfig
+    input_shape: Sequence[int | None] | None = None
+    output_shape: Sequence[int | None] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input_shape", "output_shape"):
+            shape = getattr(self, name)
+            setattr(self, name, None if shape is None else tuple(shape))
+        if self.output_shape and self.output_shape[-1] not in (None, self.table.embedding_dim):
+            raise ValueError(
+                f"output_shape of feature {self.name} is {self.output_shape}, but table"
+                f" {self.table.name} has embedding_dim = {self.table.embedding_dim}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for Keras serialization."""
+        return {
+            "name": self.name,
+            "table": self.table.get_config(),
+            "input_shape": self.input_shape and list(self.input_shape),
+            "output_shape": self.output_shape and list(self.output_shape),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FeatureConfig:
+        """The inverse of `get_config`."""
+        return cls(**{**config, "table": TableConfig.from_config(config["table"])})
+
+
+@dataclasses.dataclass
+class _Group:
+    """Tables that share a cache.
+
+    Attributes:
+      layer: whose table holds theirs.
+      offsets: by table name, where its rows begin.
+      features: places in the list of all features.
+    """
+
+    layer: HetEmbedding
+    offsets: dict[str, int]
+    features: list[int]
+
+
+class _Plan:
+    """Which features and tables there are. Keras would wrap what is in it, were it the layer's."""
+
+    def __init__(self, feature_configs: Any):
+        self.nested = feature_configs
+        self.features: list[FeatureConfig] = keras.tree.flatten(feature_configs)
+        self.tables: dict[str, TableConfig] = {}
+        self.groups: list[_Group] = []
+        if not self.features:
+            raise ValueError("feature_configs must hold a FeatureConfig at least")
+        for feature in self.features:
+            if not isinstance(feature, FeatureConfig):
+                raise ValueError(
+                    f"feature_configs must be a nested structure of FeatureConfig, not {feature!r}"
+                )
+            if self.tables.setdefault(feature.table.name, feature.table) is not feature.table:
+                raise ValueError(
+                    f"two tables are called {feature.table.name!r}: let features share one"
+                    " TableConfig, or name them apart"
+                )
+
+    def flatten(self, what: str, nested: Any) -> list[Any]:
+        """A structure like that of the features, by feature."""
+        nested = _without_tuples(nested)
+        try:
+            keras.tree.assert_same_structure(_without_tuples(self.nested), nested)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{what} must have the structure of feature_configs: {error}"
+            ) from error
+        return keras.tree.flatten(nested)
+
+    def pack(self, flat: Sequence[Any]) -> Any:
+        """The inverse of `flatten`."""
+        return keras.tree.pack_sequence_as(self.nested, flat)
+
+
+@keras.saving.register_keras_serializable("het_tf")
+class HetEmbeddingCollection(keras.layers.Layer):
+    """Looks up many features in many tables, and pools each one's rows.
+
+    It takes the place of `keras_rs.layers.DistributedEmbedding`. Tables of one embedding_dim,
+    optimizer and initializer share one table and one cache: a step has one lookup and one update
+    for all of their features, and one message to each parameter server.
+
+    Input: a structure like feature_configs; of each feature integers, dense of any rank, ragged or
+    sparse, and if there are weights, a structure of weights like it.
+    Output: the same structure; of each feature what `HetEmbedding` with its table's combiner gives.
+
+    Attributes:
+      layers: the `HetEmbedding` that hold the tables, for their `table`, `cache_stats` and so on.
+    """
+
+    def __init__(
+        self,
+        feature_configs: Any,
+        *,
+        cache: CacheConfig | None = None,
+        seed: int | None = None,
+        nonfinite: str = "error",
+        table_stacking: Any = "auto",
+        **kwargs: Any,
+    ):
+        """Describes the layer; the tables are made when it is built.
+
+        Args:
+          feature_configs: a nested structure of `FeatureConfig`.
+          cache: of each table that others share; as of `HetEmbedding`.
+          seed: of the initial values; None: drawn now.
+          nonfinite: as of `HetEmbedding`.
+          table_stacking: "auto": which tables share one is decided here.
+          **kwargs: of `keras.layers.Layer`.
+
+        Raises:
+          ValueError: an argument is out of its range; the message names it.
+        """
+        super().__init__(**kwargs)
+        if table_stacking != "auto":
+            raise ValueError(f'table_stacking must be "auto", not {table_stacking!r}')
+        self.cache = cache
+        self.seed = random.getrandbits(62) if seed is None else seed
+        self.nonfinite = nonfinite
+        self.supports_jit = False
+        self.autocast = False
+        self._plan = _Plan(feature_configs)
+        alike: dict[str, list[TableConfig]] = {}
+        for table in self._plan.tables.values():
+            config = table.get_config()
+            key = [config["embedding_dim"], config["optimizer"], config["initializer"]]
+            alike.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(table)
+        for tables in alike.values():
+            self._plan.groups.append(self._make_group(len(self._plan.groups), tables))
+        self.layers = [group.layer for group in self._plan.groups]
+
+    @property
+    def feature_configs(self) -> Any:
+        """The structure of `FeatureConfig`."""
+        return self._plan.nested
+
+    def _make_group(self, number: int, tables: Sequence[TableConfig]) -> _Group:
+        ends = np.cumsum([0] + [table.vocabulary_size for table in tables], dtype=object)
+        if ends[-1] > INT64_MAX:
+            raise ValueError(f"vocabulary_size of tables alike comes to {ends[-1]}, beyond int64")
+        layer = HetEmbedding(
+            tables[0].embedding_dim,
+            optimizer=tables[0].optimizer,
+            embeddings_initializer=tables[0].initializer,
+            seed=(self.seed + number) % 2**63,
+            cache=self.cache,
+            nonfinite=self.nonfinite,
+            dtype=self.dtype_policy,
+            name=f"{self.name}_{number}",
+        )
+        offsets = {table.name: int(end) for table, end in zip(tables, ends, strict=False)}
+        features = [i for i, f in enumerate(self._plan.features) if f.table.name in offsets]
+        return _Group(layer, offsets, features)
+
+    def build(self, input_shapes: Any = None) -> None:
+        """Makes the tables. Raises as `HetEmbedding.build` does."""
+        for layer in self.layers:
+            if not layer.built:
+                layer.build()
+        self.built = True
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Looks all features up; under a gradient tape, the backward pass updates their rows.
+
+        Args:
+          inputs: a structure like that of the features, of integers.
+          weights: a structure like it, of what `HetEmbedding` takes as weights; None: ones.
+          training: as of Keras.
+
+        Returns:
+          A structure like that of the features.
+
+        Raises:
+          ValueError: a structure is another, or inputs or weights are such that `HetEmbedding`
+            refuses them.
+          tf.errors.InvalidArgumentError: an id is not in [0, vocabulary_size).
+        """
+        given = self._plan.flatten("inputs", inputs)
+        weighted = [None] * len(given)
+        if weights is not None:
+            weighted = self._plan.flatten("weights", weights)
+        bags = [
+            pooling.bags_of(x, w, config.table.combiner, None, f"feature {config.name}")
+            for x, w, config in zip(given, weighted, self._plan.features, strict=True)
+        ]
+        outputs: list[Any] = [None] * len(bags)
+        for group in self._plan.groups:
+            features = [bags[i] for i in group.features]
+            keys = self._keys_op(group, [each.ids for each in features])
+            pooled = group.layer.outputs_of(keys, features, training)
+            for i, each, output in zip(group.features, features, pooled, strict=True):
+                outputs[i] = each.restore(output)
+        return self._plan.pack(outputs)
+
+    def _keys_op(self, group: _Group, ids: Sequence[tf.Tensor]) -> tf.Tensor:
+        configs = [self._plan.features[i] for i in group.features]
+        offsets = [group.offsets[config.table.name] for config in configs]
+        sizes = [config.table.vocabulary_size for config in configs]
+        names = [config.name for config in configs]
+        if frozen_table(group.layer) is None:
+            return ops.stack_ids(ids, offsets=offsets, sizes=sizes, names=names)
+        keys = []  # with stock ops
+        for each, offset, size, name in zip(ids, offsets, sizes, names, strict=True):
+            key = tf.cast(each, tf.int64)
+            message = f"ids of feature {name} are not all in [0, {size}):"
+            known = tf.reduce_all((key >= 0) & (key < size))
+            check = tf.debugging.Assert(known, [message, each])
+            with tf.control_dependencies([] if check is None else [check]):
+                keys.append(key + offset)
+        return tf.concat(keys, 0)
+
+    def compute_output_spec(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> Any:
+        """The shapes of what `call` returns."""
+        given = self._plan.flatten("inputs", inputs)
+        return self._plan.pack(
+            [
+                pooling.output_spec(
+                    x, config.table.combiner, config.table.embedding_dim, self.compute_dtype
+                )
+                for x, config in zip(given, self._plan.features, strict=True)
+            ]
+        )
+
+    def get_embedding_tables(self) -> dict[str, np.ndarray]:
+        """The rows of all tables, float32 [vocabulary_size, embedding_dim], by name.
+
+        Updates that workers have not sent are not in them: flush before (`HetEmbedding.flush`).
+
+        Raises:
+          ValueError: the layer is not built yet.
+          tf.errors.UnavailableError: a parameter server is down.
+        """
+        tables = {}
+        for group in self._plan.groups:
+            for name, offset in group.offsets.items():
+                keys = np.arange(self._plan.tables[name].vocabulary_size, dtype=np.int64)
+                tables[name] = group.layer.table.lookup(keys + offset)
+        return tables
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for Keras serialization. Features that share a table share it again."""
+        names = list(self._plan.tables)
+        features = [
+            feature.get_config() | {"table": names.index(feature.table.name)}
+            for feature in self._plan.features
+        ]
+        return super().get_config() | {
+            "structure": _encoded(self._plan.pack(range(len(features)))),
+            "features": features,
+            "tables": [table.get_config() for table in self._plan.tables.values()],
+            "cache": keras.saving.serialize_keras_object(self.cache),
+            "seed": self.seed,
+            "nonfinite": self.nonfinite,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> HetEmbeddingCollection:
+        """The inverse of `get_config`."""
+        config = dict(config)
+        tables = [TableConfig.from_config(table) for table in config.pop("tables")]
+        features = [
+            FeatureConfig(**{**feature, "table": tables[feature["table"]]})
+            for feature in config.pop("features")
+        ]
+        if isinstance(config["cache"], dict):
+            config["cache"] = keras.saving.deserialize_keras_object(config["cache"])
+        return cls(_decoded(config.pop("structure"), features), **config)
+
+
+def _without_tuples(nested: Any) -> Any:
+    """A structure with lists for its tuples: Keras makes them lists when it loads a model."""
+    if isinstance(nested, dict):
+        return {key: _without_tuples(value) for key, value in nested.items()}
+    if isinstance(nested, (list, tuple)):
+        return [_without_tuples(value) for value in nested]
+    return nested
+
+
+def _encoded(nested: Any) -> Any:
+    """A structure of numbers in a form that JSON keeps: it has no tuples."""
+    if isinstance(nested, dict):
+        return {"dict": [[key, _encoded(value)] for key, value in nested.items()]}
+    if isinstance(nested, (list, tuple)):
+        kind = "tuple" if isinstance(nested, tuple) else "list"
+        return {kind: [_encoded(value) for value in nested]}
+    return nested
+
+
+def _decoded(encoded: Any, leaves: Sequence[Any]) -> Any:
+    """The inverse of `_encoded`, with leaves in the place of their numbers."""
+    if not isinstance(encoded, dict):
+        return leaves[encoded]
+    ((kind, values),) = encoded.items()
+    if kind == "dict":
+        return {key: _decoded(value, leaves) for key, value in values}
+    return {"list": list, "tuple": tuple}[kind](_decoded(value, leaves) for value in values)

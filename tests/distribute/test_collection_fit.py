@@ -1,0 +1,98 @@
+"""HetEmbeddingCollection under fit on a cluster: one lookup and one message for all features."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+import het_tf.keras
+from het_tf.layers import FeatureConfig, HetEmbeddingCollection, TableConfig
+
+BATCH, STEPS, KEYS = 16, 20, 30
+
+
+def configs(features):
+    tables = [
+        TableConfig(
+            f"table{i}", KEYS, 4, optimizer=het_tf.optimizers.Adagrad(0.1), initializer="normal"
+        )
+        for i in range(max(1, features // 2))
+    ]
+    return {f"f{i}": FeatureConfig(f"f{i}", tables[i % len(tables)]) for i in range(features)}
+
+
+def dataset(features, kind="dense"):
+    def make(context):
+        rng = np.random.default_rng(context.input_pipeline_id)
+        n = BATCH * STEPS
+        ids = {}
+        for i in range(features):
+            splits = np.concatenate([[0], np.cumsum(rng.integers(1, 4, n))])
+            values = rng.integers(0, KEYS, splits[-1])
+            ids[f"f{i}"] = tf.RaggedTensor.from_row_splits(values, splits)
+            if kind == "sparse":
+                ids[f"f{i}"] = ids[f"f{i}"].to_sparse()
+        if kind == "dense":
+            ids = {f"f{i}": rng.integers(0, KEYS, (n, 1)) for i in range(features)}
+            labels = ids["f0"][:, 0] % 2
+        else:
+            labels = splits[1:] - splits[:-1]
+        labels = labels.astype(np.float32)[:, np.newaxis]
+        return tf.data.Dataset.from_tensor_slices((ids, labels)).batch(BATCH)
+
+    return make
+
+
+def make_model(strategy, features, kind="dense", staleness=5):
+    kinds = {"ragged": kind == "ragged", "sparse": kind == "sparse"}
+    shape = {"dense": (1,), "ragged": (None,), "sparse": (3,)}[kind]
+    with strategy.scope():
+        cache = het_tf.CacheConfig(KEYS * features, staleness=staleness, lookahead=3)
+        layer = HetEmbeddingCollection(configs(features), cache=cache, seed=1)
+        inputs = keras.tree.map_structure(
+            lambda _: keras.Input(shape, dtype="int64", **kinds), layer.feature_configs
+        )
+        outputs = keras.tree.flatten(layer(inputs))
+        joined = keras.layers.Concatenate()(outputs) if features > 1 else outputs[0]
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(joined))
+        model.compile(keras.optimizers.Adam(0.02), "mse", steps_per_execution=5)
+    return model, layer
+
+
+def remote_calls(model):
+    """How many calls to servers the functions of a model's training steps hold."""
+    (closure,) = model._parameter_server_trainer._closures.values()
+    graph = closure.on_batches.get_concrete_function().graph.as_graph_def()
+    return sum(node.op == "Het>CallServers" for f in graph.library.function for node in f.node_def)
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_features_are_looked_up_ahead_and_together(strategy, kind):
+    model, layer = make_model(strategy, 6, kind)
+    losses = model.fit(dataset(6, kind), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    made = 3 * 3 * STEPS
+    assert model.lookahead_stats()["steps"] == made
+    (group,) = layer.layers
+    stats = group.cache_stats()
+    assert stats["lookups"] == made
+    assert stats["pending"] == 0
+    assert group.table.size() > 2 * KEYS
+    assert (
+        model.evaluate(dataset(6, kind)(tf.distribute.InputContext(3, 0, 1)), verbose=0) < losses[0]
+    )
+
+
+@pytest.mark.parametrize("staleness", [5, 0])
+def test_26_features_send_the_messages_of_one(strategy, staleness):
+    calls = set()
+    for features in (1, 26):
+        model, layer = make_model(strategy, features, staleness=staleness)
+        inputs = {f"f{i}": np.full((32, 1), i % KEYS) for i in range(features)}
+        model.fit(inputs, np.ones((32, 1)), batch_size=BATCH, verbose=0)
+        (group,) = layer.layers
+        assert group.cache_stats()["lookups"] == 2
+        assert group.table.size() > 0
+        calls.add(remote_calls(model))
+    assert len(calls) == 1

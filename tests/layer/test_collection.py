@@ -1,0 +1,238 @@
+"""HetEmbeddingCollection: features and tables in the shape of keras-rs's DistributedEmbedding.
+
+What each feature's output is, is in test_pooling.py; here is which table and row it comes from.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import optimizers
+from het_tf.layers import FeatureConfig, HetEmbedding, HetEmbeddingCollection, TableConfig
+
+BATCH = 4
+
+
+def table(name, dim=3, **arguments):
+    arguments = {"initializer": "normal", "optimizer": optimizers.SGD(1.0), **arguments}
+    return TableConfig(name, vocabulary_size=10, embedding_dim=dim, **arguments)
+
+
+def feature(name, of, shape=(None, 2)):
+    return FeatureConfig(name, of, input_shape=shape, output_shape=(None, of.embedding_dim))
+
+
+def shops_and_users(rate=1.0):
+    """Two tables that share one of het_tf, one of another width; one table of two features."""
+    sgd = optimizers.SGD(rate)
+    users, words = table("users", optimizer=sgd), table("words", 5, optimizer=sgd)
+    shops = table("shops", combiner="sum", optimizer=sgd)
+    return {
+        "who": feature("who", users),
+        "where": (feature("here", shops), feature("there", shops)),
+        "said": feature("said", words),
+    }
+
+
+def ids_of(kind="dense"):
+    flat = [np.array([[1, 2], [3, 3], [0, 9], [4, 4]]) + shift for shift in (0, 0, -1, 0)]
+    flat = [tf.constant(np.maximum(each, 0)) for each in flat]
+    if kind == "ragged":
+        flat = [tf.RaggedTensor.from_tensor(each, padding=9) for each in flat]
+    if kind == "sparse":
+        flat = [tf.sparse.from_dense(each) for each in flat]
+    who, here, there, said = flat
+    return {"who": who, "where": (here, there), "said": said}
+
+
+def expected_of(tables, ids, combiner):
+    pool = {"mean": np.mean, "sum": np.sum}[combiner]
+    return np.array([pool(tables[each], 0) if len(each) else 0 * tables[0] for each in ids])
+
+
+def lists(ids):
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.to_list()
+    if isinstance(ids, tf.SparseTensor):
+        return [[i for i in each if i] for each in tf.sparse.to_dense(ids).numpy().tolist()]
+    return ids.numpy().tolist()
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_outputs_are_those_of_each_features_table(kind):
+    layer = HetEmbeddingCollection(shops_and_users())
+    ids = ids_of(kind)
+    outputs = layer(ids)
+    tables = layer.get_embedding_tables()
+    assert {name: rows.shape for name, rows in tables.items()} == {
+        "users": (10, 3),
+        "shops": (10, 3),
+        "words": (10, 5),
+    }
+    assert not np.allclose(tables["users"], tables["shops"])
+    who = expected_of(tables["users"], lists(ids["who"]), "mean")
+    np.testing.assert_allclose(outputs["who"], who, rtol=1e-5, atol=1e-6)
+    for output, each in zip(outputs["where"], ids["where"], strict=True):
+        np.testing.assert_allclose(
+            output, expected_of(tables["shops"], lists(each), "sum"), rtol=1e-5, atol=1e-6
+        )
+    said = expected_of(tables["words"], lists(ids["said"]), "mean")
+    np.testing.assert_allclose(outputs["said"], said, rtol=1e-5, atol=1e-6)
+
+
+def test_tables_of_one_width_and_optimizer_share_one_and_it_is_updated_once():
+    layer = HetEmbeddingCollection(shops_and_users())
+    ids = ids_of()
+    layer(ids)
+    assert len(layer.layers) == 2
+    before = layer.get_embedding_tables()
+    with tf.GradientTape() as tape:
+        outputs = layer(ids)
+        loss = tf.reduce_sum(outputs["where"][0]) + 2 * tf.reduce_sum(outputs["where"][1])
+    tape.gradient(loss, layer.trainable_variables)
+    after = layer.get_embedding_tables()
+    counts = [np.bincount(each.numpy().ravel(), minlength=10) for each in ids["where"]]
+    change = (counts[0] + 2 * counts[1])[:, np.newaxis] * np.ones(3)
+    np.testing.assert_allclose(before["shops"] - after["shops"], change, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(before["users"], after["users"])
+    np.testing.assert_array_equal(before["words"], after["words"])
+    # One update of each row, though two features looked it up.
+    (shared,) = (each for each in layer.layers if each.output_dim == 3)
+    assert set(shared.table.export().clocks) == {1}
+
+
+def test_weights_and_their_structure():
+    layer = HetEmbeddingCollection(shops_and_users())
+    ids = ids_of()
+    weights = tf.nest.map_structure(lambda x: tf.constant([[1.0, 2.0]] * BATCH), ids)
+    outputs = layer(ids, weights)
+    rows = layer.get_embedding_tables()["users"][lists(ids["who"])]
+    np.testing.assert_allclose(outputs["who"], (rows[:, 0] + 2 * rows[:, 1]) / 3, rtol=1e-5)
+    with pytest.raises(ValueError, match="inputs must have the structure of feature_configs"):
+        layer({"who": ids["who"]})
+    with pytest.raises(ValueError, match="weights must have the structure of feature_configs"):
+        layer(ids, weights={"who": weights["who"]})
+
+
+@pytest.mark.parametrize("nest", [lambda f: f, lambda f: [f], lambda f: {"a": (f,)}])
+def test_structures(nest):
+    layer = HetEmbeddingCollection(nest(feature("one", table("t"))))
+    output = layer(nest(tf.constant([[1, 2]])))
+    keras.tree.assert_same_structure(nest(0), output)
+    assert keras.tree.flatten(output)[0].shape == (1, 3)
+
+
+def test_one_id_for_each_example():
+    layer = HetEmbeddingCollection({"one": feature("one", table("t"), (None,))})
+    outputs = layer({"one": tf.constant([7, 1, 7])})
+    rows = layer.get_embedding_tables()["t"]
+    np.testing.assert_allclose(outputs["one"], rows[[7, 1, 7]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "id_"), [("int32", 10), ("int64", -1), ("uint64", 2**63)])
+def test_ids_out_of_the_vocabulary(dtype, id_):
+    layer = HetEmbeddingCollection([feature("a", table("t")), feature("b", table("u"))])
+    ids = [tf.constant([[1, 2]]), tf.constant([[3, id_]], dtype)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"'b' hold {id_}, .* \[0, 10\)"):
+        layer(ids)
+
+
+TABLE = table("t")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TableConfig("t", 0, 3), "vocabulary_size"),
+        (lambda: TableConfig("t", 5, 0), "embedding_dim"),
+        (lambda: TableConfig("", 5, 3), "name of a table"),
+        (lambda: TableConfig("t", 5, 3, combiner="average"), "combiner"),
+        (lambda: TableConfig("t", 5, 3, placement="sparsecore"), "placement of table t"),
+        (lambda: FeatureConfig("f", TABLE, None, (None, 4)), "output_shape of feature f"),
+        (lambda: HetEmbeddingCollection({}), "at least"),
+        (lambda: HetEmbeddingCollection([TABLE]), "nested structure of FeatureConfig"),
+        (
+            lambda: HetEmbeddingCollection([feature("a", TABLE), feature("b", table("t"))]),
+            "two tables are called 't'",
+        ),
+        (lambda: HetEmbeddingCollection([feature("a", TABLE)], table_stacking=["t"]), "stacking"),
+        (lambda: HetEmbeddingCollection([feature("a", TABLE)], nonfinite="no"), "nonfinite"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def model_of(layer, kind="dense", weighted=False):
+    kinds = {"ragged": kind == "ragged", "sparse": kind == "sparse"}
+
+    def inputs_of(dtype):
+        return keras.tree.map_structure(
+            lambda _: keras.Input((2,), dtype=dtype, **kinds), layer.feature_configs
+        )
+
+    inputs, weights = inputs_of("int32"), inputs_of("float32") if weighted else None
+    outputs = keras.tree.flatten(layer(inputs, weights))
+    joined = keras.layers.Concatenate()(outputs)
+    given = (inputs, weights) if weighted else inputs
+    return keras.Model(given, keras.layers.Dense(1)(joined))
+
+
+def test_a_model_is_saved_and_loaded_with_its_shared_tables(tmp_path):
+    cache = het_tf.CacheConfig(5)
+    layer = HetEmbeddingCollection(shops_and_users(0.1), cache=cache, name="all")
+    model = model_of(layer)
+    model.compile("adam", "mse")
+    model.fit(ids_of(), np.arange(BATCH, dtype=np.float32), epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    again = loaded.get_layer("all")
+    assert again.get_config() == layer.get_config()
+    assert HetEmbeddingCollection.from_config(layer.get_config()).get_config() == again.get_config()
+    for name, rows in layer.get_embedding_tables().items():
+        np.testing.assert_array_equal(again.get_embedding_tables()[name], rows)
+    np.testing.assert_allclose(loaded(ids_of()), model(ids_of()), rtol=1e-6)
+    assert len(again.layers) == 2
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_fit_of_every_kind(kind, weighted):
+    model = model_of(HetEmbeddingCollection(shops_and_users(rate=0.05)), kind, weighted)
+    model.compile("adam", "mse")
+    ids = ids_of(kind)
+    weights = keras.tree.map_structure(lambda x: tf.cast(x, tf.float32) * 0.1, ids)
+    given = (ids, weights) if weighted else ids
+    data = tf.data.Dataset.from_tensors((given, np.arange(4, dtype=np.float32))).repeat(30)
+    losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < 0.5 * losses[0]
+
+
+def test_one_process_serves_it_with_stock_ops(tmp_path):
+    layer = HetEmbeddingCollection({"a": feature("a", table("t")), "b": feature("b", table("u"))})
+    inputs = {name: keras.Input((2,), dtype="int64", name=name) for name in ("a", "b")}
+    outputs = layer(inputs)
+    model = het_tf.keras.Model(inputs, keras.layers.Concatenate()([outputs["a"], outputs["b"]]))
+    model.export(tmp_path)
+    loaded = tf.saved_model.load(tmp_path)
+    given = {name: tf.constant([[1, 2], [9, i]], tf.int64) for i, name in enumerate("ab")}
+    np.testing.assert_allclose(loaded.serve(given), model(given), rtol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ids of feature a are not all in"):
+        loaded.serve({"a": tf.constant([[10, 1]], tf.int64), "b": given["b"][:1]})
+
+
+def test_a_single_feature_trains_as_the_layer_does():
+    collection = HetEmbeddingCollection(feature("f", table("t", combiner="sqrtn")), seed=5)
+    alone = HetEmbedding(
+        3, combiner="sqrtn", embeddings_initializer="normal", optimizer=optimizers.SGD(1.0), seed=5
+    )
+    ids = tf.constant([[1, 2], [2, 2]])
+    for layer in (collection, alone):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids) ** 2)
+        tape.gradient(loss, layer.trainable_variables)
+    rows = alone.table.lookup(np.arange(10))
+    np.testing.assert_allclose(collection.get_embedding_tables()["t"], rows, rtol=1e-6)
