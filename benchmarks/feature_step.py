@@ -10,6 +10,7 @@ epochs of fit with one worker and one parameter server instead, which take turns
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import time
@@ -108,6 +109,11 @@ def times_of_steps(ids: np.ndarray) -> dict[str, np.ndarray]:
     return {way: np.array(each) for way, each in times.items()}
 
 
+def dataset_of(way: str, ids: np.ndarray) -> tf.data.Dataset:
+    examples = given(way, ids), np.zeros(len(ids), np.float32)
+    return tf.data.Dataset.from_tensor_slices(examples).batch(_BATCH.value).cache()
+
+
 def times_of_fit(ids: np.ndarray) -> dict[str, np.ndarray]:
     """Milliseconds of a step, from epochs of fit on a cluster."""
     ids = ids.reshape(-1, _FEATURES.value)
@@ -120,11 +126,8 @@ def times_of_fit(ids: np.ndarray) -> dict[str, np.ndarray]:
                 models[way] = make(cache)
                 models[way].compile("sgd", lambda y, x: keras.ops.mean(x), steps_per_execution=20)
 
-            def dataset(way=way):
-                examples = given(way, ids), np.zeros(len(ids), np.float32)
-                return tf.data.Dataset.from_tensor_slices(examples).batch(_BATCH.value).cache()
-
-            data[way] = dataset
+            # Bound, because what takes an argument is given the worker's context.
+            data[way] = functools.partial(dataset_of, way, ids)
         times: dict[str, list[float]] = {way: [] for way in models}
         for epoch in range(9):
             for way, model in models.items():
