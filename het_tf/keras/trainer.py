@@ -363,15 +363,10 @@ class ParameterServerTrainer:
     @contextlib.contextmanager
     def _on_workers(self) -> Iterator[None]:
         """Frees what `fit` leaves on the workers: replicas, and steps that were prepared."""
-        closures = self._closures
         try:
             yield
-        except tf.errors.OpError:
-            # Closures may still run that were cancelled: what follows is to have other windows.
-            self._closures = {}
-            raise
         finally:
-            for closure in closures.values():
+            for closure in self._closures.values():
                 if isinstance(closure, StepClosure) and closure.window is not None:
                     closure.window.clear()
             if self._dense is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from het_tf._graph import handle_from_caller, share_in_graph
+from het_tf._graph import handle_from_caller
 from het_tf._visits import cluster_devices, visit
 
 
@@ -22,30 +22,26 @@ class Window:
         """Describes the window, of `size` steps."""
         self._size = size
         self._name = f"window/{uuid.uuid4().hex}"
-        self._of: str | None = None
+        self._generation = ""
+        self._made: set[str] = set()
 
-    # Eagerly, on the coordinator, while no closure runs.
+    # Eagerly, on the coordinator.
 
-    def begin(self, batches: str) -> None:
-        """Closures that are scheduled from now on prepare steps of batches of this name.
-
-        What is prepared of others is dropped.
-        """
-        if self._of not in (None, batches):
-            self.clear()
-        self._of = batches
+    def begin(self, generation: str) -> None:
+        """Closures that are scheduled from now on use the queue of this name."""
+        self._generation = generation
+        self._made.add(generation)
 
     def clear(self) -> None:
-        """Frees what is prepared on all workers."""
-        if self._of is not None:
+        """Forgets the queues on all workers, while no closure runs."""
+        if self._made:
             visit(cluster_devices("worker"), self._destroy, lambda device, error: True)
-            self._of = None
+            self._made.clear()
 
     def _destroy(self) -> None:
-        for handle in (self._make_places(), self._make_steps()):
-            # What a closure that failed left waiting goes on, and fails.
-            tf.raw_ops.QueueCloseV2(handle=handle, cancel_pending_enqueues=True)
-            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        for generation in self._made:
+            for make in (self._make_places, self._make_steps):
+                tf.raw_ops.DestroyResourceOp(resource=make(generation), ignore_lookup_error=True)
 
     # Traced.
 
@@ -58,9 +54,6 @@ class Window:
         Returns:
           int32 scalar: how many steps are prepared.
         """
-        if not tf.executing_eagerly():
-            share_in_graph(f"{self._name}/places", self._make_places())
-            share_in_graph(f"{self._name}/steps", self._make_steps())
         kept = self._size_op()
         left = tf.raw_ops.QueueSizeV2(handle=self._places()) - kept
         freed = tf.raw_ops.QueueDequeueManyV2(
@@ -107,21 +100,23 @@ class Window:
         return tf.raw_ops.QueueSizeV2(handle=self._steps())
 
     def _steps(self) -> tf.Tensor:
-        return handle_from_caller(f"{self._name}/steps", self._make_steps)
+        return handle_from_caller(f"{self._name}/steps", lambda: self._make_steps(self._generation))
 
     def _places(self) -> tf.Tensor:
-        return handle_from_caller(f"{self._name}/places", self._make_places)
-
-    def _make_steps(self) -> tf.Tensor:
-        # The places bound it.
-        return tf.raw_ops.FIFOQueueV2(
-            component_types=[tf.variant], shared_name=f"{self._name}/steps"
+        return handle_from_caller(
+            f"{self._name}/places", lambda: self._make_places(self._generation)
         )
 
-    def _make_places(self) -> tf.Tensor:
+    def _make_steps(self, generation: str) -> tf.Tensor:
+        # The places bound it.
+        return tf.raw_ops.FIFOQueueV2(
+            component_types=[tf.variant], shared_name=f"{self._name}/{generation}/steps"
+        )
+
+    def _make_places(self, generation: str) -> tf.Tensor:
         return tf.raw_ops.FIFOQueueV2(
             component_types=[tf.bool],
             shapes=[[]],  # for open_op, which takes many
             capacity=self._size,
-            shared_name=f"{self._name}/places",
+            shared_name=f"{self._name}/{generation}/places",
         )

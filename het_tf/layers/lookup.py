@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,8 @@ def lookup(
     weighted = [i for i, bags in enumerate(features) if bags.weights is not None]
     # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
     weak = weakref.ref(layer)
+    if found is not None:
+        found = dataclasses.replace(found, layer=weak)
     fresh = training is False
 
     @tf.custom_gradient
