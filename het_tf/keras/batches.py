@@ -61,4 +61,10 @@ def _batches_of(x: keras.utils.PyDataset, count: int | None, shuffle: bool) -> I
 
 
 def _spec(array: np.ndarray) -> tf.TensorSpec:
+    if not array.ndim:
+        raise TypeError(
+            "Under HetParameterServerStrategy the data must be a function that returns a"
+            " tf.data.Dataset, a tf.data.Dataset, arrays, or a generator or keras.utils.PyDataset"
+            f" of batches; got one of {array.dtype} scalars."
+        )
     return tf.TensorSpec([None, *array.shape[1:]], array.dtype)

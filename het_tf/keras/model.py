@@ -332,10 +332,17 @@ class _ParameterServerFit:
     ) -> None:
         """As `keras.Model.export`; a SavedModel needs no het_tf ops to be served.
 
-        See `het_tf.export_saved_model`. Other formats are left to Keras, which cannot export a
-        model with a `HetEmbedding` to them.
+        See `het_tf.export_saved_model`.
+
+        Raises:
+          ValueError: the model has a `HetEmbedding`, and the format has no place for its table.
         """
         if format != "tf_saved_model":
+            for layer in embeddings_of(self):
+                raise ValueError(
+                    f"the table of layer {layer.name} cannot be exported with format={format!r}:"
+                    ' export with format="tf_saved_model", which stock TensorFlow serves'
+                )
             super().export(
                 filepath, format, verbose=verbose, input_signature=input_signature, **kwargs
             )

@@ -20,6 +20,7 @@ from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
 from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.layers.anchor import Anchor
+from het_tf.layers.exporting import exported_table
 from het_tf.layers.lookup import lookup
 from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport
@@ -372,7 +373,7 @@ class HetEmbedding(keras.layers.Layer):
         Returns:
           Of each feature [bags, output_dim], in the layer's compute dtype.
         """
-        frozen = frozen_table(self)
+        frozen = frozen_table(self) or exported_table(self)
         if frozen is not None:
             outputs = frozen.pool(keys, features)
         else:
