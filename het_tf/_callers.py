@@ -8,7 +8,7 @@ other, looks: for locals called `self`, and for the arguments of `GradientTape.g
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,6 +25,17 @@ def compiled_model() -> keras.Model | None:
         ):
             return model
     return None
+
+
+def caller(kind: type) -> Any:
+    """The innermost object of a class, a method of which runs; None if there is none."""
+    selves = (frame.f_locals.get("self") for frame in _frames())
+    return next((each for each in selves if isinstance(each, kind)), None)
+
+
+def is_called_by(function: Callable[..., Any]) -> bool:
+    """Whether a function of Python runs."""
+    return any(frame.f_code is function.__code__ for frame in _frames())
 
 
 def gradient_call() -> tuple[list[Any], list[Any]] | None:

@@ -46,7 +46,9 @@ def export_saved_model(
             if isinstance(node, tf.saved_model.experimental.TrackableResource)
         ]
         # Copies, because the model's own variables may be on parameter servers.
-        servable.variables_ = [tf.Variable(v.numpy(), trainable=False) for v in model.variables]
+        servable.variables_ = [
+            tf.Variable(v.value.numpy(), trainable=False) for v in model.variables
+        ]
 
         def predict(*inputs: Any) -> Any:
             copies = map(tf.convert_to_tensor, servable.variables_)

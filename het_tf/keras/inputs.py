@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf.keras.batches import is_python_source, python_dataset
+
 DatasetFunction = Callable[..., tf.data.Dataset]
 
 _DEFAULT_BATCH_SIZE = 32
@@ -28,11 +30,11 @@ def as_dataset(
     batch_size: int | None = None,
     shuffle: bool = False,
 ) -> tf.data.Dataset:
-    """A batched dataset of `x`, a `tf.data.Dataset` or arrays.
+    """A batched dataset of `x`, a `tf.data.Dataset`, batches that Python makes, or arrays.
 
     Args:
-      x: a batched dataset, returned as it is; or an array, or a list, tuple or dict of arrays whose
-        first dimensions are equal.
+      x: a batched dataset, returned as it is; a generator or `keras.utils.PyDataset`; or an array,
+        or a list, tuple or dict of arrays whose first dimensions are equal.
       y: labels, arrays likewise. Not with a dataset.
       sample_weight: one weight per example. Not with a dataset.
       batch_size: examples per batch; 32 when None. Not with a dataset.
@@ -48,15 +50,19 @@ def as_dataset(
     if isinstance(x, tf.data.Dataset):
         check_alone(y, sample_weight, batch_size, "a tf.data.Dataset")
         return x
-    if x is None or inspect.isgenerator(x) or isinstance(x, keras.utils.PyDataset):
+    if is_python_source(x):
+        check_alone(y, sample_weight, batch_size, f"a {type(x).__name__}")
+        return python_dataset(x, shuffle, _as_arrays)
+    if x is None:
         raise TypeError(
             "Under HetParameterServerStrategy the data must be a function that returns a "
-            f"tf.data.Dataset, a tf.data.Dataset, or arrays; got {type(x).__name__}."
+            "tf.data.Dataset, a tf.data.Dataset, a generator, a keras.utils.PyDataset or arrays; "
+            "got None."
         )
     parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
     if y is None and sample_weight is not None:
         raise ValueError("sample_weight needs y.")
-    arrays = tf.nest.map_structure(_as_array, _lists_to_tuples(parts))
+    arrays = _as_arrays(parts)
     lengths = {len(array) for array in tf.nest.flatten(arrays)}
     if len(lengths) != 1:
         raise ValueError(
@@ -266,6 +272,10 @@ def _as_array(value: Any) -> np.ndarray:
         raise TypeError("Pass ragged and sparse tensors in a tf.data.Dataset.")
     array = value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
     return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
+
+
+def _as_arrays(parts: Any) -> Any:
+    return tf.nest.map_structure(_as_array, _lists_to_tuples(parts))
 
 
 def _lists_to_tuples(value: Any) -> Any:

@@ -105,6 +105,11 @@ class MetricSums:
         """Starts from zero again."""
         self._sums[:] = 0.0
 
+    def read(self) -> None:
+        """Starts from what the metrics' variables hold."""
+        values = [np.ravel(variable.numpy()) for variable in self._variables]
+        self._sums[:] = np.concatenate([np.zeros(0), *values])
+
     def add(self, states: np.ndarray) -> None:
         """Adds the states of one closure, float64 [values in all states]."""
         self._sums += states

@@ -241,15 +241,76 @@ class _ParameterServerFit:
         trainer = self._trainer_to_run()
         return (super() if trainer is None else trainer).predict(x, **arguments)
 
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """As `keras.Model.train_on_batch`; under `HetParameterServerStrategy` on some worker.
+
+        Every call waits for its step, which then is in the tables and variables: for a test or a
+        look at one batch. `fit` has all workers step at once.
+        """
+        trainer = self._trainer_to_run()
+        if trainer is None:
+            return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+        return trainer.run_on_batch(
+            x, y, sample_weight, class_weight, training=True, return_dict=return_dict
+        )
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """As `keras.Model.test_on_batch`; under `HetParameterServerStrategy` on some worker."""
+        trainer = self._trainer_to_run()
+        if trainer is None:
+            return super().test_on_batch(x, y, sample_weight, return_dict)
+        return trainer.run_on_batch(x, y, sample_weight, training=False, return_dict=return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """As `keras.Model.predict_on_batch`; under `HetParameterServerStrategy` on some worker."""
+        if self._trainer_to_run() is None:
+            return super().predict_on_batch(x)
+        return self.predict(x, batch_size=len(keras.tree.flatten(x)[0]), verbose=0)
+
     def get_weights(self) -> list[Any]:
-        """As `keras.Model.get_weights`, with what all workers made of the weights until now."""
+        """As `keras.Model.get_weights`, with what all workers made of the weights until now.
+
+        Raises:
+          ValueError: the model has a `HetEmbedding`, whose table is no weight.
+        """
+        self._check_has_no_table()
         self._sync(slots=False)
         return super().get_weights()
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """As `keras.Model.save`, with what all workers made of weights and slots until now."""
+    def set_weights(self, weights: list[Any]) -> None:
+        """As `keras.Model.set_weights`.
+
+        Raises:
+          ValueError: the model has a `HetEmbedding`, whose table is no weight.
+        """
+        self._check_has_no_table()
+        super().set_weights(weights)
+
+    def _check_has_no_table(self) -> None:
+        for layer in embeddings_of(self):
+            if layer.built:
+                layer.anchor.numpy()
+
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As `keras.Model.save`, with what all workers made of weights and slots until now.
+
+        Raises:
+          ValueError: the model has a `HetEmbedding`, and the file is of the old format `.h5`, which
+            has no place for its table.
+        """
+        if os.fspath(filepath).endswith((".h5", ".hdf5")):
+            self._check_has_no_table()
         self._sync(slots=True)
-        super().save(*args, **kwargs)
+        super().save(filepath, *args, **kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         """As `keras.Model.save_weights`, with what all workers made of the weights until now."""
@@ -271,10 +332,17 @@ class _ParameterServerFit:
     ) -> None:
         """As `keras.Model.export`; a SavedModel needs no het_tf ops to be served.
 
-        See `het_tf.export_saved_model`. Other formats are left to Keras, which cannot export a
-        model with a `HetEmbedding` to them.
+        See `het_tf.export_saved_model`.
+
+        Raises:
+          ValueError: the model has a `HetEmbedding`, and the format has no place for its table.
         """
         if format != "tf_saved_model":
+            for layer in embeddings_of(self):
+                raise ValueError(
+                    f"the table of layer {layer.name} cannot be exported with format={format!r}:"
+                    ' export with format="tf_saved_model", which stock TensorFlow serves'
+                )
             super().export(
                 filepath, format, verbose=verbose, input_signature=input_signature, **kwargs
             )

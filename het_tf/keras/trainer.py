@@ -155,7 +155,53 @@ class ParameterServerTrainer:
         feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
         self._build(feed.element_spec)
         callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
-        logs = self._evaluate(feed, callbacks)
+        return self._result(self._evaluate(feed, callbacks), return_dict)
+
+    def run_on_batch(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        class_weight: Mapping[int, float] | None = None,
+        *,
+        training: bool,
+        return_dict: bool,
+    ) -> Logs | list[float] | float:
+        """One step on some worker; metrics go on until they are reset, as in Keras."""
+        self._strategy.check_open()
+        batch_size = len(tf.nest.flatten(x)[0])
+        if training:
+            feed = train_feed(
+                self._strategy,
+                x,
+                y,
+                sample_weight,
+                batch_size=batch_size,
+                shuffle=False,
+                steps=None,
+                class_weight=class_weight,
+            )
+        else:
+            feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size)
+            self._strategy.flush(slots=False)
+        self._build(feed.element_spec)
+        with self._on_workers(), self._flushed_on_error():
+            if training:
+                RateFollower(self._model).follow()
+                if self._dense is not None:
+                    self._dense.replicas.begin()
+            logs = self._run_steps(
+                feed,
+                training=training,
+                on_batch=lambda first, last, logs: None,
+                should_stop=lambda: False,
+                keeps_metrics=True,
+            )
+            if training:
+                self._strategy.flush()
+        return self._result(logs, return_dict)
+
+    def _result(self, logs: Logs, return_dict: bool) -> Logs | list[float] | float:
         if return_dict:
             return logs
         # The order of the metrics, which that of the logs is not in every version of Keras.
@@ -243,11 +289,12 @@ class ParameterServerTrainer:
         training: bool,
         on_batch: Callable[[int, int, Logs], None],
         should_stop: Callable[[], bool],
+        keeps_metrics: bool = False,
     ) -> Logs:
         """One pass; returns its final logs and leaves the metrics' variables at their values."""
         sums = self._sums
         assert sums is not None
-        sums.clear()
+        sums.read() if keeps_metrics else sums.clear()
         closure = self._step_closure(feed, training)
         logs: Logs = {}
         done = 0

@@ -19,6 +19,8 @@ from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
 from het_tf.distribute.current import warn_of_idle_cluster
+from het_tf.layers.anchor import Anchor
+from het_tf.layers.exporting import exported_table
 from het_tf.layers.lookup import lookup
 from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport
@@ -136,7 +138,7 @@ class HetEmbedding(keras.layers.Layer):
         self._strategy = strategy if self._devices else None
         if not self._devices:
             warn_of_idle_cluster(f"Layer {self.name!r} is built")
-        self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor")
+        self._anchor = Anchor(self.name)
         if self._schedule is not None or self._takes_compiled:
             self._iterations = self.add_weight(
                 shape=(), initializer="zeros", dtype="int64", trainable=False, name="iterations"
@@ -371,7 +373,7 @@ class HetEmbedding(keras.layers.Layer):
         Returns:
           Of each feature [bags, output_dim], in the layer's compute dtype.
         """
-        frozen = frozen_table(self)
+        frozen = frozen_table(self) or exported_table(self)
         if frozen is not None:
             outputs = frozen.pool(keys, features)
         else:
@@ -482,7 +484,8 @@ class HetEmbedding(keras.layers.Layer):
 
     def save_own_variables(self, store: Any) -> None:
         """Puts the weights and all rows of the table into a Keras weights file."""
-        super().save_own_variables(store)
+        for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
+            store[str(i)] = 0.0 if variable is self._anchor else variable
         rows = self._read_rows()
         store["keys"], store["values"] = rows.keys, rows.values
         store["slots"], store["clocks"] = rows.slots, rows.clocks
@@ -491,7 +494,8 @@ class HetEmbedding(keras.layers.Layer):
         """Replaces the weights and all rows of the table; the caches start empty."""
         self._check_has_table()
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
-            variable.assign(store[str(i)])
+            if variable is not self._anchor:
+                variable.assign(store[str(i)])
         self._replace_rows(
             TableExport(*(np.asarray(store[n]) for n in ("keys", "values", "slots", "clocks")))
         )

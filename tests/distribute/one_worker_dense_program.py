@@ -64,7 +64,7 @@ def train(model_class, optimizer):
     )
     return {
         "history": history.history,
-        "weights": [w.tolist() for w in model.get_weights()],
+        "weights": [w.value.numpy().tolist() for w in model.weights],
         "slots": [v.numpy().tolist() for v in model.optimizer.variables],
     }
 

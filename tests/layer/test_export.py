@@ -133,3 +133,54 @@ def test_a_subclassed_model_needs_a_signature(tmp_path):
     model.export(tmp_path / "model", input_signature=tf.TensorSpec([None, 2], tf.int64))
     served = tf.saved_model.load(str(tmp_path / "model"))
     np.testing.assert_allclose(served.serve(tf.constant(query)), expected)
+
+
+def plain_model(model_class=keras.Model) -> keras.Model:
+    """With a lookup layer and a pooled table beside the embedding; trained."""
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    known = keras.layers.IntegerLookup(vocabulary=[2**40, 7])(ids)
+    vectors = keras.layers.Flatten()(het_tf.layers.HetEmbedding(4, seed=1, name="users")(ids))
+    pooled = het_tf.layers.HetEmbedding(2, seed=2, combiner="mean")(known)
+    model = model_class(ids, keras.layers.Dense(2)(keras.layers.Concatenate()([vectors, pooled])))
+    model.compile("adam", "mse")
+    model.fit(KNOWN, KNOWN[:, :2] % 2, verbose=0)
+    return model
+
+
+def with_an_archive(model, path):
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    signature = [tf.TensorSpec((None, 3), tf.int64)]
+    archive.add_endpoint("serve", lambda ids: model(ids, training=False), signature)
+    archive.write_out(path, verbose=False)
+
+
+@pytest.mark.parametrize(
+    "export", [lambda model, path: model.export(path, verbose=False), with_an_archive]
+)
+def test_kerass_own_exports_have_the_table(export, tmp_path):
+    model = plain_model()
+    export(model, tmp_path / "model")
+    expected = {ids.tobytes(): model.predict(ids, verbose=0) for ids in (KNOWN, UNKNOWN)}
+    model.fit(KNOWN, KNOWN[:, :2] % 2, verbose=0)
+    assert (model.predict(KNOWN, verbose=0) != expected[KNOWN.tobytes()]).any()
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    for ids in (KNOWN, UNKNOWN):
+        np.testing.assert_allclose(
+            served.serve(tf.constant(ids)), expected[ids.tobytes()], rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("model_class", [keras.Model, het_tf.keras.Model])
+def test_tf_saved_model_save_names_what_works(model_class, tmp_path):
+    model = plain_model(model_class)
+    with pytest.raises(ValueError, match=r"table of layer users: use het_tf\.export"):
+        tf.saved_model.save(model, str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino", "litert", "torch"])
+def test_formats_that_cannot_hold_a_table_say_so_first(format, tmp_path):
+    model = plain_model(het_tf.keras.Model)
+    with pytest.raises(ValueError, match=rf"users .*format='{format}'.*tf_saved_model"):
+        model.export(tmp_path / "model.onnx", format=format)
+    assert not list(tmp_path.iterdir())

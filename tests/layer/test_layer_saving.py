@@ -133,6 +133,30 @@ def test_config_round_trip(arguments):
         assert again.cache == arguments["cache"]
 
 
+@pytest.mark.parametrize("model_class", [keras.Model, het_tf.keras.Model])
+def test_what_has_no_place_for_the_table_says_what_has(model_class, tmp_path):
+    inputs = keras.Input((3,), dtype="int64")
+    embedded = het_tf.layers.HetEmbedding(2, name="users")(inputs)
+    model = model_class(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(embedded)))
+    model.compile("sgd", "mse")
+    fit(model)
+    values = [variable.value.numpy() for variable in model.weights]
+    restore = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    for ask in (
+        model.get_weights,
+        lambda: model.set_weights(values),
+        lambda: model.get_layer("users").get_weights(),
+        lambda: model.save(tmp_path / "model.h5"),
+        lambda: model.fit(IDS, LABELS, callbacks=[restore], verbose=0),
+    ):
+        with pytest.raises(ValueError, match=r"layer users is no Keras weight.*save_weights"):
+            ask()
+    before = sorted_rows(model)
+    model.save_weights(tmp_path / "model.weights.h5")
+    model.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_array_equal(sorted_rows(model)[1], before[1])
+
+
 def test_weights_of_another_table_are_refused(tmp_path):
     model = build(optimizers.SGD(0.1))
     fit(model)

@@ -1,0 +1,81 @@
+"""`train_on_batch` and its like, and Python's own sources of batches, on a cluster."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import het_tf
+
+IDS = np.arange(6)
+
+
+@pytest.fixture(scope="module")
+def model(strategy):
+    """Of every id that is trained once more, the row grows by 1."""
+    with strategy.scope():
+        layer = het_tf.layers.HetEmbedding(
+            1,
+            optimizer=het_tf.optimizers.SGD(1.0),
+            embeddings_initializer="zeros",
+            cache=het_tf.CacheConfig(10),
+            name="users",
+        )
+        ids = keras.Input((), dtype="int64")
+        model = het_tf.keras.Model(ids, layer(ids))
+        model.compile(loss=lambda _, predicted: -keras.ops.sum(predicted), metrics=["mae"])
+    return model
+
+
+@pytest.fixture
+def rows(model):
+    """A function that reads the rows, of which there are none at first."""
+    table = model.get_layer("users").table
+    table.clear()
+    return lambda: table.lookup(IDS)[:, 0].tolist()
+
+
+def test_batches_one_by_one(model, rows):
+    model.reset_metrics()
+    logs = model.train_on_batch(IDS[:4], np.zeros(4), return_dict=True)
+    assert logs == {"loss": 0, "mae": 0}
+    assert rows() == [1, 1, 1, 1, 0, 0]
+    # Metrics go on until they are reset, as in Keras.
+    assert model.train_on_batch(IDS[:4], np.zeros(4)) == [-2, 0.5]
+    model.reset_metrics()
+    assert model.test_on_batch(IDS[:4], np.zeros(4)) == [-8, 2]
+    assert model.test_on_batch(IDS[:4], np.zeros(4), return_dict=True) == {"loss": -8, "mae": 2}
+    np.testing.assert_array_equal(model.predict_on_batch(IDS)[:, 0], [2, 2, 2, 2, 0, 0])
+    assert rows() == [2, 2, 2, 2, 0, 0]
+
+
+def test_a_generator(model, rows):
+    batches = ((IDS[i : i + 2], np.zeros(2)) for i in range(0, 6, 2))
+    model.fit(batches, verbose=0)
+    assert rows() == [1] * 6
+
+
+def test_a_py_dataset(model, rows):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return IDS[2 * i : 2 * i + 2], np.zeros(2)
+
+    model.fit(Batches(), epochs=2, verbose=0)
+    assert rows() == [2] * 6
+    assert model.evaluate(Batches(), verbose=0, return_dict=True)["mae"] == 2
+    np.testing.assert_array_equal(model.predict(Batches(), verbose=0)[:, 0], [2] * 6)
+
+
+def test_weights_without_the_table_are_refused(model, tmp_path):
+    for ask in (
+        model.get_weights,
+        lambda: model.set_weights([np.zeros(())] * len(model.weights)),
+        lambda: model.save(tmp_path / "model.h5"),
+    ):
+        with pytest.raises(ValueError, match=r"layer users .*save_weights"):
+            ask()
+    assert not list(tmp_path.iterdir())
