@@ -51,14 +51,17 @@ def _tables() -> list[Any]:
 
 def _name_and_rows(table: Any) -> tuple[dict[str, str], tuple[tf.Tensor, tf.Tensor]] | None:
     """What to ask for to get a table, its keys and its values; None if it needs no keeping."""
-    handle = table.resource_handle
-    if not isinstance(handle, tf.Tensor) or f"/job:{COORDINATOR}" not in handle.device:
-        return None
-    # There is no other way to ask a handle for its name.
-    found = re.search(r'name="([^"]*)".*?container="([^"]*)"', repr(handle))
-    if found is None or found[2] == "Anonymous":  # A handle that holds the table itself.
-        return None
-    return {"shared_name": found[1], "container": found[2]}, table.export()
+    try:
+        handle = table.resource_handle
+        if not isinstance(handle, tf.Tensor) or f"/job:{COORDINATOR}" not in handle.device:
+            return None
+        # There is no other way to ask a handle for its name.
+        found = re.search(r'name="([^"]*)".*?container="([^"]*)"', repr(handle))
+        if found is None or found[2] == "Anonymous":  # A handle that holds the table itself.
+            return None
+        return {"shared_name": found[1], "container": found[2]}, table.export()
+    except (AttributeError, tf.errors.OpError):
+        return None  # Its constructor or its initializer failed, so nobody can use it.
 
 
 def _make_again(table: Any, name: dict[str, str], rows: tuple[tf.Tensor, tf.Tensor]) -> None:

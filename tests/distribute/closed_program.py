@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 
+import made_before
 import test_scope
 
 import het_tf
@@ -20,6 +21,7 @@ def error_of(call) -> str:
 
 def main():
     seen = {}
+    made = made_before.MadeBefore()
     with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         with strategy.scope():
@@ -35,6 +37,7 @@ def main():
         "flush": error_of(strategy.flush),
         "cache_stats": error_of(model.layers[1].cache_stats),
     }
+    seen["batches"] = {name: len(list(dataset)) for name, dataset in made.datasets.items()}
     # There is no cluster any more that a model could use.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -29,6 +29,8 @@ class MadeBefore:
         self.mutable.insert(words, _IDS)
         self.layer = keras.layers.StringLookup(vocabulary=words, num_oov_indices=0)
         self.word_layer = keras.layers.StringLookup(vocabulary=WORDS)
+        # What is left of one whose constructor failed.
+        self.half_made = tf.lookup.StaticHashTable.__new__(tf.lookup.StaticHashTable)
         self.variable = tf.Variable(1.0)
         self.datasets = {
             "plain": plain,

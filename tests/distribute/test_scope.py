@@ -103,6 +103,10 @@ def test_after_the_cluster_was_closed(seen, method):
     assert seen["without a scope"] == []
 
 
+def test_datasets_and_tables_outlive_the_cluster(seen):
+    assert set(seen["batches"].values()) == {8}
+
+
 def test_logs_of_the_servers_are_kept(seen):
     assert "ps 0 serves" in seen["log"]
     assert seen["in log_dir"] == ["ps-0.log", "worker-0.log"]
