@@ -69,6 +69,11 @@ gpu-kernels:
 gpu-test:
 	$(GPU) test $(ARGS)
 
+##  make gpu-load  the ops built with CUDA load and train, here, with a GPU or without
+.PHONY: gpu-load
+gpu-load: ops
+	$(GPU) load
+
 ##  make gpu-bench  a step on a GPU beside its copy bandwidth and PyTorch
 .PHONY: gpu-bench
 gpu-bench:

@@ -1,6 +1,7 @@
 """Builds het_tf/_het_ops.so against the installed TensorFlow; the metadata is in pyproject.toml.
 
 Environment: CXX, MAX_JOBS (compilers at a time), HET_TF_PORTABLE=1 (run on other CPUs too),
+HET_TF_CUDA (1: rows in GPUs' memory, with nvcc; 0: none; unset: where nvcc and a GPU are),
 HET_TF_SANITIZE=1 (ops/core under sanitizers: `make fuzz-sanitized`).
 """
 
@@ -27,6 +28,10 @@ def build_ops() -> tuple[Path, Path]:
     """Builds the op library, and beside it a note of what for that is readable without loading."""
     variant = "sanitized" if SANITIZE else "portable" if cxx.PORTABLE else "native"
     directory = cxx.ROOT / "build" / variant
+    nvcc = cxx.nvcc_to_build_with()
+    # What is not for CUDA has the same objects with it.
+    target = directory if nvcc is None else directory.with_name(f"{variant}-cuda")
+    target.mkdir(parents=True, exist_ok=True)
     src = cxx.SOURCES
     with cxx.lock(directory):
         tf = tensorflow_build()
@@ -34,12 +39,30 @@ def build_ops() -> tuple[Path, Path]:
         # -isystem: with -I the TensorFlow headers print thousands of warnings.
         # Not for the core, which must do without TensorFlow.
         tf_flags = [*flags, "-isystem", tf["include"], f'-DHET_TF_BUILT_FOR="{tf["version"]}"']
-        objects = cxx.compile_objects(src.OP_SOURCES, tf_flags, directory)
-        objects += cxx.compile_objects(src.CORE_SOURCES, [*flags, *SANITIZE], directory)
-        library = directory / "_het_ops.so"
-        cxx.link(objects, [*src.LINK_FLAGS, *SANITIZE, *tf["link_flags"]], library)
-        note = directory / "_het_ops.json"
-        facts = {"tensorflow": tf["version"], "compiler": cxx.version(), "portable": cxx.PORTABLE}
+        core_flags = [*flags, *SANITIZE]
+        link_flags = [*src.LINK_FLAGS, *SANITIZE]
+        for_gpus = [] if nvcc is None else src.GPU_OP_SOURCES
+        others = [source for source in src.OP_SOURCES if source not in for_gpus]
+        objects = cxx.compile_objects(others, tf_flags, directory)
+        objects += cxx.compile_objects(for_gpus, [*tf_flags, "-DHET_TF_CUDA"], target)
+        objects += cxx.compile_objects(src.CORE_SOURCES + src.DEVICE_SOURCES, core_flags, directory)
+        if nvcc is None:
+            # Of a .cu file g++ has to be told the language.
+            as_cxx = [*core_flags, "-x", "c++"]
+            objects += cxx.compile_objects(src.CUDA_SOURCES, as_cxx, directory)
+        else:
+            objects += cxx.cuda_objects(src.CUDA_SOURCES, nvcc)
+            # Before TensorFlow's libraries.
+            link_flags += [cxx.cudart(nvcc), *src.CUDA_LINK_FLAGS]
+        library = target / "_het_ops.so"
+        cxx.link(objects, [*link_flags, *tf["link_flags"]], library)
+        note = target / "_het_ops.json"
+        facts = {
+            "tensorflow": tf["version"],
+            "compiler": cxx.version(),
+            "portable": cxx.PORTABLE,
+            "cuda": None if nvcc is None else cxx.cuda_version(nvcc),
+        }
         note.write_text(json.dumps(facts))
     return library, note
 
@@ -74,7 +97,8 @@ class Wheel(bdist_wheel):
 
 
 if __name__ == "__main__":
-    sources = cxx.SOURCES.CORE_SOURCES + cxx.SOURCES.OP_SOURCES
+    src = cxx.SOURCES
+    sources = src.CORE_SOURCES + src.OP_SOURCES + src.DEVICE_SOURCES + src.CUDA_SOURCES
     setup(
         ext_modules=[Extension("het_tf._het_ops", sources)],
         cmdclass={"build_ext": BuildOps, "bdist_wheel": Wheel},

@@ -21,19 +21,24 @@ def _tf_configure_impl(ctx):
     if result.return_code:
         fail(result.stderr)
     build = json.decode(result.stdout)
+    result = ctx.execute([python, ctx.path(Label("//:tools/cxx.py"))])
+    if result.return_code:
+        fail(result.stderr)
+    cuda = json.decode(result.stdout)
 
     ctx.symlink(build["include"], "include")
     library = "libtensorflow_framework.so.2"
     ctx.symlink(build["library"] + "/" + library, library)
     ctx.file("BUILD", _BUILD)
-    ctx.file("build.bzl", "TENSORFLOW = %r\nPORTABLE = %r\nMACHINE = %r\n" % (
+    ctx.file("build.bzl", "TENSORFLOW = %r\nCUDA = %r\nPORTABLE = %r\nMACHINE = %r\n" % (
         build,
+        cuda,
         ctx.os.environ.get("HET_TF_PORTABLE") == "1",
         ctx.execute(["uname", "-m"]).stdout.strip(),
     ))
 
 tf_configure = repository_rule(
     implementation = _tf_configure_impl,
-    environ = ["PYTHON_BIN_PATH", "HET_TF_PORTABLE"],
+    environ = ["PYTHON_BIN_PATH", "HET_TF_PORTABLE", "HET_TF_CUDA"],
     local = True,
 )

@@ -27,7 +27,7 @@ class Lookup:
 
     Attributes:
       layer: which `HetEmbedding` it is for.
-      unique_ids: scalar variant of `ops.unique_ids`.
+      unique_ids: scalar variant of its cache's `unique_ids_op`.
       ticket: scalar variant, installed.
     """
 

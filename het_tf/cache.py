@@ -14,6 +14,7 @@ from absl import logging
 from het_tf import _abandoned, ops
 from het_tf._arguments import INT32_MAX, check_integer, check_number
 from het_tf._graph import handle_from_caller, share_in_graph
+from het_tf._places import device_here, devices_beside, host_here, task_of
 from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.table import NO_CACHE, EmbeddingTable, check_clock, sum_stats
 
@@ -23,6 +24,12 @@ _UNSET: Any = "unset"
 # The drift clock counts in integers, too: of this length, in the units of a row's value.
 DRIFT_UNIT = 2.0**-14
 _MAX_DRIFT = 2.0**10
+
+# Lines of a store; as many numbers are left for rows without a line.
+_MAX_DEVICE_ROWS = 2**30
+
+# Attribute of a cache that has as many rows on its device as memory allows.
+_AUTO = -1
 
 # Steps whose rows and batches a worker holds at once.
 _MAX_LOOKAHEAD = 1024
@@ -49,7 +56,8 @@ class CacheConfig:
     Stay well below: with a higher rate, choose a smaller bound.
 
     Attributes:
-      capacity: rows that a worker keeps, from 1 to 2**31 - 1.
+      capacity: rows that a worker keeps in its host's memory, from 1 to 2**31 - 1; with
+        device_capacity: where it has no such device.
       policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
         as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
       staleness: read_bound and write_bound, where they are not given; None: unbounded.
@@ -70,12 +78,19 @@ class CacheConfig:
         misses is bounded as of then. Up to (lookahead + 1) / 2 steps share a message: no step waits
         once that many take longer than a message and its answer. The window's rows are kept
         whatever the capacity.
+      device_capacity: rows that a worker keeps in the memory of its GPU, from 1 to 2**30, so that a
+        step of hits leaves it for their ids alone (MixCache: Guo et al., SIGIR 2021); "auto": as
+        many as three quarters of the memory hold that TensorFlow has not handed out when the cache
+        is made. A worker without a GPU keeps `capacity` rows on its host; without `capacity` that
+        is an error. None: rows are on the host.
+      device: "GPU"; "CPU": the host takes a GPU's place, slowly, for tests of programs where there
+        is none, in builds of the ops without CUDA.
 
     Raises:
       ValueError: an attribute is out of its range; the message names it and its value.
     """
 
-    capacity: int
+    capacity: int | None = None
     policy: str = "lfu"
     staleness: float | None = _UNSET
     read_bound: float | None = _UNSET
@@ -83,12 +98,22 @@ class CacheConfig:
     clock: str = "count"
     total_staleness: float | None = None
     lookahead: int = 1
+    device_capacity: int | str | None = None
+    device: str = "GPU"
 
     def __post_init__(self) -> None:
         if self.policy not in ("lfu", "lru"):
             raise ValueError(f'policy must be "lfu" or "lru", not {self.policy!r}')
-        capacity = check_integer("capacity", self.capacity, 1, INT32_MAX)
-        object.__setattr__(self, "capacity", capacity)
+        if self.device_capacity is None or self.capacity is not None:
+            capacity = check_integer("capacity", self.capacity, 1, INT32_MAX)
+            object.__setattr__(self, "capacity", capacity)
+        if self.device_capacity not in (None, "auto"):
+            device_capacity = check_integer(
+                "device_capacity", self.device_capacity, 1, _MAX_DEVICE_ROWS, ' or "auto"'
+            )
+            object.__setattr__(self, "device_capacity", device_capacity)
+        if self.device not in ("GPU", "CPU"):
+            raise ValueError(f'device must be "GPU" or "CPU", not {self.device!r}')
         bounds = ("staleness", "read_bound", "write_bound")
         given = [name for name in bounds if getattr(self, name) is not _UNSET]
         check_clock(self.clock)
@@ -156,8 +181,12 @@ class WorkerCache:
     Without a config there is no cache: every lookup fetches its rows, and gradients go to the
     shards, which apply the optimizer.
 
+    With `device_capacity` a worker's rows are in the memory of its GPU, on which the ops then run;
+    the coordinator's are not. So is the cache over a local table, which has no bounds.
+
     Attributes:
       writes_through: whether updates are sent in the step that makes them.
+      on_device: whether the cache of a local table, or of some worker, is on a device.
     """
 
     def __init__(self, table: EmbeddingTable, config: CacheConfig | None, nonfinite: str = "error"):
@@ -170,7 +199,7 @@ class WorkerCache:
             "skip": the keys concerned are skipped and counted.
 
         Raises:
-          ValueError: `nonfinite` is neither.
+          ValueError: `nonfinite` is neither, or there is no GPU for `device_capacity`.
         """
         if nonfinite not in ("error", "skip"):
             raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
@@ -185,33 +214,59 @@ class WorkerCache:
         if config is None:
             self._attributes |= NO_CACHE
         else:
-            self._attributes |= {"capacity": config.capacity, "policy": config.policy}
+            capacity = 0 if config.capacity is None else config.capacity
+            self._attributes |= {"capacity": capacity, "policy": config.policy}
             workers = 1 if table.is_local else len(cluster_devices("worker"))
             self._attributes |= config.bound_attributes(max(workers, 1))
-        self._on_coordinator = self._attributes | {
-            "shared_name": f"{self.name}/coordinator",
-            "read_bound": 0,
-        }
+        devices = self._find_devices()
+        self.on_device = bool(devices)
+        if self.on_device and table.is_local:
+            # Nobody else reads or writes the table without a flush.
+            self._attributes |= {"read_bound": _UNBOUNDED, "write_bound": _UNBOUNDED}
         self.writes_through = self._attributes.get("write_bound", 0) == 0
+        self._handles = _Handles(self._attributes, devices, config)
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)
-        made = [self._attributes] if table.is_local else [self._attributes, self._on_coordinator]
-        _abandoned.destroy_after(self, functools.partial(_destroy, made, table.is_local))
+        _abandoned.destroy_after(self, functools.partial(_destroy, self._handles, table.is_local))
+
+    def _find_devices(self) -> dict[Any, list[str]]:
+        """By task (`task_of`), the devices that keep rows."""
+        if self.config is None or self.config.device_capacity is None:
+            return {}
+        devices = {}
+        with tf.init_scope():
+            hosts = [host_here()] if self.table.is_local else cluster_devices("worker")
+        for host in hosts:
+            try:
+                devices[task_of(host)] = devices_beside(host, self.config.device)
+            except ValueError as error:
+                if self.config.capacity is None:
+                    raise ValueError(
+                        f"device_capacity = {self.config.device_capacity!r}: {error}. With a"
+                        " capacity beside it, rows are kept on the host then"
+                    ) from error
+                logging.info("rows of %s are on the host %s: %s", self.name, host, error)
+        return devices
+
+    def unique_ids_op(self, keys: tf.Tensor) -> tf.Tensor:
+        """Keys, int64 of any shape, for `lookup_op`: a scalar variant."""
+        return ops.unique_ids(keys, on_device=self.on_device)
 
     def open_op(self) -> None:
         """At the start of the graph of a function that runs on workers only: its handle is there.
 
         Otherwise each call of the function asks the worker for it first, in a message of its own.
         """
-        if not self.table.is_local:
-            share_in_graph(self.name, ops.cache_handle(**self._attributes))
+        handle = None if self.table.is_local else self._handles.on_every_worker_op()
+        if handle is not None:
+            share_in_graph(self.name, handle)
 
     def lookup_op(self, unique_ids: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         """Reads rows.
 
         Args:
-          unique_ids: scalar variant of `ops.unique_ids`.
+          unique_ids: scalar variant of `unique_ids_op`.
           fresh: read as with a `read_bound` of 0.
 
         Returns:
@@ -369,15 +424,14 @@ class WorkerCache:
 
     @functools.cached_property
     def _local_handle(self) -> tf.Tensor:
-        with tf.init_scope(), tf.device("/device:CPU:0"):
-            return ops.cache_handle(**self._attributes)
+        with tf.init_scope():
+            return self._handles.make()
 
     def _handle_op(self) -> tf.Tensor:
         if self.table.is_local:
             return self._local_handle
         # What is made here lives as long as the graph, and must not keep this object as long.
-        make = functools.partial(_make_handle, self._attributes, self._on_coordinator)
-        return handle_from_caller(self.name, make)
+        return handle_from_caller(self.name, self._handles.make)
 
     def _write_through_op(self, update: tf.Operation | None) -> tf.Operation | None:
         """After an update: sends what must not wait."""
@@ -404,19 +458,76 @@ def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
     return True
 
 
-def _make_handle(on_worker: dict[str, Any], on_coordinator: dict[str, Any]) -> tf.Tensor:
-    """A handle of the cache of the device under which this is called. Arguments: attributes."""
-    handle = ops.cache_handle(**on_worker)
-    if tf.DeviceSpec.from_string(handle.device).job != COORDINATOR:
-        return handle
-    # The device is not known before, so an empty cache that is never used is there too.
-    return ops.cache_handle(**on_coordinator)
+class _Handles:
+    """Makes handles of the caches under one name. It knows nothing of the object that has it."""
+
+    def __init__(
+        self,
+        attributes: dict[str, Any],
+        devices: dict[Any, list[str]],
+        config: CacheConfig | None,
+    ):
+        """Makes nothing yet.
+
+        Args:
+          attributes: of `ops.cache_handle` on a worker.
+          devices: by task (`task_of`), those that keep rows.
+          config: of the cache.
+        """
+        self.on_host = attributes
+        self.on_coordinator = attributes | {
+            "shared_name": f"{attributes['shared_name']}/coordinator",
+            "read_bound": 0,
+        }
+        self.devices = devices
+        if devices:
+            rows = config.device_capacity
+            self._on_device = attributes | {"device_capacity": _AUTO if rows == "auto" else rows}
+            self._kind = config.device
+
+    def make(self) -> tf.Tensor:
+        """A handle of the cache of the task under whose device this is called, eagerly."""
+        if self.devices:
+            task = task_of(host_here())
+            if task in self.devices:
+                with tf.device(device_here(self.devices[task])):
+                    return ops.cache_handle(**self._on_device)
+            return _on_host(self.on_coordinator if task[0] == COORDINATOR else self.on_host)
+        handle = _on_host(self.on_host)
+        if task_of(handle.device)[0] != COORDINATOR:
+            return handle
+        # The device is not known before, so an empty cache that is never used is there too.
+        return _on_host(self.on_coordinator)
+
+    def all_here(self) -> list[tf.Tensor]:
+        """Those of all caches of the task under whose device this is called, eagerly."""
+        if not self.devices:
+            return [self.make(), _on_host(self.on_host)]
+        handles = []
+        for device in self.devices.get(task_of(host_here()), ["/device:CPU:0"]):
+            with tf.device(device):
+                handles.append(self.make())
+        return handles
+
+    def on_every_worker_op(self) -> tf.Tensor | None:
+        """A handle in a graph that any worker may run; None if they keep their rows apart."""
+        if not self.devices:
+            return _on_host(self.on_host)
+        if len(self.devices) < len(cluster_devices("worker")):
+            return None
+        with tf.device(f"/device:{self._kind}:0"):
+            return ops.cache_handle(**self._on_device)
 
 
-def _destroy(made: list[dict[str, Any]], is_local: bool) -> None:
+def _on_host(attributes: dict[str, Any]) -> tf.Tensor:
+    # The handle op runs on GPUs, too, in a build with CUDA.
+    with tf.device("/device:CPU:0"):
+        return ops.cache_handle(**attributes)
+
+
+def _destroy(handles: _Handles, is_local: bool) -> None:
     def destroy() -> None:
-        for attributes in made:
-            handle = ops.cache_handle(**attributes)
+        for handle in handles.all_here():
             tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
     # A worker that is lost has lost its cache.

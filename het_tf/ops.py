@@ -14,12 +14,39 @@ import tensorflow as tf
 
 LIBRARY = pathlib.Path(__file__).parent / "_het_ops.so"
 
+_REMEDY = (
+    "build it for this TensorFlow: `make ops` in a checkout, or"
+    " `pip install --no-build-isolation .`"
+)
+
+
+def build(library: pathlib.Path = LIBRARY) -> dict[str, Any]:
+    """What there is to know of the op library without loading it.
+
+    Args:
+      library: path of the .so; beside it lies a .json.
+
+    Returns:
+      "tensorflow": the version it was built for; "cuda": the version of CUDA with which it keeps
+      rows in a GPU's memory, None where it does not.
+
+    Raises:
+      ImportError: there is no such library.
+    """
+    try:
+        note = json.loads(library.with_suffix(".json").read_text())
+        return {"tensorflow": note["tensorflow"], "cuda": note.get("cuda")}
+    except (OSError, ValueError, KeyError) as error:
+        raise ImportError(
+            f"the het_tf ops at {library} are missing or incomplete; {_REMEDY}"
+        ) from error
+
 
 def load(library: pathlib.Path = LIBRARY) -> Any:
     """Loads the op library into this process; again has no effect.
 
     Args:
-      library: path of the .so; beside it lies a .json that names the TensorFlow it was built for.
+      library: path of the .so; beside it lies a .json with what `build` says.
 
     Returns:
       The module of generated op functions.
@@ -28,26 +55,19 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
       ImportError: the library is missing, was built for another TensorFlow, or does not load. The
         message says what to do.
     """
-    remedy = (
-        "build it for this TensorFlow: `make ops` in a checkout, or"
-        " `pip install --no-build-isolation .`"
-    )
-    try:
-        built_for = json.loads(library.with_suffix(".json").read_text())["tensorflow"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ImportError(
-            f"the het_tf ops at {library} are missing or incomplete; {remedy}"
-        ) from error
+    built_for = build(library)["tensorflow"]
     # The C++ interface of TensorFlow changes with every minor version.
     if built_for.split(".")[:2] != tf.__version__.split(".")[:2]:
         raise ImportError(
             f"the het_tf ops at {library} are built for TensorFlow {built_for}, but this is"
-            f" TensorFlow {tf.__version__}; {remedy}, or install tensorflow=={built_for}"
+            f" TensorFlow {tf.__version__}; {_REMEDY}, or install tensorflow=={built_for}"
         )
     try:
         return tf.load_op_library(str(library))
     except (OSError, tf.errors.OpError) as error:
-        raise ImportError(f"the het_tf ops at {library} do not load ({error}); {remedy}") from error
+        raise ImportError(
+            f"the het_tf ops at {library} do not load ({error}); {_REMEDY}"
+        ) from error
 
 
 _library = load()

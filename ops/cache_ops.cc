@@ -20,6 +20,7 @@ REGISTER_OP("Het>CacheHandle")
     .Attr("clock: {'count', 'lamport', 'drift'} = 'count'")
     .Attr("num_shards: int >= 1 = 1")
     .Attr("capacity: int")
+    .Attr("device_capacity: int >= -1 = 0")
     .Attr("policy: {'lru', 'lfu'} = 'lfu'")
     .Attr("read_bound: int = -1")
     .Attr("write_bound: int = -1")
@@ -34,6 +35,9 @@ shared_name: The cache's name; empty: private to this op.
 dim: As of the table, like optimizer, initializer, seed, clock and num_shards.
 capacity: Rows. 0: no cache. Every lookup fetches its rows, updates send gradients, and the shards
   apply the optimizer.
+device_capacity: Rows in the memory of the device of this op, in the place of capacity; -1: as many
+  as three quarters of the memory hold that TensorFlow has not handed out there. 0: rows are in the
+  host's memory. In a build without CUDA the CPU is such a device, else GPUs are.
 policy: Which rows leave a full cache.
 read_bound: What a read may miss of other workers' updates beyond those not yet sent, in units of the
   clock: updates, or lengths of 2^-14 under a drift clock; -1: unbounded.
@@ -56,7 +60,7 @@ REGISTER_OP("Het>CacheLookup")
     .Doc(R"doc(
 Begins a step: finds its rows and writes one request for each shard.
 
-unique_ids: From UniqueIds.
+unique_ids: From UniqueIds; with its on_device if the cache may have its rows on a device.
 ticket: Scalar; keeps the rows in the cache while it lives.
 requests: [bytes] each; 0 bytes: nothing to send.
 fresh: Read with a read_bound of 0, as for evaluation.
@@ -94,7 +98,7 @@ REGISTER_OP("Het>CacheGather")
 Puts out the rows of a step as they are now.
 
 ticket: From CacheLookup, installed.
-rows: [ids, dim].
+rows: [ids, dim], on the device of the rows.
 )doc");
 
 REGISTER_OP("Het>CacheUpdate")

@@ -13,6 +13,7 @@ CORE_SOURCES = [
     "ops/core/cache/unsent.cc",
     "ops/core/dense/replica.cc",
     "ops/core/dense/shard.cc",
+    "ops/core/link/ask.cc",
     "ops/core/link/link.cc",
     "ops/core/memory/arena.cc",
     "ops/core/pooling.cc",
@@ -42,6 +43,7 @@ OP_SOURCES = [
     "ops/kernels/cache_kernels.cc",
     "ops/kernels/call_kernels.cc",
     "ops/kernels/dense_kernels.cc",
+    "ops/kernels/device_caches.cc",
     "ops/kernels/frames_kernels.cc",
     "ops/kernels/kernel_util.cc",
     "ops/kernels/pooling_kernels.cc",
@@ -52,6 +54,9 @@ OP_SOURCES = [
     "ops/process_ops.cc",
     "ops/table_ops.cc",
 ]
+
+# Those of them that know of GPUs: compiled anew with HET_TF_CUDA where nvcc compiles the kernels.
+GPU_OP_SOURCES = ["ops/kernels/cache_kernels.cc"]
 
 # googletest files, one beside each source it tests.
 CORE_TESTS = [
@@ -82,21 +87,26 @@ CORE_TESTS = [
 
 # Rows in a device's memory. Every compiler but nvcc makes the host build of it (ops/cuda/device.h).
 CUDA_SOURCES = [
-    "ops/cuda/block.cu",
-    "ops/cuda/device_cache.cu",
-    "ops/cuda/device_cache_install.cu",
-    "ops/cuda/device_cache_lookup.cu",
-    "ops/cuda/device_cache_update.cu",
     "ops/cuda/evict.cu",
     "ops/cuda/find.cu",
     "ops/cuda/gather.cu",
     "ops/cuda/install.cu",
+    "ops/cuda/memory.cu",
     "ops/cuda/push.cu",
     "ops/cuda/segment_sum.cu",
     "ops/cuda/store.cu",
-    "ops/cuda/tiered.cu",
     "ops/cuda/unique.cu",
     "ops/cuda/update.cu",
+]
+
+# What uses them and launches no kernel itself: the host's compiler compiles it, with CUDA too.
+DEVICE_SOURCES = [
+    "ops/cuda/block.cc",
+    "ops/cuda/device_cache.cc",
+    "ops/cuda/device_cache_install.cc",
+    "ops/cuda/device_cache_lookup.cc",
+    "ops/cuda/device_cache_update.cc",
+    "ops/cuda/tiered.cc",
 ]
 
 CUDA_TESTS = [
@@ -127,14 +137,18 @@ NATIVE_FLAGS = ["-march=native", "-U__AVX512FP16__"]
 # A symbol that nobody defines fails here and not when the library is loaded.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,defs"]
 
+# CUDA's runtime is linked in, and its names are nobody else's: TensorFlow has a stub of the same.
+CUDA_LINK_FLAGS = ["-Wl,--exclude-libs,libcudart_static.a", "-ldl", "-lrt"]
+
 # Of CUDA's compiler. As above, results do not depend on whether an FMA was at hand.
 CUDA_FLAGS = [
     "-std=c++17",
     "-O3",
     "-fmad=false",
     "--expt-relaxed-constexpr",
+    "-DNDEBUG",
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=[sm_90,compute_90]",
     "-Xptxas=-v",
-    "-Xcompiler=-fPIC,-pthread,-ffp-contract=off,-Wall,-Wno-psabi",
+    "-Xcompiler=-fPIC,-pthread,-ffp-contract=off,-fvisibility=hidden,-Wall,-Wno-psabi",
 ]

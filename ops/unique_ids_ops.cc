@@ -8,6 +8,7 @@ namespace {
 REGISTER_OP("Het>UniqueIds")
     .Input("ids: int64")
     .Output("unique_ids: variant")
+    .Attr("on_device: bool = false")
     .SetDoNotOptimize()  // a folded constant could not hold the variant
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       c->set_output(0, c->Scalar());
@@ -18,6 +19,7 @@ Brings ids to their unique keys, once for all ops that follow in the step.
 
 ids: Any shape.
 unique_ids: Scalar. The unique keys and where each occurs, for lookups and updates in this process.
+on_device: They may be for a cache with its rows on a device, which finds the unique keys itself.
 )doc");
 
 REGISTER_OP("Het>StackIds")

@@ -7,16 +7,31 @@ from collections.abc import Iterator
 
 import pytest
 
-# Before TensorFlow is imported: tests run on the CPU, however many GPUs there are.
+# Before TensorFlow is imported: tests run on the CPU, however many GPUs there are. Those that need
+# a GPU run with CUDA_VISIBLE_DEVICES=0.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import made_before
+import tensorflow as tf
 
 import het_tf
 
 # TensorFlow's coordinator raises in its destructor if a closure ever failed. Where that happens to
 # hit while pytest works on its summary, pytest ends with a SystemError. So it is kept alive.
 _kept_alive: list[object] = []
+
+
+@pytest.fixture(params=["CPU", "GPU"])
+def rows_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of device that keeps the rows of a device cache; its /device:<kind>:0 is there."""
+    cuda = het_tf.ops.build()["cuda"]
+    if request.param == "CPU" and cuda is not None:
+        pytest.skip(f"the ops are built with CUDA {cuda}: the host takes no GPU's place")
+    if request.param == "GPU" and cuda is None:
+        pytest.skip("the ops are built without CUDA")
+    if request.param == "GPU" and not tf.config.list_logical_devices("GPU"):
+        pytest.skip("TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES=0 shows it one, if it is there")
+    return request.param
 
 
 @pytest.fixture(scope="session")

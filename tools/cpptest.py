@@ -68,6 +68,7 @@ def build(variant: str) -> Path:
     gtest_sources = [f"{gtest}/src/gtest-all.cc", f"{gtest}/src/gtest_main.cc"]
     with cxx.lock(directory):
         objects = cxx.compile_objects(src.CORE_SOURCES + src.CORE_TESTS, flags, directory)
+        objects += cxx.compile_objects(src.DEVICE_SOURCES, flags, directory)
         # Of a .cu file g++ has to be told the language.
         objects += cxx.compile_objects(src.CUDA_SOURCES, [*flags, "-x", "c++"], directory)
         objects += cxx.compile_objects(src.CUDA_TESTS, flags, directory)

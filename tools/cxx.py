@@ -1,11 +1,13 @@
 """Incremental C++ build that needs only Python and a compiler; setup.py and cpptest.py share it.
 
 A file is built again when something it includes is newer, or its command, compiler or CPU changed.
+As a program it says in JSON with which CUDA the op library is built.
 """
 
 import concurrent.futures
 import contextlib
 import fcntl
+import json
 import os
 import platform
 import re
@@ -48,6 +50,43 @@ def version() -> str:
 def nvcc_path() -> str | None:
     """CUDA's compiler, or None where there is none."""
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def nvcc_to_build_with() -> str | None:
+    """The nvcc with which the op library is built; None: in it the host takes a GPU's place.
+
+    HET_TF_CUDA=1: wherever there is an nvcc; 0: nowhere; unset: where there is a GPU, too. (Without
+    one it would take a minute longer to build and could not be tested.)
+    """
+    wanted = os.environ.get("HET_TF_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        raise SystemExit(f"HET_TF_CUDA must be 0, 1 or unset, not {wanted!r}")
+    if wanted == "0" or (not wanted and not Path("/proc/driver/nvidia/version").exists()):
+        return None
+    path = nvcc_path()
+    if wanted and path is None:
+        raise SystemExit("HET_TF_CUDA=1, but no nvcc: install the CUDA toolkit, or add it to PATH")
+    return path
+
+
+def cuda_version(nvcc: str) -> str:
+    """As 13.0."""
+    said = subprocess.check_output([nvcc, "--version"], text=True)
+    return re.search(r"release (\d+\.\d+)", said)[1]
+
+
+def cudart(nvcc: str) -> str:
+    """The library that what nvcc compiled is linked with."""
+    # On PATH may be a link to it, or a program that calls it.
+    said = subprocess.run(
+        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True
+    ).stderr
+    root = Path(re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)[1].strip()).resolve()
+    for directory in ("lib64", f"targets/{platform.machine()}-linux/lib", "lib"):
+        library = root / directory / "libcudart_static.a"
+        if library.exists():
+            return str(library)
+    raise SystemExit(f"no libcudart_static.a in {root}: it is part of the CUDA toolkit")
 
 
 def _resolved(flags: list[str]) -> str:
@@ -98,6 +137,19 @@ def _depfile_inputs(depfile: Path) -> list[str]:
     return [p.replace("\\ ", " ") for p in re.split(r"(?<!\\)\s+", text.strip())]
 
 
+def cuda_objects(sources: list[str], nvcc: str, *flags: str) -> list[Path]:
+    """Objects of `sources` that nvcc compiled, shared by all builds for this CPU, or portable ones.
+
+    Its host compiler must get the core's architecture, or the two differ in how vectors are passed.
+    """
+    directory = ROOT / "build" / ("cuda-portable" if PORTABLE else "cuda")
+    host_flags = [f"-Xcompiler={','.join(ARCH_FLAGS)}"] if ARCH_FLAGS else []
+    with lock(directory):
+        return compile_objects(
+            sources, [*SOURCES.CUDA_FLAGS, *host_flags, "-I.", *flags], directory, nvcc=nvcc
+        )
+
+
 def compile_objects(
     sources: list[str], flags: list[str], directory: Path, nvcc: str | None = None
 ) -> list[Path]:
@@ -140,3 +192,9 @@ def link(objects: list[Path], flags: list[str], target: Path, nvcc: str | None =
         f"LINK {target.relative_to(ROOT)}", command, target, record
     ):
         raise SystemExit("linking failed")
+
+
+if __name__ == "__main__":
+    nvcc = nvcc_to_build_with()
+    found = nvcc and {"nvcc": nvcc, "cudart": cudart(nvcc), "version": cuda_version(nvcc)}
+    print(json.dumps(found))

@@ -1,7 +1,10 @@
-"""ops/cuda with CUDA's compiler, and on a GPU: tools/gpu.py {kernels,test,bench} [arguments]
+"""ops/cuda with CUDA's compiler, and on a GPU: tools/gpu.py {kernels,load,test,bench} [arguments]
 
 kernels   compiles every kernel for sm_80 and sm_90, lists its registers, and fails where registers
           are spilled to memory. Needs nvcc; where there is none it says so and does nothing.
+load      builds the op library with CUDA, in a copy of the package, and runs the tests of caches on
+          a device and of the layer with it; on the GPU, where CUDA_VISIBLE_DEVICES says which.
+          Needs nvcc; where there is none it says so and does nothing.
 test      runs the C++ tests of ops/cuda on a GPU, then under compute-sanitizer, one tool after the
           other. Arguments go to the tests (--gtest_filter=...).
 bench     benchmarks/gpu_step.py, to which the arguments go.
@@ -10,6 +13,7 @@ test and bench need nvcc and a GPU, and no TensorFlow.
 """
 
 import collections
+import os
 import re
 import shutil
 import subprocess
@@ -20,8 +24,7 @@ import cpptest
 import cxx
 
 DIRECTORY = cxx.ROOT / "build/gpu"
-# Without -march: host code that nvcc compiles must agree with it on how vectors are passed.
-HOST_FLAGS = [*cxx.SOURCES.CXX_FLAGS, "-O2", "-Wno-psabi", "-I."]
+HOST_FLAGS = [*cxx.SOURCES.CXX_FLAGS, *cxx.ARCH_FLAGS, "-O2", "-I."]
 SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 
 
@@ -30,11 +33,6 @@ def nvcc() -> str:
     if path is None:
         raise SystemExit("no nvcc here: install the CUDA toolkit, or add its bin to PATH")
     return path
-
-
-def cuda_objects(sources: list[str], *flags: str) -> list[Path]:
-    all_flags = [*cxx.SOURCES.CUDA_FLAGS, "-I.", *flags]
-    return cxx.compile_objects(sources, all_flags, DIRECTORY, nvcc=nvcc())
 
 
 def kernels_of(log: str) -> list[tuple[str, str, int, int]]:
@@ -69,8 +67,7 @@ def kernels() -> None:
     if cxx.nvcc_path() is None:
         print("no nvcc here: the kernels are not compiled")
         return
-    with cxx.lock(DIRECTORY):
-        objects = cuda_objects(cxx.SOURCES.CUDA_SOURCES)
+    objects = cxx.cuda_objects(cxx.SOURCES.CUDA_SOURCES, nvcc())
     found = [k for o in objects for k in kernels_of(o.with_suffix(".log").read_text())]
     registers: dict = collections.defaultdict(dict)
     spilled = []
@@ -90,17 +87,35 @@ def kernels() -> None:
     print(f"{len(ours)} kernels, no register spilled")
 
 
+def load() -> None:
+    if cxx.nvcc_path() is None:
+        print("no nvcc here: the ops are not built with CUDA")
+        return
+    package = cxx.ROOT / "build/cuda-package"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(cxx.ROOT / "het_tf", package / "het_tf")
+    env = os.environ | {"HET_TF_CUDA": "1"}
+    build = ["setup.py", "-q", "build_ext", "--build-lib", str(package)]
+    names = ["ops/test_device_caches.py", "layer/test_device_rows.py", "layer/test_layer.py"]
+    tests = ["-m", "pytest", "-rs", *(str(cxx.ROOT / "tests" / name) for name in names)]
+    # Python finds the package where it is started.
+    for arguments, folder in ((build, cxx.ROOT), (tests, package)):
+        if subprocess.run([sys.executable, *arguments], cwd=folder, env=env).returncode:
+            raise SystemExit(1)
+
+
 def build_tests() -> Path:
     src = cxx.SOURCES
     gtest = cpptest.googletest()
     host_flags = [*HOST_FLAGS, "-isystem", f"{gtest}/include"]
     with cxx.lock(DIRECTORY):
-        objects = cxx.compile_objects(src.CORE_SOURCES, host_flags, DIRECTORY)
+        objects = cxx.compile_objects(src.CORE_SOURCES + src.DEVICE_SOURCES, host_flags, DIRECTORY)
         gtest_sources = [f"{gtest}/src/gtest-all.cc", f"{gtest}/src/gtest_main.cc"]
         objects += cxx.compile_objects(gtest_sources, [*host_flags, f"-I{gtest}"], DIRECTORY)
-        objects += cuda_objects(src.CUDA_SOURCES)
+        objects += cxx.cuda_objects(src.CUDA_SOURCES, nvcc())
         # They launch nothing themselves, but have to agree with what does.
-        objects += cuda_objects(src.CUDA_TESTS, "-x", "cu", "-isystem", f"{gtest}/include")
+        test_flags = ["-x", "cu", "-isystem", f"{gtest}/include"]
+        objects += cxx.cuda_objects(src.CUDA_TESTS, nvcc(), *test_flags)
         cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "cuda_test", nvcc=nvcc())
     return DIRECTORY / "cuda_test"
 
@@ -133,7 +148,7 @@ def bench(arguments: list[str]) -> None:
     src = cxx.SOURCES
     with cxx.lock(DIRECTORY):
         objects = cxx.compile_objects(src.CORE_SOURCES, HOST_FLAGS, DIRECTORY)
-        objects += cuda_objects([*src.CUDA_SOURCES, src.CUDA_BENCHMARK])
+        objects += cxx.cuda_objects([*src.CUDA_SOURCES, src.CUDA_BENCHMARK], nvcc())
         cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "step_bench", nvcc=nvcc())
     require_gpu()
     program = [sys.executable, "benchmarks/gpu_step.py", str(DIRECTORY / "step_bench")]
@@ -141,8 +156,8 @@ def bench(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["kernels"]:
-        kernels()
+    if sys.argv[1:] in (["kernels"], ["load"]):
+        {"kernels": kernels, "load": load}[sys.argv[1]]()
     elif len(sys.argv) > 1 and sys.argv[1] in ("test", "bench"):
         {"test": test, "bench": bench}[sys.argv[1]](sys.argv[2:])
     else:

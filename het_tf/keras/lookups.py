@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from het_tf import _prepared, ops
+from het_tf import _prepared
 from het_tf._visits import cluster_devices
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
@@ -139,7 +139,7 @@ class StepLookups:
         """
         keys = [] if self._find_keys is None else self._find_keys(batch)
         keys = [(layer, keys) for layer, keys in keys if wanted(layer)]
-        unique_ids = [ops.unique_ids(keys) for _, keys in keys]
+        unique_ids = [layer.worker_cache.unique_ids_op(keys) for layer, keys in keys]
         return [
             Request(layer, unique, *layer.worker_cache.request_op(unique))
             for (layer, _), unique in zip(keys, unique_ids, strict=True)

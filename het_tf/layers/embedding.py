@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import _callers, _prepared, _row_forms, initializers, optimizers, pooling
+from het_tf import _callers, _prepared, _row_forms, initializers, ops, optimizers, pooling
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf._counters import with_ratios
 from het_tf._visits import cluster_devices
@@ -80,7 +80,9 @@ class HetEmbedding(keras.layers.Layer):
           embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
           seed: of the initial values, int64; None: drawn now.
           cache: how workers cache rows under a parameter server strategy; None: they do not, they
-            fetch rows and send gradients every step. Without a strategy it has no use.
+            fetch rows and send gradients every step. Without a strategy it has no use but for
+            `device_capacity`: the table's rows are then on this process's GPU as long as they are
+            in use, and updates reach the table when they leave, or with `flush`.
           nonfinite: what NaN or infinity in a gradient or its squares does: "error" fails the step
             and changes nothing, "skip" leaves the ids concerned out and counts them.
           mask_zero: whether id 0 is padding, which is not looked up and which later layers mask
@@ -130,7 +132,8 @@ class HetEmbedding(keras.layers.Layer):
         """Makes the table, on the parameter servers of the strategy in scope or in this process.
 
         Raises:
-          ValueError: the strategy in scope is neither a ParameterServerStrategy nor of one replica.
+          ValueError: the strategy in scope is neither a ParameterServerStrategy nor of one replica;
+            or there is no GPU for `device_capacity`.
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
         """
         strategy = tf.distribute.get_strategy()
@@ -178,7 +181,7 @@ class HetEmbedding(keras.layers.Layer):
 
     @property
     def table(self) -> EmbeddingTable:
-        """The table. Under a strategy, updates that workers have not sent are not in it: `flush`.
+        """The table. Updates that caches have not sent are not in it: `flush`.
 
         Raises:
           ValueError: the layer is not built yet, or its optimizer is "same" and the model is not
@@ -414,14 +417,15 @@ class HetEmbedding(keras.layers.Layer):
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """
-        if self._strategy is not None:
+        if self.is_cached:
             # A strategy of ours passes over workers that are down, and says what they lost.
             getattr(self._strategy, "flush", self._worker_cache.flush)()
 
     def cache_stats(self) -> dict[str, int | float]:
         """Counters of the caches of all workers and of the coordinator, summed, and their ratios.
 
-        Without those of workers that are down. Empty without a strategy.
+        Without those of workers that are down. Without a strategy there is a cache only where the
+        table's rows are on a GPU, else this is empty.
 
         Returns:
           A key is an id of which a lookup takes one, however often it occurs. Since the caches were
@@ -447,7 +451,7 @@ class HetEmbedding(keras.layers.Layer):
         Raises:
           RuntimeError: the cluster was closed.
         """
-        if self._strategy is None:
+        if not self.is_cached:
             return {}
         getattr(self._strategy, "check_open", lambda: None)()
         return with_ratios(self.worker_cache.stats())
@@ -527,6 +531,15 @@ class HetEmbedding(keras.layers.Layer):
             return tf.identity(keys)
 
     @property
+    def is_cached(self) -> bool:
+        """Whether rows are read and updated through `worker_cache`, and not in the table itself."""
+        # A local table is in this process, and is cached only if its rows are wanted elsewhere.
+        if self._strategy is not None:
+            return True
+        cache = getattr(self, "_worker_cache", None)
+        return cache is not None and cache.on_device
+
+    @property
     def _padding(self) -> int | None:
         return 0 if self.mask_zero else self.padding_id
 
@@ -534,6 +547,13 @@ class HetEmbedding(keras.layers.Layer):
     def anchor(self) -> keras.Variable:
         """The weight whose gradient trains the table."""
         return self._anchor
+
+    def found_op(self, keys: tf.Tensor) -> tf.Tensor:
+        """What `update_op` takes as a ticket for keys, int64 [keys], that were not looked up."""
+        if self.is_cached:
+            cache = self._worker_cache
+            return cache.installed_op(cache.unique_ids_op(keys))
+        return ops.unique_ids(keys)
 
     def update_op(
         self,
@@ -545,18 +565,18 @@ class HetEmbedding(keras.layers.Layer):
         """One update of each key of a lookup.
 
         Args:
-          ticket: of the lookup; of a table in this process also `ops.unique_ids`.
+          ticket: of the lookup; or of `found_op`.
           pooled: of `pool_op`; None: its rows were not pooled.
           gradients: float32 [bags, output_dim] of each feature.
           sends: as of `WorkerCache.update_op`.
         """
         learning_rate = self._rate_op()
         cache, table = self._worker_cache, self._table
-        if pooled is not None and table.is_local:
+        if pooled is not None and not self.is_cached:
             table.apply_pooled_op(ticket, pooled, gradients, learning_rate, self.nonfinite)
         elif pooled is not None:
             cache.update_pooled_op(ticket, pooled, gradients, learning_rate, sends)
-        elif table.is_local:
+        elif not self.is_cached:
             table.apply_op(ticket, *gradients, learning_rate, self.nonfinite)
         else:
             cache.update_op(ticket, *gradients, learning_rate, sends)

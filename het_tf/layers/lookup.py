@@ -12,7 +12,7 @@ import tensorflow as tf
 from het_tf import _prepared, ops
 from het_tf.layers.backward import Backward
 from het_tf.layers.whole_steps import Update, train
-from het_tf.pooling import Bags
+from het_tf.pooling import Bags, pool_with_stock_ops
 
 
 def lookup(
@@ -29,6 +29,15 @@ def lookup(
     Returns:
       Of each feature float32 [bags, dim].
     """
+    if layer.worker_cache.on_device and not _are_rows(features):
+        # Ours pools on the host.
+        every_id = Bags(keys, tf.size(keys, tf.int64), None, "sum", restore=tf.identity)
+        (rows,) = lookup(layer, keys, [every_id], training)
+        of_features = tf.split(rows, [tf.size(bags.ids) for bags in features])
+        return [
+            pool_with_stock_ops(rows, tf.range(tf.size(bags.ids, tf.int64)), bags)
+            for rows, bags in zip(of_features, features, strict=True)
+        ]
     found = _prepared.take(layer)
     backward = Backward(layer.name)
     trains = layer.trainable
@@ -41,7 +50,7 @@ def lookup(
 
     @tf.custom_gradient
     def rows(anchor: tf.Tensor, *given: tf.Tensor) -> Any:
-        if len(features) == 1 and not features[0].pools:
+        if _are_rows(features):
             outputs, ticket, pooling = _read(weak(), found, keys, fresh)
         else:
             weights = dict(zip(weighted, given, strict=True))
@@ -65,11 +74,15 @@ def lookup(
     )
 
 
+def _are_rows(features: Sequence[Bags]) -> bool:
+    return len(features) == 1 and not features[0].pools
+
+
 Read = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor | None]  # outputs, ticket, pooling
 
 
 def _read(layer: Any, found: _prepared.Lookup | None, keys: tf.Tensor, fresh: bool) -> Read:
-    if layer.table.is_local:
+    if not layer.is_cached:
         rows, ticket = layer.table.lookup_op(keys)
     else:
         ticket = _ticket(layer, found, keys, fresh)
@@ -91,7 +104,7 @@ def _pool(
         "combiners": [bags.combiner for bags in features],
         "bag_sizes": [bags.size or 1 for bags in features],
     }
-    if layer.table.is_local:
+    if not layer.is_cached:
         return layer.table.pool_op(keys, *pool, **layout)
     ticket = _ticket(layer, found, keys, fresh)
     outputs, pooling = layer.worker_cache.pool_op(ticket, *pool, **layout)
@@ -100,6 +113,6 @@ def _pool(
 
 def _ticket(layer: Any, found: _prepared.Lookup | None, keys: tf.Tensor, fresh: bool) -> tf.Tensor:
     if found is None:
-        return layer.worker_cache.installed_op(ops.unique_ids(keys), fresh)
+        return layer.worker_cache.installed_op(layer.worker_cache.unique_ids_op(keys), fresh)
     with tf.control_dependencies([ops.check_ids(found.unique_ids, keys)]):
         return tf.identity(found.ticket)

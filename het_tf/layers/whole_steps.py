@@ -175,7 +175,7 @@ class _Accumulator:
         gradients = tf.concat([self._gradients, gradients], 0)
 
         def train() -> None:
-            found = ops.unique_ids(keys)
+            found = update.layer().found_op(keys)
             update.layer().update_op(found, None, [gradients / steps], update.sends)
             self._keys.assign(keys[:0])
             self._gradients.assign(gradients[:0])

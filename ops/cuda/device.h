@@ -1,4 +1,4 @@
-// A device: its memory, streams, kernel launches and atomics.
+// A device: kernel launches and atomics; with memory.h its memory and streams.
 //
 // Compiled by nvcc this is CUDA. Compiled by any other compiler the host takes the device's place
 // (the host build): the same kernels' bodies run on a few threads, so that they can be tested,
@@ -19,14 +19,12 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #else
-#include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <thread>
 #endif
 
 #include "ops/core/host_device.h"
 #include "ops/cuda/lanes.h"
+#include "ops/cuda/memory.h"
 
 #define HET_CUDA_RETURN_IF_ERROR(expr)          \
   do {                                          \
@@ -36,29 +34,9 @@
 namespace het_tf {
 namespace cuda {
 
-using Stream = void*;  // cudaStream_t
-
-// Everything below returns 0, or a cudaError_t.
-
 #ifdef __CUDACC__
 
 inline cudaStream_t ToCuda(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
-inline int Allocate(size_t bytes, void** memory) { return cudaMalloc(memory, bytes); }
-inline int Free(void* memory) { return cudaFree(memory); }
-inline int AllocatePinned(size_t bytes, void** memory) { return cudaMallocHost(memory, bytes); }
-inline int FreePinned(void* memory) { return cudaFreeHost(memory); }
-// Either may be host memory; what is not pinned is copied before this returns.
-inline int Copy(const void* from, size_t bytes, void* to, Stream stream) {
-  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, ToCuda(stream));
-}
-inline int Fill(int byte, size_t bytes, void* to, Stream stream) {
-  return cudaMemsetAsync(to, byte, bytes, ToCuda(stream));
-}
-inline int Synchronize(Stream stream) { return cudaStreamSynchronize(ToCuda(stream)); }
-inline const char* ErrorString(int error) {
-  return cudaGetErrorString(static_cast<cudaError_t>(error));
-}
 
 inline constexpr int kThreads = 256;  // of a block
 // Blocks that have to fit a multiprocessor at a time, which leaves a thread 64 registers. Unless
@@ -96,34 +74,6 @@ int LaunchLanes(const Kernel& kernel, int64_t n, Stream stream) {
 }
 
 #else
-
-// So many allocations succeed; after them tests see what a device out of memory does.
-inline std::atomic<int64_t> allocations_left{INT64_MAX};
-
-inline int Allocate(size_t bytes, void** memory) {
-  constexpr int kOutOfMemory = 2;  // cudaErrorMemoryAllocation
-  if (allocations_left.fetch_sub(1) <= 0) return kOutOfMemory;
-  *memory = std::malloc(bytes);
-  if (*memory == nullptr) return bytes == 0 ? 0 : kOutOfMemory;
-  std::memset(*memory, 0xab, bytes);
-  return 0;
-}
-inline int Free(void* memory) {
-  std::free(memory);
-  return 0;
-}
-inline int AllocatePinned(size_t bytes, void** memory) { return Allocate(bytes, memory); }
-inline int FreePinned(void* memory) { return Free(memory); }
-inline int Copy(const void* from, size_t bytes, void* to, Stream) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-  return 0;
-}
-inline int Fill(int byte, size_t bytes, void* to, Stream) {
-  if (bytes > 0) std::memset(to, byte, bytes);
-  return 0;
-}
-inline int Synchronize(Stream) { return 0; }
-inline const char* ErrorString(int error) { return error == 2 ? "out of memory" : "unknown error"; }
 
 // Items go round the threads from the last to the first, so that a kernel that leans on their order
 // fails, and one that has them share memory is seen by ThreadSanitizer.

@@ -2,8 +2,8 @@
 // the link and the messages. What it promises is what Cache does (ops/core/cache/cache.h, DESIGN
 // section 3), and so is the way of a step:
 //   Lookup, (the runtime carries the requests), Install, Gather, Update; Flush.
-// Ids, values and gradients stay on the device. To the host come the keys of a step, as messages
-// name them, and what is pushed; to the device go the rows that the shards sent.
+// Values and gradients stay on the device. To it go the ids and the rows that the shards sent; from
+// it come the keys of a step, as messages name them, and what is pushed.
 //
 // Unlike Cache it has a line only for rows that are there with their slots, so a row beyond the
 // read bound always comes back whole, and updates that wait in an outbox have no line.
@@ -18,7 +18,8 @@
 #include <vector>
 
 #include "ops/core/cache/admission.h"
-#include "ops/core/cache/cache.h"
+#include "ops/core/cache/row_cache.h"
+#include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
@@ -33,33 +34,38 @@ namespace cuda {
 
 // Keys that were looked up together, and what was found. Their lines are pinned.
 struct Found {
+  explicit Found(DeviceMemory* memory) : device(memory), rows_device(memory) {}
+
   // What the host reads of the device's counts.
   struct Nums {
     int32_t keys, misses, checks;
   };
 
-  Block device{Block::kDevice}, pinned{Block::kPinned};
+  Block device, pinned{nullptr};
   // In device memory, all for at least num_ids:
   HetBatch batch = {};
   HetList misses = {}, checks = {};
   int32_t* slots = nullptr;    // (n)
   int32_t* uses = nullptr;     // (n): of misses
   int32_t* victims = nullptr;  // (n)
+  float* evicted = nullptr;    // (n): uses of what gave way to the misses
   Nums* nums = nullptr;        // the lists' and the batch's
   // In pinned memory:
-  int64_t* miss_keys = nullptr;    // (nums.misses)
-  int64_t* check_keys = nullptr;   // (nums.checks)
-  int64_t* check_bases = nullptr;  // (nums.checks)
-  int32_t* check_index = nullptr;  // (nums.checks): which of the batch's keys
-  int32_t* miss_index = nullptr;   // (nums.misses)
-  int32_t* slots_here = nullptr;   // (nums.keys)
-  int32_t* uses_here = nullptr;    // (nums.misses)
+  int64_t* miss_keys = nullptr;     // (nums.misses)
+  int64_t* check_keys = nullptr;    // (nums.checks)
+  int64_t* check_bases = nullptr;   // (nums.checks)
+  int32_t* check_index = nullptr;   // (nums.checks): which of the batch's keys
+  int32_t* miss_index = nullptr;    // (nums.misses)
+  int32_t* slots_here = nullptr;    // (nums.keys)
+  int32_t* uses_here = nullptr;     // (nums.misses)
+  int64_t* evicted_keys = nullptr;  // (nums.misses)
+  float* evicted_here = nullptr;    // (nums.misses)
   Nums here = {0, 0, 0};
   bool holds_lines = false;
 
   // Rows that came, for the device: first those of all misses, which visitors read until the end of
   // the step, then those of checks.
-  Block rows_device{Block::kDevice}, rows_pinned{Block::kPinned};
+  Block rows_device, rows_pinned{nullptr};
   float* rows = nullptr;     // (rows, row_stride), device
   int64_t* bases = nullptr;  // (rows), device
   int32_t* index = nullptr;  // (rows), device
@@ -67,16 +73,15 @@ struct Found {
 
 class DeviceCache;
 
-// The lines of one lookup, kept in the cache while this lives. It may die on any thread.
-class DeviceTicket {
+class DeviceTicket : public RowTicket {
  public:
   explicit DeviceTicket(std::shared_ptr<DeviceCache> cache);
-  ~DeviceTicket();
+  ~DeviceTicket() override;
   DeviceTicket(const DeviceTicket&) = delete;
   DeviceTicket& operator=(const DeviceTicket&) = delete;
 
-  int64_t num_ids() const { return found_ == nullptr ? 0 : found_->batch.num_ids; }
-  DeviceCache* cache() const { return cache_.get(); }
+  const RowCache* owner() const override;
+  int64_t num_ids() const override { return found_ == nullptr ? 0 : found_->batch.num_ids; }
 
  private:
   friend class DeviceCache;
@@ -86,11 +91,7 @@ class DeviceTicket {
     enum List : int32_t { kMiss, kCheck, kForced } list;
     int32_t at;
   };
-  // A request and what it asks, in the order of RequestHeader's counts.
-  struct Asked {
-    Link::Request request;
-    int64_t num_checks = 0;
-    int64_t num_full = 0;
+  struct Asked : het_tf::Asked {
     std::vector<Subject> subjects;  // (queries)
   };
 
@@ -103,56 +104,49 @@ class DeviceTicket {
   bool installed_ = false;
 };
 
-// Every public function may run concurrently with every other: one lock orders them, and one stream
-// what they have the device do. Device errors are ResourceExhausted where memory is short, else
-// FailedPrecondition; where memory is short no row, update or message has changed.
-class DeviceCache : public std::enable_shared_from_this<DeviceCache> {
+// One lock orders what runs concurrently, and one stream what it has the device do. Device errors
+// are ResourceExhausted where memory is short, else FailedPrecondition; where memory is short no
+// row, update or message has changed. What takes a ParallelFor does without.
+class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceCache> {
  public:
-  // config.capacity: lines, at least 1; stream: of the device whose memory it takes. It must
-  // outlive the cache.
+  // config.capacity: lines, at least 1. stream: of the calling thread's device, as is the memory;
+  // it must outlive the cache.
   static Status Create(const CacheConfig& config, HetStream stream,
-                       std::shared_ptr<DeviceCache>* cache);
-  ~DeviceCache();
+                       std::shared_ptr<DeviceMemory> memory, std::shared_ptr<DeviceCache>* cache);
+  // The most lines that take no more than so many bytes, at least 1. ResourceExhausted: they do not
+  // even hold those of one bucket.
+  static Status LinesWithin(const CacheConfig& config, int64_t bytes, int64_t* lines);
+  ~DeviceCache() override;
 
-  int dim() const { return kit_.optimizer->dim(); }
-  int num_shards() const { return static_cast<int>(shards_.size()); }
-  uint64_t id() const { return id_; }
+  bool on_device() const override { return true; }
+  int dim() const override { return kit_.optimizer->dim(); }
+  int num_shards() const override { return static_cast<int>(shards_.size()); }
+  uint64_t id() const override { return id_; }
   int64_t lines() const { return info_.lines; }  // capacity, rounded up to whole buckets
 
-  // ids: (n), device memory, there by the stream's order. fresh, allocate: as in Cache. Waits for
-  // the device: the host writes the requests.
-  Status Lookup(const int64_t* ids, int64_t n, bool fresh, const Cache::AllocateRequest& allocate,
-                std::shared_ptr<DeviceTicket>* ticket);
+  // ids: (n), host memory. fresh: as in Cache. Waits for the device: the host writes the requests.
+  Status Lookup(const int64_t* ids, int64_t n, bool fresh, const AllocateRequest& allocate,
+                std::shared_ptr<RowTicket>* ticket);
 
-  // replies: (num_shards), empty where no request went; all are taken, or on an error none.
-  // rows: how many came. Waits for the device only where a shard started again, or to get memory
-  // for more rows than ever before.
-  Status Install(DeviceTicket* ticket, const std::vector<Cache::Bytes>& replies, int64_t* rows);
+  // Waits for the device only where a shard started again, or to get pinned memory for more rows
+  // than ever before.
+  Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies, const ParallelFor&,
+                 int64_t* rows) override;
 
-  // The rows as they are now. ticket: installed. out: (num_ids, dim), device memory, written in the
-  // stream's order.
-  Status Gather(const DeviceTicket& ticket, float* out);
+  // out: device memory, written in the stream's order.
+  Status Gather(const RowTicket& ticket, const ParallelFor&, float* out) override;
 
-  // One update of each key of the ticket. gradients: (num_ids, dim), device memory, there by the
-  // stream's order. Waits for the device: what is due goes to the outboxes.
-  Status Update(DeviceTicket* ticket, const float* gradients, float learning_rate);
+  // gradients: device memory, there by the stream's order. Waits for the device: what is due goes
+  // to the outboxes.
+  Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
+                const ParallelFor&) override;
 
-  // Requests that push what is due, or (all) everything not yet sent, and what is under way once
-  // more: when the replies were taken, the shards have it.
-  Status Flush(bool all, const Cache::AllocateRequest& allocate,
-               std::shared_ptr<DeviceTicket>* ticket);
-
-  // Forgets all rows, and with them what was not sent.
-  Status Clear();
-
-  // Has every later lookup and update fail, as Cache's.
-  void Freeze();
-
-  // All counters, as of one moment.
-  Status stats(Cache::Stats* stats);
-
-  // (num_shards): of the table, as each shard last said; 0: never heard.
-  std::vector<uint64_t> incarnations();
+  Status Flush(bool all, const AllocateRequest& allocate,
+               std::shared_ptr<RowTicket>* ticket) override;
+  Status Clear() override;
+  void Freeze() override;
+  Status GetStats(Stats* stats) override;
+  std::vector<uint64_t> incarnations() override;
 
  private:
   friend class DeviceTicket;
@@ -172,13 +166,11 @@ class DeviceCache : public std::enable_shared_from_this<DeviceCache> {
   // What a lookup asks of a shard.
   struct Questions {
     std::vector<Subject> checks, full, values;
-
-    bool empty() const { return checks.empty() && full.empty() && values.empty(); }
   };
 
   // Numbers that verbs leave on the device for the host.
   struct Counts {
-    int64_t lines, visitors, evicted, nonfinite, updates_lost;
+    int64_t lines, missed_ids, visitors, evicted, nonfinite, updates_lost;
     int32_t first_slots, second_slots;  // of a HetSlots each
   };
 
@@ -190,11 +182,13 @@ class DeviceCache : public std::enable_shared_from_this<DeviceCache> {
     int64_t first[3], next[3], end[3];  // by list
   };
 
-  DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream);
+  DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream,
+              std::shared_ptr<DeviceMemory> memory);
 
   uint32_t ShardOf(int64_t key) const;
 
   // All of these need mutex_.
+  Status Begin();
   Status Allocate();
   Status CheckNotFrozen() const;
   Status Wait();
@@ -209,7 +203,7 @@ class DeviceCache : public std::enable_shared_from_this<DeviceCache> {
   void Ask(const DeviceTicket& ticket, const std::vector<char>& has_line, int64_t read_bound,
            std::vector<Questions>* questions);
   void SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
-                   const Cache::AllocateRequest& allocate, DeviceTicket* ticket);
+                   const AllocateRequest& allocate, DeviceTicket* ticket);
   Status CollectLines(const int32_t* slots, int64_t n);
   Status CollectGradients(const Found& found, const int32_t* keys, int64_t n, const float* sums,
                           float learning_rate);
@@ -228,14 +222,18 @@ class DeviceCache : public std::enable_shared_from_this<DeviceCache> {
   const CacheConfig config_;
   const RowKit kit_;
   const uint64_t id_;
+  const Asker asker_;
   const HetStream stream_;
+  const std::shared_ptr<DeviceMemory> memory_;
+  int device_ = 0;
 
   std::mutex mutex_;
   HetStore* store_ = nullptr;
   HetStoreInfo info_ = {};
-  Block scratch_{Block::kDevice};  // of one call, and its arrays that the next does not read
-  Block counts_device_{Block::kDevice}, counts_pinned_{Block::kPinned};
-  Block push_device_{Block::kDevice}, push_pinned_{Block::kPinned};  // (kPushRows)
+  Block store_block_;  // the store's
+  Block scratch_;      // of one call, and its arrays that the next does not read
+  Block counts_device_, counts_pinned_{nullptr};
+  Block push_device_, push_pinned_{nullptr};  // (kPushRows)
   HetPush push_there_ = {}, push_here_ = {};
   Admission admission_;
   std::vector<Shard> shards_;

@@ -77,7 +77,7 @@ TEST_F(DeviceWrongReplyTest, SizeAndNumber) {
     Refused("queries with rows of dim 1 and slot_dim 0, not");
   }
   int64_t rows;
-  EXPECT_REFUSED(cluster_.cache()->Install(call_.ticket.get(), {}, &rows),
+  EXPECT_REFUSED(cluster_.cache()->Install(call_.ticket.get(), {}, SerialFor, &rows),
                  "0 messages for 2 shards");
   std::swap(call_.replies[0], call_.replies[1]);
   Refused("queries");

@@ -41,6 +41,7 @@ TEST(DeviceCacheTest, AStepOfHitsAsksForNothing) {
   EXPECT_EQ(cluster.count(CacheCounter::kIds), 5);
   EXPECT_EQ(cluster.count(CacheCounter::kKeys), 4);
   EXPECT_EQ(cluster.count(CacheCounter::kHits), 2);
+  EXPECT_EQ(cluster.count(CacheCounter::kHitIds), 2);
   EXPECT_EQ(cluster.count(CacheCounter::kMisses), 2);
   EXPECT_EQ(cluster.count(CacheCounter::kInitialized), 2);
   EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 2);
@@ -105,6 +106,34 @@ TEST(DeviceCacheTest, AVisitorComesWithoutSlots) {
   for (size_t i = 0; i < ids.size(); ++i) {
     EXPECT_EQ(Floats(values.begin() + 8 * i, values.begin() + 8 * (i + 1)), rows.at(ids[i]).value);
   }
+}
+
+// Slots are paid for when they are asked for, but a miss may find every line pinned.
+TEST(DeviceCacheTest, SlotsForAMissWithoutALineAreGivenBack) {
+  CacheConfig config = PlainConfig();
+  config.rows.optimizer = "momentum";
+  config.capacity = 2;
+  config.policy = Policy::kLru;
+  const DeviceCluster cluster(config, 2);
+  Ids ids(200);
+  std::iota(ids.begin(), ids.end(), 1);
+  cluster.Step(1, ids, Floats(ids.size(), 1));
+  cluster.Flush(1);
+  cluster.Read(0, ids);  // what came as values is credit
+  for (int step = 0; step < 3; ++step) cluster.Read(0, {1, 2});
+  ASSERT_EQ(cluster.count(CacheCounter::kRows), 2);
+  RequestView asked;
+  {
+    const DeviceCluster::Call pins = cluster.Lookup(0, {1, 2});
+    DeviceCluster::Call step = cluster.Lookup(0, {11, 12});
+    ASSERT_OK(RequestView::Parse(step.requests[0]->data(), step.requests[0]->size(), &asked));
+    EXPECT_EQ(asked.header.num_values, 2u);
+    cluster.Deliver(&step);
+    cluster.Fill(&step);
+  }
+  const DeviceCluster::Call step = cluster.Lookup(0, {11, 12});
+  ASSERT_OK(RequestView::Parse(step.requests[0]->data(), step.requests[0]->size(), &asked));
+  EXPECT_EQ(asked.header.num_full, 2u);
 }
 
 TEST(DeviceCacheTest, NonfiniteGradientsAreRefused) {
@@ -280,7 +309,7 @@ TEST(DeviceCacheTest, AFrozenCacheIsOnlyFlushed) {
 TEST(DeviceCacheTest, ConfigsThatCannotBeAreRefused) {
   std::shared_ptr<cuda::DeviceCache> cache;
   const auto refused = [&](const CacheConfig& config, const char* text) {
-    EXPECT_REFUSED(cuda::DeviceCache::Create(config, kStream, &cache), text);
+    EXPECT_REFUSED(testing::DeviceSide::Create(config, &cache), text);
   };
   CacheConfig config = PlainConfig();
   config.capacity = 0;
@@ -298,9 +327,24 @@ TEST(DeviceCacheTest, ConfigsThatCannotBeAreRefused) {
   refused(config, "none");
 }
 
+TEST(DeviceCacheTest, AsManyLinesAsMemoryHolds) {
+  constexpr int64_t kBytes = 10'000'000;
+  CacheConfig config = PlainConfig();
+  config.rows.dim = 64;
+  int64_t lines = 0;
+  ASSERT_OK(cuda::DeviceCache::LinesWithin(config, kBytes, &lines));
+  for (const int64_t more : {0, 1}) {
+    config.capacity = lines + more;
+    const DeviceCluster cluster(config);
+    EXPECT_EQ(cluster.count(CacheCounter::kMemoryBytes) > kBytes, more == 1);
+  }
+  EXPECT_REFUSED(cuda::DeviceCache::LinesWithin(config, 100, &lines),
+                 "100 bytes of device memory do not hold one row");
+}
+
 TEST(DeviceCacheTest, LookupsThatCannotBeAreRefused) {
   const DeviceCluster cluster(PlainConfig());
-  std::shared_ptr<cuda::DeviceTicket> ticket;
+  std::shared_ptr<RowTicket> ticket;
   for (const int64_t n : {int64_t{-1}, int64_t{1} << 30}) {
     EXPECT_REFUSED(
         cluster.cache()->Lookup(
@@ -309,7 +353,7 @@ TEST(DeviceCacheTest, LookupsThatCannotBeAreRefused) {
   }
   DeviceCluster::Call call = cluster.Lookup(0, {1});
   EXPECT_REFUSED(cluster.Update(call, {1}), "not installed");
-  EXPECT_REFUSED(cluster.cache()->Gather(*call.ticket, nullptr), "not installed");
+  EXPECT_REFUSED(cluster.cache()->Gather(*call.ticket, SerialFor, nullptr), "not installed");
   cluster.Deliver(&call);
   cluster.Fill(&call);
   EXPECT_REFUSED(cluster.TryInstall(&call), "installed before");
@@ -333,24 +377,15 @@ TEST(DeviceCacheTest, OutOfDeviceMemory) {
     SCOPED_TRACE(left);
     std::shared_ptr<cuda::DeviceCache> none;
     cuda::allocations_left = left;
-    expect_short(cuda::DeviceCache::Create(config, kStream, &none));
+    expect_short(testing::DeviceSide::Create(config, &none));
     cuda::allocations_left = INT64_MAX;
     const DeviceCluster cluster(config);
     cluster.Step(0, {1, 2, 3}, {1, 1, 1});
     Ids ids(40);
     std::iota(ids.begin(), ids.end(), 0);
     const Floats ones(ids.size(), 1);
-    const DeviceArray<int64_t> ids_there(ids);
     const DeviceArray<float> gradients(ones);
     DeviceCluster::Call call = cluster.NewCall(0);
-    const auto allocate = [&](int s, size_t bytes) {
-      call.requests[s] = std::make_shared<testing::Buffer>(bytes);
-      return std::shared_ptr<char>(call.requests[s], call.requests[s]->data());
-    };
-    const auto lookup = [&] {
-      return cluster.cache()->Lookup(ids_there.get(), ids_there.size(), false, allocate,
-                                     &call.ticket);
-    };
     const auto short_of_memory = [&](const auto& verb) {
       cuda::allocations_left = left;
       const Status status = verb();
@@ -360,16 +395,18 @@ TEST(DeviceCacheTest, OutOfDeviceMemory) {
         EXPECT_OK(verb());
       }
     };
-    short_of_memory(lookup);
+    short_of_memory([&] { return cluster.TryLookup(ids, &call); });
     cluster.Deliver(&call);
     short_of_memory([&] { return cluster.TryInstall(&call); });
     const Floats values = cluster.Gather(call);
     for (size_t i = 0; i < ids.size(); ++i) {
       EXPECT_EQ(values[i], ids[i] >= 1 && ids[i] <= 3 ? -1 : 0) << ids[i];
     }
-    short_of_memory([&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1); });
+    short_of_memory(
+        [&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1, SerialFor); });
     call.ticket.reset();
-    short_of_memory([&] { return cluster.cache()->Flush(true, allocate, &call.ticket); });
+    short_of_memory(
+        [&] { return cluster.cache()->Flush(true, cluster.Into(&call), &call.ticket); });
     cluster.Deliver(&call);
     ASSERT_OK(cluster.TryInstall(&call));
     EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);

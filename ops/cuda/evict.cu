@@ -137,6 +137,22 @@ struct VictimScratch {
   }
 };
 
+struct ListEvicted {
+  StoreView store;
+  HetList misses;
+  const int32_t* slots;
+  int64_t* keys;
+  float* uses;
+
+  HET_DEVICE void operator()(int64_t j) const {
+    const int32_t slot = slots[misses.index[j]];
+    uses[j] = 0;
+    if (!store.live(slot)) return;
+    keys[j] = store.lines[slot].key;
+    uses[j] = static_cast<float>(store.scoring.Uses(store.lines[slot].score, store.now()));
+  }
+};
+
 struct Make {
   StoreView store;
   HetList misses;
@@ -178,6 +194,11 @@ int het_evict(HetStore* store, const HetList* misses, int64_t num_misses, const 
   const Evict evict = {view,    *misses,    uses,  admission,    s.sorted,
                        s.order, num_misses, slots, num_visitors, num_evicted};
   return LaunchLanes<32>(evict, num_misses, stream);
+}
+
+int het_list_evicted(HetStore* store, const HetList* misses, int64_t num_misses,
+                     const int32_t* slots, int64_t* keys, float* uses, HetStream stream) {
+  return Launch(ListEvicted{store->view, *misses, slots, keys, uses}, num_misses, stream);
 }
 
 size_t het_list_victims_scratch_bytes(int64_t num_misses) {

@@ -67,6 +67,19 @@ struct FillLists {
   }
 };
 
+struct CountMissedIds {
+  HetBatch batch;
+  HetList misses, checks;
+  int64_t* num_ids;
+
+  HET_DEVICE int64_t CountOf(int32_t u) const { return batch.begin[u + 1] - batch.begin[u]; }
+
+  HET_DEVICE void operator()(int64_t i) const {
+    if (i < *misses.num) AtomicAdd(num_ids, CountOf(misses.index[i]));
+    if (i < *checks.num && checks.bases[i] < 0) AtomicAdd(num_ids, CountOf(checks.index[i]));
+  }
+};
+
 struct ListScratch {
   uint8_t* is_miss;   // (n)
   uint8_t* is_check;  // (n)
@@ -108,6 +121,12 @@ int het_list(HetStore* store, const HetBatch* batch, const int32_t* slots, const
   HET_CUDA_RETURN_IF_ERROR(
       SelectIndices(s.select, &s.select_bytes, s.is_check, checks->index, checks->num, n, stream));
   return Launch(FillLists{store->view, batch->keys, slots, *misses, *checks}, n, stream);
+}
+
+int het_count_missed_ids(const HetBatch* batch, const HetList* misses, const HetList* checks,
+                         int64_t* num_ids, HetStream stream) {
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_ids, stream));
+  return Launch(CountMissedIds{*batch, *misses, *checks, num_ids}, batch->num_ids, stream);
 }
 
 }  // extern "C"

@@ -70,7 +70,7 @@ int het_segment_sum(const HetBatch* batch,
 // A step:
 //   het_unique, het_find, het_list                  what is missing, what is to be checked
 //   (the host decides which misses are worth a line)
-//   het_evict, het_list_victims, het_collect, het_make    lines for the misses
+//   het_evict, het_list_evicted, het_list_victims, het_collect, het_make  lines for the misses
 //   (the host asks the shards)
 //   het_install                                     of misses, and of rows beyond the read bound
 //   het_gather, het_segment_sum, het_update
@@ -103,11 +103,14 @@ typedef struct {
   const float* rows;         // (lines, row_stride)
 } HetStoreInfo;
 
-// Allocates. *store and message are host memory; message: (message_bytes), says what is wrong with
-// a config, for which this returns cudaErrorInvalidValue.
-int het_store_create(const HetStoreConfig* config, HetStore** store, char* message,
+// How much device memory a store takes. *bytes and message are host memory; message:
+// (message_bytes), says what is wrong with a config, for which this returns cudaErrorInvalidValue.
+int het_store_bytes(const HetStoreConfig* config, int64_t* bytes, char* message,
+                    size_t message_bytes);
+// memory: (bytes), aligned to 256, the caller's. *store is host memory. Waits for the device.
+int het_store_create(const HetStoreConfig* config, void* memory, HetStore** store, char* message,
                      size_t message_bytes, HetStream stream);
-// Waits for the device.
+// Frees what is on the host.
 void het_store_destroy(HetStore* store);
 void het_store_info(const HetStore* store, HetStoreInfo* info);
 
@@ -142,6 +145,11 @@ int het_list(HetStore* store, const HetBatch* batch,
              const int32_t* slots,  // (num_keys)
              const HetList* misses, const HetList* checks, void* scratch, HetStream stream);
 
+// How many ids the misses have, and the checks whose row is still to come.
+int het_count_missed_ids(const HetBatch* batch, const HetList* misses, const HetList* checks,
+                         int64_t* num_ids,  // (1): out
+                         HetStream stream);
+
 // Which rows give way to a key without a line, where the policy is HET_LFU: those that were asked
 // for less often lately; as often, too; or any that is not pinned (HET_LRU: always).
 enum { HET_ADMIT_IF_MORE = 0, HET_ADMIT_IF_AS_MUCH = 1, HET_ADMIT_ALWAYS = 2 };
@@ -164,6 +172,14 @@ int het_list_victims(HetStore* store, const HetList* misses, int64_t num_misses,
                      const int32_t* slots,     // (num_keys)
                      const HetSlots* victims,  // (num_misses): out
                      void* scratch, HetStream stream);
+
+// What each of the misses' lines had, for the host to remember.
+int het_list_evicted(HetStore* store, const HetList* misses, int64_t num_misses,
+                     const int32_t* slots,  // (num_keys)
+                     int64_t* keys,         // (num_misses): out, of the rows that give way
+                     float* uses,           // (num_misses): out, how often each was asked for
+                                            // lately; 0: the line was free, or there is none
+                     HetStream stream);
 
 // The misses' lines are theirs from here on. They have no row until one is installed; a line that
 // got none is gone once nobody pins it.

@@ -89,7 +89,10 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
   const HetStoreConfig config = {dim, "row_wise_adagrad", rows, HET_LRU, HET_CLOCK_COUNT, 0};
   HetStore* store = nullptr;
   char message[200] = "";
-  Must(het_store_create(&config, &store, message, sizeof(message), kStream), "het_store_create");
+  int64_t bytes = 0;
+  Must(het_store_bytes(&config, &bytes, message, sizeof(message)), "het_store_bytes");
+  Must(het_store_create(&config, New<char>(bytes), &store, message, sizeof(message), kStream),
+       "het_store_create");
   HetStoreInfo info;
   het_store_info(store, &info);
 

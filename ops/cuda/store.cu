@@ -45,14 +45,14 @@ size_t Place(void* memory, HetStore* store, float** table, int32_t table_floats,
   return scratch.bytes();
 }
 
-int Create(const HetStoreConfig& config, HetStore* store, Stream stream) {
+// What a config makes of a store, before it has memory. table: out, the optimizer's.
+void Describe(const HetStoreConfig& config, HetStore* store, std::vector<float>* table) {
   StoreView& view = store->view;
   constexpr int64_t kBucket = StoreView::kBucket;
   view.buckets = static_cast<uint32_t>((config.lines + kBucket - 1) / kBucket);
   view.ways = static_cast<int32_t>((config.lines + view.buckets - 1) / view.buckets);
   view.num_lines = static_cast<int32_t>(view.buckets * view.ways);
   view.clock = static_cast<ClockRule>(config.clock);
-  std::vector<float> table;
   std::visit(
       [&](const auto& rule) {
         const auto& algorithm = rule.algorithm;
@@ -61,15 +61,22 @@ int Create(const HetStoreConfig& config, HetStore* store, Stream stream) {
         store->contribution_dim = algorithm.contribution_dim();
         view.row_stride = RoundUpTo4(rule.row_dim());
         view.record_stride = config.keeps_records ? RoundUpTo4(algorithm.record_dim()) : 0;
-        if constexpr (std::decay_t<decltype(algorithm)>::kHasTable) table = algorithm.MakeTable();
+        if constexpr (std::decay_t<decltype(algorithm)>::kHasTable) *table = algorithm.MakeTable();
       },
       store->rule);
   float* table_there;
   int32_t* gains_there;
-  const auto floats = static_cast<int32_t>(table.size());
-  store->bytes = static_cast<int64_t>(Place(nullptr, store, &table_there, floats, &gains_there));
-  HET_CUDA_RETURN_IF_ERROR(Allocate(store->bytes, &store->memory));
-  Place(store->memory, store, &table_there, floats, &gains_there);
+  store->bytes = static_cast<int64_t>(
+      Place(nullptr, store, &table_there, static_cast<int32_t>(table->size()), &gains_there));
+}
+
+int Create(const HetStoreConfig& config, void* memory, HetStore* store, Stream stream) {
+  StoreView& view = store->view;
+  std::vector<float> table;
+  Describe(config, store, &table);
+  float* table_there;
+  int32_t* gains_there;
+  Place(memory, store, &table_there, static_cast<int32_t>(table.size()), &gains_there);
   std::visit(
       [&](auto& rule) {
         using Algorithm = typename std::decay_t<decltype(rule)>::Algorithm;
@@ -136,7 +143,21 @@ struct Forget {
 
 extern "C" {
 
-int het_store_create(const HetStoreConfig* config, HetStore** store, char* message,
+int het_store_bytes(const HetStoreConfig* config, int64_t* bytes, char* message,
+                    size_t message_bytes) {
+  HetStore described;
+  const Status status = Check(*config, &described.rule);
+  if (!status.ok()) {
+    std::snprintf(message, message_bytes, "%s", status.message().c_str());
+    return kInvalidValue;
+  }
+  std::vector<float> table;
+  Describe(*config, &described, &table);
+  *bytes = described.bytes;
+  return 0;
+}
+
+int het_store_create(const HetStoreConfig* config, void* memory, HetStore** store, char* message,
                      size_t message_bytes, HetStream stream) {
   auto made = std::make_unique<HetStore>();
   const Status status = Check(*config, &made->rule);
@@ -144,21 +165,15 @@ int het_store_create(const HetStoreConfig* config, HetStore** store, char* messa
     std::snprintf(message, message_bytes, "%s", status.message().c_str());
     return kInvalidValue;
   }
-  if (const int error = Create(*config, made.get(), stream)) {
-    std::snprintf(message, message_bytes, "%lld bytes of device memory: %s",
-                  static_cast<long long>(made->bytes), ErrorString(error));
-    Free(made->memory);
+  if (const int error = Create(*config, memory, made.get(), stream)) {
+    std::snprintf(message, message_bytes, "%s", ErrorString(error));
     return error;
   }
   *store = made.release();
   return 0;
 }
 
-void het_store_destroy(HetStore* store) {
-  if (store == nullptr) return;
-  Free(store->memory);
-  delete store;
-}
+void het_store_destroy(HetStore* store) { delete store; }
 
 void het_store_info(const HetStore* store, HetStoreInfo* info) {
   *info = {store->view.num_lines,   store->row_dim, store->view.row_stride,

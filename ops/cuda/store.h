@@ -119,7 +119,6 @@ struct HetStore {
   het_tf::AnyRule rule;  // its table is in device memory
   int32_t dim, row_dim, contribution_dim;
   int64_t bytes;
-  void* memory;
 };
 
 #endif  // HET_TF_OPS_CUDA_STORE_H_

@@ -166,18 +166,21 @@ TEST(DeviceStoreTest, LruEvictsTheLongestUnused) {
   Step step(store, 1, {4});
   Begin(&step, store, 4);
   EXPECT_EQ(step.num_evicted(), 1);
+  EXPECT_EQ(step.evicted(), (std::map<int64_t, float>{{2, 1}}));
   step.Unpin();
   EXPECT_EQ(Step(store, 1, {1, 2, 3, 4}).miss_keys(), Ids{2});
 }
 
 TEST(DeviceStoreTest, LfuKeepsWhatIsUsedMoreUntilItAges) {
   const DeviceStore store("sgd", 1, 2, HET_LFU);
+  std::map<int64_t, float> evicted;
   const auto use = [&](int64_t key, int32_t uses, int32_t admission) {
     Step step(store, 1, {key});
     const bool missed = !step.miss_keys().empty();
     if (missed) {
       step.MakeLines({uses}, admission);
       step.InstallMisses({{1}}, {0});
+      evicted = step.evicted();
     }
     const bool has_line = step.slots()[0] < store.info().lines;
     step.Unpin();
@@ -187,6 +190,9 @@ TEST(DeviceStoreTest, LfuKeepsWhatIsUsedMoreUntilItAges) {
   for (int time = 0; time < 2; ++time) use(2, 1, HET_ADMIT_IF_AS_MUCH);
   EXPECT_FALSE(use(3, 1, HET_ADMIT_IF_AS_MUCH)) << "once is less than twice";
   EXPECT_TRUE(use(3, 3, HET_ADMIT_IF_MORE));
+  ASSERT_EQ(evicted.count(2), 1u);
+  EXPECT_GT(evicted[2], 1);
+  EXPECT_LE(evicted[2], 2);
   EXPECT_TRUE(use(1, 1, HET_ADMIT_IF_AS_MUCH)) << "2 gave way";
   // A half-life is four capacities of uses.
   for (int time = 0; time < 80; ++time) use(3, 1, HET_ADMIT_IF_AS_MUCH);
@@ -395,7 +401,8 @@ TEST(DeviceStoreTest, ConfigsThatCannotBeAreRefused) {
   const auto refused = [](const HetStoreConfig& config) {
     HetStore* store = nullptr;
     char message[200] = "";
-    EXPECT_NE(het_store_create(&config, &store, message, sizeof(message), testing::kStream), 0);
+    EXPECT_NE(
+        het_store_create(&config, nullptr, &store, message, sizeof(message), testing::kStream), 0);
     EXPECT_EQ(store, nullptr);
     return std::string(message);
   };

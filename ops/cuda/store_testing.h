@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +24,12 @@ class DeviceStore {
               int32_t clock = HET_CLOCK_COUNT, bool keeps_records = true) {
     const HetStoreConfig config = {dim, optimizer.c_str(), lines, policy, clock, keeps_records};
     char message[200] = "";
-    EXPECT_CUDA(het_store_create(&config, &store_, message, sizeof(message), kStream)) << message;
+    int64_t bytes = 0;
+    EXPECT_CUDA(het_store_bytes(&config, &bytes, message, sizeof(message))) << message;
+    memory_ = DeviceArray<char>(bytes);
+    EXPECT_CUDA(
+        het_store_create(&config, memory_.get(), &store_, message, sizeof(message), kStream))
+        << message;
     het_store_info(store_, &info_);
   }
   ~DeviceStore() { het_store_destroy(store_); }
@@ -56,6 +62,7 @@ class DeviceStore {
   }
 
  private:
+  DeviceArray<char> memory_;
   HetStore* store_ = nullptr;
   HetStoreInfo info_ = {};
 };
@@ -178,6 +185,7 @@ class Step {
                           slots_.get(), visitors.get(), evicted.get(), scratch.get(), kStream));
     num_visitors_ = visitors.Read()[0];
     num_evicted_ = evicted.Read()[0];
+    ListEvicted();
     const Slots victims(num_misses_);
     const DeviceArray<char> list_scratch(het_list_victims_scratch_bytes(num_misses_));
     EXPECT_CUDA(het_list_victims(store_.get(), &misses_.list, num_misses_, slots_.get(),
@@ -191,6 +199,8 @@ class Step {
 
   int64_t num_visitors() const { return num_visitors_; }
   int64_t num_evicted() const { return num_evicted_; }
+  // The rows that gave way and how often they were asked for lately.
+  const std::map<int64_t, float>& evicted() const { return evicted_; }
 
   // Rows of the misses, in their order; they serve the visitors too. rows: (misses) of (row_dim).
   void InstallMisses(const std::vector<std::vector<float>>& rows,
@@ -247,6 +257,19 @@ class Step {
   void Unpin() const { EXPECT_CUDA(het_unpin(store_.get(), batch_.get(), slots_.get(), kStream)); }
 
  private:
+  void ListEvicted() {
+    const DeviceArray<int64_t> keys(num_misses_);
+    const DeviceArray<float> uses(num_misses_);
+    EXPECT_CUDA(het_list_evicted(store_.get(), &misses_.list, num_misses_, slots_.get(), keys.get(),
+                                 uses.get(), kStream));
+    const std::vector<int64_t> keys_here = keys.Read();
+    const std::vector<float> uses_here = uses.Read();
+    for (int64_t j = 0; j < num_misses_; ++j) {
+      if (uses_here[j] > 0) evicted_[keys_here[j]] = uses_here[j];
+    }
+    EXPECT_EQ(static_cast<int64_t>(evicted_.size()), num_evicted_);
+  }
+
   DeviceArray<float> Install(const DeviceArray<int32_t>& index,
                              const std::vector<std::vector<float>>& rows,
                              const std::vector<int64_t>& bases) const {
@@ -270,6 +293,7 @@ class Step {
   const List misses_, checks_;
   const DeviceArray<float> sums_, squares_;
   int64_t num_misses_, num_checks_, num_visitors_ = 0, num_evicted_ = 0;
+  std::map<int64_t, float> evicted_;
   DeviceArray<float> visitors_;
   DeviceArray<int64_t> visitor_bases_;
 };

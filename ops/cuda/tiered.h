@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "ops/core/status.h"
-#include "ops/cuda/device.h"
 #include "ops/cuda/het_cuda.h"
+#include "ops/cuda/memory.h"
 
 namespace het_tf {
 namespace cuda {

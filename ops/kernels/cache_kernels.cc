@@ -3,10 +3,14 @@
 #include <vector>
 
 #include "ops/core/cache/cache.h"
+#include "ops/cuda/device_cache.h"
+#include "ops/kernels/device_caches.h"
+#include "ops/kernels/device_ids.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/process_registry.h"
 #include "ops/kernels/resource_kernels.h"
 #include "ops/kernels/resources.h"
+#include "ops/kernels/stays_on_host.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace het_tf {
@@ -21,11 +25,13 @@ std::string NameOf(Nonfinite nonfinite) { return nonfinite == Nonfinite::kSkip ?
 
 class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
  public:
-  explicit CacheHandleOp(OpKernelConstruction* context) : ResourceOpKernel(context) {
+  explicit CacheHandleOp(OpKernelConstruction* context)
+      : ResourceOpKernel(context), device_(context->device()) {
     OP_REQUIRES_OK(context, GetRowConfig(context, &config_.rows));
     std::string policy;
     bool skip;
     OP_REQUIRES_OK(context, context->GetAttr("capacity", &config_.capacity));
+    OP_REQUIRES_OK(context, context->GetAttr("device_capacity", &device_capacity_));
     OP_REQUIRES_OK(context, context->GetAttr("read_bound", &config_.read_bound));
     OP_REQUIRES_OK(context, context->GetAttr("write_bound", &config_.write_bound));
     OP_REQUIRES_OK(context, context->GetAttr("policy", &policy));
@@ -36,9 +42,9 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
 
  private:
   absl::Status CreateResource(CacheResource** resource) override {
-    std::shared_ptr<Cache> cache;
-    TF_RETURN_IF_ERROR(ToTf(Cache::Create(config_, &cache)));
-    *resource = new CacheResource(config_, std::move(cache));
+    std::shared_ptr<RowCache> cache;
+    TF_RETURN_IF_ERROR(NewCache(&cache));
+    *resource = new CacheResource(config_, device_capacity_, std::move(cache));
     ProcessRegistry<CacheResource>::Get().Add(*resource);
     if (caches_frozen) (*resource)->cache->Freeze();
     return absl::OkStatus();
@@ -49,6 +55,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     return AttributeCheck("cache", cinfo_.name())
         .SameRows(existing.rows, config_.rows)
         .Same("capacity", existing.capacity, config_.capacity)
+        .Same("device_capacity", resource->device_capacity, device_capacity_)
         .Same("policy", NameOf(existing.policy), NameOf(config_.policy))
         .Same("read_bound", existing.read_bound, config_.read_bound)
         .Same("write_bound", existing.write_bound, config_.write_bound)
@@ -56,7 +63,21 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
         .status();
   }
 
+  absl::Status NewCache(std::shared_ptr<RowCache>* cache) const {
+    if (device_capacity_ != 0) return NewDeviceCache(config_, device_capacity_, device_, cache);
+    if (device_->tensorflow_accelerator_device_info() != nullptr) {
+      return absl::InvalidArgumentError(
+          StrCat("device_capacity = 0 on ", device_->name(), ": rows on the host are for its CPU"));
+    }
+    std::shared_ptr<Cache> made;
+    TF_RETURN_IF_ERROR(ToTf(Cache::Create(config_, &made)));
+    *cache = std::move(made);
+    return absl::OkStatus();
+  }
+
+  tensorflow::DeviceBase* const device_;
   CacheConfig config_;
+  int64_t device_capacity_ = 0;
 };
 
 // A kernel that puts out a ticket and one request for each shard.
@@ -66,20 +87,22 @@ class RequestKernel : public CacheKernel {
     OP_REQUIRES_OK(context, context->GetAttr("num_shards", &num_shards_));
   }
 
-  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
     if (num_shards_ != cache->num_shards()) {
       return absl::InvalidArgumentError(StrCat("num_shards = ", num_shards_, ", but the cache has ",
                                                cache->num_shards(), " shards"));
     }
     absl::Status allocated;
-    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<RowTicket> ticket;
     TF_RETURN_IF_ERROR(Request(
         context, cache,
         [&](int shard, size_t bytes) -> std::shared_ptr<char> {
           // The cache keeps the tensor for as long as its pushes may have to be sent again.
           auto request = std::make_shared<Tensor>();
+          tensorflow::AllocatorAttributes on_host;
+          on_host.set_on_host(true);
           absl::Status status = context->allocate_temp(
-              tensorflow::DT_UINT8, {static_cast<int64_t>(bytes)}, request.get());
+              tensorflow::DT_UINT8, {static_cast<int64_t>(bytes)}, request.get(), on_host);
           if (status.ok()) {
             context->set_output(1 + shard, *request);
             auto* data = reinterpret_cast<char*>(request->flat<uint8_t>().data());
@@ -94,9 +117,9 @@ class RequestKernel : public CacheKernel {
   }
 
  protected:
-  virtual absl::Status Request(OpKernelContext* context, Cache* cache,
-                               const Cache::AllocateRequest& allocate,
-                               std::shared_ptr<Ticket>* ticket) = 0;
+  virtual absl::Status Request(OpKernelContext* context, RowCache* cache,
+                               const AllocateRequest& allocate,
+                               std::shared_ptr<RowTicket>* ticket) = 0;
 
  private:
   int num_shards_;
@@ -108,12 +131,23 @@ class CacheLookupOp : public RequestKernel {
     OP_REQUIRES_OK(context, context->GetAttr("fresh", &fresh_));
   }
 
-  absl::Status Request(OpKernelContext* context, Cache* cache,
-                       const Cache::AllocateRequest& allocate,
-                       std::shared_ptr<Ticket>* ticket) override {
+  absl::Status Request(OpKernelContext* context, RowCache* cache, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>* ticket) override {
+    std::shared_ptr<DeviceIds> ids;
+    const absl::Status as_they_are = GetVariant(context, "unique_ids", &ids);
+    if (cache->on_device()) {
+      TF_RETURN_IF_ERROR(as_they_are);
+      return ToTf(static_cast<cuda::DeviceCache*>(cache)->Lookup(ids->data(), ids->num_ids(),
+                                                                 fresh_, allocate, ticket));
+    }
     std::shared_ptr<UniqueIds> unique_ids;
-    TF_RETURN_IF_ERROR(GetVariant(context, "unique_ids", &unique_ids));
-    return ToTf(cache->Lookup(std::move(unique_ids), fresh_, PoolOf(context), allocate, ticket));
+    if (as_they_are.ok()) {  // one step runs on workers with a GPU and on others
+      unique_ids = std::make_shared<UniqueIds>(ids->data(), ids->num_ids());
+    } else {
+      TF_RETURN_IF_ERROR(GetVariant(context, "unique_ids", &unique_ids));
+    }
+    return ToTf(static_cast<Cache*>(cache)->Lookup(std::move(unique_ids), fresh_, PoolOf(context),
+                                                   allocate, ticket));
   }
 
  private:
@@ -126,8 +160,8 @@ class CacheFlushOp : public RequestKernel {
     OP_REQUIRES_OK(context, context->GetAttr("all", &all_));
   }
 
-  absl::Status Request(OpKernelContext*, Cache* cache, const Cache::AllocateRequest& allocate,
-                       std::shared_ptr<Ticket>* ticket) override {
+  absl::Status Request(OpKernelContext*, RowCache* cache, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>* ticket) override {
     return ToTf(cache->Flush(all_, allocate, ticket));
   }
 
@@ -139,14 +173,14 @@ class CacheInstallOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
 
-  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
-    std::shared_ptr<Ticket> ticket;
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    std::shared_ptr<RowTicket> ticket;
     TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
     tensorflow::OpInputList replies;
     TF_RETURN_IF_ERROR(context->input_list("replies", &replies));
     std::vector<AlignedBytes> aligned;
     aligned.reserve(replies.size());
-    std::vector<Cache::Bytes> bytes;
+    std::vector<ReplyBytes> bytes;
     for (int s = 0; s < replies.size(); ++s) {
       aligned.emplace_back(replies[s]);
       bytes.push_back({aligned[s].data(), aligned[s].size()});
@@ -161,11 +195,11 @@ class CacheGatherOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
 
-  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
-    std::shared_ptr<Ticket> ticket;
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    std::shared_ptr<RowTicket> ticket;
     TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
     Tensor* rows;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {ticket->ids().num_ids(), cache->dim()}, &rows));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {ticket->num_ids(), cache->dim()}, &rows));
     return ToTf(cache->Gather(*ticket, PoolOf(context), rows->flat<float>().data()));
   }
 };
@@ -174,12 +208,12 @@ class CacheUpdateOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
 
-  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
-    std::shared_ptr<Ticket> ticket;
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    std::shared_ptr<RowTicket> ticket;
     TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
     const Tensor* gradients;
     TF_RETURN_IF_ERROR(
-        GetMatrix(context, "gradients", ticket->ids().num_ids(), cache->dim(), &gradients));
+        GetMatrix(context, "gradients", ticket->num_ids(), cache->dim(), &gradients));
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
     return OfUpdate(context, cache->Update(ticket.get(), gradients->flat<float>().data(),
@@ -191,19 +225,17 @@ class CacheClearOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
 
-  absl::Status Compute(OpKernelContext*, Cache* cache) override {
-    cache->Clear();
-    return absl::OkStatus();
-  }
+  absl::Status Compute(OpKernelContext*, RowCache* cache) override { return ToTf(cache->Clear()); }
 };
 
 class CacheStatsOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
 
-  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
     constexpr int64_t kCounters = Counters<CacheCounter>::kSize;
-    const Cache::Stats stats = cache->stats();
+    RowCache::Stats stats;
+    TF_RETURN_IF_ERROR(ToTf(cache->GetStats(&stats)));
     Tensor* names;
     Tensor* values;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {kCounters}, &names));
@@ -220,14 +252,15 @@ class CacheReportOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
 
-  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
     constexpr int64_t kCounters = Counters<CacheCounter>::kSize;
     Tensor* report;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {2 + kCounters}, &report));
     auto value = report->flat<int64_t>();
     value(0) = context->device()->parsed_name().task;
     value(1) = static_cast<int64_t>(cache->id());
-    const Cache::Stats stats = cache->stats();
+    RowCache::Stats stats;
+    TF_RETURN_IF_ERROR(ToTf(cache->GetStats(&stats)));
     for (int64_t c = 0; c < kCounters; ++c) value(2 + c) = stats[c];
     return absl::OkStatus();
   }
@@ -255,6 +288,33 @@ REGISTER_CACHE_KERNEL("CacheStats", CacheStatsOp);
 REGISTER_CACHE_KERNEL("CacheReport", CacheReportOp);
 REGISTER_CACHE_KERNEL("CacheCounterNames", CacheCounterNamesOp);
 #undef REGISTER_CACHE_KERNEL
+
+// On a GPU rows and gradients are in its memory, and all else is in the host's.
+#ifdef HET_TF_CUDA
+#define GPU_KERNEL(name) Name("Het>" name).Device(tensorflow::DEVICE_GPU).HostMemory("cache")
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheHandle"), CacheHandleOp);
+REGISTER_KERNEL_BUILDER(
+    GPU_KERNEL("CacheLookup").HostMemory("unique_ids").HostMemory("ticket").HostMemory("requests"),
+    CacheLookupOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheGather").HostMemory("ticket"), CacheGatherOp);
+REGISTER_KERNEL_BUILDER(
+    GPU_KERNEL("CacheInstall").HostMemory("ticket").HostMemory("replies").HostMemory("rows"),
+    CacheInstallOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheUpdate").HostMemory("ticket").HostMemory("learning_rate"),
+                        CacheUpdateOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheFlush").HostMemory("ticket").HostMemory("requests"),
+                        CacheFlushOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheClear"), CacheClearOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheStats").HostMemory("names").HostMemory("values"),
+                        CacheStatsOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheReport").HostMemory("report"), CacheReportOp);
+#undef GPU_KERNEL
+#endif
+
+// Where TensorFlow runs a step on a GPU it may take its tickets and ids there, too, as when they
+// leave a branch.
+const StaysOnHost<RowTicket> tickets_stay_on_host;
+const StaysOnHost<DeviceIds> ids_stay_on_host;
 
 }  // namespace
 }  // namespace het_tf

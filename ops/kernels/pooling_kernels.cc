@@ -155,9 +155,9 @@ absl::Status GetSums(OpKernelContext* context, const UniqueIds& ids, int dim,
   return absl::OkStatus();
 }
 
-class CachePoolOp : public CacheKernel {
+class CachePoolOp : public HostCacheKernel {
  public:
-  explicit CachePoolOp(OpKernelConstruction* context) : CacheKernel(context) {
+  explicit CachePoolOp(OpKernelConstruction* context) : HostCacheKernel(context) {
     OP_REQUIRES_OK(context, layout_.Get(context));
   }
 
@@ -208,9 +208,9 @@ class TablePoolOp : public TableKernel {
   Layout layout_;
 };
 
-class CacheUpdatePooledOp : public CacheKernel {
+class CacheUpdatePooledOp : public HostCacheKernel {
  public:
-  using CacheKernel::CacheKernel;
+  using HostCacheKernel::HostCacheKernel;
 
   absl::Status Compute(OpKernelContext* context, Cache* cache) override {
     std::shared_ptr<Ticket> ticket;

@@ -51,8 +51,10 @@ class ProcessCachesOp : public OpKernel {
       for (const auto& resource : resources) resource->cache->Freeze();
     }
     for (const auto& resource : resources) {
-      Cache* cache = resource->cache.get();
-      if (cache->stats()[static_cast<size_t>(CacheCounter::kPending)] == 0) continue;
+      RowCache* cache = resource->cache.get();
+      RowCache::Stats stats;
+      OP_REQUIRES_OK(context, ToTf(cache->GetStats(&stats)));
+      if (stats[static_cast<size_t>(CacheCounter::kPending)] == 0) continue;
       for (const uint64_t incarnation : cache->incarnations()) {
         rows.emplace_back(cache->id(), incarnation);
       }

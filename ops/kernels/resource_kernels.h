@@ -4,6 +4,7 @@
 #define HET_TF_OPS_KERNELS_RESOURCE_KERNELS_H_
 
 #include <memory>
+#include <utility>
 
 #include "ops/core/cache/cache.h"
 #include "ops/core/table/table.h"
@@ -27,13 +28,37 @@ class CacheKernel : public tensorflow::OpKernel {
   }
 
  protected:
+  virtual absl::Status Compute(tensorflow::OpKernelContext* context, RowCache* cache) = 0;
+
+  absl::Status GetTicket(tensorflow::OpKernelContext* context, const RowCache* cache,
+                         std::shared_ptr<RowTicket>* ticket) const {
+    TF_RETURN_IF_ERROR(GetVariant(context, "ticket", ticket));
+    if ((*ticket)->owner() == cache) return absl::OkStatus();
+    return absl::InvalidArgumentError("ticket was given out by another cache");
+  }
+};
+
+// The same for caches with their rows on the host.
+class HostCacheKernel : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+ protected:
   virtual absl::Status Compute(tensorflow::OpKernelContext* context, Cache* cache) = 0;
 
   absl::Status GetTicket(tensorflow::OpKernelContext* context, const Cache* cache,
                          std::shared_ptr<Ticket>* ticket) const {
-    TF_RETURN_IF_ERROR(GetVariant(context, "ticket", ticket));
-    if ((*ticket)->cache() == cache) return absl::OkStatus();
-    return absl::InvalidArgumentError("ticket was given out by another cache");
+    std::shared_ptr<RowTicket> of_any;
+    TF_RETURN_IF_ERROR(CacheKernel::GetTicket(context, cache, &of_any));
+    *ticket = std::static_pointer_cast<Ticket>(std::move(of_any));
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Compute(tensorflow::OpKernelContext* context, RowCache* cache) override {
+    if (!cache->on_device()) return Compute(context, static_cast<Cache*>(cache));
+    return absl::InvalidArgumentError(
+        "the cache has its rows on a device, where they are not pooled: gather them first");
   }
 };
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/core/cache/cache.h"
+#include "ops/core/cache/row_cache.h"
 #include "ops/core/dense/replica.h"
 #include "ops/core/dense/shard.h"
 #include "ops/core/table/table.h"
@@ -40,15 +40,16 @@ inline std::atomic<bool> caches_frozen{false};
 
 class CacheResource : public tensorflow::ResourceBase {
  public:
-  CacheResource(const CacheConfig& config, std::shared_ptr<Cache> cache)
-      : config(config), cache(std::move(cache)) {}
+  CacheResource(const CacheConfig& config, int64_t device_capacity, std::shared_ptr<RowCache> cache)
+      : config(config), device_capacity(device_capacity), cache(std::move(cache)) {}
 
   std::string DebugString() const override {
-    return StrCat("Het>Cache of ", config.capacity, " rows");
+    return StrCat("Het>Cache of ", cache->on_device() ? device_capacity : config.capacity, " rows");
   }
 
   const CacheConfig config;
-  const std::shared_ptr<Cache> cache;
+  const int64_t device_capacity;  // CacheHandle's
+  const std::shared_ptr<RowCache> cache;
 };
 
 class DenseResource : public tensorflow::ResourceBase {

@@ -51,7 +51,9 @@ class OpsSystem:
         learning_rate: float = 1.0,
         initializer: str = "zeros",
         policy: str = "lru",
+        device: str = "",
     ):
+        """device: "" or that whose memory has the caches' rows ("/device:CPU:0")."""
         self.setup = setup
         self.learning_rate = learning_rate
         plain = optimizers.Momentum(momentum=0.0) if setup.slots else optimizers.SGD()
@@ -70,6 +72,10 @@ class OpsSystem:
             "num_shards": setup.num_shards,
             **self.row,
         }
+        self._device = device
+        if device:
+            self._cache["device_capacity"] = self._cache.pop("capacity")
+            self._cache["capacity"] = 0
         self.tables = [
             ops.table_handle(
                 shared_name=_name("table"), shard=shard, num_shards=setup.num_shards, **self.row
@@ -80,7 +86,7 @@ class OpsSystem:
         self._open: list[set[Sending]] = [set() for _ in range(setup.num_workers)]
 
     def lookup(self, worker: int, keys: Sequence[int]) -> Sending:
-        unique_ids = ops.unique_ids(tf.constant(keys, tf.int64))
+        unique_ids = ops.unique_ids(tf.constant(keys, tf.int64), on_device=bool(self._device))
         ticket, requests = ops.cache_lookup(
             self.caches[worker], unique_ids, num_shards=self.setup.num_shards
         )
@@ -173,7 +179,8 @@ class OpsSystem:
         return math.floor(bound / self.unit) if self.setup.clock == "drift" else int(bound)
 
     def _new_cache(self) -> tf.Tensor:
-        return ops.cache_handle(shared_name=_name("cache"), **self._cache)
+        with tf.device(self._device or None):
+            return ops.cache_handle(shared_name=_name("cache"), **self._cache)
 
     def _destroy(self, handle: tf.Tensor) -> None:
         tf.raw_ops.DestroyResourceOp(resource=handle)

@@ -116,7 +116,13 @@ BAD_REPLIES = [
     (REPLY_HEADER, "flags", 2, 0, "reply has unknown flags 2"),
     (REPLY_HEADER, "incarnation", 0, 0, "reply has incarnation = 0"),
     (REPLY_HEADER, "acknowledged", 2, 0, "reply acknowledges push 2, the last cut is 1"),
-    (REPLY_HEADER, "num_queries", 3, 0, r"replies\[0\] answers 3 queries .* not 2 with 2 and 0"),
+    (
+        REPLY_HEADER,
+        "num_queries",
+        3,
+        0,
+        r"replies\[0\]: reply answers 3 queries .* not 2 with 2 and 0",
+    ),
     (REPLY_HEADER, "num_queries", 0, 0, "num_queries = 0"),
     (REPLY_HEADER, "num_full", 2, 0, NOT_ANNOUNCED),
     (REPLY_HEADER, "num_full", 2**32 - 1, 0, "reply has num_full = 4294967295"),
@@ -218,7 +224,9 @@ def test_a_reply_to_another_request():
     ours, other = Pair(), Pair()
     ticket, (request,) = ops.cache_lookup(other.cache, unique(*KEYS), num_shards=1)
     reply = ops.table_sync(other.table, request)
-    with pytest.raises(INVALID, match=r"replies\[0\] answers 4 queries .*, not 2 with 2 and 0"):
+    with pytest.raises(
+        INVALID, match=r"replies\[0\]: reply answers 4 queries .*, not 2 with 2 and 0"
+    ):
         ops.cache_install(ours.cache, ours.ticket, [reply])
     ours.check_that_all_is_well()
     ops.cache_install(other.cache, ticket, [reply])

@@ -11,6 +11,8 @@ Ticket::Ticket(std::shared_ptr<Cache> cache, std::shared_ptr<const UniqueIds> id
 
 Ticket::~Ticket() { cache_->Release(*this); }
 
+const RowCache* Ticket::owner() const { return cache_.get(); }
+
 Status Cache::Create(const CacheConfig& config, std::shared_ptr<Cache>* cache) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config.rows, &kit));
@@ -36,6 +38,7 @@ Cache::Cache(const CacheConfig& config, RowKit kit)
     : config_(config),
       kit_(std::move(kit)),
       id_(RandomId()),
+      asker_{id_, kit_.optimizer.get()},
       store_(kit_, config.rows, config.policy, config.capacity),
       admission_(config.capacity, kit_.optimizer->dim(), kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards) {}
@@ -121,7 +124,7 @@ void Cache::RestartShard(int shard, const Link::Epoch& epoch) {
   }
 }
 
-void Cache::Clear() {
+Status Cache::Clear() {
   std::lock_guard<std::mutex> lock(mutex_);
   TakeReleased();
   for (Shard& shard : shards_) {
@@ -133,16 +136,16 @@ void Cache::Clear() {
     ForgetLine(slot);
     Dismiss(slot);
   }
+  return Status();
 }
 
-Cache::Stats Cache::stats() {
+Status Cache::GetStats(Stats* stats) {
   std::lock_guard<std::mutex> lock(mutex_);
   counters_.Set(CacheCounter::kRows, store_.num_resident());
   counters_.Set(CacheCounter::kPending, num_pending_);
   counters_.Set(CacheCounter::kMemoryBytes, store_.memory_bytes());
-  Stats stats;
-  for (size_t c = 0; c < stats.size(); ++c) stats[c] = counters_.Get(static_cast<CacheCounter>(c));
-  return stats;
+  counters_.Read(stats);
+  return Status();
 }
 
 void Cache::Freeze() {

@@ -151,7 +151,7 @@ TEST(CacheFailureTest, AFrozenCacheSendsAndTakesNoMore) {
   cluster.cache()->Freeze();
   EXPECT_EQ(cluster.Update(under_way, {1}).code(), Code::kCancelled);
   const int64_t id = 1;
-  std::shared_ptr<Ticket> ticket;
+  std::shared_ptr<RowTicket> ticket;
   const Status status = cluster.cache()->Lookup(
       std::make_shared<UniqueIds>(&id, 1), false, SerialFor,
       [](int, size_t) { return std::shared_ptr<char>(); }, &ticket);
@@ -247,7 +247,7 @@ TEST(CacheFailureTest, AReplyFromBeforeARestartServesItsStepAndNoOther) {
   Cluster cluster(config);
   cluster.Step(0, {1, 2}, {1, 1});
   cluster.Flush(0);
-  cluster.cache()->Clear();
+  EXPECT_OK(cluster.cache()->Clear());
   Cluster::Call before = cluster.Lookup(0, {1, 2, 3}), after = cluster.Lookup(0, {1});
   cluster.Deliver(&before);
   ASSERT_OK(Restore(cluster.table(), {{1, {{70}, {}, 9}}, {3, {{80}, {}, 1}}}));
@@ -348,7 +348,7 @@ TEST(CacheFailureTest, ClearForgetsRowsAndWhatWasNotSent) {
   cluster.Step(0, {1, 2, 3}, {1, 1, 1});
   Cluster::Call under_way = cluster.Lookup(0, {1, 4});
   cluster.Deliver(&under_way);
-  cluster.cache()->Clear();
+  EXPECT_OK(cluster.cache()->Clear());
   EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 3);
   EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
   cluster.Fill(&under_way);

@@ -121,10 +121,9 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   // No row for a key whose row must come: nobody has updated it, and the whole of it is known here.
   int64_t initialized = 0;
   std::vector<float> initial(row_dim);
-  const auto first_value = asked.num_bases() + asked.num_full;
   for (int64_t q = restarted ? 0 : asked.num_bases(); q < header.num_queries; ++q) {
     if (answered[q]) continue;
-    if (q >= asked.num_bases() && q < first_value) admission_.GiveBack(1);
+    if (q >= asked.num_bases() && q < asked.first_value()) admission_.GiveBack(1);
     const uint32_t slot = asked.slots[q];
     Line* line = store_.line(slot);
     if (line->has(Line::kFull)) continue;
@@ -144,48 +143,15 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   counters_.Add(CacheCounter::kVisitors, header.num_values);
 }
 
-Status Cache::Install(Ticket* ticket, const std::vector<Bytes>& replies,
+Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& replies,
                       const ParallelFor& parallel_for, int64_t* rows) {
-  if (replies.size() != shards_.size()) {
-    return InvalidArgument("replies holds ", replies.size(), " messages for ", shards_.size(),
-                           " shards");
-  }
-  const Optimizer& optimizer = *kit_.optimizer;
-  std::vector<ReplyView> views(replies.size());
-  for (size_t s = 0; s < replies.size(); ++s) {
-    const Ticket::Asked& asked = ticket->asked_[s];
-    if (asked.request.number == 0) continue;
-    const Status parsed = ReplyView::Parse(replies[s].data, replies[s].size, &views[s]);
-    if (!parsed.ok()) return InvalidArgument("replies[", s, "]: ", parsed.message());
-    const ReplyHeader& header = views[s].header;
-    if (header.num_queries != asked.slots.size() ||
-        static_cast<int>(header.dim) != optimizer.dim() ||
-        static_cast<int>(header.slot_dim) != optimizer.slot_dim()) {
-      return InvalidArgument("replies[", s, "] answers ", header.num_queries,
-                             " queries with rows of dim ", header.dim, " and slot_dim ",
-                             header.slot_dim, ", not ", asked.slots.size(), " with ",
-                             optimizer.dim(), " and ", optimizer.slot_dim());
-    }
-    for (int64_t r = 0; r < header.num_values; ++r) {
-      const int64_t query = views[s].value_rows[r].query;
-      if (query >= asked.num_bases() + asked.num_full) break;
-      if (query >= asked.num_checks && query < asked.num_bases()) continue;
-      return InvalidArgument("replies[", s, "] answers query ", query,
-                             " with a value; it asks for the row");
-    }
-  }
-
+  auto* ticket = static_cast<Ticket*>(row_ticket);
+  std::vector<ReplyView> views;
+  HET_RETURN_IF_ERROR(ReadReplies(asker_, ticket->asked_, replies, &views));
   std::lock_guard<std::mutex> lock(mutex_);
   if (ticket->installed_) return FailedPrecondition("ticket was installed before");
   TakeReleased();
-  for (size_t s = 0; s < replies.size(); ++s) {
-    const Ticket::Asked& asked = ticket->asked_[s];
-    if (asked.request.number == 0) continue;
-    const ReplyHeader& header = views[s].header;
-    const Status believed = shards_[s].link.Check(
-        asked.request, {{header.incarnation, header.session}, header.acknowledged});
-    if (!believed.ok()) return InvalidArgument("replies[", s, "]: ", believed.message());
-  }
+  HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
   *rows = 0;
   for (size_t s = 0; s < replies.size(); ++s) {
     const Ticket::Asked& asked = ticket->asked_[s];
@@ -210,7 +176,8 @@ Status Cache::Install(Ticket* ticket, const std::vector<Bytes>& replies,
   return Status();
 }
 
-Status Cache::Gather(const Ticket& ticket, const ParallelFor& parallel_for, float* out) {
+Status Cache::Gather(const RowTicket& row_ticket, const ParallelFor& parallel_for, float* out) {
+  const auto& ticket = static_cast<const Ticket&>(row_ticket);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
   store_.Gather(ticket.ids(), ticket.slots_, parallel_for, out);

@@ -35,15 +35,16 @@ int64_t Cache::MakeMissing(Ticket* ticket) {
 
 Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
                      const ParallelFor& parallel_for, const AllocateRequest& allocate,
-                     std::shared_ptr<Ticket>* ticket) {
-  *ticket = std::make_shared<Ticket>(shared_from_this(), std::move(ids));
+                     std::shared_ptr<RowTicket>* ticket) {
+  const auto made = std::make_shared<Ticket>(shared_from_this(), std::move(ids));
+  *ticket = made;
   std::lock_guard<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
-  const UniqueIds& keys = (*ticket)->ids();
+  const UniqueIds& keys = made->ids();
   admission_.BeginUse(keys.num_keys());
-  const Store::Found found = store_.Find(keys, parallel_for, &(*ticket)->slots_);
-  const int64_t missed = found.full < keys.num_keys() ? MakeMissing(ticket->get()) : 0;
+  const Store::Found found = store_.Find(keys, parallel_for, &made->slots_);
+  const int64_t missed = found.full < keys.num_keys() ? MakeMissing(made.get()) : 0;
   Trim();
   counters_.Add(CacheCounter::kLookups, 1);
   counters_.Add(CacheCounter::kIds, keys.num_ids());
@@ -55,11 +56,11 @@ Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
   const int64_t read_bound = fresh || config_.capacity == 0 ? 0 : config_.read_bound;
   std::vector<Questions> questions(num_shards());
   for (auto& each : questions) each.checks.reserve(found.full / num_shards() + 16);
-  store_.ForEachAhead((*ticket)->slots_, [&](uint32_t slot) {
+  store_.ForEachAhead(made->slots_, [&](uint32_t slot) {
     Ask(slot, read_bound, &questions[store_.line(slot)->shard]);
   });
   for (int s = 0; s < num_shards(); ++s) {
-    SendRequest(s, false, read_bound, std::move(questions[s]), allocate, ticket->get());
+    SendRequest(s, false, read_bound, std::move(questions[s]), allocate, made.get());
   }
   return Status();
 }
@@ -172,92 +173,56 @@ void Cache::WritePush(Shard* shard, const PushHeader& header, char* bytes) {
   }
 }
 
+// The whole outbox, written when the request is.
+NewPush Cache::CutPush(Shard* shard) {
+  NewPush push = {CountOutbox(*shard), 0, shard->outbox, nullptr};
+  for (const uint32_t slot : shard->outbox) push.updates += store_.line(slot)->pending;
+  counters_.Add(CacheCounter::kRowsPushed, static_cast<int64_t>(shard->outbox.size()));
+  counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
+  push.write = [this, shard, header = push.header](char* bytes) {
+    WritePush(shard, header, bytes);
+    shard->outbox.clear();
+  };
+  return push;
+}
+
 void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
                         const AllocateRequest& allocate, Ticket* ticket) {
   Shard& state = shards_[shard];
   Ticket::Asked& asked = ticket->asked_[shard];
   if (config_.rows.clock == ClockRule::kLamport) ForcePushedRows(state, &questions, ticket);
-  const Optimizer& optimizer = *kit_.optimizer;
-  const std::vector<const Link::Push*> again = state.link.ToCarry(everything);
-  const bool pushes = !state.outbox.empty();
-  if (again.empty() && !pushes && questions.empty()) {
-    allocate(shard, 0);
-    return;
-  }
-  RequestHeader header;
-  header.cache_id = id_;
-  header.incarnation = state.link.epoch().incarnation;
-  header.session = state.link.epoch().session;
-  header.cut = state.link.cut() + (pushes ? 1 : 0);
-  header.read_bound = read_bound;
-  header.dim = static_cast<uint32_t>(optimizer.dim());
-  header.slot_dim = static_cast<uint32_t>(optimizer.slot_dim());
-  header.contribution_dim = static_cast<uint32_t>(optimizer.contribution_dim());
-  header.shard = static_cast<uint32_t>(shard);
-  header.num_pushes = static_cast<uint32_t>(again.size() + (pushes ? 1 : 0));
-  header.num_checks = static_cast<uint32_t>(questions.checks.size());
-  header.num_value_checks = static_cast<uint32_t>(questions.value_checks.size());
-  header.num_full = static_cast<uint32_t>(questions.full.size());
-  header.num_values = static_cast<uint32_t>(questions.values.size());
-  asked.slots.reserve(header.num_queries());
+  Queries queries;
+  queries.num_checks = static_cast<uint32_t>(questions.checks.size());
+  queries.num_value_checks = static_cast<uint32_t>(questions.value_checks.size());
+  queries.num_full = static_cast<uint32_t>(questions.full.size());
+  const size_t num_bases = questions.checks.size() + questions.value_checks.size();
+  asked.slots.reserve(num_bases + questions.full.size() + questions.values.size());
   for (const auto* slots :
        {&questions.checks, &questions.value_checks, &questions.full, &questions.values}) {
     asked.slots.insert(asked.slots.end(), slots->begin(), slots->end());
   }
-  std::vector<int64_t> keys(asked.slots.size()), bases(header.num_bases());
-  for (size_t q = 0; q < keys.size(); ++q) {
+  queries.keys.resize(asked.slots.size());
+  queries.bases.resize(num_bases);
+  for (size_t q = 0; q < asked.slots.size(); ++q) {
     const Line& line = *store_.line(asked.slots[q]);
-    keys[q] = line.key;
-    if (q >= bases.size()) continue;
-    bases[q] = BaseAfterCut(line);
-    header.base_bytes += static_cast<uint32_t>(BaseBytes(bases[q]));
+    queries.keys[q] = line.key;
+    if (q < num_bases) queries.bases[q] = BaseAfterCut(line);
   }
-  const KeyPacking packing = KeyPacking::Of(keys);
-  header.lowest_key = packing.lowest;
-  header.key_bytes = packing.key_bytes;
-  PushHeader push_header = {0, 0, 0};
-  size_t new_bytes = 0, push_bytes = 0;
-  if (pushes) {
-    push_header = CountOutbox(state);
-    push_bytes = new_bytes = PushBytes(push_header.num_gradients, push_header.num_contributions,
-                                       header.dim, header.contribution_dim);
-  }
-  for (const Link::Push* push : again) push_bytes += push->size;
-  const size_t bytes = RequestWriter::Size(header, push_bytes);
-
-  const std::shared_ptr<char> memory = allocate(shard, bytes);
-  RequestWriter writer(memory.get(), header);
-  for (const Link::Push* push : again) {
-    std::memcpy(writer.AddPush(push->size), push->bytes, push->size);
-  }
-  if (pushes) {
-    Link::Push push;
-    push.sequence = push_header.sequence;
-    push.memory = memory;
-    push.bytes = writer.AddPush(new_bytes);
-    push.size = new_bytes;
-    for (const uint32_t slot : state.outbox) push.updates += store_.line(slot)->pending;
-    WritePush(&state, push_header, const_cast<char*>(push.bytes));
-    push.slots.swap(state.outbox);
-    counters_.Add(CacheCounter::kRowsPushed, static_cast<int64_t>(push.slots.size()));
-    counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
-    state.link.AddPush(std::move(push));
-  }
-  writer.AddKeys(keys);
-  for (const int64_t base : bases) writer.AddBase(base);
-  writer.Finish();
-
-  asked.request = state.link.Open(everything);
-  asked.num_checks = header.num_checks;
-  asked.num_value_checks = header.num_value_checks;
-  asked.num_full = header.num_full;
+  NewPush push;
+  const bool pushes = !state.outbox.empty();
+  if (pushes) push = CutPush(&state);
+  const RequestBytes bytes = asker_.Send(shard, everything, read_bound, queries,
+                                         pushes ? &push : nullptr, allocate, &state.link, &asked);
+  if (bytes.all == 0) return;
   counters_.Add(CacheCounter::kMessages, 1);
-  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes));
-  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(push_bytes));
+  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));
+  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(bytes.pushes));
 }
 
-Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<Ticket>* ticket) {
-  *ticket = std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
+Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
+  const auto made =
+      std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
+  *ticket = made;
   std::lock_guard<std::mutex> lock(mutex_);
   TakeReleased();
   Trim();
@@ -265,7 +230,7 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<T
     for (const uint32_t slot : store_.dirty()) Enqueue(slot);
   }
   for (int s = 0; s < num_shards(); ++s) {
-    SendRequest(s, true, config_.read_bound, Questions(), allocate, ticket->get());
+    SendRequest(s, true, config_.read_bound, Questions(), allocate, made.get());
   }
   return Status();
 }

@@ -148,7 +148,7 @@ class Schedule {
     if (Chance(&random_, 0.2)) return;  // lost
     DeliverTheRest(&step.call);
     const Floats values = cluster_->Fill(&step.call);
-    const UniqueIds& unique = step.call.ticket->ids();
+    const UniqueIds& unique = testing::UniqueIdsOf(*step.call.ticket);
     for (size_t i = 0; i < values.size(); ++i) {
       const int64_t key = unique.keys[unique.key_of[i]];
       EXPECT_GE(-values[i], step.own[key]) << "own updates of key " << key << " are missing";
@@ -218,7 +218,7 @@ TEST(CacheScheduleTest, AReadMissesNoMoreThanTheBounds) {
         Cluster::Call call = cluster.Lookup(w, RandomIds(&random, 12));
         cluster.Deliver(&call);
         const Floats values = cluster.Fill(&call);
-        const UniqueIds& unique = call.ticket->ids();
+        const UniqueIds& unique = testing::UniqueIdsOf(*call.ticket);
         for (size_t i = 0; i < values.size(); ++i) {
           const int64_t missed =
               total[unique.keys[unique.key_of[i]]] + static_cast<int64_t>(values[i]);

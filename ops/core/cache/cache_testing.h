@@ -3,6 +3,7 @@
 #ifndef HET_TF_OPS_CORE_CACHE_CACHE_TESTING_H_
 #define HET_TF_OPS_CORE_CACHE_CACHE_TESTING_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -34,27 +35,33 @@ inline void SetStaleness(CacheConfig* config, int64_t staleness) {
   config->read_bound = config->write_bound = staleness;
 }
 
-// Safe for concurrent use as far as tables and caches are.
-class Cluster {
+// Caches and shards. Side: how tests reach the caches of a kind, as HostSide below. Safe for
+// concurrent use as far as tables and caches are.
+template <typename Side>
+class ClusterOf {
  public:
-  explicit Cluster(const CacheConfig& config, int num_caches = 1) : config_(config) {
+  using CacheType = typename Side::CacheType;
+
+  explicit ClusterOf(const CacheConfig& config, int num_caches = 1) : config_(config) {
     for (int s = 0; s < config.rows.num_shards; ++s) tables_.push_back(MakeTable(config.rows, s));
     for (int w = 0; w < num_caches; ++w) {
       caches_.emplace_back();
-      EXPECT_OK(Cache::Create(config, &caches_.back()));
+      EXPECT_OK(Side::Create(config, &caches_.back()));
     }
   }
 
   int num_shards() const { return static_cast<int>(tables_.size()); }
   int num_caches() const { return static_cast<int>(caches_.size()); }
-  Cache* cache(int w = 0) const { return caches_[w].get(); }
+  CacheType* cache(int w = 0) const { return caches_[w].get(); }
   Table* table(int s = 0) const { return tables_[s].get(); }
   Table* table_of(int64_t key) const {
     return table(static_cast<int>(ShardOfHash(HashKey(key), num_shards())));
   }
 
   int64_t count(CacheCounter counter, int w = 0) const {
-    return cache(w)->stats()[static_cast<size_t>(counter)];
+    RowCache::Stats stats;
+    EXPECT_OK(cache(w)->GetStats(&stats));
+    return stats[static_cast<size_t>(counter)];
   }
   int64_t rows_sent() const {
     int64_t sum = 0;
@@ -65,7 +72,7 @@ class Cluster {
   // A lookup or flush under way: the requests that were cut, then the shards' replies to them.
   struct Call {
     int cache;
-    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<RowTicket> ticket;
     std::vector<std::shared_ptr<Buffer>> requests;
     std::vector<Buffer> replies;
 
@@ -75,10 +82,25 @@ class Cluster {
     }
   };
 
+  Call NewCall(int w) const {
+    return {w, nullptr, std::vector<std::shared_ptr<Buffer>>(num_shards()),
+            std::vector<Buffer>(num_shards())};
+  }
+  // The memory of a call's requests.
+  static AllocateRequest Into(Call* call) {
+    return [call](int shard, size_t bytes) {
+      auto& request = call->requests[shard];
+      request = std::make_shared<Buffer>(bytes);
+      return std::shared_ptr<char>(request, request->data());
+    };
+  }
+
+  Status TryLookup(const Ids& ids, Call* call, bool fresh = false) const {
+    return Side::Lookup(cache(call->cache), ids, fresh, parallel_for, Into(call), &call->ticket);
+  }
   Call Lookup(int w, const Ids& ids, bool fresh = false) const {
     Call call = NewCall(w);
-    EXPECT_OK(cache(w)->Lookup(std::make_shared<UniqueIds>(ids.data(), ids.size()), fresh,
-                               parallel_for, Into(&call), &call.ticket));
+    EXPECT_OK(TryLookup(ids, &call, fresh));
     return call;
   }
 
@@ -97,15 +119,15 @@ class Cluster {
   }
 
   Status TryInstall(Call* call) const {
-    std::vector<Cache::Bytes> replies;
+    std::vector<ReplyBytes> replies;
     for (const Buffer& reply : call->replies) replies.push_back({reply.data(), reply.size()});
     int64_t rows = 0;
     return cache(call->cache)->Install(call->ticket.get(), replies, parallel_for, &rows);
   }
   Floats Gather(const Call& call) const {
-    Floats out(call.ticket->ids().num_ids() * cache(call.cache)->dim());
-    EXPECT_OK(cache(call.cache)->Gather(*call.ticket, parallel_for, out.data()));
-    return out;
+    const typename Side::Array out(Floats(call.ticket->num_ids() * cache(call.cache)->dim()));
+    EXPECT_OK(cache(call.cache)->Gather(*call.ticket, parallel_for, out.get()));
+    return out.Read();
   }
   Floats Fill(Call* call) const {
     EXPECT_OK(TryInstall(call));
@@ -113,8 +135,8 @@ class Cluster {
   }
 
   Status Update(const Call& call, const Floats& gradients, float learning_rate = 1) const {
-    return cache(call.cache)
-        ->Update(call.ticket.get(), gradients.data(), learning_rate, parallel_for);
+    const typename Side::Array there(gradients);
+    return cache(call.cache)->Update(call.ticket.get(), there.get(), learning_rate, parallel_for);
   }
 
   Floats Read(int w, const Ids& ids) const {
@@ -135,7 +157,7 @@ class Cluster {
   void Flush(int w, bool all = true) const {
     Call call = CutFlush(w, all);
     Deliver(&call);
-    Fill(&call);
+    EXPECT_OK(TryInstall(&call));
   }
 
   // Every row of every shard.
@@ -153,23 +175,41 @@ class Cluster {
   ParallelFor parallel_for = SerialFor;
 
  private:
-  Call NewCall(int w) const {
-    return {w, nullptr, std::vector<std::shared_ptr<Buffer>>(num_shards()),
-            std::vector<Buffer>(num_shards())};
-  }
-
-  static Cache::AllocateRequest Into(Call* call) {
-    return [call](int shard, size_t bytes) {
-      auto& request = call->requests[shard];
-      request = std::make_shared<Buffer>(bytes);
-      return std::shared_ptr<char>(request, request->data());
-    };
-  }
-
   const CacheConfig config_;
   std::vector<std::unique_ptr<Table>> tables_;
-  std::vector<std::shared_ptr<Cache>> caches_;
+  std::vector<std::shared_ptr<CacheType>> caches_;
 };
+
+// Caches whose rows are in the host's memory.
+struct HostSide {
+  using CacheType = Cache;
+
+  // Floats where the cache takes them.
+  class Array {
+   public:
+    explicit Array(Floats from) : floats_(std::move(from)) {}
+    float* get() const { return floats_.data(); }
+    Floats Read() const { return floats_; }
+
+   private:
+    mutable Floats floats_;
+  };
+
+  static Status Create(const CacheConfig& config, std::shared_ptr<Cache>* cache) {
+    return Cache::Create(config, cache);
+  }
+  static Status Lookup(Cache* cache, const Ids& ids, bool fresh, const ParallelFor& parallel_for,
+                       const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
+    return cache->Lookup(std::make_shared<UniqueIds>(ids.data(), ids.size()), fresh, parallel_for,
+                         allocate, ticket);
+  }
+};
+using Cluster = ClusterOf<HostSide>;
+
+// ticket: of a Cluster.
+inline const UniqueIds& UniqueIdsOf(const RowTicket& ticket) {
+  return static_cast<const Ticket&>(ticket).ids();
+}
 
 }  // namespace testing
 }  // namespace het_tf

@@ -47,7 +47,7 @@ void RandomSteps(const Cluster& cluster, int w, uint64_t seed, int steps, double
     EXPECT_OK(cluster.Update(call, gradients));
     for (size_t i = 0; i < ids.size(); ++i)
       (*doings)[ids[i]].sum += static_cast<int64_t>(gradients[i]);
-    for (const int64_t key : call.ticket->ids().keys) ++(*doings)[key].updates;
+    for (const int64_t key : testing::UniqueIdsOf(*call.ticket).keys) ++(*doings)[key].updates;
     if (Chance(&random, 0.1)) cluster.Flush(w, Chance(&random, 0.5));
   }
 }
@@ -114,7 +114,7 @@ TEST(CacheThreadTest, TicketsEndOnOtherThreads) {
   config.capacity = 1;
   const Cluster cluster(config);
   std::mutex mutex;
-  std::deque<std::shared_ptr<Ticket>> tickets;
+  std::deque<std::shared_ptr<RowTicket>> tickets;
   std::atomic<int> looking{2};
   RunThreads(4, [&](int t) {
     if (t < 2) {
@@ -130,7 +130,7 @@ TEST(CacheThreadTest, TicketsEndOnOtherThreads) {
       return;
     }
     while (true) {
-      std::shared_ptr<Ticket> ticket;
+      std::shared_ptr<RowTicket> ticket;
       std::lock_guard<std::mutex> lock(mutex);
       if (tickets.empty() && looking == 0) return;
       if (tickets.empty()) continue;
@@ -158,7 +158,7 @@ TEST(CacheThreadTest, EverythingAtOnce) {
       --stepping;
     } else if (t == 3) {
       while (stepping > 0) {
-        cluster.cache(0)->Clear();
+        EXPECT_OK(cluster.cache(0)->Clear());
         EXPECT_GE(cluster.count(CacheCounter::kPending), 0);
       }
     } else {

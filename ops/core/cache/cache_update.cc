@@ -18,6 +18,13 @@ bool Cache::Due(const Line& line) const {
   return unsent >= std::max<int64_t>(config_.write_bound, 1);
 }
 
+Status Cache::Update(RowTicket* row_ticket, const float* gradients, float learning_rate,
+                     const ParallelFor& parallel_for) {
+  auto* ticket = static_cast<Ticket*>(row_ticket);
+  return Update(ticket, GradientSums(ticket->ids(), gradients, dim(), parallel_for), learning_rate,
+                parallel_for);
+}
+
 Status Cache::Update(Ticket* ticket, const GradientSums& sums, float learning_rate,
                      const ParallelFor& parallel_for) {
   HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "ops/cuda/device.h"
 #include "ops/cuda/device_cache.h"
 #include "ops/cuda/error.h"
+#include "ops/cuda/memory.h"
 #include "ops/cuda/scratch.h"
 
 namespace het_tf {
@@ -81,10 +81,13 @@ Status DeviceCache::CollectGradients(const Found& found, const int32_t* keys, in
   return Status();
 }
 
-Status DeviceCache::Update(DeviceTicket* ticket, const float* gradients, float learning_rate) {
+Status DeviceCache::Update(RowTicket* row_ticket, const float* gradients, float learning_rate,
+                           const ParallelFor&) {
+  auto* ticket = static_cast<DeviceTicket*>(row_ticket);
   HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
   std::lock_guard<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
+  HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
   const int64_t n = ticket->num_ids();

@@ -1,10 +1,11 @@
+#include "ops/cuda/device_cache.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "ops/core/memory/hash.h"
-#include "ops/cuda/device.h"
-#include "ops/cuda/device_cache.h"
 #include "ops/cuda/error.h"
+#include "ops/cuda/memory.h"
 #include "ops/cuda/scratch.h"
 
 namespace het_tf {
@@ -14,6 +15,17 @@ namespace {
 Status CheckBound(const char* name, int64_t bound) {
   if (bound >= kUnbounded && bound <= kMaxBound) return Status();
   return InvalidArgument(name, " = ", bound, " must be in [0, ", kMaxBound, "] (-1: unbounded)");
+}
+
+constexpr int64_t kMostLines = int64_t{1} << 30;
+
+HetStoreConfig StoreConfig(const CacheConfig& config) {
+  return {config.rows.dim,
+          config.rows.optimizer.c_str(),
+          config.capacity,
+          config.policy == Policy::kLru ? HET_LRU : HET_LFU,
+          static_cast<int32_t>(config.rows.clock),
+          1};
 }
 
 // A push's arrays for so many rows.
@@ -33,6 +45,8 @@ DeviceTicket::DeviceTicket(std::shared_ptr<DeviceCache> cache)
 
 DeviceTicket::~DeviceTicket() { cache_->Release(this); }
 
+const RowCache* DeviceTicket::owner() const { return cache_.get(); }
+
 int64_t DeviceTicket::KeyOf(const Subject& subject) const {
   switch (subject.list) {
     case Subject::kMiss:
@@ -46,48 +60,82 @@ int64_t DeviceTicket::KeyOf(const Subject& subject) const {
 }
 
 Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
+                           std::shared_ptr<DeviceMemory> memory,
                            std::shared_ptr<DeviceCache>* cache) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config.rows, &kit));
   if (config.rows.num_shards > 0xffff) {
     return InvalidArgument("num_shards = ", config.rows.num_shards, " must be at most 65535");
   }
-  constexpr int64_t kMostLines = int64_t{1} << 30;
   if (config.capacity < 1 || config.capacity > kMostLines) {
     return InvalidArgument("capacity = ", config.capacity, " rows must be in [1, ", kMostLines,
                            "] on a device");
   }
   HET_RETURN_IF_ERROR(CheckBound("read_bound", config.read_bound));
   HET_RETURN_IF_ERROR(CheckBound("write_bound", config.write_bound));
-  std::shared_ptr<DeviceCache> made(new DeviceCache(config, std::move(kit), stream));
+  std::shared_ptr<DeviceCache> made(
+      new DeviceCache(config, std::move(kit), stream, std::move(memory)));
   HET_RETURN_IF_ERROR(made->Allocate());
   *cache = std::move(made);
   return Status();
 }
 
-DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream)
+Status DeviceCache::LinesWithin(const CacheConfig& config, int64_t bytes, int64_t* lines) {
+  RowKit kit;
+  HET_RETURN_IF_ERROR(RowKit::Create(config.rows, &kit));
+  char message[200] = "";
+  const auto needed = [&](int64_t n, int64_t* all) {
+    CacheConfig of_n = config;
+    of_n.capacity = n;
+    const HetStoreConfig store = StoreConfig(of_n);
+    return ToStatus(het_store_bytes(&store, all, message, sizeof(message)), message);
+  };
+  int64_t fits = 0, most = kMostLines;
+  while (fits < most) {
+    const int64_t n = fits + (most - fits + 1) / 2;
+    int64_t all = 0;
+    HET_RETURN_IF_ERROR(needed(n, &all));
+    all <= bytes ? fits = n : most = n - 1;
+  }
+  if (fits == 0) return ResourceExhausted(bytes, " bytes of device memory do not hold one row");
+  *lines = fits;
+  return Status();
+}
+
+DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream,
+                         std::shared_ptr<DeviceMemory> memory)
     : config_(config),
       kit_(std::move(kit)),
       id_(RandomId()),
+      asker_{id_, kit_.optimizer.get()},
       stream_(stream),
+      memory_(std::move(memory)),
+      store_block_(memory_.get()),
+      scratch_(memory_.get()),
+      counts_device_(memory_.get()),
+      push_device_(memory_.get()),
       admission_(config.capacity, kit_.optimizer->dim(), kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards,
               {Link(), Outbox(kit_.optimizer->dim(), kit_.optimizer->contribution_dim())}) {}
 
-// Freeing waits for what the stream still does with it.
-DeviceCache::~DeviceCache() { het_store_destroy(store_); }
+DeviceCache::~DeviceCache() {
+  SetDevice(device_);
+  het_store_destroy(store_);
+}
+
+// Any thread may call, and may have worked with another device before.
+Status DeviceCache::Begin() { return ToStatus(SetDevice(device_), "SetDevice"); }
 
 Status DeviceCache::Allocate() {
-  const HetStoreConfig config = {
-      config_.rows.dim,
-      config_.rows.optimizer.c_str(),
-      config_.capacity,
-      config_.policy == Policy::kLru ? HET_LRU : HET_LFU,
-      static_cast<int32_t>(config_.rows.clock),
-      1,
-  };
+  HET_RETURN_IF_CUDA_ERROR(GetDevice(&device_));
+  const HetStoreConfig config = StoreConfig(config_);
   char message[200] = "";
-  const int error = het_store_create(&config, &store_, message, sizeof(message), stream_);
+  int64_t bytes = 0;
+  HET_RETURN_IF_ERROR(
+      ToStatus(het_store_bytes(&config, &bytes, message, sizeof(message)), message));
+  HET_RETURN_IF_ERROR(store_block_.ReserveExactly(bytes));
+  const int error =
+      het_store_create(&config, store_block_.get(), &store_, message, sizeof(message), stream_);
   HET_RETURN_IF_ERROR(ToStatus(error, message));
   het_store_info(store_, &info_);
   const int64_t width = std::max(dim(), info_.contribution_dim);
@@ -173,6 +221,7 @@ Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
 
 Status DeviceCache::Clear() {
   std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   HET_RETURN_IF_CUDA_ERROR(het_forget(store_, 0, 1, &counts->updates_lost, stream_));
@@ -187,8 +236,9 @@ Status DeviceCache::Clear() {
   return Status();
 }
 
-Status DeviceCache::stats(Cache::Stats* stats) {
+Status DeviceCache::GetStats(Stats* stats) {
   std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   HET_RETURN_IF_CUDA_ERROR(het_count_lines(store_, &counts->lines, stream_));
@@ -196,9 +246,7 @@ Status DeviceCache::stats(Cache::Stats* stats) {
   counters_.Set(CacheCounter::kRows, reinterpret_cast<Counts*>(counts_pinned_.get())->lines);
   counters_.Set(CacheCounter::kPending, num_pending_);
   counters_.Set(CacheCounter::kMemoryBytes, info_.bytes);
-  for (size_t c = 0; c < stats->size(); ++c) {
-    (*stats)[c] = counters_.Get(static_cast<CacheCounter>(c));
-  }
+  counters_.Read(stats);
   return Status();
 }
 

@@ -7,9 +7,9 @@
 
 #include "ops/core/memory/hash.h"
 #include "ops/core/wire/request.h"
-#include "ops/cuda/device.h"
 #include "ops/cuda/device_cache.h"
 #include "ops/cuda/error.h"
+#include "ops/cuda/memory.h"
 #include "ops/cuda/scratch.h"
 
 namespace het_tf {
@@ -34,6 +34,7 @@ size_t PlaceOnDevice(void* memory, int64_t n, Found* found) {
   found->slots = scratch.Take<int32_t>(n);
   found->uses = scratch.Take<int32_t>(n);
   found->victims = scratch.Take<int32_t>(n);
+  found->evicted = scratch.Take<float>(n);
   found->nums = scratch.Take<Found::Nums>(1);
   if (memory == nullptr) return scratch.bytes();
   batch.num_keys = &found->nums->keys;
@@ -51,6 +52,8 @@ size_t PlacePinned(void* memory, int64_t n, Found* found) {
   found->miss_index = scratch.Take<int32_t>(n);
   found->slots_here = scratch.Take<int32_t>(n);
   found->uses_here = scratch.Take<int32_t>(n);
+  found->evicted_keys = scratch.Take<int64_t>(n);
+  found->evicted_here = scratch.Take<float>(n);
   return scratch.bytes();
 }
 
@@ -58,9 +61,9 @@ size_t PlacePinned(void* memory, int64_t n, Found* found) {
 
 // All that a lookup of n ids needs of a device, so that nothing fails half-way.
 Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
-  if (spare_.empty()) spare_.push_back(std::make_unique<Found>());
+  if (spare_.empty()) spare_.push_back(std::make_unique<Found>(memory_.get()));
   Found* spare = spare_.back().get();
-  Found sizes;
+  Found sizes(memory_.get());
   HET_RETURN_IF_ERROR(spare->device.Reserve(PlaceOnDevice(nullptr, n, &sizes)));
   HET_RETURN_IF_ERROR(spare->pinned.Reserve(PlacePinned(nullptr, n, &sizes)));
   HET_RETURN_IF_ERROR(scratch_.Reserve(
@@ -76,9 +79,13 @@ Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
   return Status();
 }
 
+// ids: (found->batch.num_ids), host memory.
 Status DeviceCache::Find(const int64_t* ids, Found* found) {
   const HetBatch& batch = found->batch;
-  HET_RETURN_IF_CUDA_ERROR(het_unique(ids, &batch, scratch_.get(), stream_));
+  // The bases of misses are not otherwise used.
+  int64_t* ids_there = found->misses.bases;
+  HET_RETURN_IF_CUDA_ERROR(Copy(ids, sizeof(int64_t) * batch.num_ids, ids_there, stream_));
+  HET_RETURN_IF_CUDA_ERROR(het_unique(ids_there, &batch, scratch_.get(), stream_));
   HET_RETURN_IF_CUDA_ERROR(het_find(store_, &batch, found->slots, stream_));
   found->holds_lines = true;
   HET_RETURN_IF_CUDA_ERROR(het_list(store_, &batch, found->slots, &found->misses, &found->checks,
@@ -97,6 +104,8 @@ Status DeviceCache::Find(const int64_t* ids, Found* found) {
   HET_RETURN_IF_CUDA_ERROR(copy(found->checks.index, c, found->check_index));
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   HET_RETURN_IF_CUDA_ERROR(het_count_lines(store_, &counts->lines, stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      het_count_missed_ids(&batch, &found->misses, &found->checks, &counts->missed_ids, stream_));
   return ReadCounts();
 }
 
@@ -120,6 +129,11 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &found->misses, m, found->uses, admission,
                                      found->slots, &counts->visitors, &counts->evicted,
                                      scratch_.get(), stream_));
+  int64_t* evicted_keys = found->misses.bases;  // not otherwise used
+  HET_RETURN_IF_CUDA_ERROR(het_list_evicted(store_, &found->misses, m, found->slots, evicted_keys,
+                                            found->evicted, stream_));
+  HET_RETURN_IF_CUDA_ERROR(Copy(evicted_keys, sizeof(int64_t) * m, found->evicted_keys, stream_));
+  HET_RETURN_IF_CUDA_ERROR(Copy(found->evicted, sizeof(float) * m, found->evicted_here, stream_));
   HET_RETURN_IF_CUDA_ERROR(
       het_list_victims(store_, &found->misses, m, found->slots, &victims, scratch_.get(), stream_));
   HET_RETURN_IF_CUDA_ERROR(
@@ -135,6 +149,9 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   for (int64_t j = 0; j < m; ++j) {
     (*has_line)[j] = found->slots_here[found->miss_index[j]] < info_.lines;
     if (found->uses_here[j] > 0 && !(*has_line)[j]) admission_.GiveBack(1);
+    if (found->evicted_here[j] > 0) {
+      admission_.Evicted(HashKey(found->evicted_keys[j]), found->evicted_here[j]);
+    }
   }
   return Status();
 }
@@ -168,10 +185,7 @@ Status DeviceCache::Force(const std::vector<int64_t>& keys, DeviceTicket* ticket
   Found* found = ticket->forced_.get();
   const std::vector<int64_t> others(forced.begin(), forced.end());
   found->batch.num_ids = static_cast<int64_t>(others.size());
-  // The bases of its misses are not otherwise used.
-  int64_t* ids = found->misses.bases;
-  HET_RETURN_IF_CUDA_ERROR(Copy(others.data(), sizeof(int64_t) * others.size(), ids, stream_));
-  HET_RETURN_IF_ERROR(Find(ids, found));
+  HET_RETURN_IF_ERROR(Find(others.data(), found));
   for (int32_t c = 0; c < found->here.checks; ++c) {
     const Subject subject = {Subject::kForced, c};
     (*questions)[ShardOf(ticket->KeyOf(subject))].full.push_back(subject);
@@ -206,18 +220,20 @@ void DeviceCache::Ask(const DeviceTicket& ticket, const std::vector<char>& has_l
   counters_.Add(CacheCounter::kIds, found.batch.num_ids);
   counters_.Add(CacheCounter::kKeys, found.here.keys);
   counters_.Add(CacheCounter::kHits, hits);
+  const auto* read = reinterpret_cast<const Counts*>(counts_pinned_.get());
+  counters_.Add(CacheCounter::kHitIds, found.batch.num_ids - read->missed_ids);
   counters_.Add(CacheCounter::kMisses, found.here.keys - hits);
 }
 
 Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
-                           const Cache::AllocateRequest& allocate,
-                           std::shared_ptr<DeviceTicket>* ticket) {
+                           const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
   if (n < 0 || n > kMostIds) {
     return InvalidArgument("ids holds ", n, " ids, a lookup at most ", kMostIds);
   }
   auto made = std::make_shared<DeviceTicket>(shared_from_this());
   std::lock_guard<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
+  HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   HET_RETURN_IF_ERROR(NewFound(n, &made->found_));
   const std::vector<int64_t> forced = KeysToForce();
@@ -239,10 +255,11 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
   return Status();
 }
 
-Status DeviceCache::Flush(bool all, const Cache::AllocateRequest& allocate,
-                          std::shared_ptr<DeviceTicket>* ticket) {
+Status DeviceCache::Flush(bool all, const AllocateRequest& allocate,
+                          std::shared_ptr<RowTicket>* ticket) {
   auto made = std::make_shared<DeviceTicket>(shared_from_this());
   std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   if (all) {
     Scratch sizes;
@@ -270,83 +287,38 @@ Status DeviceCache::Flush(bool all, const Cache::AllocateRequest& allocate,
 }
 
 void DeviceCache::SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
-                              const Cache::AllocateRequest& allocate, DeviceTicket* ticket) {
+                              const AllocateRequest& allocate, DeviceTicket* ticket) {
   Shard& state = shards_[shard];
   Asked& asked = ticket->asked_[shard];
-  const Optimizer& optimizer = *kit_.optimizer;
-  const std::vector<const Link::Push*> again = state.link.ToCarry(everything);
-  const bool pushes = state.outbox.num_rows() > 0;
-  if (again.empty() && !pushes && questions.empty()) {
-    allocate(shard, 0);
-    return;
-  }
-  RequestHeader header;
-  header.cache_id = id_;
-  header.incarnation = state.link.epoch().incarnation;
-  header.session = state.link.epoch().session;
-  header.cut = state.link.cut() + (pushes ? 1 : 0);
-  header.read_bound = read_bound;
-  header.dim = static_cast<uint32_t>(optimizer.dim());
-  header.slot_dim = static_cast<uint32_t>(optimizer.slot_dim());
-  header.contribution_dim = static_cast<uint32_t>(optimizer.contribution_dim());
-  header.shard = static_cast<uint32_t>(shard);
-  header.num_pushes = static_cast<uint32_t>(again.size() + (pushes ? 1 : 0));
-  header.num_checks = static_cast<uint32_t>(questions.checks.size());
-  header.num_full = static_cast<uint32_t>(questions.full.size());
-  header.num_values = static_cast<uint32_t>(questions.values.size());
-  asked.subjects.reserve(header.num_queries());
+  Queries queries;
+  queries.num_checks = static_cast<uint32_t>(questions.checks.size());
+  queries.num_full = static_cast<uint32_t>(questions.full.size());
   for (const auto* subjects : {&questions.checks, &questions.full, &questions.values}) {
     asked.subjects.insert(asked.subjects.end(), subjects->begin(), subjects->end());
   }
-  std::vector<int64_t> keys(asked.subjects.size());
-  for (size_t q = 0; q < keys.size(); ++q) keys[q] = ticket->KeyOf(asked.subjects[q]);
+  for (const Subject& subject : asked.subjects) queries.keys.push_back(ticket->KeyOf(subject));
   for (const Subject& check : questions.checks) {
-    header.base_bytes += static_cast<uint32_t>(BaseBytes(ticket->found_->check_bases[check.at]));
+    queries.bases.push_back(ticket->found_->check_bases[check.at]);
   }
-  const KeyPacking packing = KeyPacking::Of(keys);
-  header.lowest_key = packing.lowest;
-  header.key_bytes = packing.key_bytes;
-  const PushHeader push_header = state.outbox.Header(state.link.NextSequence());
-  const size_t new_bytes = pushes
-                               ? PushBytes(push_header.num_gradients, push_header.num_contributions,
-                                           header.dim, header.contribution_dim)
-                               : 0;
-  size_t push_bytes = new_bytes;
-  for (const Link::Push* push : again) push_bytes += push->size;
-  const size_t bytes = RequestWriter::Size(header, push_bytes);
-
-  const std::shared_ptr<char> memory = allocate(shard, bytes);
-  RequestWriter writer(memory.get(), header);
-  for (const Link::Push* push : again) {
-    std::memcpy(writer.AddPush(push->size), push->bytes, push->size);
-  }
+  NewPush push;
+  const bool pushes = state.outbox.num_rows() > 0;
   if (pushes) {
-    char* written = writer.AddPush(new_bytes);
-    state.outbox.Write(push_header, written);
-    Link::Push push;
-    push.sequence = push_header.sequence;
-    push.memory = memory;
-    push.bytes = written;
-    push.size = new_bytes;
+    push.header = state.outbox.Header(state.link.NextSequence());
     push.updates = state.outbox.updates();
     counters_.Add(CacheCounter::kRowsPushed, state.outbox.num_rows());
     counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
-    state.outbox.Clear();
-    state.link.AddPush(std::move(push));
+    push.write = [&state, &push](char* bytes) {
+      state.outbox.Write(push.header, bytes);
+      state.outbox.Clear();
+    };
   }
-  writer.AddKeys(keys);
-  for (const Subject& check : questions.checks) {
-    writer.AddBase(ticket->found_->check_bases[check.at]);
-  }
-  writer.Finish();
-
-  asked.request = state.link.Open(everything);
+  const RequestBytes bytes = asker_.Send(shard, everything, read_bound, queries,
+                                         pushes ? &push : nullptr, allocate, &state.link, &asked);
+  if (bytes.all == 0) return;
   ++state.num_open;
-  asked.num_checks = header.num_checks;
-  asked.num_full = header.num_full;
   counters_.Add(CacheCounter::kMessages, 1);
-  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes));
-  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(push_bytes));
+  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));
+  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(bytes.pushes));
 }
 
 }  // namespace cuda

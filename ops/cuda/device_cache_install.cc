@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "ops/cuda/device.h"
 #include "ops/cuda/device_cache.h"
 #include "ops/cuda/error.h"
+#include "ops/cuda/memory.h"
 #include "ops/cuda/scratch.h"
 
 namespace het_tf {
@@ -159,44 +159,16 @@ Status DeviceCache::Upload(const DeviceTicket& ticket, const Arriving& arriving)
                   "het_install");
 }
 
-Status DeviceCache::Install(DeviceTicket* ticket, const std::vector<Cache::Bytes>& replies,
-                            int64_t* rows) {
-  if (replies.size() != shards_.size()) {
-    return InvalidArgument("replies holds ", replies.size(), " messages for ", shards_.size(),
-                           " shards");
-  }
-  const Optimizer& optimizer = *kit_.optimizer;
-  std::vector<ReplyView> views(replies.size());
-  for (size_t s = 0; s < replies.size(); ++s) {
-    const Asked& asked = ticket->asked_[s];
-    if (asked.request.number == 0) continue;
-    const Status parsed = ReplyView::Parse(replies[s].data, replies[s].size, &views[s]);
-    if (!parsed.ok()) return InvalidArgument("replies[", s, "]: ", parsed.message());
-    const ReplyHeader& header = views[s].header;
-    if (header.num_queries != asked.subjects.size() ||
-        static_cast<int>(header.dim) != optimizer.dim() ||
-        static_cast<int>(header.slot_dim) != optimizer.slot_dim()) {
-      return InvalidArgument("replies[", s, "] answers ", header.num_queries,
-                             " queries with rows of dim ", header.dim, " and slot_dim ",
-                             header.slot_dim, ", not ", asked.subjects.size(), " with ",
-                             optimizer.dim(), " and ", optimizer.slot_dim());
-    }
-    if (header.num_values > 0 && views[s].value_rows[0].query < asked.num_checks + asked.num_full) {
-      return InvalidArgument("replies[", s, "] answers query ", views[s].value_rows[0].query,
-                             " with a value; it asks for the row");
-    }
-  }
+Status DeviceCache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& replies,
+                            const ParallelFor&, int64_t* rows) {
+  auto* ticket = static_cast<DeviceTicket*>(row_ticket);
+  std::vector<ReplyView> views;
+  HET_RETURN_IF_ERROR(ReadReplies(asker_, ticket->asked_, replies, &views));
 
   std::lock_guard<std::mutex> lock(mutex_);
   if (ticket->installed_) return FailedPrecondition("ticket was installed before");
-  for (size_t s = 0; s < replies.size(); ++s) {
-    const Asked& asked = ticket->asked_[s];
-    if (asked.request.number == 0) continue;
-    const ReplyHeader& header = views[s].header;
-    const Status believed = shards_[s].link.Check(
-        asked.request, {{header.incarnation, header.session}, header.acknowledged});
-    if (!believed.ok()) return InvalidArgument("replies[", s, "]: ", believed.message());
-  }
+  HET_RETURN_IF_ERROR(Begin());
+  HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
   Arriving arriving;
   HET_RETURN_IF_ERROR(Reserve(ticket, views, &arriving));
   HET_RETURN_IF_ERROR(TakeReleased());
@@ -226,8 +198,10 @@ Status DeviceCache::Install(DeviceTicket* ticket, const std::vector<Cache::Bytes
   return Upload(*ticket, arriving);
 }
 
-Status DeviceCache::Gather(const DeviceTicket& ticket, float* out) {
+Status DeviceCache::Gather(const RowTicket& row_ticket, const ParallelFor&, float* out) {
+  const auto& ticket = static_cast<const DeviceTicket&>(row_ticket);
   std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(Begin());
   if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
   if (ticket.num_ids() == 0) return Status();
   const Found& found = *ticket.found_;

@@ -1,7 +1,8 @@
+#include "ops/cuda/tiered.h"
+
 #include <algorithm>
 
 #include "ops/cuda/error.h"
-#include "ops/cuda/tiered.h"
 
 namespace het_tf {
 namespace cuda {
@@ -30,9 +31,14 @@ Status TieredTable::Create(const TieredConfig& config, HostRows* rows, Stream st
   const HetStoreConfig store = {config.dim,    config.optimizer.c_str(), config.lines,
                                 config.policy, HET_CLOCK_COUNT,          0};
   char message[200] = "";
-  if (het_store_create(&store, &made->store_, message, sizeof(message), stream) != 0) {
+  int64_t bytes = 0;
+  if (het_store_bytes(&store, &bytes, message, sizeof(message)) != 0) {
     return InvalidArgument(message);
   }
+  char* memory = nullptr;
+  HET_RETURN_IF_ERROR(made->buffers_.NewDevice(bytes, &memory));
+  HET_RETURN_IF_CUDA_ERROR(
+      het_store_create(&store, memory, &made->store_, message, sizeof(message), stream));
   het_store_info(made->store_, &made->info_);
   const int64_t n = config.max_ids, floats = n * made->info_.row_stride;
   const size_t scratch =

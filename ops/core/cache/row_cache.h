@@ -1,0 +1,140 @@
+// A worker's cache of embedding rows, wherever they lie: what is one of Cache (cache.h) and of
+// cuda::DeviceCache (ops/cuda/device_cache.h). What the verbs do, and in what order, Cache says.
+
+#ifndef HET_TF_OPS_CORE_CACHE_ROW_CACHE_H_
+#define HET_TF_OPS_CORE_CACHE_ROW_CACHE_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ops/core/cache/score.h"
+#include "ops/core/link/ask.h"
+#include "ops/core/parallel.h"
+#include "ops/core/row/row_config.h"
+#include "ops/core/stats.h"
+#include "ops/core/status.h"
+
+namespace het_tf {
+
+enum class CacheCounter {
+  kLookups,           // calls
+  kIds,               // ids looked up
+  kKeys,              // unique keys among them
+  kHits,              // keys whose row was in the cache
+  kHitIds,            // ids of those keys
+  kStaleHits,         // hits whose row the shard sent again, since it had passed the read bound
+  kMisses,            // keys whose row was not in the cache
+  kInitialized,       // misses of rows that nobody had updated: computed here, not sent
+  kVisitors,          // misses of rows not worth a line: their value came without slots
+  kUpdates,           // one a key and step
+  kNonfiniteSkipped,  // updates skipped for NaN or infinity
+  kRowsPushed,
+  kUpdatesPushed,  // the updates that the pushed rows carried
+  kEvictions,
+  kDirtyEvictions,  // evictions of rows with updates not yet sent
+  kUpdatesLost,     // updates not yet merged when their shard was cleared or restored
+  kMessages,
+  kBytesUp,      // of requests
+  kBytesUpPush,  // the part of kBytesUp that pushes take
+  kBytesDown,    // of replies
+  kRows,         // rows in the cache now
+  kPending,      // updates not yet known to be merged, now
+  kMemoryBytes,  // of rows, unsent updates and index, now
+  kNumCounters
+};
+inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCounterNames = {
+    "lookups",
+    "ids",
+    "keys",
+    "hits",
+    "hit_ids",
+    "stale_hits",
+    "misses",
+    "initialized",
+    "visitors",
+    "updates",
+    "nonfinite_skipped",
+    "rows_pushed",
+    "updates_pushed",
+    "evictions",
+    "dirty_evictions",
+    "updates_lost",
+    "messages",
+    "bytes_up",
+    "bytes_up_push",
+    "bytes_down",
+    "rows",
+    "pending",
+    "memory_bytes"};
+
+struct CacheConfig {
+  RowConfig rows;
+  int64_t capacity = 0;  // rows; 0: no cache
+  Policy policy = Policy::kLfu;
+  // Both in units of the clock.
+  int64_t read_bound = kUnbounded;   // updates of others that a read may miss, beyond those unsent
+  int64_t write_bound = kUnbounded;  // own updates of a row that may be unsent
+  Nonfinite nonfinite = Nonfinite::kError;
+};
+
+class RowCache;
+
+// The lines of one lookup, kept in the cache while this lives. It may die on any thread.
+class RowTicket {
+ public:
+  static constexpr const char* kVariantName = "Het>Ticket";
+
+  virtual ~RowTicket() = default;
+  virtual const RowCache* owner() const = 0;
+  virtual int64_t num_ids() const = 0;
+};
+
+// Every function may run concurrently with every other. Tickets: of this cache.
+class RowCache {
+ public:
+  using Stats = std::array<int64_t, Counters<CacheCounter>::kSize>;
+
+  virtual ~RowCache() = default;
+
+  // Whether Lookup takes ids as they are, and values and gradients are in a device's memory.
+  virtual bool on_device() const = 0;
+  virtual int dim() const = 0;
+  virtual int num_shards() const = 0;
+  virtual uint64_t id() const = 0;
+
+  // replies: (num_shards), empty where no request went; all are taken, or on an error none.
+  // rows: how many came.
+  virtual Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies,
+                         const ParallelFor& parallel_for, int64_t* rows) = 0;
+
+  // The rows as they are now. ticket: installed. out: (num_ids, dim).
+  virtual Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) = 0;
+
+  // One update of each key of the ticket. gradients: (num_ids, dim).
+  virtual Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
+                        const ParallelFor& parallel_for) = 0;
+
+  // Requests that push what is due, or (all) everything not yet sent, and what is under way once
+  // more: when the replies were taken, the shards have it.
+  virtual Status Flush(bool all, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>* ticket) = 0;
+
+  // Forgets all rows, and with them what was not sent.
+  virtual Status Clear() = 0;
+
+  // Has every later lookup and update fail: the process is about to end, and what is made after its
+  // last flush would be lost.
+  virtual void Freeze() = 0;
+
+  // All counters, as of one moment.
+  virtual Status GetStats(Stats* stats) = 0;
+
+  // (num_shards): of the table, as each shard last said; 0: never heard.
+  virtual std::vector<uint64_t> incarnations() = 0;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_CACHE_ROW_CACHE_H_

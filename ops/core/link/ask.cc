@@ -1,0 +1,95 @@
+#include "ops/core/link/ask.h"
+
+#include <cstring>
+#include <utility>
+
+namespace het_tf {
+
+RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Queries& queries,
+                         NewPush* push, const AllocateRequest& allocate, Link* link,
+                         Asked* asked) const {
+  const std::vector<const Link::Push*> again = link->ToCarry(everything);
+  if (again.empty() && push == nullptr && queries.keys.empty()) {
+    allocate(shard, 0);
+    return RequestBytes();
+  }
+  RequestHeader header;
+  header.cache_id = cache_id;
+  header.incarnation = link->epoch().incarnation;
+  header.session = link->epoch().session;
+  header.cut = link->cut() + (push != nullptr ? 1 : 0);
+  header.read_bound = read_bound;
+  header.dim = static_cast<uint32_t>(optimizer->dim());
+  header.slot_dim = static_cast<uint32_t>(optimizer->slot_dim());
+  header.contribution_dim = static_cast<uint32_t>(optimizer->contribution_dim());
+  header.shard = static_cast<uint32_t>(shard);
+  header.num_pushes = static_cast<uint32_t>(again.size() + (push != nullptr ? 1 : 0));
+  header.num_checks = queries.num_checks;
+  header.num_value_checks = queries.num_value_checks;
+  header.num_full = queries.num_full;
+  header.num_values =
+      static_cast<uint32_t>(queries.keys.size() - header.num_bases()) - queries.num_full;
+  for (const int64_t base : queries.bases) {
+    header.base_bytes += static_cast<uint32_t>(BaseBytes(base));
+  }
+  const KeyPacking packing = KeyPacking::Of(queries.keys);
+  header.lowest_key = packing.lowest;
+  header.key_bytes = packing.key_bytes;
+  RequestBytes bytes;
+  const size_t new_bytes =
+      push == nullptr ? 0
+                      : PushBytes(push->header.num_gradients, push->header.num_contributions,
+                                  header.dim, header.contribution_dim);
+  bytes.pushes = new_bytes;
+  for (const Link::Push* each : again) bytes.pushes += each->size;
+  bytes.all = RequestWriter::Size(header, bytes.pushes);
+
+  const std::shared_ptr<char> memory = allocate(shard, bytes.all);
+  RequestWriter writer(memory.get(), header);
+  for (const Link::Push* each : again) {
+    std::memcpy(writer.AddPush(each->size), each->bytes, each->size);
+  }
+  if (push != nullptr) {
+    Link::Push cut;
+    cut.sequence = push->header.sequence;
+    cut.memory = memory;
+    cut.size = new_bytes;
+    cut.updates = push->updates;
+    cut.slots = std::move(push->slots);
+    char* written = writer.AddPush(new_bytes);
+    cut.bytes = written;
+    push->write(written);
+    link->AddPush(std::move(cut));
+  }
+  writer.AddKeys(queries.keys);
+  for (const int64_t base : queries.bases) writer.AddBase(base);
+  writer.Finish();
+
+  asked->request = link->Open(everything);
+  asked->num_queries = header.num_queries();
+  asked->num_checks = header.num_checks;
+  asked->num_value_checks = header.num_value_checks;
+  asked->num_full = header.num_full;
+  return bytes;
+}
+
+Status Asker::Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply) const {
+  HET_RETURN_IF_ERROR(ReplyView::Parse(bytes.data, bytes.size, reply));
+  const ReplyHeader& header = reply->header;
+  if (header.num_queries != asked.num_queries || static_cast<int>(header.dim) != optimizer->dim() ||
+      static_cast<int>(header.slot_dim) != optimizer->slot_dim()) {
+    return InvalidArgument("reply answers ", header.num_queries, " queries with rows of dim ",
+                           header.dim, " and slot_dim ", header.slot_dim, ", not ",
+                           asked.num_queries, " with ", optimizer->dim(), " and ",
+                           optimizer->slot_dim());
+  }
+  for (int64_t r = 0; r < header.num_values; ++r) {
+    const int64_t query = reply->value_rows[r].query;
+    if (query >= asked.first_value()) break;
+    if (query >= asked.num_checks && query < asked.num_bases()) continue;
+    return InvalidArgument("reply answers query ", query, " with a value; it asks for the row");
+  }
+  return Status();
+}
+
+}  // namespace het_tf

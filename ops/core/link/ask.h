@@ -1,0 +1,110 @@
+// A cache's side of an exchange with a shard: the request with its queries and the pushes that
+// travel along, and whether a reply fits it. What the queries are about is the cache's to know.
+
+#ifndef HET_TF_OPS_CORE_LINK_ASK_H_
+#define HET_TF_OPS_CORE_LINK_ASK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ops/core/link/link.h"
+#include "ops/core/row/optimizer.h"
+#include "ops/core/status.h"
+#include "ops/core/wire/reply.h"
+#include "ops/core/wire/request.h"
+
+namespace het_tf {
+
+// Provides the memory of the request to a shard, aligned to 8; 0 bytes: there is none this time.
+// The cache keeps it until what it pushes is merged.
+using AllocateRequest = std::function<std::shared_ptr<char>(int shard, size_t bytes)>;
+
+struct ReplyBytes {
+  const char* data;  // aligned to 8
+  size_t size;
+};
+
+// What a request asks, in the order of RequestHeader's counts.
+struct Queries {
+  std::vector<int64_t> keys;
+  std::vector<int64_t> bases;                                   // (num_checks + num_value_checks)
+  uint32_t num_checks = 0, num_value_checks = 0, num_full = 0;  // the other keys: values
+};
+
+// A push that is cut with a request.
+struct NewPush {
+  PushHeader header;
+  int64_t updates;
+  std::vector<uint32_t> slots;             // Link::Push's
+  std::function<void(char* bytes)> write;  // bytes: (PushBytes(...)), aligned to 8
+};
+
+// A request that went out, and how many of its queries are what.
+struct Asked {
+  Link::Request request;  // number 0: there was nothing to say
+  int64_t num_queries = 0;
+  int64_t num_checks = 0;
+  int64_t num_value_checks = 0;
+  int64_t num_full = 0;
+
+  int64_t num_bases() const { return num_checks + num_value_checks; }
+  int64_t first_value() const { return num_bases() + num_full; }
+};
+
+// Bytes of a request.
+struct RequestBytes {
+  size_t all = 0;
+  size_t pushes = 0;  // the part of them that pushes take
+};
+
+// Writes a request and opens it on the link; none where there is nothing to say.
+struct Asker {
+  uint64_t cache_id;
+  const Optimizer* optimizer;
+
+  // push: nullptr if nothing is cut. everything: see Link::ToCarry. asked: out.
+  RequestBytes Send(int shard, bool everything, int64_t read_bound, const Queries& queries,
+                    NewPush* push, const AllocateRequest& allocate, Link* link, Asked* asked) const;
+
+  // Reads a shard's reply to a request that went out.
+  Status Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply) const;
+};
+
+// Reads the replies to all requests of a step, of which asked (shards) knows, without believing
+// them yet. AskedType: an Asked. views: out, of requests that went out.
+template <typename AskedType>
+Status ReadReplies(const Asker& asker, const std::vector<AskedType>& asked,
+                   const std::vector<ReplyBytes>& replies, std::vector<ReplyView>* views) {
+  if (replies.size() != asked.size()) {
+    return InvalidArgument("replies holds ", replies.size(), " messages for ", asked.size(),
+                           " shards");
+  }
+  views->resize(replies.size());
+  for (size_t s = 0; s < replies.size(); ++s) {
+    if (asked[s].request.number == 0) continue;
+    const Status read = asker.Read(asked[s], replies[s], &(*views)[s]);
+    if (!read.ok()) return InvalidArgument("replies[", s, "]: ", read.message());
+  }
+  return Status();
+}
+
+// Whether the links of all shards believe the replies. shards: (shards), each with a link.
+template <typename AskedType, typename ShardType>
+Status CheckReplies(const std::vector<AskedType>& asked, const std::vector<ReplyView>& views,
+                    const std::vector<ShardType>& shards) {
+  for (size_t s = 0; s < asked.size(); ++s) {
+    if (asked[s].request.number == 0) continue;
+    const ReplyHeader& header = views[s].header;
+    const Status believed = shards[s].link.Check(
+        asked[s].request, {{header.incarnation, header.session}, header.acknowledged});
+    if (!believed.ok()) return InvalidArgument("replies[", s, "]: ", believed.message());
+  }
+  return Status();
+}
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_LINK_ASK_H_

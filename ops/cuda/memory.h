@@ -1,0 +1,44 @@
+// A device's memory and its streams, for whoever launches no kernel: what includes this needs no
+// nvcc. (memory.cu has the two halves, CUDA's and the host build's.)
+
+#ifndef HET_TF_OPS_CUDA_MEMORY_H_
+#define HET_TF_OPS_CUDA_MEMORY_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace het_tf {
+namespace cuda {
+
+using Stream = void*;  // cudaStream_t
+
+// Whether the host takes the device's place (device.h).
+bool IsHostBuild();
+
+// Everything below that returns an int returns 0, or a cudaError_t.
+
+// The driver's memory. Freeing waits for the device.
+int Allocate(size_t bytes, void** memory);
+int Free(void* memory);
+int AllocatePinned(size_t bytes, void** memory);
+int FreePinned(void* memory);
+
+// Either may be host memory; what is not pinned is copied before this returns.
+int Copy(const void* from, size_t bytes, void* to, Stream stream);
+int Fill(int byte, size_t bytes, void* to, Stream stream);
+int Synchronize(Stream stream);
+
+// The device of the calling thread.
+int GetDevice(int* device);
+int SetDevice(int device);
+
+const char* ErrorString(int error);
+
+// Host build: so many allocations succeed; after them tests see what a device out of memory does.
+extern std::atomic<int64_t> allocations_left;
+
+}  // namespace cuda
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CUDA_MEMORY_H_

@@ -1,0 +1,64 @@
+"""Workers with their rows on a device, on a cluster: the host takes the device's place."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+import het_tf.keras
+from het_tf.layers import HetEmbedding
+
+KEYS, BATCH, STEPS = 200, 32, 30
+
+
+@pytest.fixture(autouse=True)
+def _without_cuda():
+    if het_tf.ops.build()["cuda"] is not None:
+        pytest.skip("the ops are built with CUDA: the host takes no GPU's place")
+
+
+def dataset(context):
+    rng = np.random.default_rng(context.input_pipeline_id)
+    ids = rng.integers(0, KEYS, (BATCH * STEPS, 3))
+    labels = (ids.sum(1, keepdims=True) % 2).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((ids, labels)).batch(BATCH)
+
+
+@pytest.mark.parametrize(("lookahead", "staleness"), [(0, 0), (1, 10), (3, 100)])
+def test_fit(strategy, lookahead, staleness):
+    with strategy.scope():
+        inputs = keras.Input((3,), dtype="int64")
+        cache = het_tf.CacheConfig(
+            device_capacity=KEYS // 2, staleness=staleness, lookahead=lookahead, device="CPU"
+        )
+        embedding = HetEmbedding(4, seed=1, cache=cache)
+        hidden = keras.layers.Flatten()(embedding(inputs))
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=5)
+    assert embedding.worker_cache.on_device
+    history = model.fit(dataset, epochs=2, verbose=0).history
+    assert history["loss"][1] < history["loss"][0]
+    stats = embedding.cache_stats()
+    assert stats["pending"] == 0
+    assert stats["hits"] > 0
+    made = 2 * 3 * STEPS
+    assert made <= stats["lookups"] <= made + 3 * 2 * lookahead
+    # Every update counts once, whether its row had a line or not.
+    assert int(embedding.table.export().clocks.sum()) == stats["updates"]
+    # The coordinator's reads are of the table.
+    batch = np.arange(6).reshape(2, 3)
+    embedded = embedding(batch, training=False)
+    np.testing.assert_allclose(embedded, embedding.table.lookup(batch), rtol=1e-6)
+
+
+def test_without_a_gpu_on_a_worker(strategy):
+    with strategy.scope():
+        embedding = HetEmbedding(4, cache=het_tf.CacheConfig(device_capacity=10))
+        with pytest.raises(ValueError, match=r"device_capacity = 10: .*built without CUDA"):
+            embedding(np.array([1]))
+        fallback = HetEmbedding(4, cache=het_tf.CacheConfig(10, device_capacity=10))
+        fallback(np.array([1]))
+    assert not fallback.worker_cache.on_device

@@ -1,0 +1,135 @@
+"""HetEmbedding with its rows on a device: a local table, and what is refused."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import optimizers
+
+IDS = np.random.default_rng(0).integers(-25, 25, (512, 3))
+LABELS = (IDS.sum(axis=1) > 0).astype(np.float32)
+
+
+def fitted(cache: het_tf.CacheConfig | None, optimizer: optimizers.Optimizer, compiled="sgd"):
+    keras.utils.set_random_seed(1)
+    layer = het_tf.layers.HetEmbedding(4, seed=2, optimizer=optimizer, cache=cache)
+    inputs = keras.Input((3,), dtype="int64")
+    summed = keras.ops.sum(layer(inputs), axis=1)
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(summed))
+    model.compile(compiled, "binary_crossentropy")
+    history = model.fit(IDS, LABELS, batch_size=32, epochs=3, shuffle=False, verbose=0).history
+    return model, layer, history["loss"]
+
+
+@pytest.mark.parametrize("optimizer", [optimizers.SGD(0.5), optimizers.RowWiseAdagrad(0.1)])
+@pytest.mark.parametrize("rows", [1000, 8])
+def test_trains_what_a_table_in_the_process_trains(rows_kind, rows, optimizer):
+    _, plain, losses = fitted(None, optimizer)
+    cache = het_tf.CacheConfig(device_capacity=rows, device=rows_kind)
+    model, layer, on_device = fitted(cache, optimizer)
+    np.testing.assert_allclose(on_device, losses, rtol=1e-4)
+    stats = layer.cache_stats()
+    assert stats["updates"] > 500
+    assert (stats["evictions"] > 0) == (rows < 50)
+    layer.flush()
+    assert layer.cache_stats()["pending"] == 0
+    wanted, got = plain.table.export(), layer.table.export()
+    order = np.argsort(wanted.keys), np.argsort(got.keys)
+    np.testing.assert_array_equal(got.keys[order[1]], wanted.keys[order[0]])
+    np.testing.assert_array_equal(got.clocks[order[1]], wanted.clocks[order[0]])
+    np.testing.assert_allclose(got.values[order[1]], wanted.values[order[0]], rtol=1e-3, atol=1e-5)
+    # Read again after rows were put back.
+    predicted = model.predict(IDS[:8], verbose=0)
+    layer.table.clear()
+    assert not np.allclose(model.predict(IDS[:8], verbose=0), predicted)
+
+
+def test_saved_rows_have_what_was_on_the_device(rows_kind, tmp_path):
+    cache = het_tf.CacheConfig(device_capacity=100, device=rows_kind)
+    model, layer, _ = fitted(cache, optimizers.SGD(0.5))
+    wanted = model.predict(IDS[:8], verbose=0)
+    model.save_weights(tmp_path / "m.weights.h5")
+    other, _, _ = fitted(cache, optimizers.SGD(0.1))
+    other.load_weights(tmp_path / "m.weights.h5")
+    np.testing.assert_allclose(other.predict(IDS[:8], verbose=0), wanted, rtol=1e-5)
+    restored = keras.saving.deserialize_keras_object(
+        json.loads(json.dumps(keras.saving.serialize_keras_object(layer)))
+    )
+    assert restored.cache == cache
+
+
+def test_without_a_gpu_it_is_an_error_that_says_so():
+    if tf.config.list_logical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    layer = het_tf.layers.HetEmbedding(4, cache=het_tf.CacheConfig(device_capacity="auto"))
+    why = "built without CUDA" if het_tf.ops.build()["cuda"] is None else "sees no GPU"
+    with pytest.raises(ValueError, match=f"device_capacity = 'auto': .*{why}.*With a capacity"):
+        layer(np.array([1]))
+
+
+def test_without_a_gpu_and_with_a_capacity_rows_are_on_the_host():
+    if tf.config.list_logical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    cache = het_tf.CacheConfig(10, device_capacity=100)
+    layer = het_tf.layers.HetEmbedding(4, cache=cache)
+    layer(np.array([1]))
+    assert not layer.worker_cache.on_device
+    assert layer.cache_stats() == {}
+
+
+def test_gradients_of_several_steps(rows_kind):
+    seen = []
+    for cache in (None, het_tf.CacheConfig(device_capacity=100, device=rows_kind)):
+        compiled = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+        _, layer, losses = fitted(cache, optimizers.SGD(0.5), compiled)
+        layer.flush()
+        rows = layer.table.export()
+        seen.append((losses, rows.values[np.argsort(rows.keys)]))
+    for host, on_device in zip(*seen, strict=True):
+        np.testing.assert_allclose(on_device, host, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"device_capacity": 0},
+            'device_capacity must be an integer from 1 to 1073741824 or "auto", not 0',
+        ),
+        ({"device_capacity": 2**30 + 1}, "device_capacity .* not 1073741825"),
+        ({"device_capacity": "all"}, "device_capacity .* not 'all'"),
+        ({"device_capacity": 9, "device": "TPU"}, 'device must be "GPU" or "CPU", not \'TPU\''),
+        ({"device_capacity": 9, "capacity": 0}, "capacity .* not 0"),
+        ({}, "capacity .* not None"),
+    ],
+)
+def test_configs_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        het_tf.CacheConfig(**arguments)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
+def test_pooled_rows(rows_kind, combiner):
+    ids = tf.constant([[1, 2, 3], [3, 7, 5]])
+    given = np.random.default_rng(1).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
+    seen = []
+    for cache in (None, het_tf.CacheConfig(device_capacity=100, device=rows_kind)):
+        layer = het_tf.layers.HetEmbedding(
+            4, seed=2, optimizer=optimizers.SGD(0.5), cache=cache, combiner=combiner
+        )
+        weights = tf.Variable(given)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                pooled = layer(ids, weights=weights)
+                loss = tf.reduce_sum(pooled**2)
+            *_, of_weights = tape.gradient(loss, [*layer.trainable_variables, weights])
+        layer.flush()
+        rows = layer.table.export()
+        order = np.argsort(rows.keys)
+        seen.append((pooled.numpy(), of_weights.numpy(), rows.values[order], rows.clocks[order]))
+    for host, on_device in zip(*seen, strict=True):
+        np.testing.assert_allclose(on_device, host, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,63 @@
+"""Caches with their rows on a device, through the ops: schedules and faults as for the host's."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from ops_system import OpsSystem, flush, step
+from schedules import Setup
+from test_protocol_ops import EXACT, BesideATable, WideSetup, label, one_worker
+
+from het_tf import optimizers
+
+OPTIMIZERS = [*EXACT, optimizers.RowWiseAdagrad(weight_decay=0.1), optimizers.Adam()]
+repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=8)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=label)
+def test_one_worker_is_as_without_a_cache(rows_kind, optimizer):
+    exact = optimizer in EXACT
+    options = {"optimizer": optimizer, "initializer": "zeros" if exact else "uniform"}
+    played = []
+
+    @repeatable
+    @given(schedule=one_worker)
+    def play(schedule):
+        setup, events = schedule
+        setup = WideSetup(**{**vars(setup), "capacity": max(1, setup.capacity)})
+        with contextlib.closing(
+            OpsSystem(setup, device=f"/device:{rows_kind}:0", **options)
+        ) as system:
+            player = BesideATable(setup, system, exact)
+            player.play(events)
+            player.finish()
+            played.append(system.stats(0)["updates"])
+            tf.raw_ops.DestroyResourceOp(resource=player.plain)
+
+    play()
+    assert sum(played) > 0
+
+
+@pytest.mark.parametrize("clock", ["count", "lamport"])
+def test_beside_a_cache_on_the_host(rows_kind, clock):
+    """Two workers, one with its rows on the device: what each reads and what comes of it."""
+    setup = Setup(2, 2, capacity=4, read_bound=1, write_bound=2, clock=clock)
+    keys = np.array([3, 1, 3, 4, 2, 9])
+    tables = []
+    for device in ("", f"/device:{rows_kind}:0"):
+        with contextlib.closing(OpsSystem(setup, device=device)) as system:
+            random = np.random.default_rng(1)
+            for t in range(12):
+                gradients = random.integers(-3, 4, (len(keys), setup.dim)).astype(np.float32)
+                rows = step(system, t % 2, keys, gradients)
+                np.testing.assert_array_equal(rows[0], rows[2])
+            for worker in range(2):
+                flush(system, worker)
+            assert system.stats(0)["pending"] == 0
+            tables.append(
+                {key: (value.tolist(), g) for key, (value, _, g) in system.table().items()}
+            )
+    # Every gradient counts once, whatever was cached where.
+    assert tables[0] == tables[1]
