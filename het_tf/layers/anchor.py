@@ -17,7 +17,8 @@ class Anchor(keras.Variable):
     def __init__(self, layer_name: str):
         """The anchor of the table of that layer."""
         self._layer_name = layer_name
-        super().__init__(0.0, name="anchor")
+        # By an initializer: a layer may be built in a scope that lets values wait.
+        super().__init__(keras.initializers.Zeros(), shape=(), dtype="float32", name="anchor")
 
     def numpy(self) -> NoReturn:
         """Refused."""

@@ -327,3 +327,20 @@ def test_a_lookup_without_a_tape_changes_nothing():
     layer(np.arange(100))
     tf.function(layer)(np.arange(100))
     assert layer.table.size() == 0
+
+
+class Clicks(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = het_tf.layers.HetEmbedding(4)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, ids):
+        return self.dense(keras.ops.sum(self.embedding(keras.ops.cast(ids, "int64")), axis=1))
+
+
+def test_a_model_that_fit_builds():
+    model = Clicks()
+    model.compile("sgd", "mse")
+    model.fit(np.array([[1, 2], [2, 3]]), np.ones((2, 1)), verbose=0)
+    assert model.embedding.table.size() == 3
