@@ -84,7 +84,8 @@ def test_a_step_comes_to_the_server():
     names, values = ops.replica_stats(training.replica)
     stats = dict(zip(names.numpy().tolist(), values.numpy().tolist(), strict=True))
     assert stats[b"steps"] == stats[b"steps_sent"] == 1
-    assert ops.replica_report(training.replica).numpy()[2:].tolist() == [0, 1]
+    assert ops.replica_report(training.replica).numpy()[2:].tolist() == values.numpy().tolist()
+    assert ops.replica_counter_names().numpy().tolist() == names.numpy().tolist()
 
 
 def test_what_was_read_before_stays():
