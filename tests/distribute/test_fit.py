@@ -182,7 +182,7 @@ def test_empty_data_is_an_error(id_counter):
         (lambda context: 5, TypeError, "must return a tf.data.Dataset, got int"),
         ((i for i in range(3)), TypeError, "must be a function that returns"),
         ({"a": np.zeros([3, 1]), "b": np.zeros([4, 1])}, ValueError, "same number of examples"),
-        (None, TypeError, "got NoneType"),
+        (None, TypeError, "got None"),
     ],
 )
 def test_names_what_is_wrong_with_the_data(id_counter, x, error, message):
