@@ -25,6 +25,7 @@ from het_tf.distribute.replicas import DenseReplicas
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
 from het_tf.table import sum_stats
 
+_POLL = 1.0  # seconds between looks at the health of the parameter servers
 _PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
 
 
@@ -317,12 +318,21 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """
         if self._cluster_coordinator is None:
             return
+        self.call_watched(self.coordinator.join)
+
+    def call_watched(self, fn: Callable[[], Any]) -> Any:
+        """Calls `fn`, which talks to parameter servers, in a thread; returns what it returns.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down, or was lost meanwhile: with one
+            that hangs, `fn` might not end.
+          Exception: what `fn` raised.
+        """
         with self._monitor:
-            waiting = call_in_daemon(self.coordinator.join)
+            waiting = call_in_daemon(fn)
             while True:
                 try:
-                    waiting.result(timeout=1.0)
-                    return
+                    return waiting.result(timeout=_POLL)
                 except concurrent.futures.TimeoutError:
                     self.raise_if_ps_lost()
                 except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -101,19 +102,19 @@ class ParameterServerTrainer:
         callbacks.on_train_begin()
         logs: Logs = {}
         self._waits = np.zeros(3)
-        rates = RateFollower(model)
+        follow = functools.partial(self._strategy.call_watched, RateFollower(model).follow)
         with self._on_workers(), self._flushed_on_error():
             for epoch in range(_compat.initial_epoch(model) or initial_epoch, epochs):
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
-                rates.follow()
+                follow()
                 if self._dense is not None:
                     self._dense.replicas.begin()
                 logs = self._run_steps(
                     feed,
                     training=True,
                     on_batch=_batch_hooks(
-                        callbacks.on_train_batch_begin, callbacks.on_train_batch_end, rates.follow
+                        callbacks.on_train_batch_begin, callbacks.on_train_batch_end, follow
                     ),
                     should_stop=lambda: model.stop_training,
                 )
@@ -129,7 +130,7 @@ class ParameterServerTrainer:
                     val_logs = self._evaluate(val_feed, callbacks)
                     logs.update({f"val_{name}": value for name, value in val_logs.items()})
                 callbacks.on_epoch_end(epoch, logs)
-                rates.follow()
+                follow()
                 if model.stop_training:
                     break
             self._strategy.flush()
