@@ -55,7 +55,7 @@ def test_cache_metrics_in_tensorboard_and_log(strategy, tmp_path, caplog):
     cache = het_tf.CacheConfig(KEYS, staleness=2)
     model, embedding = make_model(strategy, cache)
     metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="absl"):
         model.fit(*batches(40), batch_size=BATCH, epochs=2, verbose=0, callbacks=[metrics])
     values, buckets = scalars(tmp_path)
     stats = embedding.cache_stats()
