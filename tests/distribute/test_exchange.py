@@ -79,12 +79,10 @@ def test_all_are_called_at_once(strategy, meeting):
     first = cluster_devices("ps")[0]
 
     def closure():
-        return tf.concat(
-            ops.call_servers(
-                [message(1), message(2)], devices=[first, first], functions=[meeting, meeting]
-            ),
-            0,
+        calls = ops.call_servers(
+            [message(1), message(2)], devices=[first, first], functions=[meeting, meeting]
         )
+        return tf.concat(ops.await_replies(calls, n=2), 0)
 
     np.testing.assert_array_equal(call_on_a_worker(strategy, closure), [2, 2])
 
@@ -117,7 +115,8 @@ def test_lists_of_unequal_length(strategy, devices, count):
     functions = [echo.get_concrete_function()] * count
 
     def closure():
-        return ops.call_servers([message(1)] * count, devices=devices, functions=functions)
+        calls = ops.call_servers([message(1)] * count, devices=devices, functions=functions)
+        return ops.await_replies(calls, n=count)
 
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="devices"):
         call_on_a_worker(strategy, closure)
