@@ -373,7 +373,9 @@ class StepClosure:
                 carry = source.next(i + j < count, *carry)
                 there = cond(i + j, *carry)
                 steps.append((there, *_request_if(there, request, i + j, carry, components, like)))
-            calls = self._ahead.call_op([x for _, _, requests in steps for x in requests])
+            # What a replica lacks is asked when there is a place for the step, and not before.
+            with tf.control_dependencies([x for _, components, _ in steps for x in components]):
+                calls = self._ahead.call_op([x for _, _, requests in steps for x in requests])
             sent = _Sent(calls, [_SentStep(*step) for step in steps])
             window.send_op(sent.tensors())
             self._sent = sent
