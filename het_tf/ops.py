@@ -52,6 +52,7 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
 
 _library = load()
 
+keys = _library.het_keys
 unique_ids = _library.het_unique_ids
 check_ids = _library.het_check_ids
 shard_of = _library.het_shard_of

@@ -24,6 +24,8 @@ _RANGES = {
     "epsilon": (1e-30, 1e30),
 }
 
+_FLAGS = ("nesterov", "nonnegative")
+
 LearningRate = float | keras.optimizers.schedules.LearningRateSchedule
 
 
@@ -35,8 +37,12 @@ class Optimizer:
       learning_rate: a number, or a `LearningRateSchedule`, which is asked with the number of
         updates that the layer has made.
       weight_decay: each update first takes `learning_rate * weight_decay` of the row away; 0: off.
+      l2: each update's gradient is that of the loss plus `l2 * sum(row**2)`, as with a Keras
+        regularizer, of which only rows that are updated take notice; 0: off. (Of `Ftrl` its own.)
       clipnorm: bound of the L2 norm of a row's gradient; 0: off.
+      min_norm: the least L2 norm of a row's value after an update, if it is not all zeros; 0: off.
       max_norm: bound of the L2 norm of a row's value after an update; 0: off.
+      nonnegative: whether an update makes what is negative in a row zero.
 
     Raises:
       ValueError: a parameter is out of its range; the message names it and its value.
@@ -46,8 +52,11 @@ class Optimizer:
 
     learning_rate: LearningRate = dataclasses.field(default=0.01, kw_only=False)
     weight_decay: float = 0.0
+    l2: float = 0.0
     clipnorm: float = 0.0
+    min_norm: float = 0.0
     max_norm: float = 0.0
+    nonnegative: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.learning_rate, dict):  # from get_config
@@ -79,9 +88,9 @@ class Optimizer:
 
 def _checked(name: str, value: Any) -> Any:
     """The parameter as it is kept: a float, a bool or a schedule."""
-    if name == "nesterov":
+    if name in _FLAGS:
         if not isinstance(value, (bool, np.bool_)):
-            raise ValueError(f"nesterov must be True or False, not {value!r}")
+            raise ValueError(f"{name} must be True or False, not {value!r}")
         return bool(value)
     if name != "learning_rate":
         return check_number(name, value, *_RANGES.get(name, (0.0, 1e30)))
@@ -180,3 +189,40 @@ def get(identifier: Optimizer | dict[str, Any]) -> Optimizer:
             f" het_tf.optimizers.RowWiseAdagrad(0.05), not {identifier!r}"
         )
     return identifier
+
+
+def constrained(optimizer: Optimizer, constraint: keras.constraints.Constraint | None) -> Optimizer:
+    """The optimizer with a constraint of Keras, which it applies after each update of a row.
+
+    Raises:
+      ValueError: there is no such constraint of a single row, or it contradicts the optimizer's own
+        bounds.
+    """
+    kinds = keras.constraints
+    match constraint:
+        case None:
+            return optimizer
+        case kinds.NonNeg():
+            bounds: dict[str, Any] = {"nonnegative": True}
+        case kinds.MaxNorm(axis=1 | -1 | [1] | [-1]):
+            bounds = {"max_norm": constraint.max_value}
+        case kinds.MinMaxNorm(axis=1 | -1 | [1] | [-1], rate=1.0):
+            bounds = {"min_norm": constraint.min_value, "max_norm": constraint.max_value}
+        case kinds.UnitNorm(axis=1 | -1 | [1] | [-1]):
+            bounds = {"min_norm": 1.0, "max_norm": 1.0}
+        case _:
+            config = constraint.get_config() if hasattr(constraint, "get_config") else ""
+            raise ValueError(
+                "embeddings_constraint must be one that holds for each row by itself: NonNeg(), or"
+                " MaxNorm, MinMaxNorm (with rate=1) and UnitNorm with axis=1 (Keras's default"
+                f" axis=0 runs over all rows), not {type(constraint).__name__} {config}"
+            )
+    if bounds.get("max_norm") == 0:
+        raise ValueError(f"embeddings_constraint {type(constraint).__name__} leaves only zeros")
+    for name, value in bounds.items():
+        own = getattr(optimizer, name)
+        if own and own != value:
+            raise ValueError(
+                f"embeddings_constraint wants {name} = {value}, the optimizer {name} = {own}"
+            )
+    return dataclasses.replace(optimizer, **bounds)

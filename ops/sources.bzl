@@ -44,6 +44,7 @@ OP_SOURCES = [
     "ops/kernels/dense_kernels.cc",
     "ops/kernels/frames_kernels.cc",
     "ops/kernels/kernel_util.cc",
+    "ops/kernels/keys_kernels.cc",
     "ops/kernels/pooling_kernels.cc",
     "ops/kernels/process_kernels.cc",
     "ops/kernels/replica_kernels.cc",

@@ -109,15 +109,6 @@ def test_a_layer_that_is_not_trainable_keeps_its_table(run_eagerly):
     assert layer.table.size() == 50
 
 
-@pytest.mark.parametrize("dtype", ["float32", None])
-def test_a_model_whose_input_keras_takes_for_floats(dtype):
-    """Keras's own Embedding takes them, and folds ids beyond 2^24 together."""
-    begin = [] if dtype is None else [keras.Input((3,), dtype=dtype)]
-    model = keras.Sequential([*begin, new_layer(name="users")])
-    with pytest.raises(ValueError, match="users must be integers, not float32; begin a"):
-        model(IDS)
-
-
 def test_a_layer_called_twice_in_a_step_updates_twice():
     layer = zero_layer()
     inputs = [keras.Input((), dtype="int64") for _ in range(2)]

@@ -31,7 +31,8 @@ class Optimizer {
   // "row_wise_adagrad ..." (one accumulator a row: the mean square of the gradient, as in DLRM),
   // "adam beta_1= beta_2= epsilon=", "row_wise_adam ..." (one second moment a row),
   // "ftrl initial_accumulator_value= l1= l2= l2_shrinkage= beta=". All of them also take
-  // weight_decay= (not ftrl), clipnorm= (of a row's gradient) and max_norm= (of a row's value);
+  // weight_decay= and l2= (a penalty l2 * |value|^2; ftrl has its own l2 and neither of these),
+  // clipnorm= (of a row's gradient), and of a row's value min_norm=, max_norm= and nonnegative=;
   // 0 switches these off.
   static Status Parse(const std::string& text, int dim, std::unique_ptr<Optimizer>* optimizer);
 

@@ -17,8 +17,11 @@ Status ParseRule(const std::string& text, int dim, AnyRule* rule) {
   };
   constexpr double kMax = 1e30;
   const double weight_decay = take("weight_decay", 0, 0, kMax);
+  const double l2 = take("l2", 0, 0, kMax);
   const double clipnorm = take("clipnorm", 0, 0, kMax);
+  const double min_norm = take("min_norm", 0, 0, kMax);
   const double max_norm = take("max_norm", 0, 0, kMax);
+  const bool nonnegative = take("nonnegative", 0, 0, 1) != 0;
 
   const std::string& name = spec.name();
   AnyRule result;
@@ -56,7 +59,7 @@ Status ParseRule(const std::string& text, int dim, AnyRule* rule) {
     Ftrl ftrl = {};
     ftrl.initial = static_cast<float>(take("initial_accumulator_value", 0.1, 0, kMax));
     ftrl.l1 = static_cast<float>(take("l1", 0, 0, kMax));
-    ftrl.l2 = static_cast<float>(take("l2", 0, 0, kMax));
+    ftrl.l2 = static_cast<float>(l2);
     ftrl.l2_shrinkage = static_cast<float>(take("l2_shrinkage", 0, 0, kMax));
     ftrl.beta = static_cast<float>(take("beta", 0, 0, kMax));
     result = Rule<Ftrl>{ftrl};
@@ -65,13 +68,17 @@ Status ParseRule(const std::string& text, int dim, AnyRule* rule) {
         "known are sgd, momentum, adagrad, row_wise_adagrad, adam, row_wise_adam, ftrl");
   }
   HET_RETURN_IF_ERROR(spec.Finish());
+  if (max_norm > 0 && min_norm > max_norm) return spec.Invalid("min_norm is more than max_norm");
   if (!out_of_range.empty()) return spec.Invalid(StrCat(out_of_range, " is out of range"));
   std::visit(
       [&](auto& made) {
         made.algorithm.dim = dim;
         made.weight_decay = static_cast<float>(weight_decay);
+        if (name != "ftrl") made.l2 = static_cast<float>(l2);
         made.clipnorm = static_cast<float>(clipnorm);
+        made.min_norm = static_cast<float>(min_norm);
         made.max_norm = static_cast<float>(max_norm);
+        made.nonnegative = nonnegative;
       },
       result);
   *rule = result;
