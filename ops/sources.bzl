@@ -61,6 +61,7 @@ CORE_TESTS = [
     "ops/core/cache/cache_test.cc",
     "ops/core/cache/cache_thread_test.cc",
     "ops/core/cache/convergence_test.cc",
+    "ops/core/cache/cowclip_test.cc",
     "ops/core/cache/eviction_test.cc",
     "ops/core/cache/paper_code_faults_test.cc",
     "ops/core/cache/sketch_test.cc",

@@ -114,13 +114,17 @@ FRACTION = "must be a number from 0 to 1, not"
 POSITIVE = "must be a number from 0 to 1e+30, not"
 PARAMETERS = {
     "weight_decay": (optimizers.SGD, POSITIVE, NO_POSITIVES),
+    "l2": (optimizers.SGD, POSITIVE, NO_POSITIVES),
     "clipnorm": (optimizers.SGD, POSITIVE, NO_POSITIVES),
+    "cowclip": (optimizers.SGD, POSITIVE, NO_POSITIVES),
+    "cowclip_floor": (optimizers.SGD, POSITIVE, NO_POSITIVES),
     "min_norm": (optimizers.SGD, POSITIVE, NO_POSITIVES),
     "max_norm": (optimizers.SGD, POSITIVE, NO_POSITIVES),
     "nonnegative": (optimizers.SGD, "must be True or False, not", [0, 0.5, "yes", None]),
     "initial_accumulator_value": (optimizers.Adagrad, POSITIVE, NO_POSITIVES),
     "l1": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
-    "l2": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
+    "rho": (optimizers.RMSprop, FRACTION, [-0.1, 1.0, NAN, "a"]),
+    "centered": (optimizers.RMSprop, "must be True or False, not", [0, 0.5, "yes", None]),
     "l2_shrinkage": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
     "beta": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
     "epsilon": (optimizers.Adam, "must be a number from 1e-30 to 1e+30, not", [0, NAN, INF]),

@@ -147,5 +147,28 @@ def test_an_exported_model_checks_its_ids(tmp_path):
     loaded = tf.saved_model.load(tmp_path)
     assert loaded.serve(tf.constant([[1.0, 99.0]])).shape == (1, 2, 2)
     for bad in (2.5, 100.0, NAN):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="input_dim = 100, not"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"must be whole numbers below .*, not"
+        ):
             loaded.serve(tf.constant([[1.0, bad]]))
+
+
+def test_ids_that_are_pooled():
+    layer = het_tf.layers.HetEmbedding(10, 1, weights=np.ones((10, 1)), combiner="sum", name="bags")
+    ragged = tf.RaggedTensor.from_row_lengths(tf.constant([1.0, 2.0, 9.0]), [2, 0, 1])
+    sparse = tf.SparseTensor([[0, 1], [2, 0]], tf.constant([3, 4], tf.uint64), [3, 2])
+    np.testing.assert_array_equal(layer(ragged), [[2], [0], [1]])
+    np.testing.assert_array_equal(layer(sparse), [[1], [0], [1]])
+    for values in (ragged, sparse):
+        bad = values.with_values(values.values * 0 + 10)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"layer bags .*input_dim = 10\)"):
+            layer(bad)
+
+
+def test_padding_is_in_no_bound():
+    layer = het_tf.layers.HetEmbedding(
+        10, 1, weights=np.ones((10, 1)), combiner="sum", padding_id=-1, name="bags"
+    )
+    np.testing.assert_array_equal(layer(np.array([[1, -1], [-1, -1], [2, 3]])), [[1], [0], [2]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not -2"):
+        layer(np.array([[1, -2]]))

@@ -207,10 +207,18 @@ def test_a_regularizer_is_that_of_keras_on_the_rows_of_the_step(regularizer):
     assert np.abs(ours - START).max() > 0.01
 
 
-def test_rows_that_a_step_does_not_look_up_are_not_regularized():
-    layer = HetEmbedding(ROWS, DIM, embeddings_regularizer="l2", weights=START, optimizer=sgd(0.1))
+@pytest.mark.parametrize("combiner", [None, "sum"])
+def test_rows_that_a_step_does_not_look_up_are_not_regularized(combiner):
+    layer = HetEmbedding(
+        ROWS,
+        DIM,
+        embeddings_regularizer="l2",
+        weights=START,
+        optimizer=sgd(0.1),
+        combiner=combiner,
+    )
     with tf.GradientTape() as tape:
-        layer(np.array([4, 4, 7]))
+        layer(np.array([[4, 4, 7]]))
         loss = tf.add_n(layer.losses)
     np.testing.assert_allclose(loss, 0.01 * (START[[4, 7]] ** 2).sum(), rtol=1e-5)
     tape.gradient(loss, layer.trainable_variables)

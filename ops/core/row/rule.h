@@ -1,6 +1,6 @@
-// An algorithm with what every optimizer has around it: weight decay, l2, clipnorm, and bounds of
-// the row: not negative, min_norm, max_norm. A plain struct, one definition for host and device
-// (algorithm.h); its functions are Optimizer's.
+// An algorithm with what every optimizer has around it: CowClip, weight decay, l2, clipnorm, and
+// bounds of the row: not negative, min_norm, max_norm. A plain struct, one definition for host and
+// device (algorithm.h); its functions are Optimizer's.
 
 #ifndef HET_TF_OPS_CORE_ROW_RULE_H_
 #define HET_TF_OPS_CORE_ROW_RULE_H_
@@ -18,7 +18,10 @@
 #include "ops/core/row/algorithm.h"
 #include "ops/core/row/ftrl.h"
 #include "ops/core/row/gradient.h"
+#include "ops/core/row/lamb.h"
+#include "ops/core/row/lion.h"
 #include "ops/core/row/momentum.h"
+#include "ops/core/row/rmsprop.h"
 #include "ops/core/status.h"
 
 namespace het_tf {
@@ -29,10 +32,22 @@ struct Rule {
 
   Algorithm algorithm;
   float weight_decay = 0, l2 = 0, clipnorm = 0, min_norm = 0, max_norm = 0;
+  float cowclip = 0, cowclip_floor = 0;
   bool nonnegative = false;
 
   HET_HD int dim() const { return algorithm.dim; }
   HET_HD int row_dim() const { return algorithm.dim + algorithm.slot_dim(); }
+
+  // CowClip's factor for a gradient that came together from so many occurrences. row: (row_dim).
+  template <typename Lanes>
+  HET_HD float CowClip(const Lanes& lanes, const float* row, const Gradient& gradient,
+                       int64_t occurrences) const {
+    const float norm = Clamped(std::sqrt(lanes.SumOfSquares(row, dim())));
+    const float limit =
+        Clamped(static_cast<float>(occurrences) * std::max(cowclip * norm, cowclip_floor));
+    const float length = std::sqrt(gradient.squares);
+    return length > limit ? limit / length : 1.0f;
+  }
 
   template <typename Lanes>
   HET_HD void Update(const Lanes& lanes, float* row, const Gradient& gradient, float learning_rate,
@@ -114,8 +129,9 @@ struct Rule {
   }
 };
 
-using AnyRule = std::variant<Rule<Sgd>, Rule<Momentum>, Rule<Adagrad>, Rule<RowWiseAdagrad>,
-                             Rule<Adam<false>>, Rule<Adam<true>>, Rule<Ftrl>>;
+using AnyRule =
+    std::variant<Rule<Sgd>, Rule<Momentum>, Rule<Adagrad>, Rule<RowWiseAdagrad>, Rule<Adam<false>>,
+                 Rule<Adam<true>>, Rule<Ftrl>, Rule<Rmsprop>, Rule<Lion>, Rule<Lamb>>;
 
 // The rule of a spec (Optimizer::Parse). Its algorithm's table, where it has one, is not set.
 Status ParseRule(const std::string& text, int dim, AnyRule* rule);
