@@ -97,7 +97,8 @@ struct Lamb : Growing<Lamb> {
 
   template <typename Lanes, typename G>
   HET_HD void Moments(const Lanes& lanes, float* m, const G& g) const {
-    const float rest_1 = 1 - beta_1, rest_2 = 1 - beta_2;
+    const auto rest_1 = static_cast<float>(1 - exact_beta_1);
+    const auto rest_2 = static_cast<float>(1 - exact_beta_2);
     float* v = m + dim;
     lanes.ForEach(dim, [&](int i) {
       m[i] = Clamped(m[i] + (g[i] - m[i]) * rest_1);

@@ -31,7 +31,8 @@ struct Lion : Growing<Lion> {
   template <typename Lanes, typename G>
   HET_HD void Step(const Lanes& lanes, float* row, const G& g, float learning_rate,
                    float* record) const {
-    const float old = beta_1, old_rest = 1 - beta_1, decay = beta_2, rest = 1 - beta_2;
+    const float old = beta_1, old_rest = 1 - beta_1, decay = beta_2,
+                rest = static_cast<float>(1 - exact_beta_2);
     float* m = row + dim;
     lanes.ForEach(dim, [&](int i) {
       const float gradient = g[i];

@@ -34,7 +34,7 @@ struct Rmsprop : Growing<Rmsprop> {
   template <typename Lanes, typename G>
   HET_HD void Step(const Lanes& lanes, float* row, const G& g, float learning_rate,
                    float* record) const {
-    const float rest = 1 - rho, decay = momentum, small = epsilon;
+    const float rest = static_cast<float>(1 - exact_rho), decay = momentum, small = epsilon;
     const bool center = centered, roll = rolls();
     const int average = 2 * dim, velocity = (2 + centered) * dim;
     lanes.ForEach(dim, [&](int i) {
