@@ -72,6 +72,7 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
 
 _library = load()
 
+keys = _library.het_keys
 unique_ids = _library.het_unique_ids
 stack_ids = _library.het_stack_ids
 check_ids = _library.het_check_ids

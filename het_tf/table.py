@@ -60,6 +60,7 @@ class EmbeddingTable:
         clock: str = "count",
         devices: Sequence[str] = (),
         name: str = "table",
+        input_dim: int | None = None,
     ):
         """Makes the shards.
 
@@ -72,6 +73,7 @@ class EmbeddingTable:
             "drift": it is the distance that the row's value has moved.
           devices: where the shards live, in their order; empty: one shard in this process.
           name: for errors; it need not be unique.
+          input_dim: how many keys there are, for initializers that depend on it; not a bound.
 
         Raises:
           ValueError: an argument is out of its range.
@@ -88,7 +90,7 @@ class EmbeddingTable:
         self.row_attributes = {
             "dim": dim,
             "optimizer": optimizer.spec(),
-            "initializer": initializers.spec(initializer),
+            "initializer": initializers.spec(initializer, input_dim, dim),
             "seed": seed,
             "clock": clock,
             "num_shards": self.num_shards,
@@ -269,6 +271,18 @@ class EmbeddingTable:
                 handle, rows.keys[mine], rows.values[mine], rows.slots[mine], rows.clocks[mine]
             )
         self._clear_caches()
+
+    def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Sets the values of rows, which are then as before their first update.
+
+        Args:
+          keys: int64 [rows].
+          values: float32 [rows, dim].
+
+        Raises: as for `import_`.
+        """
+        slots = np.zeros((len(keys), 0), np.float32)
+        self.import_(TableExport(keys, values, slots, np.zeros(len(keys), np.int64)))
 
     def clear(self) -> None:
         """Drops all rows. Caches of the table drop what they hold.

@@ -177,7 +177,7 @@ theirs when they next hear from it.
 table: A shard.
 keys: [rows], keys of this shard.
 values: [rows, dim].
-slots: [rows, slot_dim], the optimizer's.
+slots: [rows, slot_dim], the optimizer's; [rows, 0]: as before a row's first update.
 clocks: [rows], not negative.
 )doc");
 

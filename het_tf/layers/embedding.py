@@ -21,6 +21,7 @@ from het_tf.checkpoint import TableState
 from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.layers.anchor import Anchor
 from het_tf.layers.exporting import exported_table
+from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
 from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport
@@ -30,9 +31,11 @@ from het_tf.table import EmbeddingTable, TableExport
 class HetEmbedding(keras.layers.Layer):
     """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
 
-    The ids may be any int64. Under a `tf.distribute.ParameterServerStrategy` the table
-    lives on the parameter servers, and every worker trains through a cache that bounds how stale a
-    row may be (HET, VLDB 2022). Without a strategy the table lives in this process.
+    It is called as that layer is, `HetEmbedding(input_dim, output_dim, ...)`, and then ids have to
+    be in [0, input_dim); or without a bound, `HetEmbedding(output_dim)`, for any int64. Under a
+    `tf.distribute.ParameterServerStrategy` the table lives on the parameter servers, and every
+    worker trains through a cache that bounds how stale a row may be (HET, VLDB 2022). Without a
+    strategy the table lives in this process.
 
     The layer has its own optimizer: the backward pass is the update. Occurrences of an id in a
     batch are summed to one update. The table is no Keras weight; the layer's weights are a scalar
@@ -50,21 +53,31 @@ class HetEmbedding(keras.layers.Layer):
     `gradient_accumulation_steps` or loss scaling, rows are trained when that optimizer applies the
     gradients: clipped, accumulated, unscaled or skipped as the other weights are.
 
-    Input: integers of any integer dtype, below 2**63: dense of any shape, ragged or sparse.
+    Input: integers of any integer dtype, below 2**63: dense of any shape, ragged or sparse; or
+    floats, as Keras makes of integers where a model has no `keras.Input(..., dtype="int64")`: these
+    must be whole numbers below what their type counts without gaps (float32: 2**24). In a graph,
+    ids that Keras casts to its input's dtype are taken as they were fed.
     Output: [*input.shape, output_dim], in the layer's compute dtype; with a combiner
     [*input.shape[:-1], output_dim], which is computed without a tensor of all ids' rows.
     """
 
     def __init__(
         self,
-        output_dim: int,
-        *,
-        optimizer: optimizers.Optimizer | keras.optimizers.Optimizer | str | None = None,
+        first: int | None = None,
+        second: int | None = None,
+        /,
         embeddings_initializer: str | keras.initializers.Initializer = "uniform",
+        embeddings_regularizer: str | keras.regularizers.Regularizer | None = None,
+        embeddings_constraint: str | keras.constraints.Constraint | None = None,
+        mask_zero: bool = False,
+        weights: Any = None,
+        *,
+        input_dim: int | None = None,
+        output_dim: int | None = None,
+        optimizer: optimizers.Optimizer | keras.optimizers.Optimizer | str | None = None,
         seed: int | None = None,
         cache: CacheConfig | None = None,
         nonfinite: str = "error",
-        mask_zero: bool = False,
         combiner: str | None = None,
         padding_id: int | None = None,
         **kwargs: Any,
@@ -72,12 +85,22 @@ class HetEmbedding(keras.layers.Layer):
         """Describes the layer; the table is made when it is built.
 
         Args:
+          first: `input_dim`, where two dimensions are given, else `output_dim`.
+          second: `output_dim`.
+          embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
+          embeddings_regularizer: a Keras regularizer or its name. What it makes of the rows that a
+            step looks up, each once, is added to the loss; Keras's layer adds all rows.
+          embeddings_constraint: a Keras constraint of single rows, or its name: `NonNeg()`, or
+            `MaxNorm`, `MinMaxNorm` and `UnitNorm` with axis=1. It holds for rows that were updated.
+          mask_zero: whether id 0 is padding that later layers mask out.
+          weights: array [n, output_dim], or a list of it: the first values of the ids 0 .. n - 1; n
+            is input_dim, where that is given.
+          input_dim: ids must be in [0, input_dim); None: any int64.
           output_dim: columns of the embedding, at least 1.
           optimizer: one of `het_tf.optimizers`, default `RowWiseAdagrad()`; one of
             `keras.optimizers`, or the name of one, that has a row form; or "same": what the model
             is compiled with, its learning rate included. The table is then made when the model is
             compiled, or called the first time after that.
-          embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
           seed: of the initial values, int64; None: drawn now.
           cache: how workers cache rows under a parameter server strategy; None: they do not, they
             fetch rows and send gradients every step. Without a strategy it has no use but for
@@ -85,8 +108,6 @@ class HetEmbedding(keras.layers.Layer):
             in use, and updates reach the table when they leave, or with `flush`.
           nonfinite: what NaN or infinity in a gradient or its squares does: "error" fails the step
             and changes nothing, "skip" leaves the ids concerned out and counts them.
-          mask_zero: whether id 0 is padding, which is not looked up and which later layers mask
-            out.
           combiner: what brings the rows along the last axis of the inputs to one, times weights:
             "sum"; "mean", divided by the sum of the weights; "sqrtn", by the root of the sum of
             their squares; "max", the largest by column (ids that share it share its gradient). A
@@ -110,13 +131,29 @@ class HetEmbedding(keras.layers.Layer):
             padding_id = check_integer("padding_id", padding_id, -INT64_MAX - 1, INT64_MAX)
             if mask_zero and padding_id != 0:
                 raise ValueError(f"mask_zero makes id 0 padding, padding_id = {padding_id} another")
-        initializers.spec(embeddings_initializer)
+        dims = [dim for dim in (first, second) if dim is not None]
+        if len(dims) == 2 or (dims and output_dim is not None):
+            if input_dim is not None:
+                raise ValueError(f"input_dim is given twice, as {dims[0]!r} and {input_dim!r}")
+            input_dim = dims.pop(0)
+        if dims:
+            if output_dim is not None:
+                raise ValueError(f"output_dim is given twice, as {dims[0]!r} and {output_dim!r}")
+            output_dim = dims[0]
         self.output_dim = check_integer("output_dim", output_dim, 1, INT32_MAX)
+        if input_dim is not None:
+            input_dim = check_integer("input_dim", input_dim, 1, INT64_MAX)
+        self.input_dim = input_dim
+        initializers.spec(embeddings_initializer, input_dim, output_dim)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
+        self._weights_given = None if weights is None else self._checked_weights(weights)
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         self._takes_compiled = isinstance(optimizer, str) and optimizer == "same"
         self.optimizer = None
         if not self._takes_compiled:
             self.optimizer = _row_forms.get(optimizer or optimizers.RowWiseAdagrad())
+        optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.cache = cache
         self.nonfinite = nonfinite
@@ -137,6 +174,12 @@ class HetEmbedding(keras.layers.Layer):
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
         """
         strategy = tf.distribute.get_strategy()
+        # A sequential model without an Input builds its layers within a step.
+        with tf.init_scope():
+            self._build(strategy)
+        self.built = True
+
+    def _build(self, strategy: tf.distribute.Strategy) -> None:
         self._devices = _parameter_servers(strategy)
         self._strategy = strategy if self._devices else None
         if not self._devices:
@@ -162,22 +205,25 @@ class HetEmbedding(keras.layers.Layer):
         self._table_state = TableState(self._read_rows, self._replace_rows)
         if self.optimizer is not None:
             self._make_table()
-        self.built = True
 
     def _make_table(self) -> None:
         devices = self._devices
         self._table = EmbeddingTable(
             self.output_dim,
-            self.optimizer,
+            optimizers.constrained(self.optimizer, self.embeddings_constraint),
             initializer=self.embeddings_initializer,
             seed=self.seed,
             clock=self.cache.clock if self.cache and devices else "count",
             devices=devices,
             name=self.name,
+            input_dim=self.input_dim,
         )
         self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite)
         if hasattr(self._strategy, "register_cache"):
             self._strategy.register_cache(self._worker_cache)
+        if self._weights_given is not None:
+            self._table.assign(np.arange(len(self._weights_given)), self._weights_given)
+            self._weights_given = None
 
     @property
     def table(self) -> EmbeddingTable:
@@ -356,12 +402,28 @@ class HetEmbedding(keras.layers.Layer):
           there is more than one.
 
         Raises:
-          ValueError: inputs are no integers, or weights do not fit them.
-          tf.errors.InvalidArgumentError: a uint64 is larger than any int64.
+          ValueError: inputs are no numbers, or weights do not fit them.
+          tf.errors.InvalidArgumentError: as by `keys_of`.
         """
-        bags = pooling.bags_of(inputs, weights, self.combiner, self._padding, f"layer {self.name}")
-        (outputs,) = self.outputs_of(self.keys_of(bags.ids), [bags], training)
+        exact = map_values(inputs, lambda ids: self._keys_of(ids, bound=False))
+        bags = pooling.bags_of(exact, weights, self.combiner, self._padding, f"layer {self.name}")
+        keys = self.keys_of(bags.ids)
+        if self.embeddings_regularizer is None or frozen_table(self) is not None:
+            (outputs,) = self.outputs_of(keys, [bags], training)
+            return bags.restore(outputs)
+        looked_up = self.lookup_keys(keys)
+        count = tf.size(looked_up, tf.int64) - tf.size(keys, tf.int64)
+        each = pooling.Bags(looked_up[-count:], count, None, "sum", lambda rows: rows)
+        outputs, rows = self.outputs_of(looked_up, [bags, each], training)
+        self.add_loss(self.embeddings_regularizer(tf.cast(rows, tf.float32)))
         return bags.restore(outputs)
+
+    def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        """What a call looks up: the keys of its ids, and for a regularizer each once more."""
+        if self.embeddings_regularizer is None:
+            return keys
+        keys = tf.reshape(keys, [-1])
+        return tf.concat([keys, tf.unique(keys).y], 0)
 
     def outputs_of(
         self, keys: tf.Tensor, features: Sequence[pooling.Bags], training: bool | None = None
@@ -462,9 +524,12 @@ class HetEmbedding(keras.layers.Layer):
         optimizer = None if self.optimizer is None else serialize(self.optimizer)
         taken = {"optimizer": "same", "compiled_optimizer": optimizer}
         return super().get_config() | {
+            "input_dim": self.input_dim,
             "output_dim": self.output_dim,
             **(taken if self._takes_compiled else {"optimizer": optimizer}),
             "embeddings_initializer": serialize(self.embeddings_initializer),
+            "embeddings_regularizer": serialize(self.embeddings_regularizer),
+            "embeddings_constraint": serialize(self.embeddings_constraint),
             "seed": self.seed,
             "cache": None if self.cache is None else serialize(self.cache),
             "nonfinite": self.nonfinite,
@@ -515,20 +580,35 @@ class HetEmbedding(keras.layers.Layer):
         self.table.clear()
         self.table.import_(rows)
 
-    def keys_of(self, ids: tf.Tensor) -> tf.Tensor:
-        """Integer ids as the keys of the table, int64.
+    def keys_of(self, ids: Any) -> tf.Tensor:
+        """Ids as the keys of the table, int64 of the same shape.
 
         Raises:
-          tf.errors.InvalidArgumentError: a uint64 is larger than any int64.
+          ValueError: ids are no numbers.
+          tf.errors.InvalidArgumentError: one is no whole number, is a float that its type may have
+            rounded, is no int64, was cast to an integer type that does not hold it, or is not in
+            [0, input_dim). The message has its value.
         """
-        keys = tf.cast(ids, tf.int64)
-        if ids.dtype != tf.uint64:
-            return keys
-        largest = tf.reduce_max(ids)
-        message = f"inputs of layer {self.name} must be at most 2**63 - 1, not"
-        fits = tf.debugging.Assert(largest <= INT64_MAX, [message, largest])
-        with tf.control_dependencies([] if fits is None else [fits]):
-            return tf.identity(keys)
+        return self._keys_of(tf.convert_to_tensor(ids), bound=True)
+
+    def _keys_of(self, ids: tf.Tensor, bound: bool) -> tf.Tensor:
+        convert = keys_of if frozen_table(self) is None else keys_of_stock_ops
+        name = f"inputs of layer {self.name}"
+        return convert(ids, name, self.input_dim if bound else None)
+
+    def _checked_weights(self, weights: Any) -> np.ndarray:
+        if isinstance(weights, (list, tuple)) and len(weights) == 1:
+            weights = weights[0]
+        values = np.asarray(weights, np.float32)
+        rows = "n" if self.input_dim is None else self.input_dim
+        shape = (values.shape[:1] if self.input_dim is None else (rows,)) + (self.output_dim,)
+        if values.shape != shape or not values.ndim:
+            raise ValueError(
+                f"weights must have the shape ({rows}, {self.output_dim}), not {values.shape}"
+            )
+        if not np.isfinite(values).all():
+            raise ValueError("weights must be finite; they hold NaN or infinity")
+        return values
 
     @property
     def is_cached(self) -> bool:

@@ -31,7 +31,9 @@ const char* const kSpecs[] = {"sgd",           "sgd weight_decay=0.1 clipnorm=1 
                               "momentum",      "momentum nesterov=1 max_norm=2",
                               "adagrad",       "row_wise_adagrad",
                               "adam",          "adam weight_decay=0.1",
-                              "row_wise_adam", "ftrl l1=0.01 l2=0.01 beta=0.1"};
+                              "row_wise_adam", "ftrl l1=0.01 l2=0.01 beta=0.1",
+                              "momentum l2=0.1 clipnorm=1 nonnegative=1", "rmsprop",
+                              "rmsprop momentum=0.8 centered=1", "lion weight_decay=0.1", "lamb"};
 
 std::unique_ptr<Optimizer> MakeOptimizer(const std::string& spec, int dim) {
   std::unique_ptr<Optimizer> optimizer;

@@ -224,14 +224,18 @@ class TableImportOp : public TableKernel {
     const Tensor* values;
     const Tensor* slots;
     TF_RETURN_IF_ERROR(GetMatrix(context, "values", rows, table->dim(), &values));
-    TF_RETURN_IF_ERROR(GetMatrix(context, "slots", rows, table->slot_dim(), &slots));
+    const bool initial = context->input(3).shape() == tensorflow::TensorShape({rows, 0});
+    if (!initial) {
+      TF_RETURN_IF_ERROR(GetMatrix(context, "slots", rows, table->slot_dim(), &slots));
+    }
     if (clocks.shape() != keys.shape()) {
       return absl::InvalidArgumentError(StrCat("clocks has shape ", clocks.shape().DebugString(),
                                                ", expected ", keys.shape().DebugString()));
     }
-    return ToTf(table->Import({keys.flat<int64_t>().data(), values->flat<float>().data(),
-                               slots->flat<float>().data(), clocks.flat<int64_t>().data()},
-                              rows));
+    return ToTf(table->Import(
+        {keys.flat<int64_t>().data(), values->flat<float>().data(),
+         initial ? nullptr : slots->flat<float>().data(), clocks.flat<int64_t>().data()},
+        rows));
   }
 };
 

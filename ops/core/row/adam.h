@@ -186,7 +186,9 @@ struct Adam {
   template <typename Lanes, typename G>
   HET_HD void Moments(const Lanes& lanes, float* moments, const G& g, float mean_square) const {
     float* v = moments + dim;
-    const float rest_1 = 1 - beta_1, rest_2 = 1 - beta_2;
+    // Of 0.999 as a float it would be off by 5e-5 of itself.
+    const auto rest_1 = static_cast<float>(1 - exact_beta_1);
+    const auto rest_2 = static_cast<float>(1 - exact_beta_2);
     lanes.ForEach(dim,
                   [&](int i) { moments[i] = Clamped(moments[i] + (g[i] - moments[i]) * rest_1); });
     if constexpr (kRowWise) {

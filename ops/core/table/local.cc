@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/core/gradient_limit.h"
 #include "ops/core/memory/prefetch.h"
 #include "ops/core/table/record.h"
 #include "ops/core/table/reservation.h"
@@ -173,13 +174,14 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
   if (!missing.empty()) InsertRecords(ids, missing, groups, parallel_for, &records);
   parallel_for(ids.num_keys(), kProbeCycles / 2 + 4 * row_dim_, [&](int64_t first, int64_t last) {
     constexpr int64_t kAhead = 8;
+    GradientLimit limit(*kit_.optimizer, ids);
     for (int64_t u = first; u < last; ++u) {
       if (u + kAhead < last) {
         Prefetch(records[u + kAhead], record_bytes_);
         sums.Prefetch(u + kAhead);
       }
       if (!sums.finite(u)) continue;
-      UpdateRecord(records[u], sums[u], learning_rate, 0);
+      UpdateRecord(records[u], limit(u, sums[u], RowOf(records[u])), learning_rate, 0);
       if (config_.clock != ClockRule::kDrift) {
         SetClock(records[u], Advance(ClockOf(records[u]), 1));
       }

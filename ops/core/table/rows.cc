@@ -44,7 +44,7 @@ Status Table::Import(const ConstRows& rows, int64_t num_rows) {
       return InvalidArgument("clocks holds ", rows.clocks[r], " for key ", rows.keys[r]);
     }
     if (!AllFinite(rows.values + r * dim(), dim()) ||
-        !AllFinite(rows.slots + r * slot_dim(), slot_dim())) {
+        (rows.slots != nullptr && !AllFinite(rows.slots + r * slot_dim(), slot_dim()))) {
       return InvalidArgument("values or slots hold NaN or infinity for key ", rows.keys[r]);
     }
   }
@@ -59,7 +59,11 @@ Status Table::Import(const ConstRows& rows, int64_t num_rows) {
     char* record = FindOrInsert(&stripe, hash, rows.keys[r]);
     SetClock(record, rows.clocks[r]);
     std::memcpy(RowOf(record), rows.values + r * dim(), sizeof(float) * dim());
-    std::copy_n(rows.slots + r * slot_dim(), slot_dim(), RowOf(record) + dim());
+    if (rows.slots == nullptr) {
+      kit_.optimizer->InitSlots(RowOf(record) + dim());
+    } else {
+      std::copy_n(rows.slots + r * slot_dim(), slot_dim(), RowOf(record) + dim());
+    }
   }
   NewIncarnation();
   return Status();

@@ -126,7 +126,8 @@ class Table {
   using ConstRows = RowArrays<const int64_t, const float>;
   Status Export(int first, int last, const std::function<Rows(int64_t)>& allocate) const;
 
-  // Sets rows, replacing those that exist, all or none. Starts a new incarnation.
+  // Sets rows, replacing those that exist, all or none. slots may be nullptr: as they are before a
+  // row's first update. Starts a new incarnation.
   Status Import(const ConstRows& rows, int64_t num_rows);
 
   // Drops all rows. Starts a new incarnation.
