@@ -264,13 +264,15 @@ class EmbeddingTable:
           tf.errors.ResourceExhaustedError: a parameter server has not the memory.
           tf.errors.UnavailableError: a parameter server is down.
         """
-        shard_of = ops.shard_of(rows.keys, num_shards=self.num_shards).numpy()
-        for shard, handle in enumerate(self._handles):
-            mine = shard_of == shard
-            ops.table_import(
-                handle, rows.keys[mine], rows.values[mine], rows.slots[mine], rows.clocks[mine]
-            )
-        self._clear_caches()
+        self._import(rows)
+
+    def replace(self, rows: TableExport) -> None:
+        """Drops all rows and sets these. Raises as `import_` does."""
+        # Rows of other shapes are refused before any is lost.
+        columns = rows.keys, rows.values, rows.slots, rows.clocks
+        self.import_(TableExport(*(column[:0] for column in columns)))
+        self.clear()
+        self.import_(rows)
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Sets the values of rows, which are then as before their first update.
@@ -282,7 +284,22 @@ class EmbeddingTable:
         Raises: as for `import_`.
         """
         slots = np.zeros((len(keys), 0), np.float32)
-        self.import_(TableExport(keys, values, slots, np.zeros(len(keys), np.int64)))
+        rows = TableExport(keys, values, slots, np.zeros(len(keys), np.int64))
+        self._import(rows, initial_slots=True)
+
+    def _import(self, rows: TableExport, initial_slots: bool = False) -> None:
+        shard_of = ops.shard_of(rows.keys, num_shards=self.num_shards).numpy()
+        for shard, handle in enumerate(self._handles):
+            mine = shard_of == shard
+            ops.table_import(
+                handle,
+                rows.keys[mine],
+                rows.values[mine],
+                rows.slots[mine],
+                rows.clocks[mine],
+                initial_slots=initial_slots,
+            )
+        self._clear_caches()
 
     def clear(self) -> None:
         """Drops all rows. Caches of the table drop what they hold.

@@ -13,16 +13,17 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import _callers, _prepared, _row_forms, initializers, ops, optimizers, pooling
-from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf._arguments import INT64_MAX, check_integer
 from het_tf._counters import with_ratios
-from het_tf._visits import cluster_devices
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
-from het_tf.distribute.current import warn_of_idle_cluster
+from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
+from het_tf.layers import arguments
 from het_tf.layers.anchor import Anchor
 from het_tf.layers.exporting import exported_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
+from het_tf.layers.rate import LearningRate
 from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable, TableExport
 
@@ -131,23 +132,12 @@ class HetEmbedding(keras.layers.Layer):
             padding_id = check_integer("padding_id", padding_id, -INT64_MAX - 1, INT64_MAX)
             if mask_zero and padding_id != 0:
                 raise ValueError(f"mask_zero makes id 0 padding, padding_id = {padding_id} another")
-        dims = [dim for dim in (first, second) if dim is not None]
-        if len(dims) == 2 or (dims and output_dim is not None):
-            if input_dim is not None:
-                raise ValueError(f"input_dim is given twice, as {dims[0]!r} and {input_dim!r}")
-            input_dim = dims.pop(0)
-        if dims:
-            if output_dim is not None:
-                raise ValueError(f"output_dim is given twice, as {dims[0]!r} and {output_dim!r}")
-            output_dim = dims[0]
-        self.output_dim = check_integer("output_dim", output_dim, 1, INT32_MAX)
-        if input_dim is not None:
-            input_dim = check_integer("input_dim", input_dim, 1, INT64_MAX)
-        self.input_dim = input_dim
+        input_dim, output_dim = arguments.dimensions(first, second, input_dim, output_dim)
+        self.input_dim, self.output_dim = input_dim, output_dim
         initializers.spec(embeddings_initializer, input_dim, output_dim)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
-        self._weights_given = None if weights is None else self._checked_weights(weights)
+        self._weights_given = arguments.first_values(weights, input_dim, output_dim)
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         self._takes_compiled = isinstance(optimizer, str) and optimizer == "same"
         self.optimizer = None
@@ -180,29 +170,13 @@ class HetEmbedding(keras.layers.Layer):
         self.built = True
 
     def _build(self, strategy: tf.distribute.Strategy) -> None:
-        self._devices = _parameter_servers(strategy)
+        self._devices = parameter_servers(strategy)
         self._strategy = strategy if self._devices else None
         if not self._devices:
             warn_of_idle_cluster(f"Layer {self.name!r} is built")
         self._anchor = Anchor(self.name)
-        if self._schedule is not None or self._takes_compiled:
-            self._iterations = self.add_weight(
-                shape=(), initializer="zeros", dtype="int64", trainable=False, name="iterations"
-            )
-        if self._schedule is None or self._takes_compiled:
-            rate = 0.0 if self._takes_compiled else self.optimizer.learning_rate
-            self._learning_rate, self._compiled_rate = (
-                self.add_weight(
-                    shape=(),
-                    initializer=keras.initializers.Constant(value),
-                    dtype="float32",
-                    autocast=False,
-                    trainable=False,
-                    name=name,
-                )
-                for name, value in (("learning_rate", rate), ("compiled_rate", 0.0))
-            )
-        self._table_state = TableState(self._read_rows, self._replace_rows)
+        self._rate = LearningRate(self.add_weight, self.optimizer, self._takes_compiled)
+        self._table_state = TableState(self._read_rows, lambda rows: self.table.replace(rows))
         if self.optimizer is not None:
             self._make_table()
 
@@ -273,12 +247,12 @@ class HetEmbedding(keras.layers.Layer):
             return
         rate = optimizer.learning_rate
         rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else None
-        self._compiled_rate.value.assign(rate or 0.0)
+        self.compiled_rate.value.assign(rate or 0.0)
         if rate == 0 and self.trainable and not self._takes_compiled:
             warnings.warn(
                 f"compile's optimizer has a learning rate of 0, but layer {self.name} trains with"
                 f" its own optimizer {type(self.optimizer).__name__}, at"
-                f' {float(self._learning_rate.numpy()):g}: give it optimizer="same" or'
+                f' {float(self.learning_rate.numpy()):g}: give it optimizer="same" or'
                 " trainable=False if it should not",
                 stacklevel=3,
             )
@@ -297,8 +271,7 @@ class HetEmbedding(keras.layers.Layer):
                     f" with which its model was compiled before, so it cannot take {optimizer}"
                 )
             self._make_table()
-        if self.rate_variable is not None:
-            self.rate_variable.value.assign(optimizer.learning_rate)
+        self._rate.take(optimizer)
 
     def follow_rate(self, rate: float) -> None:
         """Moves the learning rate by the factor by which that of `compile`'s optimizer moved.
@@ -308,19 +281,7 @@ class HetEmbedding(keras.layers.Layer):
             from the last call.
         """
         if self.rate_variable is not None:
-            self._followed_rate_op(tf.constant(rate, tf.float32))
-
-    def _followed_rate_op(self, now: tf.Tensor) -> tf.Tensor:
-        own, before = self._learning_rate.value, self._compiled_rate.value
-        # What the two were is kept while the compiled one is 0, as minus their quotient.
-        was_zero = tf.logical_and(before < 0, tf.equal(own, 0))
-        rate = tf.where(was_zero, -now / before, tf.convert_to_tensor(own))
-        rate = tf.where(before > 0, own * (now / before), rate)
-        becomes_zero = tf.logical_and(before > 0, own > 0)
-        kept = tf.where(becomes_zero, -before / own, tf.convert_to_tensor(before))
-        before.assign(tf.where(now > 0, now, kept))
-        own.assign(rate)
-        return rate
+            self._rate.follow_op(tf.constant(rate, tf.float32))
 
     def _note_compiled(self, optimizer: keras.optimizers.Optimizer) -> None:
         known = self._compiled_optimizer
@@ -329,7 +290,7 @@ class HetEmbedding(keras.layers.Layer):
         with tf.init_scope():
             # A rate that was loaded goes with the layer's own, which was loaded with it.
             counts = self.rate_variable is not None and not self._takes_compiled
-            if counts and known is None and float(self._compiled_rate.value):
+            if counts and known is None and float(self.compiled_rate.value):
                 self._compiled_optimizer = weakref.ref(optimizer)
             else:
                 self.compiled_with(optimizer)
@@ -339,24 +300,13 @@ class HetEmbedding(keras.layers.Layer):
         model = _callers.compiled_model() if self._table.is_local else None
         if model is not None:
             self._note_compiled(model.optimizer)
-        if self._schedule is not None:
-            rate = tf.cast(self._schedule(self._iterations.value), tf.float32)
-            self._iterations.value.assign_add(1)
-            return rate
         followed = None if model is None else model.optimizer.learning_rate
-        if isinstance(followed, keras.Variable):
-            return self._followed_rate_op(tf.cast(followed.value, tf.float32))
-        return tf.convert_to_tensor(self._learning_rate.value)
+        return self._rate.step_op(followed if isinstance(followed, keras.Variable) else None)
 
     @property
     def rate_variable(self) -> keras.Variable | None:
         """The learning rate's variable; None with a schedule, or before the layer is built."""
-        return getattr(self, "_learning_rate", None) if self._schedule is None else None
-
-    @property
-    def _schedule(self) -> keras.optimizers.schedules.LearningRateSchedule | None:
-        rate = None if self.optimizer is None else self.optimizer.learning_rate
-        return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+        return self._rate.variable if self.built else None
 
     @property
     def compiled_rate(self) -> keras.Variable | None:
@@ -365,7 +315,7 @@ class HetEmbedding(keras.layers.Layer):
         If that was 0: minus its quotient by `learning_rate` before. None before the layer is built,
         or where there is no `learning_rate`; no step of a worker reads it.
         """
-        return getattr(self, "_compiled_rate", None)
+        return self._rate.compiled if self.built else None
 
     @property
     def learning_rate(self) -> keras.Variable:
@@ -378,7 +328,7 @@ class HetEmbedding(keras.layers.Layer):
             raise ValueError(
                 f"layer {self.name} has no learning rate until it is built, nor with a schedule"
             )
-        return self._learning_rate
+        return self.rate_variable
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
@@ -565,20 +515,13 @@ class HetEmbedding(keras.layers.Layer):
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             if variable is not self._anchor:
                 variable.assign(store[str(i)])
-        self._replace_rows(
+        self.table.replace(
             TableExport(*(np.asarray(store[n]) for n in ("keys", "values", "slots", "clocks")))
         )
 
     def _read_rows(self) -> TableExport:
         self.flush()
         return self.table.export()
-
-    def _replace_rows(self, rows: TableExport) -> None:
-        # Rows of other shapes are refused before any is lost.
-        columns = rows.keys, rows.values, rows.slots, rows.clocks
-        self.table.import_(TableExport(*(column[:0] for column in columns)))
-        self.table.clear()
-        self.table.import_(rows)
 
     def keys_of(self, ids: Any) -> tf.Tensor:
         """Ids as the keys of the table, int64 of the same shape.
@@ -595,20 +538,6 @@ class HetEmbedding(keras.layers.Layer):
         convert = keys_of if frozen_table(self) is None else keys_of_stock_ops
         name = f"inputs of layer {self.name}"
         return convert(ids, name, self.input_dim if bound else None)
-
-    def _checked_weights(self, weights: Any) -> np.ndarray:
-        if isinstance(weights, (list, tuple)) and len(weights) == 1:
-            weights = weights[0]
-        values = np.asarray(weights, np.float32)
-        rows = "n" if self.input_dim is None else self.input_dim
-        shape = (values.shape[:1] if self.input_dim is None else (rows,)) + (self.output_dim,)
-        if values.shape != shape or not values.ndim:
-            raise ValueError(
-                f"weights must have the shape ({rows}, {self.output_dim}), not {values.shape}"
-            )
-        if not np.isfinite(values).all():
-            raise ValueError("weights must be finite; they hold NaN or infinity")
-        return values
 
     @property
     def is_cached(self) -> bool:
@@ -666,14 +595,3 @@ def embeddings_of(model: keras.Model) -> list[HetEmbedding]:
     """The `HetEmbedding` layers of a model, those of its layers' layers included."""
     layers = model._flatten_layers()  # there is no public list of nested layers
     return [layer for layer in layers if isinstance(layer, HetEmbedding)]
-
-
-def _parameter_servers(strategy: tf.distribute.Strategy) -> list[str]:
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        return cluster_devices("ps")
-    if strategy.num_replicas_in_sync != 1:
-        raise ValueError(
-            f"HetEmbedding runs under a ParameterServerStrategy or without a strategy, not under"
-            f" {type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas"
-        )
-    return []

@@ -240,7 +240,8 @@ def test_a_learning_rate_schedule_is_asked_with_the_updates_made():
         np.full(6, 7), np.zeros(6), batch_size=1, verbose=0
     )  # steps 0 and 1, 2 and 3, 4 and 5
     assert layer.table.lookup([7]) == 2 * 1 + 2 * 10 + 2 * 100
-    assert schedule(layer._iterations.value) == 100
+    (updates,) = (weight for weight in layer.weights if weight.name == "iterations")
+    assert schedule(updates.value) == 100
 
 
 @keras.saving.register_keras_serializable("het_tf_tests")

@@ -149,8 +149,8 @@ TEST(ConvergenceTest, NothingDivergesWith24Workers) {
 }
 
 // Added as it is, what updates did to a row that is larger now would throw it to the other side,
-// each time further (to 15,000 here). In proportion it takes 480 late updates to at most exp(4.8) = 121
-// times what it was, as they would one after another.
+// each time further (to 15,000 here). In proportion it takes 480 late updates to at most exp(4.8) =
+// 121 times what it was, as they would one after another.
 TEST(ConvergenceTest, LambMergesInProportion) {
   if (testing::kSanitized) GTEST_SKIP() << "arithmetic on one thread";
   const Outcome outcome = Train("lamb", 0.01, 24, 20, true, "constant value=3");

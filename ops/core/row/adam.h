@@ -108,14 +108,15 @@ struct Adam {
 
   HET_HD int v_dim() const { return kRowWise ? 1 : dim; }
 
-  // sqrt(1 - beta_2^t) / (1 - beta_1^t). t: at least 1.
+  // sqrt(1 - beta_2^t) / (1 - beta_1^t). t: at least 1. Of the betas as floats, as Keras has them
+  // (in its float64 variables, too): of 0.999 that is another 3e-6 of the value in 100 steps.
   HET_HD float Correction(float t) const {
     if (t < static_cast<float>(kKnownCorrections)) return table[static_cast<int>(t)];
     constexpr int64_t kMost = int64_t{1} << 62;  // t may be anything, as it came from elsewhere
     return ComputeCorrection(t < static_cast<float>(kMost) ? static_cast<int64_t>(t) : kMost);
   }
   HET_HD float ComputeCorrection(int64_t t) const {
-    return static_cast<float>(std::sqrt(1 - Power(exact_beta_2, t)) / (1 - Power(exact_beta_1, t)));
+    return static_cast<float>(std::sqrt(1 - Power(beta_2, t)) / (1 - Power(beta_1, t)));
   }
   HET_HD float Left1(int64_t updates) const {
     return Powers{exact_beta_1}(table + kKnownCorrections, updates);

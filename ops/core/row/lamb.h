@@ -48,7 +48,7 @@ struct Lamb : Growing<Lamb> {
     lanes.Store(&v[dim], t);
     Moments(lanes, m, g);
     if (record != nullptr) Moments(lanes, record + dim, g);
-    const float m_scale = Correction(exact_beta_1, t), v_scale = Correction(exact_beta_2, t);
+    const float m_scale = Correction(beta_1, t), v_scale = Correction(beta_2, t);
     const float small = epsilon;
     const auto direction = [&](int i) {
       return Clamped(m[i] * m_scale) / (std::sqrt(Clamped(v[i] * v_scale)) + small);
@@ -88,8 +88,8 @@ struct Lamb : Growing<Lamb> {
 
   HET_HD static float Ratio(float a, float b) { return a > 0 && b > 0 ? Clamped(a / b) : 1.0f; }
 
-  // 1 / (1 - beta^t)
-  HET_HD static float Correction(double beta, float t) {
+  // 1 / (1 - beta^t), of the beta as a float, as Keras has it
+  HET_HD static float Correction(float beta, float t) {
     constexpr int64_t kMost = int64_t{1} << 62;  // t may be anything, as it came from elsewhere
     const int64_t steps = t < static_cast<float>(kMost) ? static_cast<int64_t>(t) : kMost;
     return static_cast<float>(1 / (1 - Power(beta, steps)));
