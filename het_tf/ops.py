@@ -129,6 +129,9 @@ replica_stats = _library.het_replica_stats
 replica_report = _library.het_replica_report
 replica_counter_names = _library.het_replica_counter_names
 
+apply_adagrad = _library.het_apply_adagrad
+apply_adam = _library.het_apply_adam
+
 pack_frames = _library.het_pack_frames
 unpack_frames = _library.het_unpack_frames
 call_servers = _library.het_call_servers

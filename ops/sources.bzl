@@ -38,11 +38,13 @@ OP_SOURCES = [
     "ops/unique_ids_ops.cc",
     "ops/cache_ops.cc",
     "ops/dense_ops.cc",
+    "ops/dense_step_ops.cc",
     "ops/message_ops.cc",
     "ops/kernels/unique_ids_kernels.cc",
     "ops/kernels/cache_kernels.cc",
     "ops/kernels/call_kernels.cc",
     "ops/kernels/dense_kernels.cc",
+    "ops/kernels/dense_step_kernels.cc",
     "ops/kernels/device_caches.cc",
     "ops/kernels/frames_kernels.cc",
     "ops/kernels/kernel_util.cc",
@@ -124,8 +126,17 @@ CUDA_TESTS = [
 CUDA_BENCHMARK = "ops/cuda/step_bench.cu"
 
 # Flags of every build, tests included. No contraction to FMA, because results must not depend on the
-# vector width.
-CXX_FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
+# vector width. No errno from std::sqrt, or loops with it would not be vectorized: a dense step of
+# Adagrad takes 0.38 instead of 1.45 ms for 930,000 weights.
+CXX_FLAGS = [
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wextra",
+]
 
 # NDEBUG because TensorFlow's own build defines it and its headers test it.
 RELEASE_FLAGS = ["-O3", "-DNDEBUG", "-fvisibility=hidden"]

@@ -205,18 +205,17 @@ class DenseReplicas:
         Args:
           slots: the optimizers' slots, too.
         """
-        # What was written back before may have been changed since, and is not to be lost.
-        values: dict[int, np.ndarray] = {}
-        if self._values_behind:
-            values.update(self._pull())
-        if slots and self._slots_behind:
-            values.update(self._average_own())
-            self._slots_behind = False
-        self._values_behind = False
-        if not values:
+        slots = slots and self._slots_behind
+        if not (self._values_behind or slots):
             return
-        for i, value in values.items():
-            self._natives[i].assign(value)
+        # What was written back before may have been changed since, and is not to be lost.
+        if self._values_behind:
+            self._function("pull", self._pull)()
+            self._values_behind = False
+        if slots:
+            for i, value in self._average_own().items():
+                self._natives[i].assign(value)
+            self._slots_behind = False
         self._fingerprint = self._take_fingerprint()
 
     @property
@@ -340,17 +339,24 @@ class DenseReplicas:
                 )
         self._fingerprint = self._take_fingerprint()
 
-    def _pull(self) -> dict[int, np.ndarray]:
-        """Values of what is exchanged, by index of the variable."""
-        floats, counters = [], []
+    def _pull(self) -> None:
+        """What is exchanged becomes the variables' values, from server to server."""
+        states = []
         for shard, device in enumerate(self._devices):
             with tf.device(device):
-                state = ops.dense_get(ops.dense_handle(shared_name=f"{self.name}/{shard}"))
-            floats.append(state[0].numpy())
-            counters.append(state[1].numpy())
-        return self._split(np.concatenate(floats), self._indices("float")) | self._split(
-            np.concatenate(counters), self._indices("counter")
-        )
+                states.append(ops.dense_get(ops.dense_handle(shared_name=f"{self.name}/{shard}")))
+        for number, kind in enumerate(("float", "counter")):
+            parts = [state[number] for state in states]
+            indices = self._indices(kind)
+            sizes = [self._shapes[i].num_elements() for i in indices]
+            ends = [_first(sum(sizes), shard + 1, len(parts)) for shard in range(len(parts))]
+            begin = 0
+            for i, size in zip(indices, sizes, strict=True):
+                pieces = _slices(parts, ends, begin, begin + size)
+                begin += size
+                with tf.device(self._natives[i].device):
+                    value = tf.concat(pieces, 0) if pieces else tf.zeros([0], self._dtypes[i])
+                    self._natives[i].assign(tf.reshape(value, self._shapes[i]))
 
     def _average_own(self) -> dict[int, np.ndarray]:
         """The slots, averaged over the workers that have made steps, by index of the variable."""
@@ -369,11 +375,6 @@ class DenseReplicas:
                 slots[i] = mean.reshape(self._shapes[i])
             begin = end
         return slots
-
-    def _split(self, flat: np.ndarray, indices: list[int]) -> dict[int, np.ndarray]:
-        sizes = [self._shapes[i].num_elements() for i in indices]
-        parts = np.split(flat, np.cumsum(sizes))[:-1]
-        return {i: p.reshape(self._shapes[i]) for i, p in zip(indices, parts, strict=True)}
 
     def _take_fingerprint(self) -> np.ndarray:
         """Of the variables on the servers."""
@@ -401,6 +402,7 @@ class DenseReplicas:
                 handle = ops.dense_handle(shared_name=f"{self.name}/{shard}")
                 tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
         self._kinds = None
+        self._functions.pop("pull", None)  # It is for these kinds.
 
     def _destroy_on_workers(self) -> None:
         def destroy() -> None:
@@ -441,3 +443,17 @@ def _first(n: int, shard: int, shards: int) -> int:
 
 def _part(array: np.ndarray, shard: int, shards: int) -> np.ndarray:
     return array[_first(array.size, shard, shards) : _first(array.size, shard + 1, shards)]
+
+
+def _slices(
+    parts: Sequence[tf.Tensor], ends: Sequence[int], begin: int, end: int
+) -> list[tf.Tensor]:
+    """[begin, end) of a vector whose parts, which end at `ends`, are on several devices."""
+    slices = []
+    first = 0
+    for part, last in zip(parts, ends, strict=True):
+        if max(begin, first) < min(end, last):
+            with tf.device(part.device):
+                slices.append(part[max(begin, first) - first : min(end, last) - first])
+        first = last
+    return slices

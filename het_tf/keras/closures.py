@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from het_tf._prepared import Lookup, prepared
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.dense import DenseVariables
+from het_tf.keras.fused_steps import fused_steps
 from het_tf.keras.lookups import (
     Request,
     StepLookups,
@@ -412,7 +414,8 @@ class StepClosure:
         self, batch: Batch, lookups: list[Lookup], scope: MetricScope
     ) -> dict[str, Any]:
         model = self._model
-        with scope, prepared(lookups):
+        fused = contextlib.nullcontext() if self._dense is None else fused_steps(model)
+        with scope, prepared(lookups), fused:
             logs = _flat((model.train_step if self._training else model.test_step)(batch))
             self._metric_names = frozenset(model.get_metrics_result())
         return logs
