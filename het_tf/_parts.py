@@ -84,7 +84,8 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
       tf.errors.OpError: a part is damaged, which the message names, and no table has changed; or a
         parameter server is down or out of memory.
     """
-    reader = tf.train.load_checkpoint(prefix)
+    # Not `tf.train.load_checkpoint`, which would take a folder of this name for its latest checkpoint.
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     configs = {name: _read_configs(reader, prefix, name) for name in tables}
     slots = {
         name: takes_slots(configs[name][0], table, f"checkpoint {prefix}, {name}")

@@ -105,6 +105,23 @@ def test_stock_tensorflow_reads_the_rows(tmp_path):
     }
 
 
+def test_any_file_system_of_tensorflow_will_do():
+    """A bucket is reached in the same way as TensorFlow's file system in memory."""
+    _, embedding = trained_model()
+    rows = sorted_rows(embedding.table)
+    path = tf.train.Checkpoint(layer=embedding).save("ram://checkpoints/ckpt")
+    with het_tf.checkpoint.rows_in("ram://beside"):
+        store = {}
+        embedding.save_own_variables(store)
+    assert len(tf.io.gfile.glob("ram://beside/*.index")) == 1
+    embedding.table.clear()
+    tf.train.Checkpoint(layer=embedding).restore(path).expect_partial()
+    assert_same_rows(sorted_rows(embedding.table), rows)
+    embedding.table.clear()
+    embedding.load_own_variables(store)
+    assert_same_rows(sorted_rows(embedding.table), rows)
+
+
 def test_a_manager_deletes_the_rows_with_their_checkpoint(tmp_path):
     model, _ = trained_model()
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), tmp_path, max_to_keep=2)
