@@ -33,6 +33,23 @@ def _adam(config: Config) -> optimizers.Optimizer:
     return optimizers.Adam(**_common(config, "beta_1", "beta_2", "epsilon"))
 
 
+def _adamw(config: Config) -> optimizers.Optimizer:
+    _check_unset("AdamW", config, "amsgrad")
+    return optimizers.AdamW(**_common(config, "beta_1", "beta_2", "epsilon"))
+
+
+def _rmsprop(config: Config) -> optimizers.Optimizer:
+    return optimizers.RMSprop(**_common(config, "rho", "momentum", "epsilon", "centered"))
+
+
+def _lion(config: Config) -> optimizers.Optimizer:
+    return optimizers.Lion(**_common(config, "beta_1", "beta_2"))
+
+
+def _lamb(config: Config) -> optimizers.Optimizer:
+    return optimizers.LAMB(**_common(config, "beta_1", "beta_2", "epsilon"))
+
+
 def _ftrl(config: Config) -> optimizers.Optimizer:
     if config["learning_rate_power"] != -0.5:
         raise ValueError(
@@ -52,7 +69,11 @@ ROW_FORMS: dict[type[keras.optimizers.Optimizer], Callable[[Config], optimizers.
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adagrad: _adagrad,
     keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adamw,
     keras.optimizers.Ftrl: _ftrl,
+    keras.optimizers.Lamb: _lamb,
+    keras.optimizers.Lion: _lion,
+    keras.optimizers.RMSprop: _rmsprop,
 }
 
 

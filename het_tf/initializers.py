@@ -7,18 +7,33 @@ parameters from a Keras initializer, and draws by itself.
 
 from __future__ import annotations
 
+import math
+
 import keras
 
+# The standard deviation of a normal distribution that is cut at two of its own.
+_TRUNCATED_STDDEV = 0.87962566103423978
+# Beyond it, products of rows and frequencies would not fit an int64 (het_tf/serving.py).
+_MAX_ORTHOGONAL_ROWS = 2**30
 
-def spec(identifier: str | keras.initializers.Initializer) -> str:
+
+def spec(
+    identifier: str | keras.initializers.Initializer,
+    input_dim: int | None = None,
+    output_dim: int | None = None,
+) -> str:
     """The initializer as the ops take it: its name and parameters.
 
     Args:
-      identifier: a Keras initializer or its name: zeros, ones, constant, uniform, normal or
-        truncated normal. Its seed is not used, the table has its own.
+      identifier: a Keras initializer or its name: zeros, ones, constant, uniform, normal, truncated
+        normal, variance scaling and its kinds (glorot, he, lecun), or orthogonal. Its seed is not
+        used, the table has its own. An orthogonal matrix is not Keras's: it is one that can be
+        computed row by row (a cosine transform with random signs).
+      input_dim: rows of the table, as fan-in and for orthogonal; None: not known.
+      output_dim: columns of the table, as fan-out and for orthogonal.
 
     Raises:
-      ValueError: the initializer is of another kind, for example one that depends on the shape.
+      ValueError: the initializer is of another kind, or depends on a dimension that is not given.
     """
     initializer = keras.initializers.get(identifier)
     kinds = keras.initializers
@@ -30,13 +45,58 @@ def spec(identifier: str | keras.initializers.Initializer) -> str:
         case kinds.Constant():
             return f"constant value={float(initializer.value)!r}"
         case kinds.RandomUniform():
-            low, high = float(initializer.minval), float(initializer.maxval)
-            return f"uniform minval={low!r} maxval={high!r}"
-        case kinds.RandomNormal() | kinds.TruncatedNormal():
-            kind = "normal" if isinstance(initializer, kinds.RandomNormal) else "truncated_normal"
-            mean, stddev = float(initializer.mean), float(initializer.stddev)
-            return f"{kind} mean={mean!r} stddev={stddev!r}"
+            return _uniform(float(initializer.minval), float(initializer.maxval))
+        case kinds.RandomNormal():
+            return _normal("normal", float(initializer.stddev), float(initializer.mean))
+        case kinds.TruncatedNormal():
+            return _normal("truncated_normal", float(initializer.stddev), float(initializer.mean))
+        case kinds.VarianceScaling(input_axes=None, output_axes=None):
+            return _variance_scaling(initializer, input_dim, output_dim)
+        case kinds.Orthogonal():
+            rows = _needed("input_dim", input_dim, initializer)
+            _needed("output_dim", output_dim, initializer)
+            if rows > _MAX_ORTHOGONAL_ROWS:
+                raise ValueError(
+                    "embeddings_initializer Orthogonal takes an input_dim of at most"
+                    f" {_MAX_ORTHOGONAL_ROWS}, not {rows}"
+                )
+            return f"orthogonal rows={float(rows)!r} gain={float(initializer.gain)!r}"
     raise ValueError(
-        "embeddings_initializer must be zeros, ones, constant, uniform, normal or truncated normal,"
-        f" not {identifier!r}"
+        "embeddings_initializer must be zeros, ones, constant, uniform, normal, truncated normal,"
+        f" variance scaling (glorot, he, lecun) or orthogonal, not {identifier!r}"
     )
+
+
+def _uniform(low: float, high: float) -> str:
+    return f"uniform minval={low!r} maxval={high!r}"
+
+
+def _normal(kind: str, stddev: float, mean: float = 0.0) -> str:
+    return f"{kind} mean={mean!r} stddev={stddev!r}"
+
+
+def _variance_scaling(
+    initializer: keras.initializers.VarianceScaling, input_dim: int | None, output_dim: int | None
+) -> str:
+    fans = []
+    if initializer.mode in ("fan_in", "fan_avg"):
+        fans.append(_needed("input_dim", input_dim, initializer))
+    if initializer.mode in ("fan_out", "fan_avg"):
+        fans.append(_needed("output_dim", output_dim, initializer))
+    variance = initializer.scale / max(1.0, sum(fans) / len(fans))
+    match initializer.distribution:
+        case "uniform":
+            limit = math.sqrt(3 * variance)
+            return _uniform(-limit, limit)
+        case "untruncated_normal":
+            return _normal("normal", math.sqrt(variance))
+    return _normal("truncated_normal", math.sqrt(variance) / _TRUNCATED_STDDEV)
+
+
+def _needed(name: str, value: int | None, initializer: keras.initializers.Initializer) -> int:
+    if value is None:
+        raise ValueError(
+            f"embeddings_initializer {type(initializer).__name__} depends on {name}: give it, as in"
+            " HetEmbedding(input_dim, output_dim)"
+        )
+    return value

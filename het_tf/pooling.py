@@ -80,7 +80,7 @@ def bags_of(
       what: whose inputs they are, for errors.
 
     Raises:
-      ValueError: inputs are no integers, or weights do not fit them.
+      ValueError: weights do not fit the inputs.
       tf.errors.InvalidArgumentError: weights of a ragged or sparse input lie elsewhere than its
         ids, or the indices of a sparse input are not in order.
     """
@@ -90,11 +90,6 @@ def bags_of(
         bags = _of_sparse(inputs, weights, combiner, what)
     else:
         bags = _of_dense(tf.convert_to_tensor(inputs), weights, combiner, what)
-    if not bags.ids.dtype.is_integer:
-        raise ValueError(
-            f"inputs of {what} must be integers, not {bags.ids.dtype.name}; begin a model with"
-            ' keras.Input(..., dtype="int64"), or Keras makes them floats'
-        )
     return bags if padding is None else _without_padding(bags, padding)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -89,6 +90,8 @@ class FrozenTable(tf.Module):
         parameters = self._parameters
         if self._kind in ("zeros", "constant"):
             return tf.fill([tf.size(keys), self._dim], parameters.get("value", 0.0))
+        if self._kind == "orthogonal":
+            return self._orthogonal(keys, int(parameters["rows"]))
         words = _philox(keys, -(-self._dim // 4), self._seed)
         unit = tf.cast(words // 256, tf.float32) * 2**-24
         if self._kind == "uniform":
@@ -108,8 +111,26 @@ class FrozenTable(tf.Module):
             values = mean + stddev * normal
         return tf.reshape(values, [tf.size(keys), -1])[:, : self._dim]
 
+    def _orthogonal(self, keys: tf.Tensor, rows: int) -> tf.Tensor:
+        length = max(rows, self._dim)
+        stride = max(1, int(length * 0.6180339887498949))
+        while math.gcd(stride, length) != 1:
+            stride += 1
+        row = tf.math.floormod(keys, rows)[:, tf.newaxis]
+        column = tf.range(self._dim, dtype=tf.int64)[tf.newaxis, :]
+        place, function = (row, column) if rows >= self._dim else (column, row)
+        frequency = (stride * function + self._seed % 2**64 % length) % length
+        turned = tf.cast((2 * place + 1) * frequency % (4 * length), tf.float64)
+        scale = tf.sqrt(tf.where(frequency == 0, tf.constant(1.0, tf.float64), 2.0) / length)
+        values = scale * tf.cos(np.pi * turned / (2 * length)) * self._parameters["gain"]
+        signs = [
+            1 - 2 * tf.cast(_philox(which, 1, self._seed, what)[:, 0, 0] % 2, tf.float64)
+            for which, what in ((row[:, 0], 1), (column[0], 2))
+        ]
+        return tf.cast(values * signs[0][:, tf.newaxis] * signs[1], tf.float32)
 
-def _philox(keys: tf.Tensor, blocks: int, seed: int) -> tf.Tensor:
+
+def _philox(keys: tf.Tensor, blocks: int, seed: int, what: int = 0) -> tf.Tensor:
     """Philox 4x32-10 with stock ops. keys: int64 [n]; returns uint64 [n, blocks, 4] of 32 bits."""
     key = tf.bitcast(keys, tf.uint64)[:, tf.newaxis]
     mask = tf.constant(_MASK_32, tf.uint64)
@@ -118,7 +139,7 @@ def _philox(keys: tf.Tensor, blocks: int, seed: int) -> tf.Tensor:
         tf.bitwise.bitwise_and(key, mask) + zero,
         tf.bitwise.right_shift(key, tf.constant(32, tf.uint64)) + zero,
         tf.range(blocks, dtype=tf.int64)[tf.newaxis, :],
-        zero,
+        zero + tf.constant(what, tf.uint64),
     ]
     counter[2] = tf.cast(counter[2], tf.uint64) + zero
     round_keys = [seed & _MASK_32, (seed >> 32) & _MASK_32]

@@ -169,6 +169,7 @@ REGISTER_OP("Het>TableImport")
     .Input("values: float")
     .Input("slots: float")
     .Input("clocks: int64")
+    .Attr("initial_slots: bool = false")
     .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 1, 2, 2, 1}); })
     .Doc(R"doc(
 Sets rows, replacing those that exist; all of them or, on an error, none. Caches of the table drop
@@ -177,8 +178,9 @@ theirs when they next hear from it.
 table: A shard.
 keys: [rows], keys of this shard.
 values: [rows, dim].
-slots: [rows, slot_dim], the optimizer's.
+slots: [rows, slot_dim], the optimizer's; with initial_slots [rows, 0].
 clocks: [rows], not negative.
+initial_slots: The slots are to be as before a row's first update.
 )doc");
 
 }  // namespace

@@ -5,6 +5,26 @@
 namespace het_tf {
 namespace {
 
+REGISTER_OP("Het>Keys")
+    .Input("ids: T")
+    .Output("keys: int64")
+    .Attr(
+        "T: {int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, bfloat16, float, "
+        "double}")
+    .Attr("cast_to: {int8, uint8, int16, uint16, int32, uint32, int64, uint64} = DT_INT64")
+    .Attr("input_dim: int >= 0 = 0")
+    .Attr("name_of_ids: string = 'ids'")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Ids as keys; none becomes another one, or the op fails and names it.
+
+ids: Any shape. Of floats only whole numbers below what the type counts without gaps.
+keys: The shape of ids.
+cast_to: An integer type that has to hold the ids.
+input_dim: The ids have to be in [0, input_dim); 0: no bound.
+name_of_ids: What errors call them.
+)doc");
+
 REGISTER_OP("Het>UniqueIds")
     .Input("ids: int64")
     .Output("unique_ids: variant")

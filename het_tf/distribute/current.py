@@ -6,6 +6,10 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
+import tensorflow as tf
+
+from het_tf._visits import cluster_devices
+
 if TYPE_CHECKING:
     from het_tf.distribute.strategy import HetParameterServerStrategy
 
@@ -27,3 +31,19 @@ def warn_of_idle_cluster(what: str) -> None:
         "does nothing for it. Make and build it, or its model, inside `with strategy.scope():`.",
         stacklevel=3,
     )
+
+
+def parameter_servers(strategy: tf.distribute.Strategy) -> list[str]:
+    """Where tables live under that strategy; empty: in this process.
+
+    Raises:
+      ValueError: it is neither a ParameterServerStrategy nor of one replica.
+    """
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return cluster_devices("ps")
+    if strategy.num_replicas_in_sync != 1:
+        raise ValueError(
+            f"HetEmbedding runs under a ParameterServerStrategy or without a strategy, not under"
+            f" {type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas"
+        )
+    return []

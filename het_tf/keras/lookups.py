@@ -39,7 +39,7 @@ def find_keys_fn(model: keras.Model) -> Callable[[Any], Keys] | None:
                     "lookahead_ids(batch) must return a dict from HetEmbedding layers to their ids,"
                     f" not {found!r}"
                 )
-            return [(layer, layer.keys_of(ids)) for layer, ids in found.items()]
+            return [(layer, layer.lookup_keys(layer.keys_of(x))) for layer, x in found.items()]
 
         return ask
     if not _compat.calls_as_keras_does(model):

@@ -21,6 +21,7 @@ from het_tf import ops, pooling
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf.cache import CacheConfig
 from het_tf.layers.embedding import HetEmbedding
+from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.serving import frozen_table
 
 
@@ -290,16 +291,18 @@ class HetEmbeddingCollection(keras.layers.Layer):
         Raises:
           ValueError: a structure is another, or inputs or weights are such that `HetEmbedding`
             refuses them.
-          tf.errors.InvalidArgumentError: an id is not in [0, vocabulary_size).
+          tf.errors.InvalidArgumentError: an id is not in [0, vocabulary_size), or no whole number,
+            or was cast to a type that does not hold it.
         """
         given = self._plan.flatten("inputs", inputs)
         weighted = [None] * len(given)
         if weights is not None:
             weighted = self._plan.flatten("weights", weights)
-        bags = [
-            pooling.bags_of(x, w, config.table.combiner, None, f"feature {config.name}")
-            for x, w, config in zip(given, weighted, self._plan.features, strict=True)
-        ]
+        bags = []
+        for x, w, config in zip(given, weighted, self._plan.features, strict=True):
+            name = f"feature {config.name}"
+            exact = self._exact(x, f"ids of {name}")
+            bags.append(pooling.bags_of(exact, w, config.table.combiner, None, name))
         outputs: list[Any] = [None] * len(bags)
         for group in self._plan.groups:
             features = [bags[i] for i in group.features]
@@ -308,6 +311,10 @@ class HetEmbeddingCollection(keras.layers.Layer):
             for i, each, output in zip(group.features, features, pooled, strict=True):
                 outputs[i] = each.restore(output)
         return self._plan.pack(outputs)
+
+    def _exact(self, inputs: Any, name: str) -> Any:
+        convert = keys_of if frozen_table(self.layers[0]) is None else keys_of_stock_ops
+        return map_values(inputs, lambda ids: convert(ids, name))
 
     def _keys_op(self, group: _Group, ids: Sequence[tf.Tensor]) -> tf.Tensor:
         configs = [self._plan.features[i] for i in group.features]

@@ -13,26 +13,31 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import _callers, _prepared, _row_forms, initializers, ops, optimizers, pooling
-from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf._arguments import INT64_MAX, check_integer
 from het_tf._counters import with_ratios
-from het_tf._visits import cluster_devices
+from het_tf._weights_files import load_rows, save_rows
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
-from het_tf.distribute.current import warn_of_idle_cluster
+from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
+from het_tf.layers import arguments
 from het_tf.layers.anchor import Anchor
 from het_tf.layers.exporting import exported_table
+from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
+from het_tf.layers.rate import LearningRate
 from het_tf.serving import frozen_table
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.table import EmbeddingTable
 
 
 @keras.saving.register_keras_serializable("het_tf")
 class HetEmbedding(keras.layers.Layer):
     """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
 
-    The ids may be any int64. Under a `tf.distribute.ParameterServerStrategy` the table
-    lives on the parameter servers, and every worker trains through a cache that bounds how stale a
-    row may be (HET, VLDB 2022). Without a strategy the table lives in this process.
+    It is called as that layer is, `HetEmbedding(input_dim, output_dim, ...)`, and then ids have to
+    be in [0, input_dim); or without a bound, `HetEmbedding(output_dim)`, for any int64. Under a
+    `tf.distribute.ParameterServerStrategy` the table lives on the parameter servers, and every
+    worker trains through a cache that bounds how stale a row may be (HET, VLDB 2022). Without a
+    strategy the table lives in this process.
 
     The layer has its own optimizer: the backward pass is the update. Occurrences of an id in a
     batch are summed to one update. The table is no Keras weight; the layer's weights are a scalar
@@ -50,21 +55,31 @@ class HetEmbedding(keras.layers.Layer):
     `gradient_accumulation_steps` or loss scaling, rows are trained when that optimizer applies the
     gradients: clipped, accumulated, unscaled or skipped as the other weights are.
 
-    Input: integers of any integer dtype, below 2**63: dense of any shape, ragged or sparse.
+    Input: integers of any integer dtype, below 2**63: dense of any shape, ragged or sparse; or
+    floats, as Keras makes of integers where a model has no `keras.Input(..., dtype="int64")`: these
+    must be whole numbers below what their type counts without gaps (float32: 2**24). In a graph,
+    ids that Keras casts to its input's dtype are taken as they were fed.
     Output: [*input.shape, output_dim], in the layer's compute dtype; with a combiner
     [*input.shape[:-1], output_dim], which is computed without a tensor of all ids' rows.
     """
 
     def __init__(
         self,
-        output_dim: int,
-        *,
-        optimizer: optimizers.Optimizer | keras.optimizers.Optimizer | str | None = None,
+        first: int | None = None,
+        second: int | None = None,
+        /,
         embeddings_initializer: str | keras.initializers.Initializer = "uniform",
+        embeddings_regularizer: str | keras.regularizers.Regularizer | None = None,
+        embeddings_constraint: str | keras.constraints.Constraint | None = None,
+        mask_zero: bool = False,
+        weights: Any = None,
+        *,
+        input_dim: int | None = None,
+        output_dim: int | None = None,
+        optimizer: optimizers.Optimizer | keras.optimizers.Optimizer | str | None = None,
         seed: int | None = None,
         cache: CacheConfig | None = None,
         nonfinite: str = "error",
-        mask_zero: bool = False,
         combiner: str | None = None,
         padding_id: int | None = None,
         **kwargs: Any,
@@ -72,12 +87,22 @@ class HetEmbedding(keras.layers.Layer):
         """Describes the layer; the table is made when it is built.
 
         Args:
+          first: `input_dim`, where two dimensions are given, else `output_dim`.
+          second: `output_dim`.
+          embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
+          embeddings_regularizer: a Keras regularizer or its name. What it makes of the rows that a
+            step looks up, each once, is added to the loss; Keras's layer adds all rows.
+          embeddings_constraint: a Keras constraint of single rows, or its name: `NonNeg()`, or
+            `MaxNorm`, `MinMaxNorm` and `UnitNorm` with axis=1. It holds for rows that were updated.
+          mask_zero: whether id 0 is padding that later layers mask out.
+          weights: array [n, output_dim], or a list of it: the first values of the ids 0 .. n - 1; n
+            is input_dim, where that is given.
+          input_dim: ids must be in [0, input_dim); None: any int64.
           output_dim: columns of the embedding, at least 1.
           optimizer: one of `het_tf.optimizers`, default `RowWiseAdagrad()`; one of
             `keras.optimizers`, or the name of one, that has a row form; or "same": what the model
             is compiled with, its learning rate included. The table is then made when the model is
             compiled, or called the first time after that.
-          embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
           seed: of the initial values, int64; None: drawn now.
           cache: how workers cache rows under a parameter server strategy; None: they do not, they
             fetch rows and send gradients every step. Without a strategy it has no use but for
@@ -85,8 +110,6 @@ class HetEmbedding(keras.layers.Layer):
             in use, and updates reach the table when they leave, or with `flush`.
           nonfinite: what NaN or infinity in a gradient or its squares does: "error" fails the step
             and changes nothing, "skip" leaves the ids concerned out and counts them.
-          mask_zero: whether id 0 is padding, which is not looked up and which later layers mask
-            out.
           combiner: what brings the rows along the last axis of the inputs to one, times weights:
             "sum"; "mean", divided by the sum of the weights; "sqrtn", by the root of the sum of
             their squares; "max", the largest by column (ids that share it share its gradient). A
@@ -110,13 +133,18 @@ class HetEmbedding(keras.layers.Layer):
             padding_id = check_integer("padding_id", padding_id, -INT64_MAX - 1, INT64_MAX)
             if mask_zero and padding_id != 0:
                 raise ValueError(f"mask_zero makes id 0 padding, padding_id = {padding_id} another")
-        initializers.spec(embeddings_initializer)
-        self.output_dim = check_integer("output_dim", output_dim, 1, INT32_MAX)
+        input_dim, output_dim = arguments.dimensions(first, second, input_dim, output_dim)
+        self.input_dim, self.output_dim = input_dim, output_dim
+        initializers.spec(embeddings_initializer, input_dim, output_dim)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
+        self._weights_given = arguments.first_values(weights, input_dim, output_dim)
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         self._takes_compiled = isinstance(optimizer, str) and optimizer == "same"
         self.optimizer = None
         if not self._takes_compiled:
             self.optimizer = _row_forms.get(optimizer or optimizers.RowWiseAdagrad())
+        optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.cache = cache
         self.nonfinite = nonfinite
@@ -137,47 +165,41 @@ class HetEmbedding(keras.layers.Layer):
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
         """
         strategy = tf.distribute.get_strategy()
-        self._devices = _parameter_servers(strategy)
+        # A sequential model without an Input builds its layers within a step.
+        with tf.init_scope():
+            self._build(strategy)
+        self.built = True
+
+    def _build(self, strategy: tf.distribute.Strategy) -> None:
+        self._devices = parameter_servers(strategy)
         self._strategy = strategy if self._devices else None
         if not self._devices:
             warn_of_idle_cluster(f"Layer {self.name!r} is built")
         self._anchor = Anchor(self.name)
-        if self._schedule is not None or self._takes_compiled:
-            self._iterations = self.add_weight(
-                shape=(), initializer="zeros", dtype="int64", trainable=False, name="iterations"
-            )
-        if self._schedule is None or self._takes_compiled:
-            rate = 0.0 if self._takes_compiled else self.optimizer.learning_rate
-            self._learning_rate, self._compiled_rate = (
-                self.add_weight(
-                    shape=(),
-                    initializer=keras.initializers.Constant(value),
-                    dtype="float32",
-                    autocast=False,
-                    trainable=False,
-                    name=name,
-                )
-                for name, value in (("learning_rate", rate), ("compiled_rate", 0.0))
-            )
-        self._table_state = TableState(self._read_rows, self._replace_rows)
+        self._rate = LearningRate(self.add_weight, self.optimizer, self._takes_compiled)
         if self.optimizer is not None:
             self._make_table()
-        self.built = True
 
     def _make_table(self) -> None:
         devices = self._devices
         self._table = EmbeddingTable(
             self.output_dim,
-            self.optimizer,
+            optimizers.constrained(self.optimizer, self.embeddings_constraint),
             initializer=self.embeddings_initializer,
             seed=self.seed,
             clock=self.cache.clock if self.cache and devices else "count",
             devices=devices,
             name=self.name,
+            input_dim=self.input_dim,
         )
         self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite)
         if hasattr(self._strategy, "register_cache"):
             self._strategy.register_cache(self._worker_cache)
+        if self._weights_given is not None:
+            self._table.assign(np.arange(len(self._weights_given)), self._weights_given)
+            self._weights_given = None
+        # Restores the rows, if a checkpoint was restored before there was a table.
+        self._table_state = TableState(self._table, self.flush)
 
     @property
     def table(self) -> EmbeddingTable:
@@ -227,12 +249,12 @@ class HetEmbedding(keras.layers.Layer):
             return
         rate = optimizer.learning_rate
         rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else None
-        self._compiled_rate.value.assign(rate or 0.0)
+        self.compiled_rate.value.assign(rate or 0.0)
         if rate == 0 and self.trainable and not self._takes_compiled:
             warnings.warn(
                 f"compile's optimizer has a learning rate of 0, but layer {self.name} trains with"
                 f" its own optimizer {type(self.optimizer).__name__}, at"
-                f' {float(self._learning_rate.numpy()):g}: give it optimizer="same" or'
+                f' {float(self.learning_rate.numpy()):g}: give it optimizer="same" or'
                 " trainable=False if it should not",
                 stacklevel=3,
             )
@@ -251,8 +273,7 @@ class HetEmbedding(keras.layers.Layer):
                     f" with which its model was compiled before, so it cannot take {optimizer}"
                 )
             self._make_table()
-        if self.rate_variable is not None:
-            self.rate_variable.value.assign(optimizer.learning_rate)
+        self._rate.take(optimizer)
 
     def follow_rate(self, rate: float) -> None:
         """Moves the learning rate by the factor by which that of `compile`'s optimizer moved.
@@ -262,19 +283,7 @@ class HetEmbedding(keras.layers.Layer):
             from the last call.
         """
         if self.rate_variable is not None:
-            self._followed_rate_op(tf.constant(rate, tf.float32))
-
-    def _followed_rate_op(self, now: tf.Tensor) -> tf.Tensor:
-        own, before = self._learning_rate.value, self._compiled_rate.value
-        # What the two were is kept while the compiled one is 0, as minus their quotient.
-        was_zero = tf.logical_and(before < 0, tf.equal(own, 0))
-        rate = tf.where(was_zero, -now / before, tf.convert_to_tensor(own))
-        rate = tf.where(before > 0, own * (now / before), rate)
-        becomes_zero = tf.logical_and(before > 0, own > 0)
-        kept = tf.where(becomes_zero, -before / own, tf.convert_to_tensor(before))
-        before.assign(tf.where(now > 0, now, kept))
-        own.assign(rate)
-        return rate
+            self._rate.follow_op(tf.constant(rate, tf.float32))
 
     def _note_compiled(self, optimizer: keras.optimizers.Optimizer) -> None:
         known = self._compiled_optimizer
@@ -283,7 +292,7 @@ class HetEmbedding(keras.layers.Layer):
         with tf.init_scope():
             # A rate that was loaded goes with the layer's own, which was loaded with it.
             counts = self.rate_variable is not None and not self._takes_compiled
-            if counts and known is None and float(self._compiled_rate.value):
+            if counts and known is None and float(self.compiled_rate.value):
                 self._compiled_optimizer = weakref.ref(optimizer)
             else:
                 self.compiled_with(optimizer)
@@ -293,24 +302,13 @@ class HetEmbedding(keras.layers.Layer):
         model = _callers.compiled_model() if self._table.is_local else None
         if model is not None:
             self._note_compiled(model.optimizer)
-        if self._schedule is not None:
-            rate = tf.cast(self._schedule(self._iterations.value), tf.float32)
-            self._iterations.value.assign_add(1)
-            return rate
         followed = None if model is None else model.optimizer.learning_rate
-        if isinstance(followed, keras.Variable):
-            return self._followed_rate_op(tf.cast(followed.value, tf.float32))
-        return tf.convert_to_tensor(self._learning_rate.value)
+        return self._rate.step_op(followed if isinstance(followed, keras.Variable) else None)
 
     @property
     def rate_variable(self) -> keras.Variable | None:
         """The learning rate's variable; None with a schedule, or before the layer is built."""
-        return getattr(self, "_learning_rate", None) if self._schedule is None else None
-
-    @property
-    def _schedule(self) -> keras.optimizers.schedules.LearningRateSchedule | None:
-        rate = None if self.optimizer is None else self.optimizer.learning_rate
-        return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+        return self._rate.variable if self.built else None
 
     @property
     def compiled_rate(self) -> keras.Variable | None:
@@ -319,7 +317,7 @@ class HetEmbedding(keras.layers.Layer):
         If that was 0: minus its quotient by `learning_rate` before. None before the layer is built,
         or where there is no `learning_rate`; no step of a worker reads it.
         """
-        return getattr(self, "_compiled_rate", None)
+        return self._rate.compiled if self.built else None
 
     @property
     def learning_rate(self) -> keras.Variable:
@@ -332,7 +330,7 @@ class HetEmbedding(keras.layers.Layer):
             raise ValueError(
                 f"layer {self.name} has no learning rate until it is built, nor with a schedule"
             )
-        return self._learning_rate
+        return self.rate_variable
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
@@ -356,12 +354,28 @@ class HetEmbedding(keras.layers.Layer):
           there is more than one.
 
         Raises:
-          ValueError: inputs are no integers, or weights do not fit them.
-          tf.errors.InvalidArgumentError: a uint64 is larger than any int64.
+          ValueError: inputs are no numbers, or weights do not fit them.
+          tf.errors.InvalidArgumentError: as by `keys_of`.
         """
-        bags = pooling.bags_of(inputs, weights, self.combiner, self._padding, f"layer {self.name}")
-        (outputs,) = self.outputs_of(self.keys_of(bags.ids), [bags], training)
+        exact = map_values(inputs, lambda ids: self._keys_of(ids, bound=False))
+        bags = pooling.bags_of(exact, weights, self.combiner, self._padding, f"layer {self.name}")
+        keys = self.keys_of(bags.ids)
+        if self.embeddings_regularizer is None or frozen_table(self) is not None:
+            (outputs,) = self.outputs_of(keys, [bags], training)
+            return bags.restore(outputs)
+        looked_up = self.lookup_keys(keys)
+        count = tf.size(looked_up, tf.int64) - tf.size(keys, tf.int64)
+        each = pooling.Bags(looked_up[-count:], count, None, "sum", lambda rows: rows)
+        outputs, rows = self.outputs_of(looked_up, [bags, each], training)
+        self.add_loss(self.embeddings_regularizer(tf.cast(rows, tf.float32)))
         return bags.restore(outputs)
+
+    def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        """What a call looks up: the keys of its ids, and for a regularizer each once more."""
+        if self.embeddings_regularizer is None:
+            return keys
+        keys = tf.reshape(keys, [-1])
+        return tf.concat([keys, tf.unique(keys).y], 0)
 
     def outputs_of(
         self, keys: tf.Tensor, features: Sequence[pooling.Bags], training: bool | None = None
@@ -462,9 +476,12 @@ class HetEmbedding(keras.layers.Layer):
         optimizer = None if self.optimizer is None else serialize(self.optimizer)
         taken = {"optimizer": "same", "compiled_optimizer": optimizer}
         return super().get_config() | {
+            "input_dim": self.input_dim,
             "output_dim": self.output_dim,
             **(taken if self._takes_compiled else {"optimizer": optimizer}),
             "embeddings_initializer": serialize(self.embeddings_initializer),
+            "embeddings_regularizer": serialize(self.embeddings_regularizer),
+            "embeddings_constraint": serialize(self.embeddings_constraint),
             "seed": self.seed,
             "cache": None if self.cache is None else serialize(self.cache),
             "nonfinite": self.nonfinite,
@@ -487,48 +504,38 @@ class HetEmbedding(keras.layers.Layer):
         return layer
 
     def save_own_variables(self, store: Any) -> None:
-        """Puts the weights and all rows of the table into a Keras weights file."""
+        """Puts the weights and all rows of the table into a Keras weights file.
+
+        In `het_tf.checkpoint.rows_in(folder)` a pointer takes the place of the rows.
+        """
+        self.flush()
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             store[str(i)] = 0.0 if variable is self._anchor else variable
-        rows = self._read_rows()
-        store["keys"], store["values"] = rows.keys, rows.values
-        store["slots"], store["clocks"] = rows.slots, rows.clocks
+        save_rows(store, self.table, self.name)
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces the weights and all rows of the table; the caches start empty."""
         self._check_has_table()
+        load_rows(store, self.table, self.name)
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             if variable is not self._anchor:
                 variable.assign(store[str(i)])
-        self._replace_rows(
-            TableExport(*(np.asarray(store[n]) for n in ("keys", "values", "slots", "clocks")))
-        )
 
-    def _read_rows(self) -> TableExport:
-        self.flush()
-        return self.table.export()
-
-    def _replace_rows(self, rows: TableExport) -> None:
-        # Rows of other shapes are refused before any is lost.
-        columns = rows.keys, rows.values, rows.slots, rows.clocks
-        self.table.import_(TableExport(*(column[:0] for column in columns)))
-        self.table.clear()
-        self.table.import_(rows)
-
-    def keys_of(self, ids: tf.Tensor) -> tf.Tensor:
-        """Integer ids as the keys of the table, int64.
+    def keys_of(self, ids: Any) -> tf.Tensor:
+        """Ids as the keys of the table, int64 of the same shape.
 
         Raises:
-          tf.errors.InvalidArgumentError: a uint64 is larger than any int64.
+          ValueError: ids are no numbers.
+          tf.errors.InvalidArgumentError: one is no whole number, is a float that its type may have
+            rounded, is no int64, was cast to an integer type that does not hold it, or is not in
+            [0, input_dim). The message has its value.
         """
-        keys = tf.cast(ids, tf.int64)
-        if ids.dtype != tf.uint64:
-            return keys
-        largest = tf.reduce_max(ids)
-        message = f"inputs of layer {self.name} must be at most 2**63 - 1, not"
-        fits = tf.debugging.Assert(largest <= INT64_MAX, [message, largest])
-        with tf.control_dependencies([] if fits is None else [fits]):
-            return tf.identity(keys)
+        return self._keys_of(tf.convert_to_tensor(ids), bound=True)
+
+    def _keys_of(self, ids: tf.Tensor, bound: bool) -> tf.Tensor:
+        convert = keys_of if frozen_table(self) is None else keys_of_stock_ops
+        name = f"inputs of layer {self.name}"
+        return convert(ids, name, self.input_dim if bound else None)
 
     @property
     def is_cached(self) -> bool:
@@ -586,14 +593,3 @@ def embeddings_of(model: keras.Model) -> list[HetEmbedding]:
     """The `HetEmbedding` layers of a model, those of its layers' layers included."""
     layers = model._flatten_layers()  # there is no public list of nested layers
     return [layer for layer in layers if isinstance(layer, HetEmbedding)]
-
-
-def _parameter_servers(strategy: tf.distribute.Strategy) -> list[str]:
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        return cluster_devices("ps")
-    if strategy.num_replicas_in_sync != 1:
-        raise ValueError(
-            f"HetEmbedding runs under a ParameterServerStrategy or without a strategy, not under"
-            f" {type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas"
-        )
-    return []

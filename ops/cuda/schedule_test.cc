@@ -76,7 +76,8 @@ TEST(DeviceScheduleTest, HostAndDeviceReadTheSame) {
 // the last bits (a lone update travels as a gradient here, there as what is shorter).
 TEST(DeviceScheduleTest, HostAndDeviceTrainTheSame) {
   for (const char* spec : {"momentum", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam",
-                           "ftrl l1=0.01", "sgd weight_decay=0.1 max_norm=0.5"}) {
+                           "rmsprop momentum=0.8 centered=1", "lion", "lamb", "ftrl l1=0.01",
+                           "sgd weight_decay=0.1 max_norm=0.5"}) {
     SCOPED_TRACE(spec);
     Random random(1);
     CacheConfig config = PlainConfig(2);

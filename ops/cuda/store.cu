@@ -28,7 +28,11 @@ Status Check(const HetStoreConfig& config, AnyRule* rule) {
   if (config.clock < HET_CLOCK_COUNT || config.clock > HET_CLOCK_DRIFT) {
     return InvalidArgument("clock = ", config.clock, " must be a HET_CLOCK_...");
   }
-  return ParseRule(config.optimizer, config.dim, rule);
+  HET_RETURN_IF_ERROR(ParseRule(config.optimizer, config.dim, rule));
+  if (std::visit([](const auto& made) { return made.cowclip > 0; }, *rule)) {
+    return InvalidArgument("optimizer = '", config.optimizer, "': there is no cowclip on a device");
+  }
+  return Status();
 }
 
 // The store's arrays in its memory, or, without memory, how much that takes.

@@ -27,11 +27,21 @@ using testing::Step;
 using Floats = std::vector<float>;
 using Ids = std::vector<int64_t>;
 
-const char* const kSpecs[] = {"sgd",           "sgd weight_decay=0.1 clipnorm=1 max_norm=0.5",
-                              "momentum",      "momentum nesterov=1 max_norm=2",
-                              "adagrad",       "row_wise_adagrad",
-                              "adam",          "adam weight_decay=0.1",
-                              "row_wise_adam", "ftrl l1=0.01 l2=0.01 beta=0.1"};
+const char* const kSpecs[] = {"sgd",
+                              "sgd weight_decay=0.1 clipnorm=1 max_norm=0.5",
+                              "momentum",
+                              "momentum nesterov=1 max_norm=2",
+                              "adagrad",
+                              "row_wise_adagrad",
+                              "adam",
+                              "adam weight_decay=0.1",
+                              "row_wise_adam",
+                              "ftrl l1=0.01 l2=0.01 beta=0.1",
+                              "momentum l2=0.1 clipnorm=1 nonnegative=1",
+                              "rmsprop",
+                              "rmsprop momentum=0.8 centered=1",
+                              "lion weight_decay=0.1",
+                              "lamb"};
 
 std::unique_ptr<Optimizer> MakeOptimizer(const std::string& spec, int dim) {
   std::unique_ptr<Optimizer> optimizer;
@@ -406,7 +416,8 @@ TEST(DeviceStoreTest, ConfigsThatCannotBeAreRefused) {
     EXPECT_EQ(store, nullptr);
     return std::string(message);
   };
-  EXPECT_NE(refused({4, "lion", 10, 0, 0, 1}).find("optimizer = 'lion'"), std::string::npos);
+  EXPECT_NE(refused({4, "adan", 10, 0, 0, 1}).find("optimizer = 'adan'"), std::string::npos);
+  EXPECT_NE(refused({4, "sgd cowclip=1", 10, 0, 0, 1}).find("no cowclip"), std::string::npos);
   EXPECT_NE(refused({0, "sgd", 10, 0, 0, 1}).find("dim = 0"), std::string::npos);
   EXPECT_NE(refused({4, "sgd", 0, 0, 0, 1}).find("lines = 0"), std::string::npos);
   EXPECT_NE(refused({4, "sgd", 10, 2, 0, 1}).find("policy = 2"), std::string::npos);

@@ -269,7 +269,7 @@ TEST(TieredTest, ConfigsThatCannotBeAreRefused) {
   };
   EXPECT_REFUSED(create({1, "sgd", 10, 0}), "max_ids = 0");
   EXPECT_REFUSED(create({1, "sgd", 0, 10}), "lines = 0");
-  EXPECT_REFUSED(create({1, "lion", 10, 10}), "lion");
+  EXPECT_REFUSED(create({1, "adan", 10, 10}), "adan");
 }
 
 TEST(PipelineTest, ItemsGoThroughInOrderAndWithinTheWindow) {

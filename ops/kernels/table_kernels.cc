@@ -211,7 +211,9 @@ class TableExportOp : public TableKernel {
 
 class TableImportOp : public TableKernel {
  public:
-  using TableKernel::TableKernel;
+  explicit TableImportOp(tensorflow::OpKernelConstruction* context) : TableKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("initial_slots", &initial_));
+  }
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     const Tensor& keys = context->input(1);
@@ -224,15 +226,19 @@ class TableImportOp : public TableKernel {
     const Tensor* values;
     const Tensor* slots;
     TF_RETURN_IF_ERROR(GetMatrix(context, "values", rows, table->dim(), &values));
-    TF_RETURN_IF_ERROR(GetMatrix(context, "slots", rows, table->slot_dim(), &slots));
+    TF_RETURN_IF_ERROR(GetMatrix(context, "slots", rows, initial_ ? 0 : table->slot_dim(), &slots));
     if (clocks.shape() != keys.shape()) {
       return absl::InvalidArgumentError(StrCat("clocks has shape ", clocks.shape().DebugString(),
                                                ", expected ", keys.shape().DebugString()));
     }
-    return ToTf(table->Import({keys.flat<int64_t>().data(), values->flat<float>().data(),
-                               slots->flat<float>().data(), clocks.flat<int64_t>().data()},
-                              rows));
+    return ToTf(table->Import(
+        {keys.flat<int64_t>().data(), values->flat<float>().data(),
+         initial_ ? nullptr : slots->flat<float>().data(), clocks.flat<int64_t>().data()},
+        rows));
   }
+
+ private:
+  bool initial_;
 };
 
 #define REGISTER_TABLE_KERNEL(name, kernel) \

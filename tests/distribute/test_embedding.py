@@ -280,3 +280,20 @@ def test_callback_that_would_restore_a_part_of_the_model_is_refused(strategy):
     stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
     with pytest.raises(ValueError, match=f"not the table of layer '{embedding.name}'"):
         model.fit(*examples(), callbacks=[stop], verbose=0)
+
+
+def test_a_schedule_counts_the_updates_of_all_workers(strategy):
+    schedule = keras.optimizers.schedules.CosineDecay(1.0, 8, warmup_target=2.0, warmup_steps=2)
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(
+            1,
+            optimizer=het_tf.optimizers.SGD(schedule),
+            embeddings_initializer="zeros",
+            cache=het_tf.CacheConfig(10, staleness=0),
+        )
+        ids = keras.Input((), dtype="int64")
+        model = het_tf.keras.Model(ids, embedding(ids))
+        model.compile("sgd", loss=lambda _, outputs: -keras.ops.sum(outputs))
+    model.fit(np.array([3]), np.zeros(1), epochs=6, verbose=0)  # one step at a time
+    rates = [float(schedule(step)) for step in range(6)]
+    np.testing.assert_allclose(embedding.table.lookup(np.array([3])), [[sum(rates)]], rtol=1e-5)

@@ -131,11 +131,26 @@ def test_one_id_for_each_example():
     np.testing.assert_allclose(outputs["one"], rows[[7, 1, 7]], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "id_"), [("int32", 10), ("int64", -1), ("uint64", 2**63)])
+@pytest.mark.parametrize(("dtype", "id_"), [("int32", 10), ("int64", -1), ("float32", 10)])
 def test_ids_out_of_the_vocabulary(dtype, id_):
     layer = HetEmbeddingCollection([feature("a", table("t")), feature("b", table("u"))])
     ids = [tf.constant([[1, 2]]), tf.constant([[3, id_]], dtype)]
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"'b' hold {id_}, .* \[0, 10\)"):
+        layer(ids)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "id_", "message"),
+    [
+        ("uint64", 2**63, r"must be at most 2\*\*63 - 1, not 9223372036854775808"),
+        ("float32", 2.5, "must be whole numbers, not 2.5"),
+        ("float32", 2.0**24, "apart below"),
+    ],
+)
+def test_ids_that_are_none(dtype, id_, message):
+    layer = HetEmbeddingCollection([feature("a", table("t")), feature("b", table("u"))])
+    ids = [tf.constant([[1, 2]]), tf.constant([[3, id_]], dtype)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"ids of feature b .*{message}"):
         layer(ids)
 
 

@@ -194,6 +194,26 @@ def test_same_is_saved_and_loaded(model_class, tmp_path):
             lambda: keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.25, epsilon=0.125),
             optimizers.Adagrad(0.5, initial_accumulator_value=0.25, epsilon=0.125),
         ),
+        ("adamw", optimizers.AdamW(0.001, weight_decay=0.004)),
+        ("rmsprop", optimizers.RMSprop(0.001)),
+        ("lion", optimizers.Lion(0.001)),
+        ("lamb", optimizers.LAMB(0.001)),
+        (
+            lambda: keras.optimizers.RMSprop(0.5, 0.25, 0.75, epsilon=0.125, centered=True),
+            optimizers.RMSprop(0.5, rho=0.25, momentum=0.75, epsilon=0.125, centered=True),
+        ),
+        (
+            lambda: keras.optimizers.Lion(0.5, 0.25, 0.75, weight_decay=0.125),
+            optimizers.Lion(0.5, beta_1=0.25, beta_2=0.75, weight_decay=0.125),
+        ),
+        (
+            lambda: keras.optimizers.AdamW(0.5, 0.125, 0.25, 0.75, epsilon=0.125),
+            optimizers.AdamW(0.5, weight_decay=0.125, beta_1=0.25, beta_2=0.75, epsilon=0.125),
+        ),
+        (
+            lambda: keras.optimizers.Lamb(0.5, 0.25, 0.75, epsilon=0.125, weight_decay=0.125),
+            optimizers.LAMB(0.5, beta_1=0.25, beta_2=0.75, epsilon=0.125, weight_decay=0.125),
+        ),
         (
             lambda: keras.optimizers.Ftrl(
                 0.5,

@@ -109,15 +109,6 @@ def test_a_layer_that_is_not_trainable_keeps_its_table(run_eagerly):
     assert layer.table.size() == 50
 
 
-@pytest.mark.parametrize("dtype", ["float32", None])
-def test_a_model_whose_input_keras_takes_for_floats(dtype):
-    """Keras's own Embedding takes them, and folds ids beyond 2^24 together."""
-    begin = [] if dtype is None else [keras.Input((3,), dtype=dtype)]
-    model = keras.Sequential([*begin, new_layer(name="users")])
-    with pytest.raises(ValueError, match="users must be integers, not float32; begin a"):
-        model(IDS)
-
-
 def test_a_layer_called_twice_in_a_step_updates_twice():
     layer = zero_layer()
     inputs = [keras.Input((), dtype="int64") for _ in range(2)]
@@ -196,14 +187,21 @@ def test_mask_zero():
 # Precision.
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "float64"])
-def test_rows_are_float32_whatever_the_compute_dtype(policy):
-    layer = zero_layer(dtype=policy)
-    ids = np.array([1, 2])
+@pytest.mark.parametrize("combiner", [None, "sum"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64"]
+)
+def test_rows_are_float32_whatever_the_compute_dtype(policy, combiner):
+    layer = zero_layer(dtype=policy, combiner=combiner)
+    ids = np.array([1, 2]) if combiner is None else np.array([[1], [2]])
+    assert layer.compute_output_spec(keras.KerasTensor(ids.shape, "int64")).dtype == (
+        keras.DTypePolicy(policy).compute_dtype
+    )
     assert layer(ids).dtype.name == keras.DTypePolicy(policy).compute_dtype
     for _ in range(3):
         train(layer, ids, -1 - 2.0**-6)
-    np.testing.assert_array_equal(layer.table.lookup(ids), np.full((2, 1), 3 * (1 + 2.0**-6)))
+    rows = layer.table.lookup([1, 2])
+    np.testing.assert_array_equal(rows, np.full((2, 1), 3 * (1 + 2.0**-6)))
 
 
 def fitted_once(**compile_arguments) -> np.ndarray:
@@ -242,7 +240,52 @@ def test_a_learning_rate_schedule_is_asked_with_the_updates_made():
         np.full(6, 7), np.zeros(6), batch_size=1, verbose=0
     )  # steps 0 and 1, 2 and 3, 4 and 5
     assert layer.table.lookup([7]) == 2 * 1 + 2 * 10 + 2 * 100
-    assert schedule(layer._iterations.value) == 100
+    (updates,) = (weight for weight in layer.weights if weight.name == "iterations")
+    assert schedule(updates.value) == 100
+
+
+@keras.saving.register_keras_serializable("het_tf_tests")
+class EverySecond(keras.optimizers.schedules.LearningRateSchedule):
+    """One of a user's own."""
+
+    def __call__(self, step):
+        return keras.ops.where(step % 2 == 0, 0.5, 0.25)
+
+    def get_config(self):
+        return {}
+
+
+SCHEDULES = keras.optimizers.schedules
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        SCHEDULES.ExponentialDecay(0.5, 3, 0.5, staircase=True),
+        SCHEDULES.PolynomialDecay(0.5, 5, 0.1, power=2.0, cycle=True),
+        SCHEDULES.InverseTimeDecay(0.5, 2, 0.5),
+        SCHEDULES.PiecewiseConstantDecay([1, 4], [0.5, 0.25, 0.125]),
+        SCHEDULES.CosineDecay(0.1, 6, warmup_target=0.5, warmup_steps=3),
+        SCHEDULES.CosineDecayRestarts(0.5, 3),
+        EverySecond(),
+    ],
+    ids=lambda schedule: type(schedule).__name__,
+)
+def test_any_schedule_of_keras(schedule):
+    start = np.ones((10, 2), np.float32)
+    layer = het_tf.layers.HetEmbedding(10, 2, weights=start, optimizer=optimizers.SGD(schedule))
+    layer = het_tf.layers.HetEmbedding.from_config(layer.get_config())
+    theirs = keras.layers.Embedding(10, 2, weights=start)
+    rows = []
+    for embedding, optimizer in ((layer, "sgd"), (theirs, keras.optimizers.SGD(schedule))):
+        model = keras.Sequential([keras.Input((2,), dtype="int64"), embedding])
+        if embedding is layer:
+            layer.table.assign(np.arange(10), start)
+        model.compile(optimizer, "mse")
+        ids = np.arange(20).reshape(10, 2) % 10
+        model.fit(ids, np.zeros((10, 2, 2)), 5, epochs=4, shuffle=False, verbose=0)
+        rows.append(model.predict(ids, verbose=0))
+    np.testing.assert_allclose(*rows, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

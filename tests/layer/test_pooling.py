@@ -341,7 +341,7 @@ def test_weights_get_a_gradient_and_a_frozen_table_none():
             "where its inputs lie",
         ),
         (tf.SparseTensor([[1, 0], [0, 0]], [1, 2], [2, 1]), None, "tf.sparse.reorder"),
-        (tf.ragged.constant([[1.5]]), None, "must be integers, not float"),
+        (tf.ragged.constant([[1.5]]), None, "must be whole numbers, not 1.5"),
     ],
 )
 def test_inputs_and_weights_that_do_not_fit(ids, weights, error):

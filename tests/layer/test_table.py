@@ -204,6 +204,23 @@ SAME = [
         optimizers.Adam(0.1, beta_1=0.5, beta_2=0.9, epsilon=1e-3),
         lambda: keras.optimizers.Adam(0.1, beta_1=0.5, beta_2=0.9, epsilon=1e-3),
     ),
+    (optimizers.AdamW(), lambda: keras.optimizers.AdamW()),
+    (optimizers.AdamW(weight_decay=0.2), lambda: keras.optimizers.AdamW(weight_decay=0.2)),
+    (optimizers.RMSprop(), lambda: keras.optimizers.RMSprop()),
+    (
+        optimizers.RMSprop(rho=0.8, momentum=0.7, epsilon=1e-3, centered=True),
+        lambda: keras.optimizers.RMSprop(rho=0.8, momentum=0.7, epsilon=1e-3, centered=True),
+    ),
+    (optimizers.Lion(), lambda: keras.optimizers.Lion()),
+    (
+        optimizers.Lion(beta_1=0.5, beta_2=0.9, weight_decay=0.1),
+        lambda: keras.optimizers.Lion(beta_1=0.5, beta_2=0.9, weight_decay=0.1),
+    ),
+    (optimizers.LAMB(), lambda: keras.optimizers.Lamb()),
+    (
+        optimizers.LAMB(beta_1=0.5, beta_2=0.9, epsilon=1e-3, weight_decay=0.1),
+        lambda: keras.optimizers.Lamb(beta_1=0.5, beta_2=0.9, epsilon=1e-3, weight_decay=0.1),
+    ),
     (optimizers.Ftrl(0.1), lambda: keras.optimizers.Ftrl(0.1)),
     (
         optimizers.Ftrl(
@@ -221,18 +238,25 @@ SAME = [
 ]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("ours", "theirs"), SAME, ids=lambda each: getattr(each, "name", None))
-def test_optimizers_are_those_of_keras(ours, theirs):
+def test_optimizers_are_those_of_keras(ours, theirs, dtype):
     random = np.random.default_rng(6)
     table = het_tf.EmbeddingTable(5, ours, initializer="uniform", seed=9)
-    weights = keras.Variable(table.lookup(KEYS))
-    start, theirs = weights.numpy(), theirs()
-    for _ in range(40):
-        gradients = random.normal(0.3, 1, weights.shape).astype(np.float32)
-        train(table, KEYS, gradients)
-        theirs.apply([keras.ops.convert_to_tensor(gradients)], [weights])
-    np.testing.assert_allclose(table.lookup(KEYS), weights.numpy(), rtol=1e-5, atol=1e-5)
-    assert np.abs(weights.numpy() - start).mean() > 0.1
+    start = table.lookup(KEYS)
+    # A row is to LAMB what a variable is to Keras's.
+    parts = start if ours.name == "lamb" else [start]
+    weights = [keras.Variable(part, dtype=dtype) for part in parts]
+    theirs = theirs()
+    theirs.learning_rate = 0.01
+    for _ in range(100):
+        gradients = random.normal(0.3, 1, start.shape).astype(np.float32)
+        train(table, KEYS, gradients, rate=0.01)
+        parts = gradients if ours.name == "lamb" else [gradients]
+        theirs.apply([tf.constant(part, dtype) for part in parts], weights)
+    values = np.reshape([each.numpy() for each in weights], start.shape)
+    np.testing.assert_allclose(table.lookup(KEYS), values, rtol=1e-6, atol=1e-6)
+    assert np.abs(values - start).mean() > 0.01
 
 
 def row_wise(name: str, gradients: np.ndarray, rate: float) -> np.ndarray:

@@ -32,6 +32,7 @@ class Contribution:
     # [d] The velocity that each of them found in the slots and was not theirs, summed: N workers
     # that each add what one old velocity does to the value would add it N times.
     found: Array
+    norm: float = 0.0  # of the value on which they began
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,16 @@ class Optimizer:
     max_gradients: ClassVar[int] = 1
 
     weight_decay: float = 0.0
+    l2: float = 0.0
     clipnorm: float = 0.0
+    min_norm: float = 0.0
     max_norm: float = 0.0
+    nonnegative: bool = False
+
+    @property
+    def penalty(self) -> float:
+        """Of the value's square."""
+        return self.l2
 
     def initial_slots(self, dim: int) -> Array:
         return np.zeros(0)
@@ -63,8 +72,15 @@ class Optimizer:
 
     def update(self, row: Row, gradient: Array, rate: float) -> Row:
         value = row.value * (1 - self.weight_decay * rate)
-        value, slots = self.step(value, row.slots, _limited(gradient, self.clipnorm), rate)
-        return Row(_limited(value, self.max_norm), slots)
+        gradient = _limited(gradient + 2 * self.penalty * value, self.clipnorm)
+        value, slots = self.step(value, row.slots, gradient, rate)
+        return Row(self.bounded(value), slots)
+
+    def bounded(self, value: Array) -> Array:
+        value = np.maximum(value, 0) if self.nonnegative else value
+        value = _limited(value, self.max_norm)
+        length = np.linalg.norm(value)
+        return value * (self.min_norm / length) if 0 < length < self.min_norm else value
 
     def nothing(self, row: Row) -> Contribution:
         zero = np.zeros_like(row.value)
@@ -81,7 +97,12 @@ class Optimizer:
             made.value + (after.value - before.value),
             slots,
             made.found + self.velocity(after.slots - slots, dim),
+            made.norm if made.count else np.linalg.norm(before.value),
         )
+
+    def based_on(self, made: Contribution, row: Row) -> Contribution:
+        """The same, as what was added to this row."""
+        return made
 
     def settle(self, made: Contribution, row: Row) -> Contribution:
         """As it is sent or merged: without what the velocity it found on `row` did to the value."""
@@ -94,7 +115,7 @@ class Optimizer:
         dim = len(row.value)
         slots = self.decay(dim) ** settled.count * row.slots + settled.slots
         value = self.merged_value(row, slots, settled)
-        return Row(_limited(value, self.max_norm), slots)
+        return Row(self.bounded(value), slots)
 
     def merged_value(self, row: Row, slots: Array, settled: Contribution) -> Array:
         dim = len(row.value)
@@ -189,8 +210,98 @@ class Adam(Optimizer):
 
 
 @dataclasses.dataclass(frozen=True)
+class Rmsprop(Optimizer):
+    """Slots: v [d], centered: average [d], with a momentum: velocity [d]."""
+
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    centered: bool = False
+
+    def initial_slots(self, dim):
+        return np.zeros(len(self.decay(dim)))
+
+    def decay(self, dim):
+        decays = [self.rho] + [self.rho] * self.centered + [self.momentum] * (self.momentum > 0)
+        return np.repeat(decays, dim)
+
+    def velocity(self, slots, dim):
+        return slots[-dim:] if self.momentum else np.zeros(dim)
+
+    def carry(self, slots, dim, rate):
+        return -1.0
+
+    def step(self, value, slots, gradient, rate):
+        dim, rest = len(value), 1 - self.rho
+        put_in = [rest * gradient**2] + [rest * gradient] * self.centered
+        slots = self.decay(dim) * slots
+        slots[: dim * len(put_in)] += np.concatenate(put_in)
+        variance = slots[:dim] - (slots[dim : 2 * dim] ** 2 if self.centered else 0)
+        change = rate * gradient / np.sqrt(np.maximum(variance, 0) + self.epsilon)
+        if self.momentum:
+            slots[-dim:] += change
+            change = slots[-dim:]
+        return value - change, slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Lion(Optimizer):
+    """Slots: m [d]."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+
+    def initial_slots(self, dim):
+        return np.zeros(dim)
+
+    def decay(self, dim):
+        return self.beta_2
+
+    def step(self, value, slots, gradient, rate):
+        direction = self.beta_1 * slots + (1 - self.beta_1) * gradient
+        slots = self.beta_2 * slots + (1 - self.beta_2) * gradient
+        return value - rate * np.sign(direction), slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Lamb(Optimizer):
+    """Slots: m [d], v [d], the number of updates. Merged in proportion to the row's norm."""
+
+    max_gradients: ClassVar[int] = 2
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+    def initial_slots(self, dim):
+        return np.zeros(2 * dim + 1)
+
+    def decay(self, dim):
+        return np.repeat([self.beta_1, self.beta_2, 1.0], [dim, dim, 1])
+
+    def step(self, value, slots, gradient, rate):
+        dim = len(value)
+        put_in = [(1 - self.beta_1) * gradient, (1 - self.beta_2) * gradient**2, [1.0]]
+        slots = self.decay(dim) * slots + np.concatenate(put_in)
+        m, v, t = slots[:dim], slots[dim:-1], slots[-1]
+        second = np.sqrt(v / (1 - self.beta_2**t)) + self.epsilon
+        direction = m / (1 - self.beta_1**t) / second
+        return value - rate * _ratio(value, np.linalg.norm(direction)) * direction, slots
+
+    def based_on(self, made, row):
+        scale = _ratio(row.value, made.norm)
+        norm = np.linalg.norm(row.value)
+        return dataclasses.replace(made, value=made.value * scale, norm=norm)
+
+    def merged_value(self, row, slots, settled):
+        return row.value + self.based_on(settled, row).value
+
+
+@dataclasses.dataclass(frozen=True)
 class Ftrl(Optimizer):
     """Slots: n [d], z [d]. The weight follows from them, when it is merged as well."""
+
+    penalty: ClassVar[float] = 0.0  # its l2 is its own
 
     initial: float = 0.1
     l1: float = 0.0
@@ -221,6 +332,11 @@ class Ftrl(Optimizer):
 
 def _squares(gradient: Array, row_wise: bool) -> Array:
     return np.mean(gradient**2, keepdims=True) if row_wise else gradient**2
+
+
+def _ratio(value: Array, length: float) -> float:
+    norm = np.linalg.norm(value)
+    return norm / length if norm > 0 and length > 0 else 1.0
 
 
 def _limited(x: Array, norm: float) -> Array:

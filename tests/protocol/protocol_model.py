@@ -404,7 +404,9 @@ class Cache:
             fresh.base = self.with_pushes(fresh, key, acknowledged)
         if unsent := self.unsent.get(key):
             if unsent.contribution:
+                moved = optimizer.based_on(unsent.contribution, fresh.row)
                 fresh.row = self.sent(key).onto(fresh.row, optimizer)
+                unsent.contribution = moved
             else:  # a visitor's
                 again = self.unsent[key] = Unsent()
                 for gradient, rate in unsent.gradients:

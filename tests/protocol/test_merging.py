@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from model_system import ModelSystem
-from optimizer_model import Adagrad, Adam, Ftrl, Momentum, Optimizer, Row, Sgd
+from optimizer_model import (
+    Adagrad,
+    Adam,
+    Ftrl,
+    Lamb,
+    Lion,
+    Momentum,
+    Optimizer,
+    Rmsprop,
+    Row,
+    Sgd,
+)
 from protocol_model import Shard, uniform
 from schedules import Begun, Player, Setup, schedules
 
@@ -26,11 +37,20 @@ OPTIMIZERS = {
     "adam": Adam(),
     "row-wise adam": Adam(row_wise=True),
     "adam with all": Adam(weight_decay=0.1, clipnorm=1.0, max_norm=0.5),
+    "l2 and bounds": Momentum(l2=0.1, clipnorm=1.0, min_norm=0.1, max_norm=0.5),
+    "nonnegative": Adam(nonnegative=True),
+    "rmsprop": Rmsprop(),
+    "rmsprop with all": Rmsprop(momentum=0.8, centered=True, epsilon=1e-3, weight_decay=0.1),
+    "lion": Lion(weight_decay=0.1),
+    "lamb": Lamb(),
+    "lamb with all": Lamb(weight_decay=0.1, clipnorm=1.0, max_norm=0.5),
     "ftrl": Ftrl(),
     "ftrl with all": Ftrl(l1=0.01, l2=0.1, l2_shrinkage=0.01, beta=0.1),
 }
 # So that no row is beyond what its merged gradients say.
-UNLIMITED = {name: each for name, each in OPTIMIZERS.items() if "ftrl" not in name}
+UNLIMITED = {
+    name: each for name, each in OPTIMIZERS.items() if "ftrl" not in name and "l2" not in name
+}
 
 
 class RandomGradients(Player):
@@ -147,7 +167,9 @@ def merged(schedule, optimizer: Optimizer):
 @given(schedule=schedules(workers=(2, 4, 24), bounds=(0, 1, 3, 20, None), max_events=25))
 def test_merged_slots_are_those_of_a_serial_run(name, schedule):
     for _, row, serial in merged(schedule, UNLIMITED[name]):
-        np.testing.assert_allclose(row.slots, serial.slots, 1e-9, 1e-12)
+        # The steps in rmsprop's velocity are divided by the v that was read.
+        exact = slice(2 * DIM) if name == "rmsprop with all" else slice(None)
+        np.testing.assert_allclose(row.slots[exact], serial.slots[exact], 1e-9, 1e-12)
         if name in ("sgd", "momentum", "nesterov"):  # linear: the value too
             np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
         limit = UNLIMITED[name].max_norm or math.inf

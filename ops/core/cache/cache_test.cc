@@ -348,7 +348,7 @@ TEST(CacheTest, ConfigsThatCannotBeAreRefused) {
     EXPECT_REFUSED(Cache::Create(config, &cache), text);
   };
   refused("dim = 0", [](CacheConfig* c) { c->rows.dim = 0; });
-  refused("optimizer", [](CacheConfig* c) { c->rows.optimizer = "lion"; });
+  refused("optimizer", [](CacheConfig* c) { c->rows.optimizer = "adan"; });
   refused("num_shards = 0", [](CacheConfig* c) { c->rows.num_shards = 0; });
   refused("num_shards = 65536", [](CacheConfig* c) { c->rows.num_shards = 65536; });
   refused("capacity = -1", [](CacheConfig* c) { c->capacity = -1; });

@@ -39,7 +39,7 @@ Status Cache::Update(Ticket* ticket, const GradientSums& sums, float learning_ra
   if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
   std::vector<uint32_t> due;
   const int64_t updates = store_.Update(
-      ticket->slots_, sums, learning_rate, parallel_for,
+      ticket->ids(), ticket->slots_, sums, learning_rate, parallel_for,
       [this](const Line& line) { return Due(line); }, &due);
   for (const uint32_t slot : due) Enqueue(slot);
   num_pending_ += updates;

@@ -29,13 +29,15 @@ constexpr int64_t kNoCache = -2;
 struct Outcome {
   double distance = 0;  // of the row in the table from 1, a mean over the last third
   double largest_gradient = 0;
+  double largest_value = 0;
   double largest_slots[2] = {0, 0};
 };
 
 Outcome Train(const std::string& optimizer, double rate, int workers, int64_t staleness,
-              bool lockstep) {
+              bool lockstep, const std::string& initializer = "zeros") {
   CacheConfig config = PlainConfig();
   config.rows.optimizer = optimizer;
+  config.rows.initializer = initializer;
   if (staleness == kNoCache) {
     config.capacity = 0;
   } else {
@@ -66,6 +68,7 @@ Outcome Train(const std::string& optimizer, double rate, int workers, int64_t st
     const auto rows = testing::Snapshot(*cluster.table());
     if (rows.empty()) continue;
     const testing::TableRow& row = rows.begin()->second;
+    outcome.largest_value = std::max(outcome.largest_value, std::fabs(double{row.value[0]}));
     for (size_t i = 0; i < std::min<size_t>(row.slots.size(), 2); ++i) {
       outcome.largest_slots[i] =
           std::max(outcome.largest_slots[i], std::fabs(double{row.slots[i]}));
@@ -118,6 +121,40 @@ TEST(ConvergenceTest, MomentumAndAdamStandAsMuchDelayAsPlainSgd) {
     }
   }
   EXPECT_GT(held, given_up) << "too few to show anything";
+}
+
+// Those whose steps do not grow with the gradient, or are divided or limited by the row: late
+// updates take them further past the minimum, but not further each time.
+TEST(ConvergenceTest, NothingDivergesWith24Workers) {
+  if (testing::kSanitized) GTEST_SKIP() << "arithmetic on one thread, a million steps of it";
+  constexpr int kWorkers = 24;
+  for (const std::string optimizer :
+       {"rmsprop", "rmsprop momentum=0.9", "rmsprop centered=1", "lion", "lion weight_decay=0.1",
+        "lamb", "lamb weight_decay=0.1", "adam weight_decay=0.1", "sgd l2=0.05", "adagrad l2=0.05",
+        "sgd cowclip=0.5", "adam cowclip=0.5"}) {
+    for (const int64_t staleness : {kNoCache, int64_t{0}, int64_t{5}, int64_t{100}}) {
+      // Gradients of one sign have so little variance that such a delay alone is too much: one
+      // worker with gradients that are 144 updates old, and a momentum of .9, gets to 500.
+      if (optimizer == "rmsprop centered=1" && staleness == 100) continue;
+      SCOPED_TRACE(StrCat(optimizer, ", staleness ", staleness));
+      const Outcome outcome =
+          Train(optimizer, kRate, kWorkers, staleness, true, "constant value=0.5");
+      // So many updates of others may be missing; a momentum of .9 makes ten of one, and
+      // rmsprop's are up to 1 / sqrt(1 - rho) = 3.2 rates long, lamb's a share of the row.
+      const double late = kRate * kWorkers * static_cast<double>(std::max<int64_t>(staleness, 1));
+      EXPECT_LE(outcome.largest_value, 2 + 32 * late);
+      if (late < 0.2) EXPECT_LE(outcome.distance, 0.6);
+    }
+  }
+}
+
+// Added as it is, what updates did to a row that is larger now would throw it to the other side,
+// each time further (to 15,000 here). In proportion it takes 480 late updates to at most exp(4.8) =
+// 121 times what it was, as they would one after another.
+TEST(ConvergenceTest, LambMergesInProportion) {
+  if (testing::kSanitized) GTEST_SKIP() << "arithmetic on one thread";
+  const Outcome outcome = Train("lamb", 0.01, 24, 20, true, "constant value=3");
+  EXPECT_LE(outcome.largest_value, 122);
 }
 
 // A norm limit holds on the shard and in every cache, however many merge into the row.

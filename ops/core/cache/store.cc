@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "ops/core/gradient_limit.h"
 #include "ops/core/memory/hash.h"
 #include "ops/core/memory/prefetch.h"
 #include "ops/core/simd.h"
@@ -128,8 +129,9 @@ void Store::Gather(const UniqueIds& ids, const std::vector<uint32_t>& slots,
   ids.Gather(RowsOf(slots).data(), dim_, parallel_for, out);
 }
 
-int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
-                      float learning_rate, const ParallelFor& parallel_for,
+int64_t Store::Update(const UniqueIds& ids, const std::vector<uint32_t>& slots,
+                      const GradientSums& gradients, float learning_rate,
+                      const ParallelFor& parallel_for,
                       const std::function<bool(const Line&)>& is_due, std::vector<uint32_t>* due) {
   const int64_t n = static_cast<int64_t>(slots.size());
   // For all, so that no look at the lines has to come before their update.
@@ -144,6 +146,7 @@ int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gr
       constexpr int64_t kAhead = 8;
       int64_t updated_here = 0;
       std::vector<float> before(drift_ ? dim_ : 0);
+      GradientLimit limit(*kit_.optimizer, ids);
       for (int64_t i = first; i < last; ++i) {
         if (i + kAhead < last) {
           Prefetch(slots[u_of(i + kAhead)]);
@@ -152,7 +155,7 @@ int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gr
         if (i + kAhead / 2 < last) unsent_.Prefetch(*line(slots[u_of(i + kAhead / 2)]));
         const int64_t u = u_of(i);
         if (!gradients.finite(u) || !visit(u)) continue;
-        UpdateLine(slots[u], gradients[u], learning_rate, before.data());
+        UpdateLine(slots[u], limit(u, gradients[u], row(slots[u])), learning_rate, before.data());
         now_due[u] = is_due(*line(slots[u]));
         ++updated_here;
       }
@@ -167,6 +170,7 @@ int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gr
       });
   // Memory is handed out by one thread, to the lines that need some: the first update after a push.
   std::vector<int32_t> prepared;
+  GradientLimit limit(*kit_.optimizer, ids);
   for (int64_t u = 0; u < n; ++u) {
     if (!put_off[u]) continue;
     prepared.push_back(static_cast<int32_t>(u));
@@ -174,7 +178,7 @@ int64_t Store::Update(const std::vector<uint32_t>& slots, const GradientSums& gr
     if (updated->has(Line::kFull)) {
       unsent_.Prepare(updated);
     } else {
-      unsent_.Keep(updated, gradients[u].values, learning_rate);
+      unsent_.Keep(updated, limit(u, gradients[u], row(slots[u])).values, learning_rate);
     }
     if (updated->pending == 0) MakeDirty(slots[u]);
   }

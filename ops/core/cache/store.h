@@ -99,12 +99,13 @@ class Store {
 
   // ---- update
 
-  // One update of each line whose gradient is finite. slots and gradients: (n). due: those of the
-  // lines for which is_due(line) then; is_due may run concurrently. Returns the number of updates.
-  // Throws OutOfMemory before any line is touched.
-  int64_t Update(const std::vector<uint32_t>& slots, const GradientSums& gradients,
-                 float learning_rate, const ParallelFor& parallel_for,
-                 const std::function<bool(const Line&)>& is_due, std::vector<uint32_t>* due);
+  // One update of each line whose gradient is finite. slots and gradients: of the ids' keys. due:
+  // those of the lines for which is_due(line) then; is_due may run concurrently. Returns the number
+  // of updates. Throws OutOfMemory before any line is touched.
+  int64_t Update(const UniqueIds& ids, const std::vector<uint32_t>& slots,
+                 const GradientSums& gradients, float learning_rate,
+                 const ParallelFor& parallel_for, const std::function<bool(const Line&)>& is_due,
+                 std::vector<uint32_t>* due);
 
   // Lines with own updates in no push yet, in no particular order.
   const std::vector<uint32_t>& dirty() const { return dirty_; }

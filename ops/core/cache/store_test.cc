@@ -46,7 +46,8 @@ class StoreTest : public ::testing::Test {
     const UniqueIds unique = Ids(ids);
     const GradientSums sums(unique, gradients.data(), 2, SerialFor);
     return store_->Update(
-        slots, sums, 1, SerialFor, [](const Line& line) { return line.pending >= 2; }, &due_);
+        unique, slots, sums, 1, SerialFor, [](const Line& line) { return line.pending >= 2; },
+        &due_);
   }
 
   RowKit kit_;

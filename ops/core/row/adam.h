@@ -108,14 +108,15 @@ struct Adam {
 
   HET_HD int v_dim() const { return kRowWise ? 1 : dim; }
 
-  // sqrt(1 - beta_2^t) / (1 - beta_1^t). t: at least 1.
+  // sqrt(1 - beta_2^t) / (1 - beta_1^t). t: at least 1. Of the betas as floats, as Keras has them
+  // (in its float64 variables, too): of 0.999 that is another 3e-6 of the value in 100 steps.
   HET_HD float Correction(float t) const {
     if (t < static_cast<float>(kKnownCorrections)) return table[static_cast<int>(t)];
     constexpr int64_t kMost = int64_t{1} << 62;  // t may be anything, as it came from elsewhere
     return ComputeCorrection(t < static_cast<float>(kMost) ? static_cast<int64_t>(t) : kMost);
   }
   HET_HD float ComputeCorrection(int64_t t) const {
-    return static_cast<float>(std::sqrt(1 - Power(exact_beta_2, t)) / (1 - Power(exact_beta_1, t)));
+    return static_cast<float>(std::sqrt(1 - Power(beta_2, t)) / (1 - Power(beta_1, t)));
   }
   HET_HD float Left1(int64_t updates) const {
     return Powers{exact_beta_1}(table + kKnownCorrections, updates);
@@ -186,7 +187,9 @@ struct Adam {
   template <typename Lanes, typename G>
   HET_HD void Moments(const Lanes& lanes, float* moments, const G& g, float mean_square) const {
     float* v = moments + dim;
-    const float rest_1 = 1 - beta_1, rest_2 = 1 - beta_2;
+    // Of 0.999 as a float it would be off by 5e-5 of itself.
+    const auto rest_1 = static_cast<float>(1 - exact_beta_1);
+    const auto rest_2 = static_cast<float>(1 - exact_beta_2);
     lanes.ForEach(dim,
                   [&](int i) { moments[i] = Clamped(moments[i] + (g[i] - moments[i]) * rest_1); });
     if constexpr (kRowWise) {

@@ -4,6 +4,7 @@
 #define HET_TF_OPS_CORE_ROW_GRADIENT_H_
 
 #include "ops/core/host_device.h"
+#include "ops/core/row/algorithm.h"
 #include "ops/core/simd.h"
 
 namespace het_tf {
@@ -19,13 +20,15 @@ struct Gradient {
   HET_HD float operator[](int i) const { return values[i]; }
 };
 
-// One that was too long for clipnorm.
-struct ClippedGradient {
+// One with the gradient of an l2 penalty on top, shortened to what clipnorm allows.
+struct AdjustedGradient {
   const float* values;  // (dim)
+  const float* row;     // (dim): as it is until the step has moved column i
+  float decay;          // the penalty's gradient is this times the row
   float factor;
-  float squares;  // of the values times the factor
+  float squares;  // of what operator[] returns
 
-  HET_HD float operator[](int i) const { return values[i] * factor; }
+  HET_HD float operator[](int i) const { return Clamped(values[i] + decay * row[i]) * factor; }
 };
 
 }  // namespace het_tf

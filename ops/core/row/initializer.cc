@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "ops/core/row/spec.h"
 
@@ -10,6 +11,10 @@ namespace het_tf {
 namespace {
 
 constexpr float kTwoPi = 6.28318530717958647692f;
+constexpr double kPi = 3.14159265358979323846;
+
+// So that products of rows and frequencies fit an int64.
+constexpr double kMostOrthogonalRows = 1 << 30;
 
 // 24 bits, the precision of a float: [0, 1).
 float Unit(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
@@ -79,8 +84,14 @@ Status Initializer::Parse(const std::string& text, int64_t seed, Initializer* in
     result.a_ = spec.Take("mean", 0);
     result.b_ = spec.Take("stddev", 0.05);
     if (result.b_ < 0) return spec.Invalid("stddev is negative");
+  } else if (spec.name() == "orthogonal") {
+    result.kind_ = Kind::kOrthogonal;
+    const double rows = spec.Take("rows", 0);
+    if (!(rows >= 1 && rows <= kMostOrthogonalRows)) return spec.Invalid("rows is out of range");
+    result.rows_ = static_cast<int64_t>(rows);
+    result.b_ = spec.Take("gain", 1);
   } else {
-    return spec.Invalid("known are zeros, constant, uniform, normal, truncated_normal");
+    return spec.Invalid("known are zeros, constant, uniform, normal, truncated_normal, orthogonal");
   }
   HET_RETURN_IF_ERROR(spec.Finish());
   if (!std::isfinite(result.a_) || !std::isfinite(result.b_)) {
@@ -93,6 +104,7 @@ Status Initializer::Parse(const std::string& text, int64_t seed, Initializer* in
 void Initializer::FillBlock(const std::array<uint32_t, 4>& words, float* out) const {
   switch (kind_) {
     case Kind::kConstant:
+    case Kind::kOrthogonal:
       break;
     case Kind::kUniform:
       for (int i = 0; i < 4; ++i) out[i] = a_ + Unit(words[i]) * b_;
@@ -116,11 +128,39 @@ void Initializer::FillBlock(const std::array<uint32_t, 4>& words, float* out) co
   }
 }
 
+// Some of the functions of a discrete cosine transform (DCT-II), which are orthogonal, as columns,
+// or, where there are fewer rows than columns, as rows; each row and each column times -1 or 1 at
+// random.
+void Initializer::FillOrthogonal(int64_t key, int dim, float* row) const {
+  const int64_t length = std::max<int64_t>(rows_, dim);
+  const int64_t i = (key % rows_ + rows_) % rows_;
+  // The q-th function's frequency is (stride * q + first) mod length: all of them differ.
+  int64_t stride = std::max<int64_t>(1, static_cast<int64_t>(length * 0.6180339887498949));
+  while (std::gcd(stride, length) != 1) ++stride;
+  const auto first = static_cast<int64_t>(seed_ % static_cast<uint64_t>(length));
+  const auto sign = [&](int64_t which, uint32_t what) {
+    const auto words =
+        Philox4x32({static_cast<uint32_t>(which), 0, 0, what},
+                   {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+    return (words[0] & 1) != 0 ? -1.0 : 1.0;
+  };
+  const double row_sign = sign(i, 1);
+  for (int j = 0; j < dim; ++j) {
+    const int64_t p = rows_ >= dim ? i : j, q = rows_ >= dim ? j : i;
+    const int64_t frequency = (stride * q + first) % length;
+    const int64_t turned = (2 * p + 1) * frequency % (4 * length);  // in quarters of 1 / length
+    const double scale = std::sqrt((frequency == 0 ? 1.0 : 2.0) / static_cast<double>(length));
+    const double angle = kPi * static_cast<double>(turned) / static_cast<double>(2 * length);
+    row[j] = static_cast<float>(b_ * row_sign * sign(j, 2) * scale * std::cos(angle));
+  }
+}
+
 void Initializer::Fill(int64_t key, int dim, float* row) const {
   if (kind_ == Kind::kConstant) {
     std::fill(row, row + dim, a_);
     return;
   }
+  if (kind_ == Kind::kOrthogonal) return FillOrthogonal(key, dim, row);
   const uint64_t k = static_cast<uint64_t>(key);
   for (int column = 0; column < dim; column += 4) {
     const auto words =

@@ -21,21 +21,25 @@ std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<u
 class Initializer {
  public:
   // Specs: "zeros", "constant value=", "uniform minval= maxval=", "normal mean= stddev=",
-  // "truncated_normal mean= stddev=" (cut at two standard deviations, as in Keras).
+  // "truncated_normal mean= stddev=" (cut at two standard deviations, as in Keras),
+  // "orthogonal rows= gain=": of the first `rows` keys, columns of length gain that are orthogonal,
+  // or rows, where there are fewer of these.
   static Status Parse(const std::string& text, int64_t seed, Initializer* initializer);
 
   // row: (dim). Safe to call from many threads.
   void Fill(int64_t key, int dim, float* row) const;
 
  private:
-  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };
+  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal, kOrthogonal };
 
+  void FillOrthogonal(int64_t key, int dim, float* row) const;
   void FillBlock(const std::array<uint32_t, 4>& words, float* out) const;
 
   Kind kind_ = Kind::kConstant;
   uint64_t seed_ = 0;
   float a_ = 0;  // value, minval, mean
-  float b_ = 0;  // maxval - minval, stddev
+  float b_ = 0;  // maxval - minval, stddev, gain
+  int64_t rows_ = 0;
 };
 
 }  // namespace het_tf

@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/core/testing.h"
@@ -171,6 +172,30 @@ TEST(InitializerTest, TruncatedNormalIsTheQuantileOfItsWord) {
   }
 }
 
+// Columns are orthogonal and of the gain's length; where there are fewer rows, these are.
+TEST(InitializerTest, OrthogonalIs) {
+  const std::vector<std::pair<int, int>> shapes = {{1, 1}, {64, 8}, {61, 61}, {1000, 33}, {5, 16}};
+  for (const auto& [rows, dim] : shapes) {
+    for (const int64_t seed : {int64_t{0}, int64_t{12345}, int64_t{-7}}) {
+      SCOPED_TRACE(StrCat(rows, " x ", dim));
+      const Initializer initializer = Make(StrCat("orthogonal gain=2 rows=", rows), seed);
+      std::vector<std::vector<float>> x;
+      for (int key = 0; key < rows; ++key) x.push_back(Row(initializer, key, dim));
+      const int vectors = std::min(rows, dim), length = std::max(rows, dim);
+      for (int a = 0; a < vectors; ++a) {
+        for (int b = 0; b <= a; ++b) {
+          double product = 0;
+          for (int i = 0; i < length; ++i) {
+            product += rows >= dim ? double{x[i][a]} * x[i][b] : double{x[a][i]} * x[b][i];
+          }
+          ASSERT_NEAR(product, a == b ? 4 : 0, 1e-5) << a << " " << b;
+        }
+      }
+      EXPECT_EQ(Row(initializer, rows + 3, dim), Row(initializer, 3 % rows, dim));
+    }
+  }
+}
+
 TEST(InitializerTest, SpecErrorsNameWhatIsWrong) {
   Initializer initializer = Make("constant value=3");
   const auto parse = [&](const char* spec) { return Initializer::Parse(spec, 0, &initializer); };
@@ -181,6 +206,9 @@ TEST(InitializerTest, SpecErrorsNameWhatIsWrong) {
   EXPECT_REFUSED(parse("uniform stddev=1"), "'stddev'");
   EXPECT_REFUSED(parse("normal stddev=-1"), "stddev is negative");
   EXPECT_REFUSED(parse("truncated_normal stddev=-1"), "stddev is negative");
+  for (const char* rows : {"", " rows=0", " rows=2e9", " rows=-1"}) {
+    EXPECT_REFUSED(parse(StrCat("orthogonal", rows).c_str()), "rows is out of range");
+  }
   EXPECT_EQ(Row(initializer, 0, 1)[0], 3) << "an error must leave the initializer as it was";
 }
 

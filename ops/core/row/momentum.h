@@ -37,8 +37,9 @@ struct Momentum : Growing<Momentum> {
   template <typename Lanes, typename G>
   HET_HD void Step(const Lanes& lanes, float* row, const G& g, float learning_rate,
                    float* contribution) const {
-    Roll(lanes, row, g, learning_rate);
+    // The row last: g may depend on it.
     if (contribution != nullptr) Roll(lanes, contribution, g, learning_rate);
+    Roll(lanes, row, g, learning_rate);
   }
 
   // The velocity that was there rolls on through all the updates.

@@ -40,6 +40,12 @@ class OptimizerOf final : public Optimizer {
     return InvalidArgument("learning_rate = ", learning_rate, " must be finite and not negative");
   }
 
+  bool limits_by_row() const override { return rule_.cowclip > 0; }
+  float LimitByRow(const float* value, const Gradient& gradient,
+                   int64_t occurrences) const override {
+    return rule_.CowClip(OneLane(), value, gradient, occurrences);
+  }
+
   void BeginRecord(const float* row, float* record) const override {
     rule_.algorithm.BeginRecord(OneLane(), row, record);
   }

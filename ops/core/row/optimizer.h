@@ -30,9 +30,11 @@ class Optimizer {
   // Specs: "sgd", "momentum momentum= nesterov=", "adagrad initial_accumulator_value= epsilon=",
   // "row_wise_adagrad ..." (one accumulator a row: the mean square of the gradient, as in DLRM),
   // "adam beta_1= beta_2= epsilon=", "row_wise_adam ..." (one second moment a row),
-  // "ftrl initial_accumulator_value= l1= l2= l2_shrinkage= beta=". All of them also take
-  // weight_decay= (not ftrl), clipnorm= (of a row's gradient) and max_norm= (of a row's value);
-  // 0 switches these off.
+  // "ftrl initial_accumulator_value= l1= l2= l2_shrinkage= beta=", "rmsprop rho= momentum= epsilon=
+  // centered=", "lion beta_1= beta_2=", "lamb beta_1= beta_2= epsilon=" (of a row). All of them
+  // also take weight_decay= and l2= (a penalty l2 * |value|^2; ftrl has its own l2 and neither of
+  // these), clipnorm= (of a row's gradient), cowclip= and cowclip_floor= (LimitByRow), and of a
+  // row's value min_norm=, max_norm= and nonnegative=; 0 switches these off.
   static Status Parse(const std::string& text, int dim, std::unique_ptr<Optimizer>* optimizer);
 
   virtual ~Optimizer() = default;
@@ -49,6 +51,15 @@ class Optimizer {
 
   // Whether updates can be made with this learning rate: finite, not negative, for ftrl positive.
   virtual Status CheckLearningRate(float learning_rate) const = 0;
+
+  // CowClip (Zheng et al., AAAI 2023, algorithm 1): whether gradients have to be multiplied by
+  // LimitByRow(...) where they come in, before Update. So it is done once, on the row that they
+  // were computed on or a newer one; what travels and merges is the product.
+  virtual bool limits_by_row() const = 0;
+  // What brings a gradient within occurrences * max(cowclip * |value|, cowclip_floor). value:
+  // (dim), occurrences: of the key in the batch.
+  virtual float LimitByRow(const float* value, const Gradient& gradient,
+                           int64_t occurrences) const = 0;
 
   // Begins a record of updates. row: (row_dim), before the first of them; record: (record_dim).
   virtual void BeginRecord(const float* row, float* record) const = 0;

@@ -94,6 +94,49 @@ void FtrlOracle(Numbers& w, Numbers& slots, const Numbers& g, double rate) {
   }
 }
 
+// Slots: v, the average, the velocity.
+template <bool kFull>
+void RmspropOracle(Numbers& w, Numbers& slots, const Numbers& g, double rate) {
+  const size_t dim = w.size();
+  for (size_t i = 0; i < dim; ++i) {
+    double& v = slots[i];
+    v = 0.8 * v + 0.2 * g[i] * g[i];
+    if (!kFull) {
+      w[i] -= rate * g[i] / std::sqrt(v + 1e-3);
+      continue;
+    }
+    double& average = slots[dim + i];
+    double& velocity = slots[2 * dim + i];
+    average = 0.8 * average + 0.2 * g[i];
+    velocity = 0.7 * velocity + rate * g[i] / std::sqrt(v - average * average + 1e-3);
+    w[i] -= velocity;
+  }
+}
+
+void LionOracle(Numbers& w, Numbers& m, const Numbers& g, double rate) {
+  for (size_t i = 0; i < w.size(); ++i) {
+    const double direction = 0.8 * m[i] + 0.2 * g[i];
+    w[i] -= rate * (direction > 0 ? 1 : direction < 0 ? -1 : 0);
+    m[i] = 0.95 * m[i] + 0.05 * g[i];
+  }
+}
+
+void LambOracle(Numbers& w, Numbers& slots, const Numbers& g, double rate) {
+  const size_t dim = w.size();
+  double* m = slots.data();
+  double* v = m + dim;
+  const double t = ++slots.back();
+  Numbers direction(dim);
+  for (size_t i = 0; i < dim; ++i) {
+    m[i] += (g[i] - m[i]) * (1 - 0.8);
+    v[i] += (g[i] * g[i] - v[i]) * (1 - 0.95);
+    direction[i] =
+        m[i] / (1 - std::pow(0.8, t)) / (std::sqrt(v[i] / (1 - std::pow(0.95, t))) + 1e-3);
+  }
+  const double ratio = std::sqrt(SumOfSquares(w) / SumOfSquares(direction));
+  for (size_t i = 0; i < dim; ++i) w[i] -= rate * (ratio > 0 ? ratio : 1) * direction[i];
+}
+
 struct Case {
   std::string spec;
   Oracle oracle;
@@ -107,6 +150,10 @@ const std::vector<Case> kCases = {
     {"adam beta_1=0.8 beta_2=0.95 epsilon=1e-3", AdamOracle<false>},
     {"row_wise_adam beta_1=0.8 beta_2=0.95 epsilon=1e-3", AdamOracle<true>},
     {"ftrl initial_accumulator_value=0.2 l1=0.05 l2=0.1 l2_shrinkage=0.2 beta=0.3", FtrlOracle},
+    {"rmsprop rho=0.8 epsilon=1e-3", RmspropOracle<false>},
+    {"rmsprop rho=0.8 epsilon=1e-3 momentum=0.7 centered=1", RmspropOracle<true>},
+    {"lion beta_1=0.8 beta_2=0.95", LionOracle},
+    {"lamb beta_1=0.8 beta_2=0.95 epsilon=1e-3", LambOracle},
 };
 
 float RandomGradient(Random* random) {
@@ -164,6 +211,51 @@ TEST(OptimizerTest, MaxNormLimitsTheValueOfARow) {
   for (const Case& c : kCases) ExpectLikeOracle(c, " max_norm=0.4", Nothing, limit);
 }
 
+TEST(OptimizerTest, RowsStayWithinTheirBounds) {
+  const auto not_negative = [](Numbers& w) {
+    for (double& v : w) v = std::max(v, 0.0);
+  };
+  const auto at_least = [](Numbers& w) {
+    const double norm = std::sqrt(SumOfSquares(w));
+    if (norm == 0 || norm >= 0.9) return;
+    for (double& v : w) v *= 0.9 / norm;
+  };
+  for (const Case& c : kCases) {
+    ExpectLikeOracle(c, " nonnegative=1", Nothing, not_negative);
+    ExpectLikeOracle(c, " min_norm=0.9", Nothing, at_least);
+  }
+}
+
+TEST(OptimizerTest, L2IsThatOfALossAndComesBeforeClipping) {
+  const auto penalty = [](Numbers& w, Numbers& g, double) {
+    for (size_t i = 0; i < w.size(); ++i) g[i] += 2 * 0.1 * w[i];
+    ScaleTo(g, 1.5);
+  };
+  for (const Case& c : kCases) {
+    if (c.oracle != FtrlOracle) {
+      ExpectLikeOracle(c, " l2=0.1 clipnorm=1.5", penalty, NothingAfter);
+    }
+  }
+}
+
+// Algorithm 1 of the paper, for one id.
+TEST(OptimizerTest, CowClipLimitsAGradientByItsRowAndItsOccurrences) {
+  const float value[] = {3, 4}, gradient[] = {6, 8};
+  const auto factor = [&](const std::string& spec, const float* row, int64_t occurrences) {
+    const auto optimizer = Make("sgd " + spec, 2);
+    EXPECT_TRUE(optimizer->limits_by_row());
+    return optimizer->LimitByRow(row, Gradient::Of(gradient, 2), occurrences);
+  };
+  EXPECT_FLOAT_EQ(factor("cowclip=1", value, 1), 0.5f);
+  EXPECT_FLOAT_EQ(factor("cowclip=0.1", value, 3), 0.15f);
+  EXPECT_FLOAT_EQ(factor("cowclip=1", value, 2), 1);
+  EXPECT_FLOAT_EQ(factor("cowclip=1", value, 1000), 1);
+  const float zeros[] = {0, 0};
+  EXPECT_FLOAT_EQ(factor("cowclip=1", zeros, 2), 2e-6f);
+  EXPECT_FLOAT_EQ(factor("cowclip=1 cowclip_floor=0.5", zeros, 2), 0.1f);
+  EXPECT_FALSE(Make("sgd cowclip_floor=1", 2)->limits_by_row());
+}
+
 TEST(OptimizerTest, WeightDecayComesBeforeTheStep) {
   const auto decay = [](Numbers& w, Numbers&, double rate) {
     for (double& v : w) v -= v * 0.1 * rate;
@@ -180,6 +272,9 @@ TEST(OptimizerTest, DefaultsAreThoseOfKeras) {
       {"row_wise_adagrad", "row_wise_adagrad initial_accumulator_value=0.1 epsilon=1e-7"},
       {"adam", "adam beta_1=0.9 beta_2=0.999 epsilon=1e-7"},
       {"row_wise_adam", "row_wise_adam beta_1=0.9 beta_2=0.999 epsilon=1e-7"},
+      {"rmsprop", "rmsprop rho=0.9 momentum=0 epsilon=1e-7 centered=0"},
+      {"lion", "lion beta_1=0.9 beta_2=0.99"},
+      {"lamb", "lamb beta_1=0.9 beta_2=0.999 epsilon=1e-7"},
       {"ftrl", "ftrl initial_accumulator_value=0.1 l1=0 l2=0 l2_shrinkage=0 beta=0"}};
   for (const auto& [name, full] : spelled_out) {
     std::vector<float> rows[2];
@@ -241,6 +336,13 @@ const std::vector<std::string>& Specs() {
                                    "adam beta_1=0",
                                    "adam weight_decay=0.1",
                                    "row_wise_adam",
+                                   "adam l2=0.1 nonnegative=1",
+                                   "momentum l2=0.1 min_norm=0.1 max_norm=0.5",
+                                   "rmsprop",
+                                   "rmsprop momentum=0.8 centered=1 weight_decay=0.1",
+                                   "lion weight_decay=0.1",
+                                   "lamb",
+                                   "lamb weight_decay=0.1",
                                    "ftrl l1=0.01 l2=0.01 beta=0.1"};
   return *specs;
 }
@@ -270,6 +372,7 @@ TEST(ContributionTest, MergedIntoTheRowItWasMadeOnIsTheUpdatedRow) {
 TEST(ContributionTest, SlotsAreThoseOfASerialRun) {
   for (const std::string& spec : Specs()) {
     const auto optimizer = Make(spec, 3);
+    if (spec.find("l2=0.1") != std::string::npos) continue;  // as FTRL's z
     const bool ftrl = spec[0] == 'f', linear = spec == "sgd" || spec.substr(0, 8) == "momentum";
     Random random(2);
     Row shard = InitialRow(*optimizer, 0.1f), serial = shard;
@@ -282,7 +385,9 @@ TEST(ContributionTest, SlotsAreThoseOfASerialRun) {
       for (const Row& g : gradients) optimizer->Update(serial.data(), g.data(), 0.01f);
       if (Below(&random, 3) == 0) worker = shard;
       const size_t first = linear && spec.find('_') == std::string::npos ? 0 : 3;
-      for (size_t i = first; i < (ftrl ? 6 : shard.size()); ++i) {
+      // Of rmsprop's velocity the steps are divided by the v that was read.
+      const size_t end = ftrl ? 6 : spec.substr(0, 8) == "rmsprop " ? 9 : shard.size();
+      for (size_t i = first; i < end; ++i) {
         ASSERT_NEAR(shard[i], serial[i], 1e-5 * (1 + std::abs(serial[i]))) << spec << " " << i;
       }
     }
@@ -292,7 +397,9 @@ TEST(ContributionTest, SlotsAreThoseOfASerialRun) {
 // A refetched row takes unsent updates in as the shard will, and what is sent later fits it.
 TEST(ContributionTest, MovedOntoANewRowAndSentLater) {
   for (const std::string& spec : Specs()) {
-    if (spec.find("max_norm") != std::string::npos) continue;  // applied twice, it is not the same
+    // Applied twice, these are not the same.
+    if (spec.find("_norm") != std::string::npos) continue;
+    if (spec.find("nonnegative") != std::string::npos) continue;
     const auto optimizer = Make(spec, 3);
     Random random(3);
     Row old_row = InitialRow(*optimizer, 0.1f), shard = old_row;
@@ -371,9 +478,27 @@ TEST(ContributionTest, WhatIsNoContributionIsRefused) {
   EXPECT_REFUSED(ftrl->CheckContribution(Row{1, 1, 0}.data()), "learning_rate = 0");
 }
 
+// What updates did is as long as the row that takes it, not as the one on which they were made.
+TEST(ContributionTest, LambMergesInProportionToTheRow) {
+  const auto optimizer = Make("lamb", 2);
+  const Row begun = {3, 4, 0, 0, 0, 0, 0};
+  Row updated = begun;
+  const std::vector<Row> gradients(5, {1, -2});
+  for (const Row& g : gradients) optimizer->Update(updated.data(), g.data(), 0.1f);
+  const Row contribution = Contribution(*optimizer, begun, gradients, 0.1f);
+  Row shorter = {0.3f, 0.4f, 0, 0, 0, 0, 0}, zeros(7);
+  optimizer->Merge(shorter.data(), contribution.data(), 5);
+  optimizer->Merge(zeros.data(), contribution.data(), 5);
+  for (int i = 0; i < 2; ++i) {
+    const float moved = updated[i] - begun[i];
+    EXPECT_NEAR(shorter[i], (i == 0 ? 0.3f : 0.4f) + moved / 10, 1e-6);
+    EXPECT_NEAR(zeros[i], moved, 1e-6);
+  }
+}
+
 // Slots come from checkpoints and from the network, so they may hold anything.
 TEST(OptimizerTest, AdamTakesAnyStepCount) {
-  for (const char* spec : {"adam", "row_wise_adam"}) {
+  for (const char* spec : {"adam", "row_wise_adam", "lamb"}) {
     const auto optimizer = Make(spec, 2);
     for (const float t : {-1.5f, -2.0f, -1e6f, -1e30f, 1e6f, 1e30f, kInf, -kInf, kNan}) {
       std::vector<float> row = InitialRow(*optimizer, 1);
@@ -411,7 +536,13 @@ TEST(OptimizerTest, LearningRatesThatCannotBeUsedAreRefused) {
 TEST(OptimizerTest, SpecErrorsNameTheParameter) {
   std::unique_ptr<Optimizer> optimizer;
   const auto parse = [&](const std::string& spec) { return Optimizer::Parse(spec, 2, &optimizer); };
-  EXPECT_REFUSED(parse("lion"), "optimizer = 'lion': known are sgd");
+  EXPECT_REFUSED(parse("lino"), "optimizer = 'lino': known are sgd");
+  EXPECT_REFUSED(parse("rmsprop rho=1"), "rho is out of range");
+  EXPECT_REFUSED(parse("rmsprop momentum=1.1"), "momentum is out of range");
+  EXPECT_REFUSED(parse("lion beta_2=1"), "beta_2 is out of range");
+  EXPECT_REFUSED(parse("lamb epsilon=0"), "epsilon is out of range");
+  EXPECT_REFUSED(parse("sgd min_norm=2 max_norm=1"), "min_norm is more than max_norm");
+  EXPECT_REFUSED(parse("sgd nonnegative=2"), "nonnegative is out of range");
   EXPECT_REFUSED(parse("sgd momentum=0.9"), "'momentum'");
   EXPECT_REFUSED(parse("momentum momentum=1.5"), "momentum is out of range");
   EXPECT_REFUSED(parse("momentum nesterov=2"), "nesterov is out of range");
@@ -422,7 +553,8 @@ TEST(OptimizerTest, SpecErrorsNameTheParameter) {
   EXPECT_REFUSED(parse("ftrl l1=-1"), "l1 is out of range");
   EXPECT_REFUSED(parse("ftrl beta=1e39"), "beta is out of range");
   EXPECT_REFUSED(parse("ftrl weight_decay=0.1"), "l2 instead of weight_decay");
-  for (const char* name : {"weight_decay", "clipnorm", "max_norm"}) {
+  for (const char* name :
+       {"weight_decay", "l2", "clipnorm", "cowclip", "cowclip_floor", "min_norm", "max_norm"}) {
     EXPECT_REFUSED(parse(std::string("sgd ") + name + "=-1"), name);
   }
   EXPECT_REFUSED(Optimizer::Parse("sgd", 0, &optimizer), "dim = 0");

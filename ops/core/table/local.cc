@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/core/gradient_limit.h"
 #include "ops/core/memory/prefetch.h"
 #include "ops/core/table/record.h"
 #include "ops/core/table/reservation.h"
@@ -169,17 +170,26 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
                       [&](int64_t m) { return StripeOfHash(ids.hashes[missing[m]], kNumStripes); });
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
+  const KeptRows::Room room(&kept_, ids.num_keys() * record_bytes_);
   const auto locks = LockStripes<UniqueLock>(0, kNumStripes);
+  if (kept_.open()) {
+    for (int64_t u = 0; u < ids.num_keys(); ++u) {
+      if (!sums.finite(u)) continue;
+      KeepRecord(stripes_[StripeOfHash(ids.hashes[u], kNumStripes)].get(), ids.hashes[u],
+                 ids.keys[u]);
+    }
+  }
   if (!missing.empty()) InsertRecords(ids, missing, groups, parallel_for, &records);
   parallel_for(ids.num_keys(), kProbeCycles / 2 + 4 * row_dim_, [&](int64_t first, int64_t last) {
     constexpr int64_t kAhead = 8;
+    GradientLimit limit(*kit_.optimizer, ids);
     for (int64_t u = first; u < last; ++u) {
       if (u + kAhead < last) {
         Prefetch(records[u + kAhead], record_bytes_);
         sums.Prefetch(u + kAhead);
       }
       if (!sums.finite(u)) continue;
-      UpdateRecord(records[u], sums[u], learning_rate, 0);
+      UpdateRecord(records[u], limit(u, sums[u], RowOf(records[u])), learning_rate, 0);
       if (config_.clock != ClockRule::kDrift) {
         SetClock(records[u], Advance(ClockOf(records[u]), 1));
       }

@@ -266,7 +266,7 @@ TEST(TableTest, ConfigsThatCannotBeAreRefused) {
     return Table::Create(config, shard, &table);
   };
   EXPECT_REFUSED(create({0, "sgd", "zeros"}, 0), "dim = 0");
-  EXPECT_REFUSED(create({1, "lion", "zeros"}, 0), "optimizer = 'lion'");
+  EXPECT_REFUSED(create({1, "adan", "zeros"}, 0), "optimizer = 'adan'");
   EXPECT_REFUSED(create({1, "sgd", "ones"}, 0), "initializer = 'ones'");
   EXPECT_REFUSED(create({1, "sgd", "zeros", 0, ClockRule::kCount, 0}, 0), "num_shards = 0");
   EXPECT_REFUSED(create({1, "sgd", "zeros", 0, ClockRule::kCount, 2}, 2), "shard = 2");

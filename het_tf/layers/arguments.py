@@ -1,0 +1,55 @@
+"""Arguments of a layer that are more than one value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+
+
+def dimensions(
+    first: int | None, second: int | None, input_dim: int | None, output_dim: int | None
+) -> tuple[int | None, int]:
+    """Input and output dimension, of `(output_dim)` or `(input_dim, output_dim)` or their names.
+
+    Raises:
+      ValueError: one is given twice, is out of its range or, of the second, is missing.
+    """
+    given = [dim for dim in (first, second) if dim is not None]
+    if len(given) == 2 or (given and output_dim is not None):
+        if input_dim is not None:
+            raise ValueError(f"input_dim is given twice, as {given[0]!r} and {input_dim!r}")
+        input_dim = given.pop(0)
+    if given:
+        if output_dim is not None:
+            raise ValueError(f"output_dim is given twice, as {given[0]!r} and {output_dim!r}")
+        output_dim = given[0]
+    output_dim = check_integer("output_dim", output_dim, 1, INT32_MAX)
+    if input_dim is not None:
+        input_dim = check_integer("input_dim", input_dim, 1, INT64_MAX)
+    return input_dim, output_dim
+
+
+def first_values(weights: Any, input_dim: int | None, output_dim: int) -> np.ndarray | None:
+    """The argument `weights`: values of the ids from 0 on, or a list of them.
+
+    Returns:
+      float32 [input_dim, output_dim], or [n, output_dim] without an input_dim; None for None.
+
+    Raises:
+      ValueError: it has another shape, or holds NaN or infinity.
+    """
+    if weights is None:
+        return None
+    if isinstance(weights, (list, tuple)) and len(weights) == 1:
+        weights = weights[0]
+    values = np.asarray(weights, np.float32)
+    rows = "n" if input_dim is None else input_dim
+    shape = (values.shape[:1] if input_dim is None else (rows,)) + (output_dim,)
+    if values.shape != shape or not values.ndim:
+        raise ValueError(f"weights must have the shape ({rows}, {output_dim}), not {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError("weights must be finite; they hold NaN or infinity")
+    return values

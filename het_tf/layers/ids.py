@@ -1,0 +1,101 @@
+"""Ids as they reach a layer, and the keys that they are: no id becomes another one on the way.
+
+Keras casts what is fed to the dtype of the `keras.Input`, which is float32 where nobody named one
+and for the first layer of a `keras.Sequential`; pandas makes floats of integers with a gap. So ids
+are taken as they were fed, before such a cast, where a graph shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from het_tf import ops
+
+# Ops that change nothing but the shape.
+_SHAPING = ("Identity", "Reshape", "ExpandDims", "Squeeze")
+# Ops that put out what was fed to a graph; the last two in closures (het_tf/keras/closures.py).
+_FED = (
+    "Placeholder",
+    "IteratorGetNext",
+    "IteratorGetNextSync",
+    "OptionalGetValue",
+    "EnsureShape",
+)
+
+
+def map_values(inputs: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """`function` of a dense tensor, or of the values of a ragged or sparse one."""
+    if isinstance(inputs, tf.RaggedTensor):
+        return inputs.with_flat_values(function(inputs.flat_values))
+    if isinstance(inputs, tf.SparseTensor):
+        return tf.SparseTensor(inputs.indices, function(inputs.values), inputs.dense_shape)
+    return function(tf.convert_to_tensor(inputs))
+
+
+def keys_of(ids: tf.Tensor, name: str, input_dim: int | None = None) -> tf.Tensor:
+    """Ids as the keys of a table.
+
+    Args:
+      ids: numbers of any shape.
+      name: what errors call them.
+      input_dim: the ids must be in [0, input_dim); None: any int64.
+
+    Returns:
+      int64 of the shape of ids.
+
+    Raises:
+      ValueError: ids are no numbers.
+      tf.errors.InvalidArgumentError: one is no whole number, is a float so large that its type does
+        not tell it from its neighbours (float32: 2**24), is no int64, was cast to an integer type
+        that does not hold it, or is out of bounds. The message has its value.
+    """
+    if not (ids.dtype.is_integer or ids.dtype.is_floating):
+        raise ValueError(f"{name} must be integers, not {ids.dtype.name}")
+    source = _before_cast(ids)
+    if source.dtype == tf.int64 == ids.dtype and input_dim is None:
+        return ids
+    keys = ops.keys(
+        source,
+        cast_to=ids.dtype if ids.dtype.is_integer else tf.int64,
+        input_dim=input_dim or 0,
+        name_of_ids=name,
+    )
+    return keys if source is ids else tf.reshape(keys, tf.shape(ids))
+
+
+def keys_of_stock_ops(ids: tf.Tensor, name: str, input_dim: int | None = None) -> tf.Tensor:
+    """`keys_of` for an exported model, which has no ops of het_tf."""
+    keys = tf.cast(ids, tf.int64)
+    bad = tf.zeros_like(keys, tf.bool)
+    if ids.dtype.is_floating:
+        gapless = 2.0 ** {tf.bfloat16: 8, tf.float16: 11, tf.float32: 24}.get(ids.dtype, 53)
+        bad |= (ids != tf.floor(ids)) | ~(tf.abs(tf.cast(ids, tf.float64)) < gapless)
+    elif ids.dtype == tf.uint64:
+        bad |= keys < 0
+    elif input_dim is None:
+        return keys
+    if input_dim is not None:
+        bad |= (keys < 0) | (keys >= input_dim)
+    bound = "2**63" if input_dim is None else f"input_dim = {input_dim}"
+    message = f"{name} must be whole numbers below {bound}, not"
+    good = tf.debugging.Assert(~tf.reduce_any(bad), [message, tf.boolean_mask(ids, bad)])
+    with tf.control_dependencies([] if good is None else [good]):
+        return tf.identity(keys)
+
+
+def _before_cast(ids: tf.Tensor) -> tf.Tensor:
+    """What was fed, if `ids` are a cast of it in another shape at most; else `ids`.
+
+    A cast of what was computed stays: it may be there to round.
+    """
+    if not tf.is_symbolic_tensor(ids):
+        return ids
+    source, was_cast = ids, False
+    while source.op.type in (*_SHAPING, "Cast"):
+        was_cast |= source.op.type == "Cast"
+        source = source.op.inputs[0]
+    is_number = source.dtype.is_integer or source.dtype.is_floating
+    return source if was_cast and is_number and source.op.type in _FED else ids

@@ -1,0 +1,174 @@
+"""Ids on their way to a layer: none becomes another row's."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import optimizers
+
+LARGE = np.array([[2**24, 2**24 + 1], [2**53 + 1, -(2**62) - 1], [2**31, 5]])
+
+
+def new_layer(**arguments) -> het_tf.layers.HetEmbedding:
+    return het_tf.layers.HetEmbedding(
+        1,
+        optimizer=optimizers.SGD(1.0),
+        embeddings_initializer="zeros",
+        name="users",
+        **arguments,
+    )
+
+
+def summing(model: keras.Model) -> keras.Model:
+    model.compile("sgd", loss=lambda _, predicted: -keras.ops.sum(predicted))
+    return model
+
+
+def sequential(dtype: str | None, **arguments) -> keras.Model:
+    begin = [] if dtype is None else [keras.Input((2,), dtype=dtype)]
+    return summing(keras.Sequential([*begin, new_layer(**arguments)]))
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "float16", "int64"])
+def test_integers_that_keras_would_make_floats_stay_themselves(dtype):
+    """No Input, or one without a dtype; in Keras's Embedding 2**24 and 2**24 + 1 are one row."""
+    model = sequential(dtype)
+    model.fit(LARGE, np.zeros(len(LARGE)), verbose=0)
+    layer = model.layers[-1]
+    assert sorted(layer.table.export().keys) == sorted(LARGE.ravel())
+    predicted = model.predict(LARGE + 0, verbose=0)
+    np.testing.assert_array_equal(predicted, np.ones((3, 2, 1)))
+    assert model.evaluate(LARGE, np.zeros(len(LARGE)), verbose=0) == -6
+
+
+def test_without_an_input_under_a_strategy(strategy):
+    with strategy.scope():
+        layer = new_layer(cache=het_tf.CacheConfig(10, staleness=0))
+        model = summing(het_tf.keras.Sequential([layer]))
+    model.fit(LARGE, np.zeros(len(LARGE)), verbose=0)
+    assert sorted(layer.table.export().keys) == sorted(LARGE.ravel())
+    layer.table.clear()
+    examples = lambda: tf.data.Dataset.from_tensors((LARGE, np.zeros(len(LARGE))))  # noqa: E731
+    model.fit(examples, epochs=1, verbose=0)
+    assert sorted(layer.table.export().keys) == sorted(LARGE.ravel())
+
+
+def test_whole_floats_are_ids():
+    layer = new_layer()
+    for dtype in ("float16", "float32", "float64", "bfloat16"):
+        ids = tf.cast([[1, 255], [-7, 0]], dtype)
+        assert layer(ids).shape == (2, 2, 1)
+    model = sequential("float32")
+    model.fit(LARGE % 2**24 * 1.0, np.zeros(3), verbose=0)
+    assert set(model.layers[-1].table.export().keys) == set((LARGE % 2**24).ravel())
+
+
+NAN, INF = float("nan"), float("inf")
+BAD = [
+    (
+        "float32",
+        2.0**24,
+        r"are float, which tells whole numbers apart below 2\*\*24 only, not 16777216",
+    ),
+    ("float64", -(2.0**53), r"apart below 2\*\*53 only, not -9007199254740992"),
+    ("float16", 2048.0, r"apart below 2\*\*11 only, not 2048"),
+    ("bfloat16", 256.0, r"apart below 2\*\*8 only, not 256"),
+    ("float32", 2.0**100, r"only, not 1267650600228229401496703205376"),
+    ("float64", 2.5, r"must be whole numbers, not 2.5 \(double\)"),
+    ("float32", NAN, "must be whole numbers, not nan"),
+    ("float64", INF, "must be whole numbers, not inf"),
+    ("uint64", 2**63 + 5, r"must be at most 2\*\*63 - 1, not 9223372036854775813"),
+]
+
+
+@pytest.mark.parametrize("call", [lambda layer: layer, tf.function])
+@pytest.mark.parametrize(("dtype", "value", "message"), BAD)
+def test_what_is_no_id(call, dtype, value, message):
+    layer = new_layer()
+    ids = tf.constant([[1, value]], dtype)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="inputs of layer users .*" + message):
+        call(layer)(ids)
+
+
+# What was fed, and the dtype of the model's Input, to which Keras casts it.
+CAST = [
+    ("int32", np.array([[1, 2**31 + 5]]), "were cast to int32, which does not hold 2147483653"),
+    ("int8", np.array([[1, -129]]), "were cast to int8, which does not hold -129"),
+    ("int64", np.array([[1, 2**63 + 5]], np.uint64), r"must be at most 2\*\*63 - 1, not 92233720"),
+    ("int64", np.array([[1.0, np.nan]]), "must be whole numbers, not nan"),  # pandas
+    ("int32", np.array([[1.0, np.nan]]), "must be whole numbers, not nan"),
+    ("int64", np.array([[1.0, 2.0**24]]), r"apart below 2\*\*24 only, not 16777216"),
+    ("uint8", np.array([[1, 256]]), "were cast to uint8, which does not hold 256"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "ids", "message"), CAST)
+@pytest.mark.parametrize("verb", ["fit", "evaluate", "predict"])
+def test_what_keras_casts_is_checked_as_it_was_fed(dtype, ids, message, verb):
+    model = sequential(dtype)
+    arguments = (ids,) if verb == "predict" else (ids, np.zeros(1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="inputs of layer users .*" + message):
+        getattr(model, verb)(*arguments, verbose=0)
+    assert model.layers[-1].table.size() == 0
+
+
+def test_what_a_cluster_casts_is_checked_as_it_was_fed(strategy):
+    with strategy.scope():
+        layer = new_layer(cache=het_tf.CacheConfig(10, staleness=0))
+        inputs = keras.Input((2,), dtype="int32")
+        model = summing(het_tf.keras.Model(inputs, layer(inputs)))
+    _, ids, message = CAST[0]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        model.fit(ids, np.zeros(1), verbose=0)
+    assert layer.table.size() == 0
+
+
+def test_a_cast_of_what_was_computed_rounds_as_it_always_did():
+    inputs = keras.Input((2,))
+    model = summing(keras.Model(inputs, new_layer()(keras.ops.cast(inputs / 10, "int64"))))
+    model.fit(np.array([[25.0, 39.0]]), np.zeros(1), verbose=0)
+    assert sorted(model.layers[-1].table.export().keys) == [2, 3]
+
+
+def test_a_narrow_input_of_small_ids_is_as_good():
+    ids = np.array([[1, 120]])
+    for dtype in ("int8", "uint8", "int32", "uint64"):
+        model = sequential(dtype)
+        model.fit(ids, np.zeros(1), verbose=0)
+        assert sorted(model.layers[-1].table.export().keys) == [1, 120]
+
+
+def test_an_exported_model_checks_its_ids(tmp_path):
+    inputs = keras.Input((2,), dtype="float32", name="ids")
+    layer = het_tf.layers.HetEmbedding(100, 2, name="users")
+    het_tf.export_saved_model(keras.Model(inputs, layer(inputs)), tmp_path)
+    loaded = tf.saved_model.load(tmp_path)
+    assert loaded.serve(tf.constant([[1.0, 99.0]])).shape == (1, 2, 2)
+    for bad in (2.5, 100.0, NAN):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"must be whole numbers below .*, not"
+        ):
+            loaded.serve(tf.constant([[1.0, bad]]))
+
+
+def test_ids_that_are_pooled():
+    layer = het_tf.layers.HetEmbedding(10, 1, weights=np.ones((10, 1)), combiner="sum", name="bags")
+    ragged = tf.RaggedTensor.from_row_lengths(tf.constant([1.0, 2.0, 9.0]), [2, 0, 1])
+    sparse = tf.SparseTensor([[0, 1], [2, 0]], tf.constant([3, 4], tf.uint64), [3, 2])
+    np.testing.assert_array_equal(layer(ragged), [[2], [0], [1]])
+    np.testing.assert_array_equal(layer(sparse), [[1], [0], [1]])
+    for values in (ragged, sparse):
+        bad = values.with_values(values.values * 0 + 10)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"layer bags .*input_dim = 10\)"):
+            layer(bad)
+
+
+def test_padding_is_in_no_bound():
+    layer = het_tf.layers.HetEmbedding(
+        10, 1, weights=np.ones((10, 1)), combiner="sum", padding_id=-1, name="bags"
+    )
+    np.testing.assert_array_equal(layer(np.array([[1, -1], [-1, -1], [2, 3]])), [[1], [0], [2]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not -2"):
+        layer(np.array([[1, -2]]))

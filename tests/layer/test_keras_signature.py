@@ -1,0 +1,290 @@
+"""The arguments of keras.layers.Embedding, on ours."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import optimizers
+from het_tf.layers import HetEmbedding
+
+ROWS, DIM = 300, 8
+
+
+def sgd(rate: float = 1.0) -> optimizers.SGD:
+    return optimizers.SGD(rate)
+
+
+def rows_of(layer: HetEmbedding, keys) -> np.ndarray:
+    if not layer.built:
+        layer.build()
+    return layer.table.lookup(np.asarray(keys))
+
+
+@pytest.mark.parametrize(
+    ("make", "dims"),
+    [
+        (lambda: HetEmbedding(64), (None, 64)),
+        (lambda: HetEmbedding(output_dim=64), (None, 64)),
+        (lambda: HetEmbedding(1000, 64), (1000, 64)),
+        (lambda: HetEmbedding(1000, output_dim=64), (1000, 64)),
+        (lambda: HetEmbedding(64, input_dim=1000), (1000, 64)),
+        (lambda: HetEmbedding(input_dim=1000, output_dim=64), (1000, 64)),
+        (lambda: HetEmbedding(1000, 64, "zeros", "l2", "non_neg", True), (1000, 64)),
+    ],
+)
+def test_dimensions(make, dims):
+    layer = make()
+    assert (layer.input_dim, layer.output_dim) == dims
+    again = HetEmbedding.from_config(layer.get_config())
+    assert (again.input_dim, again.output_dim) == dims
+    assert again.get_config() == layer.get_config()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HetEmbedding(), "output_dim must be an integer"),
+        (lambda: HetEmbedding(input_dim=10), "output_dim must be an integer"),
+        (lambda: HetEmbedding(0, 4), "input_dim must be an integer from 1 to .*, not 0"),
+        (lambda: HetEmbedding(1e3, 4), "input_dim must be an integer from 1 to .*, not 1000.0"),
+        (lambda: HetEmbedding(10, 4, input_dim=11), "input_dim is given twice, as 10 and 11"),
+        (lambda: HetEmbedding(10, 4, output_dim=5), "output_dim is given twice, as 4 and 5"),
+        (lambda: HetEmbedding(10, 4, combine="sum"), "Unrecognized keyword arguments.*combine"),
+        (lambda: HetEmbedding(10, 4, input_length=3), "Unrecognized keyword arguments"),
+        (lambda: HetEmbedding(10, 4, lora_rank=3), "Unrecognized keyword arguments.*lora_rank"),
+        (
+            lambda: HetEmbedding(4, embeddings_initializer="glorot_uniform"),
+            "embeddings_initializer GlorotUniform depends on input_dim",
+        ),
+        (
+            lambda: HetEmbedding(4, embeddings_initializer="orthogonal"),
+            "embeddings_initializer Orthogonal depends on input_dim",
+        ),
+        (
+            lambda: HetEmbedding(2**31, 4, "orthogonal"),
+            "Orthogonal takes an input_dim of at most 1073741824, not 2147483648",
+        ),
+        (
+            lambda: HetEmbedding(9, 4, embeddings_constraint=keras.constraints.MaxNorm(2)),
+            "embeddings_constraint must be one that holds for each row by itself.*MaxNorm",
+        ),
+        (
+            lambda: HetEmbedding(9, 4, embeddings_constraint=lambda w: w),
+            "embeddings_constraint must be one that holds for each row by itself.*function",
+        ),
+        (
+            lambda: HetEmbedding(
+                9,
+                4,
+                optimizer=optimizers.SGD(max_norm=1.0),
+                embeddings_constraint=keras.constraints.MaxNorm(2, axis=1),
+            ),
+            "embeddings_constraint wants max_norm = 2, the optimizer max_norm = 1.0",
+        ),
+        (
+            lambda: HetEmbedding(9, 4, weights=np.zeros((8, 4))),
+            r"weights must have .*\(9, 4\), not",
+        ),
+        (
+            lambda: HetEmbedding(4, weights=np.zeros(4)),
+            r"weights must have the shape \(n, 4\), not",
+        ),
+        (lambda: HetEmbedding(1, 1, weights=[[[np.nan]]]), "weights must be finite"),
+    ],
+)
+def test_what_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("call", [lambda layer: layer, tf.function])
+def test_input_dim_is_a_bound(call):
+    layer = HetEmbedding(10, 2, name="users")
+    lookup = call(layer)
+    assert lookup(tf.constant([0, 9])).shape == (2, 2)
+    for bad in (10, -1, 2**40):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match=rf"inputs of layer users must be in \[0, input_dim = 10\), not {bad}",
+        ):
+            lookup(tf.constant([[3, bad]], tf.int64))
+    assert layer.table.size() == 0
+
+
+def test_input_dim_is_a_bound_in_fit_and_nothing_is_trained():
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), HetEmbedding(10, 1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="input_dim = 10"):
+        model.fit(np.array([[1, 2], [3, 10]]), np.zeros((2, 2, 1)), verbose=0)
+    assert model.layers[0].table.size() == 0
+
+
+SCALED = {
+    "glorot_uniform": keras.initializers.GlorotUniform(1),
+    "glorot_normal": keras.initializers.GlorotNormal(1),
+    "he_uniform": keras.initializers.HeUniform(1),
+    "he_normal": keras.initializers.HeNormal(1),
+    "lecun_uniform": keras.initializers.LecunUniform(1),
+    "lecun_normal": keras.initializers.LecunNormal(1),
+    "fan out": keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal", seed=1),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_initializers_that_depend_on_the_shape(name):
+    """The distribution is Keras's: moments and range of 100,000 draws each."""
+    rows, dim = 5000, 20
+    ours = rows_of(HetEmbedding(rows, dim, SCALED[name], seed=3), np.arange(rows))
+    theirs = np.asarray(SCALED[name]((rows, dim)))
+    np.testing.assert_allclose(ours.mean(), theirs.mean(), atol=0.02 * theirs.std())
+    np.testing.assert_allclose(ours.std(), theirs.std(), rtol=0.01)
+    np.testing.assert_allclose((ours**4).mean(), (theirs**4).mean(), rtol=0.05)
+    if name != "fan out":
+        np.testing.assert_allclose(np.abs(ours).max(), np.abs(theirs).max(), rtol=0.01)
+
+
+@pytest.mark.parametrize("shape", [(50, 7), (7, 50), (16, 16)])
+def test_orthogonal(shape):
+    x = rows_of(HetEmbedding(*shape, keras.initializers.Orthogonal(1.5), seed=3), range(shape[0]))
+    product = x.T @ x if shape[0] >= shape[1] else x @ x.T
+    np.testing.assert_allclose(product, 1.5**2 * np.eye(min(shape)), atol=1e-5)
+    other = rows_of(HetEmbedding(*shape, keras.initializers.Orthogonal(1.5), seed=4), [0])
+    assert np.abs(other - x[:1]).max() > 1e-3
+
+
+def test_weights_are_the_first_rows():
+    given = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
+    for weights in (given, [given], given.tolist()):
+        layer = HetEmbedding(ROWS, DIM, weights=weights, optimizer=optimizers.Adagrad(0.1))
+        np.testing.assert_array_equal(rows_of(layer, range(ROWS)), given)
+    without_bound = HetEmbedding(DIM, weights=given)
+    np.testing.assert_array_equal(without_bound(np.array([5, 1]))[:, :], given[[5, 1]])
+    assert without_bound(np.array([-7])).shape == (1, DIM)
+    # As a row that was never updated is: Adagrad's accumulator is not zero.
+    theirs = keras.layers.Embedding(ROWS, DIM, weights=given)
+    ids = np.arange(ROWS)
+    for each, optimizer in ((layer, None), (theirs, keras.optimizers.Adagrad(0.1))):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(each(ids)))
+        gradients = tape.gradient(loss, each.trainable_variables)
+        if optimizer is not None:
+            optimizer.apply(gradients, each.trainable_variables)
+    np.testing.assert_allclose(rows_of(layer, ids), theirs.embeddings.numpy(), rtol=1e-5)
+
+
+def fitted(make, ids, epochs=5) -> np.ndarray:
+    """All rows after training, and the losses."""
+    inputs = keras.Input((ids.shape[1],), dtype="int64")
+    layer = make()
+    outputs = keras.ops.sum(layer(inputs), axis=(1, 2))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    target = np.random.default_rng(5).normal(size=len(ids))
+    losses = model.fit(ids, target, len(ids), epochs, shuffle=False, verbose=0).history["loss"]
+    evaluated = model.evaluate(ids, target, batch_size=len(ids), verbose=0)
+    rows = layer.table.lookup(np.arange(ROWS)) if hasattr(layer, "table") else layer.embeddings
+    return np.asarray(rows), [*losses, evaluated]
+
+
+# Every id is in every batch, so that Keras's layer, which regularizes all rows, is the same.
+EVERY_ID = np.concatenate([np.arange(ROWS), np.arange(ROWS)[:60]]).reshape(-1, 4)
+START = np.random.default_rng(1).normal(size=(ROWS, DIM)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "regularizer", ["l2", keras.regularizers.L1L2(0.01, 0.02), lambda x: keras.ops.sum(x**4) * 0.01]
+)
+def test_a_regularizer_is_that_of_keras_on_the_rows_of_the_step(regularizer):
+    arguments = {"embeddings_regularizer": regularizer, "weights": START}
+    ours, losses = fitted(
+        lambda: HetEmbedding(ROWS, DIM, optimizer=sgd(0.1), **arguments), EVERY_ID
+    )
+    theirs, their_losses = fitted(lambda: keras.layers.Embedding(ROWS, DIM, **arguments), EVERY_ID)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-4)
+    assert np.abs(ours - START).max() > 0.01
+
+
+@pytest.mark.parametrize("combiner", [None, "sum"])
+def test_rows_that_a_step_does_not_look_up_are_not_regularized(combiner):
+    layer = HetEmbedding(
+        ROWS,
+        DIM,
+        embeddings_regularizer="l2",
+        weights=START,
+        optimizer=sgd(0.1),
+        combiner=combiner,
+    )
+    with tf.GradientTape() as tape:
+        layer(np.array([[4, 4, 7]]))
+        loss = tf.add_n(layer.losses)
+    np.testing.assert_allclose(loss, 0.01 * (START[[4, 7]] ** 2).sum(), rtol=1e-5)
+    tape.gradient(loss, layer.trainable_variables)
+    wanted = START.copy()
+    wanted[[4, 7]] *= 1 - 0.1 * 2 * 0.01
+    np.testing.assert_allclose(rows_of(layer, range(ROWS)), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        keras.constraints.NonNeg(),
+        keras.constraints.MaxNorm(1.5, axis=1),
+        keras.constraints.UnitNorm(axis=-1),
+        keras.constraints.MinMaxNorm(1.2, 1.5, axis=[1]),
+    ],
+)
+def test_a_constraint_is_that_of_keras(constraint):
+    arguments = {"embeddings_constraint": constraint, "weights": START}
+    ours, losses = fitted(
+        lambda: HetEmbedding(ROWS, DIM, optimizer=sgd(0.1), **arguments), EVERY_ID
+    )
+    theirs, their_losses = fitted(lambda: keras.layers.Embedding(ROWS, DIM, **arguments), EVERY_ID)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-4)
+
+
+def test_a_model_with_all_of_them_is_saved_and_loaded(tmp_path):
+    layer = HetEmbedding(
+        ROWS,
+        DIM,
+        "glorot_uniform",
+        keras.regularizers.L2(0.1),
+        keras.constraints.MaxNorm(2, axis=1),
+        True,
+        START,
+        optimizer=sgd(),
+    )
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    ids = np.array([[1, 299]])
+    np.testing.assert_array_equal(loaded.predict(ids, verbose=0), model.predict(ids, verbose=0))
+    assert loaded.layers[0].embeddings_constraint.max_value == 2
+
+
+def test_on_a_cluster(strategy):
+    """Bound, weights and regularizer where the table is on parameter servers."""
+    with strategy.scope():
+        layer = HetEmbedding(
+            ROWS,
+            DIM,
+            weights=START,
+            embeddings_regularizer=keras.regularizers.L2(0.5),
+            embeddings_constraint="non_neg",
+            optimizer=sgd(0.1),
+            cache=het_tf.CacheConfig(100, staleness=0),
+        )
+        inputs = keras.Input((3,), dtype="int64")
+        model = het_tf.keras.Model(inputs, 0.0 * layer(inputs))
+        model.compile("sgd", "mse")
+    np.testing.assert_array_equal(layer.table.lookup(np.arange(ROWS)), START)
+    ids = np.array([[1, 2, 1], [5, 5, 5]])
+    history = model.fit(ids, np.zeros((2, 3, DIM)), batch_size=2, epochs=1, verbose=0).history
+    np.testing.assert_allclose(history["loss"], 0.5 * (START[[1, 2, 5]] ** 2).sum(), rtol=1e-5)
+    wanted = np.maximum(START[[1, 2, 5]] * (1 - 0.1 * 2 * 0.5), 0)
+    np.testing.assert_allclose(layer.table.lookup(np.array([1, 2, 5])), wanted, rtol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"input_dim = 300\), not 300"):
+        model.fit(np.array([[1, 2, 300]]), np.zeros((1, 3, DIM)), verbose=0)
