@@ -188,7 +188,8 @@ def _read_configs(reader: Any, prefix: str, name: str) -> list[dict[str, Any]]:
                 raise ValueError(f"it says {config}")
             if configs and config["num_shards"] != configs[0]["num_shards"]:
                 raise ValueError(f"it is of {config['num_shards']} shards, the first is not")
-        except (ValueError, KeyError, TypeError) as error:
+        # The reader's errors have no common class.
+        except Exception as error:
             raise tf.errors.DataLossError(None, None, f"{where} is damaged: {error}") from error
         configs.append(config)
     return configs
