@@ -78,6 +78,7 @@ CORE_TESTS = [
     "ops/core/cache/sketch_test.cc",
     "ops/core/cache/store_test.cc",
     "ops/core/dense/replica_test.cc",
+    "ops/core/dense/step_test.cc",
     "ops/core/link/link_test.cc",
     "ops/core/link/sessions_test.cc",
     "ops/core/memory/index_test.cc",
