@@ -29,8 +29,8 @@ Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& al
       const char* record = stripes_[s]->records[slot];
       rows.keys[r] = KeyOf(record);
       rows.clocks[r] = ClockOf(record);
-      std::memcpy(rows.values + r * dim(), RowOf(record), sizeof(float) * dim());
-      std::copy_n(RowOf(record) + dim(), slot_dim(), rows.slots + r * slot_dim());
+      format_.Read(WordsOf(record), 0, rows.values + r * dim());
+      std::copy_n(WordsOf(record) + format_.words(0), slot_dim(), rows.slots + r * slot_dim());
       ++r;
     });
   }
@@ -58,11 +58,12 @@ Status Table::Import(const ConstRows& rows, int64_t num_rows) {
     Stripe& stripe = *stripes_[StripeOfHash(hash, kNumStripes)];
     char* record = FindOrInsert(&stripe, hash, rows.keys[r]);
     SetClock(record, rows.clocks[r]);
-    std::memcpy(RowOf(record), rows.values + r * dim(), sizeof(float) * dim());
+    format_.Write(rows.values + r * dim(), 0, WordsOf(record));
+    float* slots = WordsOf(record) + format_.words(0);
     if (rows.slots == nullptr) {
-      kit_.optimizer->InitSlots(RowOf(record) + dim());
+      kit_.optimizer->InitSlots(slots);
     } else {
-      std::copy_n(rows.slots + r * slot_dim(), slot_dim(), RowOf(record) + dim());
+      std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
     }
   }
   NewIncarnation();
