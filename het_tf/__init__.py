@@ -3,7 +3,7 @@
 HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFlow and Keras.
 """
 
-from het_tf import _quiet, distribute, initializers, keras, layers, ops, optimizers
+from het_tf import _quiet, checkpoint, distribute, initializers, keras, layers, ops, optimizers
 from het_tf.cache import CacheConfig
 from het_tf.export import export_saved_model
 from het_tf.table import EmbeddingTable, TableExport
@@ -12,6 +12,7 @@ __all__ = [
     "CacheConfig",
     "EmbeddingTable",
     "TableExport",
+    "checkpoint",
     "distribute",
     "export_saved_model",
     "initializers",

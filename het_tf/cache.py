@@ -462,7 +462,12 @@ def _counter_names() -> tuple[str, ...]:
 
 
 def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
-    if not isinstance(error, tf.errors.UnavailableError) or "/job:ps" in error.message:
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        # TensorFlow forgets a worker that died until it has been started again.
+        is_down = "unknown device" in error.message and device in error.message
+    else:
+        is_down = isinstance(error, tf.errors.UnavailableError) and "/job:ps" not in error.message
+    if not is_down:
         return False
     logging.warning("%s is down, and its cache with it: %s", device, error.message)
     return True

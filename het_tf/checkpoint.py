@@ -1,40 +1,69 @@
-"""Tables in `tf.train.Checkpoint`."""
+"""Tables in `tf.train.Checkpoint`, and where their rows are for Keras's files."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from het_tf.table import TableExport
+# There is no public way for an object to write its part of a checkpoint by itself.
+from tensorflow.python.saved_model import registration
+
+from het_tf import _parts
+from het_tf._weights_files import rows_in
+from het_tf.table import EmbeddingTable
+
+__all__ = ["TableState", "rows_in"]
 
 
-class TableState(tf.train.experimental.PythonState):
+class TableState(tf.Module):
     """The rows of a table as a part of a checkpoint.
 
-    All rows pass through this process, as one string.
+    Every shard writes its own rows into the checkpoint, and reads them from it.
     """
 
-    def __init__(self, read: Callable[[], TableExport], write: Callable[[TableExport], None]):
+    def __init__(self, table: EmbeddingTable, flush: Callable[[], None]):
         """Ties a table to checkpoints.
 
         Args:
-          read: gives all rows, after the workers' caches were flushed.
-          write: replaces all rows.
+          table: its rows are saved and replaced.
+          flush: sends what caches hold back; called before the rows are saved.
         """
-        self._read = read
-        self._write = write
+        super().__init__()
+        self.table = table
+        self.flush = flush
 
-    def serialize(self) -> bytes:
-        """The rows, when a checkpoint is saved."""
-        rows = self._read()
-        buffer = io.BytesIO()
-        np.savez(buffer, keys=rows.keys, values=rows.values, slots=rows.slots, clocks=rows.clocks)
-        return buffer.getvalue()
 
-    def deserialize(self, string_value: bytes) -> None:
-        """Sets the rows, when a checkpoint is restored."""
-        with np.load(io.BytesIO(string_value)) as arrays:
-            self._write(TableExport(*(arrays[n] for n in ("keys", "values", "slots", "clocks"))))
+def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[tf.Tensor]:
+    with tf.init_scope():
+        for state in trackables.values():
+            state.flush()
+        prefixes = _parts.save_parts(_tables(trackables), _path(file_prefix))
+    return [tf.constant(prefix) for prefix in prefixes]
+
+
+def _restore(trackables: Mapping[str, TableState], merged_prefix: tf.Tensor) -> None:
+    with tf.init_scope():
+        _parts.restore_parts(_tables(trackables), _path(merged_prefix))
+
+
+def _tables(trackables: Mapping[str, TableState]) -> dict[str, EmbeddingTable]:
+    return {name: state.table for name, state in trackables.items()}
+
+
+def _path(prefix: Any) -> str:
+    if tf.is_symbolic_tensor(prefix):
+        raise ValueError(
+            "tables are saved and restored eagerly: call tf.train.Checkpoint outside of tf.function"
+        )
+    return prefix.numpy().decode()
+
+
+registration.register_checkpoint_saver(
+    package="het_tf",
+    name="Table",
+    predicate=lambda trackable: isinstance(trackable, TableState),
+    save_fn=_save,
+    restore_fn=_restore,
+)

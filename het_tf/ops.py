@@ -87,6 +87,11 @@ table_stats = _library.het_table_stats
 table_clear = _library.het_table_clear
 table_export = _library.het_table_export
 table_import = _library.het_table_import
+table_cut = _library.het_table_cut
+table_cut_end = _library.het_table_cut_end
+table_save = _library.het_table_save
+table_check = _library.het_table_check
+table_restore = _library.het_table_restore
 
 cache_handle = _library.het_cache_handle
 cache_lookup = _library.het_cache_lookup

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from het_tf.exchange import Exchange
 NO_CACHE = {"capacity": 0}
 
 # Rows are exported in parts of about this size.
-_EXPORT_PART_BYTES = 256 << 20
+_EXPORT_PART_BYTES = 64 << 20
 _MAX_EXPORT_PARTS = 32
 
 
@@ -113,6 +113,16 @@ class EmbeddingTable:
     def is_local(self) -> bool:
         """Whether the table lives in this process."""
         return not self.devices
+
+    @functools.cached_property
+    def slot_dim(self) -> int:
+        """Columns of a row's optimizer slots."""
+        beyond = _MAX_EXPORT_PARTS
+        return int(ops.table_export(self._handles[0], beyond, beyond + 1)[2].shape[1])
+
+    def handle(self, shard: int) -> tf.Tensor:
+        """The handle of a shard, for eager ops, which run where the shard is."""
+        return self._handles[shard]
 
     # Ops, for graphs and eagerly.
 
@@ -252,14 +262,25 @@ class EmbeddingTable:
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """
-        parts = [part for handle in self._handles for part in self._export_shard(handle)]
-        return TableExport(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        parts = list(self.export_parts())
+        columns = [field.name for field in dataclasses.fields(TableExport)]
+        return TableExport(*(np.concatenate([getattr(p, c) for p in parts]) for c in columns))
 
-    def import_(self, rows: TableExport) -> None:
+    def export_parts(self) -> Iterator[TableExport]:
+        """Reads all rows, as `export`, a part at a time: of 64 MB, or a 32nd of a larger shard."""
+        for handle in self._handles:
+            bytes_ = int(ops.table_size(handle)) * 4 * (self.dim + self.slot_dim)
+            parts = min(_MAX_EXPORT_PARTS, 1 + bytes_ // _EXPORT_PART_BYTES)
+            for part in range(parts):
+                yield TableExport(*(x.numpy() for x in ops.table_export(handle, part, parts)))
+
+    def import_(self, rows: TableExport, *, initial_slots: bool = False) -> None:
         """Sets rows, replacing those that exist. Caches of the table drop what they hold.
 
         Args:
           rows: from `export` of a table with the same dim and optimizer; the shards may differ.
+          initial_slots: slots are to be as before a row's first update; those of rows are of shape
+            [rows, 0], and the optimizer may differ.
 
         Raises:
           tf.errors.InvalidArgumentError: shapes do not match the table. Then a shard has taken all
@@ -267,15 +288,18 @@ class EmbeddingTable:
           tf.errors.ResourceExhaustedError: a parameter server has not the memory.
           tf.errors.UnavailableError: a parameter server is down.
         """
-        self._import(rows)
-
-    def replace(self, rows: TableExport) -> None:
-        """Drops all rows and sets these. Raises as `import_` does."""
-        # Rows of other shapes are refused before any is lost.
-        columns = rows.keys, rows.values, rows.slots, rows.clocks
-        self.import_(TableExport(*(column[:0] for column in columns)))
-        self.clear()
-        self.import_(rows)
+        shard_of = ops.shard_of(rows.keys, num_shards=self.num_shards).numpy()
+        for shard, handle in enumerate(self._handles):
+            mine = shard_of == shard
+            ops.table_import(
+                handle,
+                rows.keys[mine],
+                rows.values[mine],
+                rows.slots[mine],
+                rows.clocks[mine],
+                initial_slots=initial_slots,
+            )
+        self.clear_caches()
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Sets the values of rows, which are then as before their first update.
@@ -288,21 +312,7 @@ class EmbeddingTable:
         """
         slots = np.zeros((len(keys), 0), np.float32)
         rows = TableExport(keys, values, slots, np.zeros(len(keys), np.int64))
-        self._import(rows, initial_slots=True)
-
-    def _import(self, rows: TableExport, initial_slots: bool = False) -> None:
-        shard_of = ops.shard_of(rows.keys, num_shards=self.num_shards).numpy()
-        for shard, handle in enumerate(self._handles):
-            mine = shard_of == shard
-            ops.table_import(
-                handle,
-                rows.keys[mine],
-                rows.values[mine],
-                rows.slots[mine],
-                rows.clocks[mine],
-                initial_slots=initial_slots,
-            )
-        self._clear_caches()
+        self.import_(rows, initial_slots=True)
 
     def clear(self) -> None:
         """Drops all rows. Caches of the table drop what they hold.
@@ -312,7 +322,7 @@ class EmbeddingTable:
         """
         for handle in self._handles:
             ops.table_clear(handle)
-        self._clear_caches()
+        self.clear_caches()
 
     def stats(self) -> dict[str, int]:
         """Counters, summed over the shards (`TableCounter` in the core's table.h).
@@ -337,13 +347,14 @@ class EmbeddingTable:
         """Has `clear` and `import_` clear `cache` (a `WorkerCache`), for as long as it exists."""
         self._caches.add(cache)
 
-    # Inside.
-
-    def _clear_caches(self) -> None:
+    def clear_caches(self) -> None:
+        """Has all caches drop what they hold, after the rows were replaced."""
         # Caches find out by themselves when they hear from a shard, but one without a bound may
         # have no reason to ask.
         for cache in tuple(self._caches):
             cache.clear()
+
+    # Inside.
 
     def _create(self, shard: int) -> tf.Tensor:
         device = self.devices[shard] if self.devices else "/device:CPU:0"
@@ -376,14 +387,6 @@ class EmbeddingTable:
                 return ops.cache_gather(reader, ticket)
 
         return lookup
-
-    def _export_shard(self, handle: tf.Tensor) -> list[list[np.ndarray]]:
-        rows = int(ops.table_size(handle))
-        parts = min(_MAX_EXPORT_PARTS, 1 + rows * self.dim * 4 // _EXPORT_PART_BYTES)
-        return [
-            [array.numpy() for array in ops.table_export(handle, part, parts)]
-            for part in range(parts)
-        ]
 
 
 def check_clock(clock: str) -> None:

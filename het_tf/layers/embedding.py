@@ -15,6 +15,7 @@ import tensorflow as tf
 from het_tf import _callers, _prepared, _row_forms, initializers, ops, optimizers, pooling
 from het_tf._arguments import INT64_MAX, check_float_dtype, check_integer
 from het_tf._counters import with_ratios
+from het_tf._weights_files import load_rows, save_rows
 from het_tf.cache import CacheConfig, WorkerCache
 from het_tf.checkpoint import TableState
 from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
@@ -25,7 +26,7 @@ from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
 from het_tf.layers.rate import LearningRate
 from het_tf.serving import frozen_table
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.table import EmbeddingTable
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -185,7 +186,6 @@ class HetEmbedding(keras.layers.Layer):
             warn_of_idle_cluster(f"Layer {self.name!r} is built")
         self._anchor = Anchor(self.name)
         self._rate = LearningRate(self.add_weight, self.optimizer, self._takes_compiled)
-        self._table_state = TableState(self._read_rows, lambda rows: self.table.replace(rows))
         if self.optimizer is not None:
             self._make_table()
 
@@ -208,6 +208,8 @@ class HetEmbedding(keras.layers.Layer):
         if self._weights_given is not None:
             self._table.assign(np.arange(len(self._weights_given)), self._weights_given)
             self._weights_given = None
+        # Restores the rows, if a checkpoint was restored before there was a table.
+        self._table_state = TableState(self._table, self.flush)
 
     @property
     def table(self) -> EmbeddingTable:
@@ -514,26 +516,22 @@ class HetEmbedding(keras.layers.Layer):
         return layer
 
     def save_own_variables(self, store: Any) -> None:
-        """Puts the weights and all rows of the table into a Keras weights file."""
+        """Puts the weights and all rows of the table into a Keras weights file.
+
+        In `het_tf.checkpoint.rows_in(folder)` a pointer takes the place of the rows.
+        """
+        self.flush()
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             store[str(i)] = 0.0 if variable is self._anchor else variable
-        rows = self._read_rows()
-        store["keys"], store["values"] = rows.keys, rows.values
-        store["slots"], store["clocks"] = rows.slots, rows.clocks
+        save_rows(store, self.table, self.name)
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces the weights and all rows of the table; the caches start empty."""
         self._check_has_table()
+        load_rows(store, self.table, self.name)
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             if variable is not self._anchor:
                 variable.assign(store[str(i)])
-        self.table.replace(
-            TableExport(*(np.asarray(store[n]) for n in ("keys", "values", "slots", "clocks")))
-        )
-
-    def _read_rows(self) -> TableExport:
-        self.flush()
-        return self.table.export()
 
     def keys_of(self, ids: Any) -> tf.Tensor:
         """Ids as the keys of the table, int64 of the same shape.

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -30,6 +31,27 @@ def train_until_error(model, data, action):
     except tf.errors.UnavailableError as error:
         return {"error": str(error), "seconds": time.monotonic() - began}
     return {"error": None, "seconds": time.monotonic() - began}
+
+
+def use_tables(model, embedding):
+    """What reads and replaces rows, while a worker is down; the rows are as before afterwards."""
+    table = embedding.table
+    rows = table.export()
+    clocks = [int(rows.clocks.sum())]
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_weights(f"{folder}/model.weights.h5")
+        path = tf.train.Checkpoint(model=model).write(f"{folder}/checkpoint")
+        table.clear()
+        clocks.append(table.size())
+        model.load_weights(f"{folder}/model.weights.h5")
+        clocks.append(int(table.export().clocks.sum()))
+        table.clear()
+        tf.train.Checkpoint(model=model).read(path).expect_partial()
+        clocks.append(int(table.export().clocks.sum()))
+    table.clear()
+    table.import_(rows)
+    clocks.append(int(table.export().clocks.sum()))
+    return {"clocks": clocks, "pending": embedding.cache_stats()["pending"]}
 
 
 def main():
@@ -93,6 +115,7 @@ def main():
     out["worker killed"] = fit(data, AtStep(STEPS // 4, kill), epochs=2)
     out["pending when killed"] = pending
     out["without it"] = fit(data)
+    out["tables without it"] = use_tables(model, embedding)
     cluster.restart_worker(1)
     out["restarted"] = fit_until_joined(1)
 

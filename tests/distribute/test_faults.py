@@ -51,6 +51,15 @@ def test_flush_skips_a_worker_that_is_down(seen):
     assert re.search(r"not flushed: worker 1 at localhost:\d+ refuses connections", text)
 
 
+def test_tables_are_saved_restored_and_cleared_without_a_worker_that_is_down(seen):
+    run = seen["tables without it"]
+    before, cleared, *restored = run["clocks"]
+    assert before > 0
+    assert cleared == 0
+    assert restored == [before] * 3
+    assert run["pending"] == 0
+
+
 def test_restarted_worker_joins_in(seen):
     assert seen["restarted"]["counts"] == [1.0]
     assert seen["restarted"]["iterations"] == 100

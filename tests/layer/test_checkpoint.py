@@ -1,27 +1,54 @@
-"""Tables in tf.train.Checkpoint."""
+"""Tables in tf.train.Checkpoint, in one process."""
+
+import dataclasses
+import json
+import logging
+import pathlib
+import resource
+import shutil
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import het_tf
+from het_tf.checkpoint import TableState
+from het_tf.table import EmbeddingTable, TableExport
 
 IDS = np.arange(300).reshape(100, 3)
 TARGETS = np.ones(100)
 
 
-def trained_model() -> tuple[keras.Model, het_tf.layers.HetEmbedding]:
-    embedding = het_tf.layers.HetEmbedding(4, optimizer=het_tf.optimizers.Adam(0.01), seed=1)
+def build_model(optimizer=None, width: int = 4) -> tuple[keras.Model, het_tf.layers.HetEmbedding]:
+    optimizer = optimizer or het_tf.optimizers.Adam(0.01)
+    embedding = het_tf.layers.HetEmbedding(width, optimizer=optimizer, seed=1)
     ids = keras.Input((3,), dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(embedding(ids))))
     model.compile("sgd", "mse")
+    return model, embedding
+
+
+def trained_model(**arguments) -> tuple[keras.Model, het_tf.layers.HetEmbedding]:
+    model, embedding = build_model(**arguments)
     model.fit(IDS, TARGETS, verbose=0)
     return model, embedding
 
 
+def sorted_rows(table: EmbeddingTable) -> list[np.ndarray]:
+    rows = table.export()
+    order = np.argsort(rows.keys)
+    return [getattr(rows, field.name)[order] for field in dataclasses.fields(rows)]
+
+
+def assert_same_rows(one: list[np.ndarray], other: list[np.ndarray]) -> None:
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_restore_brings_back_values_slots_and_clocks(tmp_path):
     model, embedding = trained_model()
-    rows = embedding.table.export()
+    rows = sorted_rows(embedding.table)
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
     expected = model.predict(IDS, verbose=0)
     model.fit(IDS, TARGETS, verbose=0)
@@ -30,11 +57,7 @@ def test_restore_brings_back_values_slots_and_clocks(tmp_path):
     tf.train.Checkpoint(model=model).restore(path).assert_existing_objects_matched()
 
     np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected)
-    restored = embedding.table.export()
-    order, restored_order = np.argsort(rows.keys), np.argsort(restored.keys)
-    for name in ("keys", "values", "slots", "clocks"):
-        before, after = getattr(rows, name), getattr(restored, name)
-        np.testing.assert_array_equal(before[order], after[restored_order])
+    assert_same_rows(sorted_rows(embedding.table), rows)
 
 
 def test_restore_drops_rows_that_the_checkpoint_does_not_have(tmp_path):
@@ -44,3 +67,298 @@ def test_restore_drops_rows_that_the_checkpoint_does_not_have(tmp_path):
     assert embedding.table.size() == 600
     tf.train.Checkpoint(model=model).restore(path).expect_partial()
     assert embedding.table.size() == 300
+
+
+def test_a_checkpoint_may_be_restored_before_there_is_a_table(tmp_path):
+    _, embedding = trained_model()
+    path = tf.train.Checkpoint(layer=embedding).save(str(tmp_path / "checkpoint"))
+    later = het_tf.layers.HetEmbedding(4, optimizer=het_tf.optimizers.Adam(0.01), seed=1)
+    tf.train.Checkpoint(layer=later).restore(path)
+    later(IDS)
+    assert_same_rows(sorted_rows(later.table), sorted_rows(embedding.table))
+
+
+def test_stock_tensorflow_reads_the_rows(tmp_path):
+    """As docs/checkpoints.md says."""
+    _, embedding = trained_model()
+    path = tf.train.Checkpoint(layer=embedding).save(str(tmp_path / "checkpoint"))
+    reader = tf.train.load_checkpoint(path)
+    part = "layer/_table_state/shard_0"
+    rows = TableExport(
+        *(reader.get_tensor(f"{part}/{x}") for x in ("keys", "values", "slots", "clocks"))
+    )
+    order = np.argsort(rows.keys)
+    saved = [getattr(rows, field.name)[order] for field in dataclasses.fields(rows)]
+    assert_same_rows(saved, sorted_rows(embedding.table))
+    config = json.loads(reader.get_tensor(f"{part}/config"))
+    assert config == {
+        "format": 1,
+        "shard": 0,
+        "num_shards": 1,
+        "rows": 300,
+        "dim": 4,
+        "slot_dim": rows.slots.shape[1],
+        "optimizer": embedding.table.optimizer.spec(),
+        "initializer": config["initializer"],
+        "seed": 1,
+        "clock": "count",
+    }
+
+
+def test_any_file_system_of_tensorflow_will_do():
+    """A bucket is reached in the same way as TensorFlow's file system in memory."""
+    _, embedding = trained_model()
+    rows = sorted_rows(embedding.table)
+    path = tf.train.Checkpoint(layer=embedding).save("ram://checkpoints/ckpt")
+    with het_tf.checkpoint.rows_in("ram://beside"):
+        store = {}
+        embedding.save_own_variables(store)
+    assert len(tf.io.gfile.glob("ram://beside/*.index")) == 1
+    embedding.table.clear()
+    tf.train.Checkpoint(layer=embedding).restore(path).expect_partial()
+    assert_same_rows(sorted_rows(embedding.table), rows)
+    embedding.table.clear()
+    embedding.load_own_variables(store)
+    assert_same_rows(sorted_rows(embedding.table), rows)
+
+
+def test_a_manager_deletes_the_rows_with_their_checkpoint(tmp_path):
+    model, _ = trained_model()
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), tmp_path, max_to_keep=2)
+    for _ in range(4):
+        manager.save()
+    names = {path.name.split(".")[0] for path in tmp_path.iterdir()}
+    assert names == {"checkpoint", "ckpt-3", "ckpt-4"}
+
+
+def test_another_optimizer_keeps_the_values(tmp_path, caplog):
+    _, embedding = trained_model()
+    path = tf.train.Checkpoint(layer=embedding).save(str(tmp_path / "checkpoint"))
+    _, other = trained_model(
+        optimizer=het_tf.optimizers.Adagrad(0.1, initial_accumulator_value=0.5)
+    )
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        tf.train.Checkpoint(layer=other).restore(path).expect_partial()
+    assert "optimizer 'adam" in caplog.text
+    keys, values, slots, clocks = sorted_rows(other.table)
+    saved = sorted_rows(embedding.table)
+    assert_same_rows([keys, values, clocks], [saved[0], saved[1], saved[3]])
+    assert slots.shape == values.shape
+    assert (slots == 0.5).all()
+
+
+def test_another_width_is_refused(tmp_path):
+    _, embedding = trained_model()
+    path = tf.train.Checkpoint(layer=embedding).save(str(tmp_path / "checkpoint"))
+    _, other = trained_model(width=5)
+    before = sorted_rows(other.table)
+    with pytest.raises(ValueError, match="rows of 4 columns, the table 5"):
+        tf.train.Checkpoint(layer=other).restore(path)
+    assert_same_rows(sorted_rows(other.table), before)
+
+
+# Damage. A table by itself, of several blocks.
+
+ROWS = 30_000
+WIDTH = 64
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> tuple[EmbeddingTable, pathlib.Path]:
+    """A table of about three blocks, and a folder with its checkpoint "ckpt-1"."""
+    rng = np.random.default_rng(0)
+    table = EmbeddingTable(WIDTH, het_tf.optimizers.Adagrad(0.1), name="damaged")
+    values, slots = (rng.random((ROWS, WIDTH), np.float32) for _ in range(2))
+    table.import_(TableExport(np.arange(ROWS) * 3, values, slots, np.arange(ROWS)))
+    folder = tmp_path_factory.mktemp("saved")
+    tf.train.Checkpoint(table=TableState(table, lambda: None)).save(str(folder / "ckpt"))
+    return table, folder
+
+
+def small_table() -> EmbeddingTable:
+    table = EmbeddingTable(WIDTH, het_tf.optimizers.Adagrad(0.1), name="damaged")
+    ones = np.ones((2, WIDTH), np.float32)
+    table.import_(TableExport(np.array([1, 2]), ones, ones, np.array([5, 6])))
+    return table
+
+
+def restore(table: EmbeddingTable, folder: pathlib.Path) -> None:
+    state = TableState(table, lambda: None)
+    tf.train.Checkpoint(table=state).restore(str(folder / "ckpt-1")).expect_partial()
+
+
+def rows_file(folder: pathlib.Path) -> pathlib.Path:
+    """The data file with the rows: the largest."""
+    return max(folder.glob("ckpt-1.data-*"), key=lambda path: path.stat().st_size)
+
+
+def error_of(fn, *arguments) -> Exception | None:
+    try:
+        fn(*arguments)
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        return error
+    return None
+
+
+def test_damaged_bytes_are_noticed_before_a_row_is_replaced(saved, tmp_path):
+    original, folder = saved
+    rows = sorted_rows(original)
+    table = small_table()
+    before = sorted_rows(table)
+    data, index = rows_file(folder), folder / "ckpt-1.index"
+    rng = np.random.default_rng(1)
+    cases = []
+    for path, truncations, flips in ((data, 8, 20), (index, 8, 28)):
+        size = path.stat().st_size
+        cases += [(path.name, "cut", int(at)) for at in rng.integers(0, size, truncations)]
+        cases += [(path.name, "flip", int(at)) for at in rng.integers(0, size, flips)]
+    refused = 0
+    for name, kind, at in cases:
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        content = bytearray((copy / name).read_bytes())
+        if kind == "cut":
+            del content[at:]
+        else:
+            content[at] ^= 1 << rng.integers(8)
+        (copy / name).write_bytes(content)
+        error = error_of(restore, table, copy)
+        if error is None:
+            # A few bits of an index have no meaning.
+            assert name == index.name, (name, kind, at)
+            assert_same_rows(sorted_rows(table), rows)
+            table = small_table()
+        else:
+            refused += 1
+            # TensorFlow reads the index before it asks us, and does not say which.
+            assert name == index.name or str(copy) in str(error), (name, kind, at)
+            assert_same_rows(sorted_rows(table), before)
+        shutil.rmtree(copy)
+    assert refused >= len(cases) - 8
+
+
+def rewrite(folder: pathlib.Path, to: pathlib.Path, change) -> None:
+    """Copies a checkpoint with correct checksums after `change(tensors)`."""
+    reader = tf.train.load_checkpoint(str(folder / "ckpt-1"))
+    tensors = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    change(tensors)
+    names = list(tensors)
+    tf.raw_ops.SaveV2(
+        prefix=str(to / "ckpt-1"),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=[tf.constant(tensors[name]) for name in names],
+    )
+
+
+PART = "table/shard_0"
+
+
+def _config(**changes):
+    def change(tensors):
+        config = json.loads(tensors[f"{PART}/config"]) | changes
+        tensors[f"{PART}/config"] = json.dumps(config).encode()
+
+    return change
+
+
+def _tensor(name, fn):
+    def change(tensors):
+        tensors[f"{PART}/{name}"] = fn(tensors[f"{PART}/{name}"])
+
+    return change
+
+
+def _set(array, at, value):
+    array = array.copy()
+    array[at] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_config(format=2), "format 2, expected 1"),
+        (_config(rows=ROWS + 1), r"keys: is int64 \[\d+\], expected int64 \[\d+\]"),
+        (_config(rows=2**60), "keys: is int64"),
+        (_config(rows=-1), "config is damaged"),
+        (_config(rows="many"), "config is damaged"),
+        (_config(num_shards=2), "shard_1/config is missing"),
+        (_config(shard=1), "config is damaged"),
+        (_config(dim=32), "rows of 32 columns, the table 64"),
+        (_tensor("config", lambda x: b"{"), "config is damaged"),
+        (_tensor("config", lambda x: np.int64(3)), "config is damaged"),
+        (lambda tensors: tensors.pop(f"{PART}/config"), "config is missing"),
+        (lambda tensors: tensors.pop(f"{PART}/clocks"), "shard_0: clocks: "),
+        (_tensor("values", lambda x: x[:-1]), r"values: is float \[\d+,64\], expected"),
+        (_tensor("values", lambda x: x[:, :-1]), r"values: is float \[\d+,63\], expected"),
+        (_tensor("values", lambda x: x.astype(np.float64)), "values: is double"),
+        (_tensor("clocks", lambda x: _set(x, 3, -1)), "clocks holds -1 for key"),
+        (_tensor("values", lambda x: _set(x, (5, 2), np.nan)), "NaN or infinity for key"),
+        (_tensor("slots", lambda x: _set(x, (5, 2), np.inf)), "NaN or infinity for key"),
+    ],
+)
+def test_wrong_contents_with_right_checksums_are_refused(saved, tmp_path, change, message):
+    original, _ = saved
+    # Of few rows, since stock TensorFlow writes a tensor in one block.
+    few = EmbeddingTable(WIDTH, het_tf.optimizers.Adagrad(0.1), name="few")
+    rows = TableExport(*(x[:100] for x in sorted_rows(original)))
+    few.import_(rows)
+    (tmp_path / "few").mkdir()
+    tf.train.Checkpoint(table=TableState(few, lambda: None)).save(str(tmp_path / "few" / "ckpt"))
+    rewrite(tmp_path / "few", tmp_path, lambda tensors: None)
+    table = small_table()
+    restore(table, tmp_path)
+    assert table.size() == 100  # so what follows is refused for the change alone
+    before = sorted_rows(table)
+    rewrite(tmp_path / "few", tmp_path, change)
+    with pytest.raises((tf.errors.OpError, ValueError), match=message) as error:
+        restore(table, tmp_path)
+    assert str(tmp_path / "ckpt-1") in str(error.value)
+    assert_same_rows(sorted_rows(table), before)
+
+
+def test_a_missing_file_is_named(saved, tmp_path):
+    _, folder = saved
+    table = small_table()
+    before = sorted_rows(table)
+    for name in (rows_file(folder).name, "ckpt-1.index"):
+        copy = tmp_path / name
+        shutil.copytree(folder, copy)
+        (copy / name).unlink()
+        with pytest.raises((tf.errors.OpError, ValueError), match=str(copy / "ckpt-1")):
+            restore(table, copy)
+        assert_same_rows(sorted_rows(table), before)
+
+
+def test_a_full_disk_leaves_table_and_folder_as_they_were(saved, tmp_path):
+    table, _ = saved
+    before = sorted_rows(table)
+    state = TableState(table, lambda: None)
+    path = tf.train.Checkpoint(table=state).write(str(tmp_path / "first"))
+    there = sorted(tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, limits[1]))  # of the 15 MB that it takes
+    try:
+        with pytest.raises(tf.errors.OpError, match="File too large"):
+            tf.train.Checkpoint(table=state).write(str(tmp_path / "second"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(tmp_path.iterdir()) == there
+    assert_same_rows(sorted_rows(table), before)
+    # And the next one is written, since the failed one holds nothing any more.
+    tf.train.Checkpoint(table=state).write(str(tmp_path / "second"))
+    restored = small_table()
+    tf.train.Checkpoint(table=TableState(restored, lambda: None)).restore(path).expect_partial()
+    assert_same_rows(sorted_rows(restored), before)
+
+
+def test_a_folder_that_cannot_be_made_is_named(saved, tmp_path):
+    table, _ = saved
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(tf.errors.OpError, match=str(tmp_path / "file")):
+        tf.train.Checkpoint(table=TableState(table, lambda: None)).write(
+            str(tmp_path / "file" / "checkpoint")
+        )
+    assert (tmp_path / "file").read_text() == "no folder"
+    assert table.size() == ROWS

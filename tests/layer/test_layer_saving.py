@@ -1,12 +1,13 @@
 """HetEmbedding in saved models, weights and configs, without a strategy."""
 
+import contextlib
 import dataclasses
 import json
+import logging
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import het_tf
 from het_tf import optimizers
@@ -19,7 +20,8 @@ LABELS = np.array([1.0, -1.0, 0.5])
 def build(optimizer=None, **arguments) -> keras.Model:
     arguments = {"seed": 11, "name": "users", **arguments}
     inputs = keras.Input((3,), dtype="int64")
-    embedded = het_tf.layers.HetEmbedding(2, optimizer=optimizer, **arguments)(inputs)
+    width = arguments.pop("output_dim", 2)
+    embedded = het_tf.layers.HetEmbedding(width, optimizer=optimizer, **arguments)(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.ops.sum(embedded, axis=1)))
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
     return model
@@ -157,16 +159,79 @@ def test_what_has_no_place_for_the_table_says_what_has(model_class, tmp_path):
     np.testing.assert_array_equal(sorted_rows(model)[1], before[1])
 
 
-def test_weights_of_another_table_are_refused(tmp_path):
+def test_another_optimizer_takes_the_values_and_starts_with_fresh_slots(tmp_path, caplog):
     model = build(optimizers.SGD(0.1))
     fit(model)
     model.save_weights(tmp_path / "model.weights.h5")
-    other = build(optimizers.Adam(0.1))  # has slots, which the file lacks
-    fit(other)
-    before = sorted_rows(other)
-    with pytest.raises(
-        (ValueError, tf.errors.InvalidArgumentError), match=r"slots has shape \[0,0\]"
-    ):
+    other = build(optimizers.Adagrad(0.1, initial_accumulator_value=0.5))
+    fit(other, epochs=1)
+    with caplog.at_level(logging.WARNING, logger="absl"):
         other.load_weights(tmp_path / "model.weights.h5")
-    for one, two in zip(before, sorted_rows(other), strict=True):
+    assert "was saved with optimizer 'sgd" in caplog.text
+    assert "values are kept, and the slots of 'adagrad" in caplog.text
+    keys, values, slots, clocks = sorted_rows(other)
+    saved = sorted_rows(model)
+    for one, two in ((keys, saved[0]), (values, saved[1]), (clocks, saved[3])):
         np.testing.assert_array_equal(one, two)
+    assert slots.shape == values.shape
+    assert (slots == 0.5).all()
+
+
+def test_weights_of_another_width_are_refused(tmp_path):
+    model = build(optimizers.SGD(0.1))
+    fit(model)
+    other = het_tf.layers.HetEmbedding(3)
+    other.build()
+    for context in (contextlib.nullcontext(), het_tf.checkpoint.rows_in(tmp_path)):
+        store = {}
+        with context:
+            model.get_layer("users").save_own_variables(store)
+        with pytest.raises(ValueError, match="rows of 2 columns, the table 3"):
+            other.load_own_variables(store)
+    assert other.table.size() == 0
+
+
+@pytest.mark.parametrize("kind", ["keras", "weights.h5"])
+def test_rows_beside_the_file(tmp_path, kind):
+    """The file holds a pointer, which leads to the rows as long as they are where it says."""
+    model, folder = build(optimizers.Adam(0.1)), tmp_path / "rows"
+    path = tmp_path / f"model.{kind}"
+    save = model.save if kind == "keras" else model.save_weights
+    fit(model)
+    save(path)
+    inside = path.stat().st_size
+    fit(model)
+    rows = sorted_rows(model)
+    with het_tf.checkpoint.rows_in(folder):
+        save(path)
+    assert path.stat().st_size < inside
+    files = sorted(file.name for file in folder.iterdir())
+    assert [name.partition(".")[2] for name in files] == ["data-00000-of-00001", "index"]
+    assert files[0].startswith("users-")
+
+    def load():
+        if kind == "keras":
+            return keras.models.load_model(path)
+        loaded = build(optimizers.Adam(0.1))
+        fit(loaded, epochs=1)
+        loaded.load_weights(path)
+        return loaded
+
+    for one, other in zip(sorted_rows(load()), rows, strict=True):
+        np.testing.assert_array_equal(one, other)
+    moved = folder.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=rf"users, but a pointer to {folder}/users-"):
+        load()
+    with het_tf.checkpoint.rows_in(moved):
+        loaded = load()
+    for one, other in zip(sorted_rows(loaded), rows, strict=True):
+        np.testing.assert_array_equal(one, other)
+    (moved / files[0]).unlink()
+    before = sorted_rows(model)
+    with (
+        het_tf.checkpoint.rows_in(moved),
+        pytest.raises(ValueError, match="data-00000-of-00001"),
+    ):
+        model.load_weights(path) if kind == "weights.h5" else load()
+    for one, other in zip(sorted_rows(model), before, strict=True):
+        np.testing.assert_array_equal(one, other)

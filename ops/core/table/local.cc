@@ -176,7 +176,15 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
                       [&](int64_t m) { return StripeOfHash(ids.hashes[missing[m]], kNumStripes); });
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
+  const KeptRows::Room room(&kept_, ids.num_keys() * record_bytes_);
   const auto locks = LockStripes<UniqueLock>(0, kNumStripes);
+  if (kept_.open()) {
+    for (int64_t u = 0; u < ids.num_keys(); ++u) {
+      if (!sums.finite(u)) continue;
+      KeepRecord(stripes_[StripeOfHash(ids.hashes[u], kNumStripes)].get(), ids.hashes[u],
+                 ids.keys[u]);
+    }
+  }
   if (!missing.empty()) InsertRecords(ids, missing, groups, parallel_for, &records);
   parallel_for(ids.num_keys(), kProbeCycles / 2 + 4 * row_dim_, [&](int64_t first, int64_t last) {
     constexpr int64_t kAhead = 8;

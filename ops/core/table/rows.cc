@@ -1,4 +1,4 @@
-// Export, Import and Clear: all rows of a shard.
+// Export, Import, Replace and Clear: all rows of a shard.
 
 #include <algorithm>
 #include <cstring>
@@ -25,35 +25,38 @@ Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& al
   const Rows rows = allocate(num_rows);
   int64_t r = 0;
   for (int s = first; s < last; ++s) {
-    stripes_[s]->index.ForEach([&](uint32_t slot) {
-      const char* record = stripes_[s]->records[slot];
-      rows.keys[r] = KeyOf(record);
-      rows.clocks[r] = ClockOf(record);
-      format_.Read(WordsOf(record), 0, rows.values + r * dim());
-      std::copy_n(WordsOf(record) + format_.words(0), slot_dim(), rows.slots + r * slot_dim());
-      ++r;
-    });
+    stripes_[s]->index.ForEach(
+        [&](uint32_t slot) { CopyOut(stripes_[s]->records[slot], rows, r++); });
   }
   return Status();
 }
 
-Status Table::Import(const ConstRows& rows, int64_t num_rows) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    HET_RETURN_IF_ERROR(CheckOwned("keys", rows.keys[r], HashKey(rows.keys[r])));
-    if (rows.clocks[r] < 0 || rows.clocks[r] > kMaxClock) {
-      return InvalidArgument("clocks holds ", rows.clocks[r], " for key ", rows.keys[r]);
-    }
-    if (!AllFinite(rows.values + r * dim(), dim()) ||
-        (rows.slots != nullptr && !AllFinite(rows.slots + r * slot_dim(), slot_dim()))) {
-      return InvalidArgument("values or slots hold NaN or infinity for key ", rows.keys[r]);
-    }
+void Table::CopyOut(const char* record, const Rows& rows, int64_t r) const {
+  rows.keys[r] = KeyOf(record);
+  rows.clocks[r] = ClockOf(record);
+  format_.Read(WordsOf(record), 0, rows.values + r * dim());
+  std::copy_n(WordsOf(record) + format_.words(0), slot_dim(), rows.slots + r * slot_dim());
+}
+
+Status Table::CheckRow(const ConstRows& rows, int64_t r) const {
+  if (rows.clocks[r] < 0 || rows.clocks[r] > kMaxClock) {
+    return InvalidArgument("clocks holds ", rows.clocks[r], " for key ", rows.keys[r]);
   }
-  UniqueLock contents(contents_);
-  const Groups groups(num_rows, kNumStripes,
-                      [&](int64_t r) { return StripeOfHash(HashKey(rows.keys[r]), kNumStripes); });
+  const int num_slots = rows.slots == nullptr ? 0 : slot_dim();
+  if (AllFinite(rows.values + r * dim(), dim()) &&
+      AllFinite(rows.slots + r * num_slots, num_slots)) {
+    return Status();
+  }
+  return InvalidArgument("values or slots hold NaN or infinity for key ", rows.keys[r]);
+}
+
+Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers) {
+  const Groups groups(numbers.size(), kNumStripes, [&](int64_t i) {
+    return StripeOfHash(HashKey(rows.keys[numbers[i]]), kNumStripes);
+  });
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
-  for (int64_t r = 0; r < num_rows; ++r) {
+  for (const int64_t r : numbers) {
     const uint64_t hash = HashKey(rows.keys[r]);
     Stripe& stripe = *stripes_[StripeOfHash(hash, kNumStripes)];
     char* record = FindOrInsert(&stripe, hash, rows.keys[r]);
@@ -66,17 +69,69 @@ Status Table::Import(const ConstRows& rows, int64_t num_rows) {
       std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
     }
   }
-  NewIncarnation();
   return Status();
 }
 
-void Table::Clear() {
-  UniqueLock contents(contents_);
+void Table::DropRows() {
   for (const auto& stripe : stripes_) {
     stripe->index.Clear();
     stripe->records.Clear();
   }
   arena_.Clear();
+}
+
+Status Table::Import(const ConstRows& rows, int64_t num_rows) {
+  std::vector<int64_t> numbers(num_rows);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    HET_RETURN_IF_ERROR(CheckOwned("keys", rows.keys[r], HashKey(rows.keys[r])));
+    HET_RETURN_IF_ERROR(CheckRow(rows, r));
+    numbers[r] = r;
+  }
+  const UniqueLock contents = LockContents();
+  HET_RETURN_IF_ERROR(SetRows(rows, numbers));
+  NewIncarnation();
+  return Status();
+}
+
+Status Table::CheckRows(const ConstRows& rows, int64_t num_rows, int64_t* owned) const {
+  *owned = 0;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    HET_RETURN_IF_ERROR(CheckRow(rows, r));
+    *owned += Owns(HashKey(rows.keys[r]));
+  }
+  return Status();
+}
+
+Status Table::Replace(const std::function<Status(ConstRows*, int64_t*)>& next) {
+  const UniqueLock contents = LockContents();
+  DropRows();
+  NewIncarnation();
+  const auto load = [&] {
+    while (true) {
+      ConstRows rows;
+      int64_t num_rows = 0;
+      HET_RETURN_IF_ERROR(next(&rows, &num_rows));
+      if (num_rows == 0) return Status();
+      std::vector<int64_t> owned;
+      for (int64_t r = 0; r < num_rows; ++r) {
+        if (Owns(HashKey(rows.keys[r]))) owned.push_back(r);
+      }
+      HET_RETURN_IF_ERROR(SetRows(rows, owned));
+    }
+  };
+  Status status;
+  try {
+    status = load();
+  } catch (const std::bad_alloc&) {
+    status = ResourceExhausted("out of memory for rows");
+  }
+  if (!status.ok()) DropRows();
+  return status;
+}
+
+void Table::Clear() {
+  const UniqueLock contents = LockContents();
+  DropRows();
   NewIncarnation();
 }
 

@@ -71,7 +71,7 @@ Status Table::CheckRequest(const RequestView& request, const ParallelFor& parall
       for (int64_t r = first; r < last; ++r) {
         const PushRow& row = push.rows[r];
         hashes[r] = HashKey(row.key);
-        bool good = ShardOfHash(hashes[r], config_.num_shards) == static_cast<uint32_t>(shard_);
+        bool good = Owns(hashes[r]);
         if (r < push.num_gradients) {
           good = good && optimizer.CheckLearningRate(row.learning_rate).ok() &&
                  std::isfinite(SumOfSquares(push.gradients + r * dim(), dim()));
@@ -147,6 +147,7 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
         });
         const Reservation reservation(this, groups);
         HET_RETURN_IF_ERROR(reservation.status());
+        const KeptRows::Room room(&kept_, push.num_rows() * record_bytes_);
         Merge(push, hashed.pushes[p], groups, parallel_for);
         session->sequence = push.sequence;
       }
@@ -192,6 +193,11 @@ void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, con
   ForEachStripe<UniqueLock>(parallel_for, StripeCost(push.num_rows(), row_dim_), [&](int64_t s) {
     Stripe& stripe = *stripes_[s];
     const int32_t* rows = groups.order.data() + groups.begin[s];
+    if (!stripe.unread.empty()) {
+      for (int32_t i = 0; i < groups.size(s); ++i) {
+        KeepRecord(&stripe, hashes[rows[i]], push.rows[rows[i]].key);
+      }
+    }
     VisitAhead(
         groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[rows[i]]}; },
         [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },

@@ -20,6 +20,7 @@
 
 #include "ops/core/link/sessions.h"
 #include "ops/core/memory/arena.h"
+#include "ops/core/memory/hash.h"
 #include "ops/core/memory/index.h"
 #include "ops/core/memory/slab.h"
 #include "ops/core/parallel.h"
@@ -29,6 +30,7 @@
 #include "ops/core/shared_mutex.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
+#include "ops/core/table/kept_rows.h"
 #include "ops/core/unique_ids.h"
 #include "ops/core/wire/request.h"
 
@@ -127,9 +129,22 @@ class Table {
   using ConstRows = RowArrays<const int64_t, const float>;
   Status Export(int first, int last, const std::function<Rows(int64_t)>& allocate) const;
 
-  // Sets rows, replacing those that exist, all or none. slots may be nullptr: as they are before a
-  // row's first update. Starts a new incarnation.
+  // The rows as they are now, to be read while others update them (snapshot.h). One at a time; what
+  // sets or drops rows waits until it has ended.
+  class Snapshot;
+  Status Cut(std::unique_ptr<Snapshot>* snapshot);
+
+  // Sets rows, replacing those that exist, all or none. Without slots (nullptr) they get those of a
+  // new row. Starts a new incarnation.
   Status Import(const ConstRows& rows, int64_t num_rows);
+
+  // Whether Replace would take these rows, and how many of them are this shard's.
+  Status CheckRows(const ConstRows& rows, int64_t num_rows, int64_t* owned) const;
+
+  // Puts those rows into the table's place that next(&rows, &num_rows) gives until it gives 0 and
+  // that are this shard's; slots as for Import. Others wait meanwhile. Starts a new incarnation.
+  // After an error the table is empty.
+  Status Replace(const std::function<Status(ConstRows*, int64_t*)>& next);
 
   // Drops all rows. Starts a new incarnation.
   void Clear();
@@ -142,6 +157,9 @@ class Table {
     Index index;
     Slab records;
     size_t reserved = 0;  // rows that calls under way may insert; there is memory for them
+    // A bit for each record that a snapshot has still to read; empty without one. Its reader clears
+    // bits while it shares the lock, others while they have it alone.
+    std::vector<uint64_t> unread;
   };
 
   // Memory for rows that a call may insert, for as long as it runs.
@@ -152,6 +170,19 @@ class Table {
   uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key) const;
   // The stripe is locked, and has memory for the row.
   char* FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key);
+
+  // To be called before a row is changed while the stripe has rows to be read. The stripe is
+  // locked.
+  void KeepRecord(Stripe* stripe, uint64_t hash, int64_t key);
+  // Alone, and without a snapshot.
+  UniqueLock LockContents();
+
+  // Row r of rows.
+  void CopyOut(const char* record, const Rows& rows, int64_t r) const;
+  Status CheckRow(const ConstRows& rows, int64_t r) const;
+  // The contents are locked. Sets those of the rows whose numbers these are.
+  Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers);
+  void DropRows();
 
   // Calls body(s) for each stripe, with it locked. One that another call holds is left to the
   // calling thread.
@@ -186,6 +217,9 @@ class Table {
   struct HashedRequest;
   Status CheckRequest(const RequestView& request, const ParallelFor& parallel_for,
                       HashedRequest* hashed) const;
+  bool Owns(uint64_t hash) const {
+    return ShardOfHash(hash, config_.num_shards) == static_cast<uint32_t>(shard_);
+  }
   Status CheckOwned(const char* what, int64_t key, uint64_t hash) const;
   Status ExchangeMessages(const char* bytes, size_t size, const ParallelFor& parallel_for,
                           const std::function<char*(size_t)>& allocate);
@@ -216,6 +250,7 @@ class Table {
   uint64_t incarnation_ = 0;
   Arena arena_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
+  KeptRows kept_;
 
   Sessions sessions_;
 

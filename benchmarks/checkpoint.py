@@ -1,0 +1,195 @@
+"""Memory and time of saving and restoring one shard on a parameter server.
+
+    python benchmarks/checkpoint.py --rows=20000000 --dim=16 --folder=/data
+
+Puts rows into a table of one shard on a server of a local cluster, and saves and restores it with
+`tf.train.Checkpoint`. Prints how far the resident sets of the server and of this process, the
+coordinator, rose above what they were before (the kernel's VmHWM, started anew); the restore is
+into the table that is there, whose memory the server gives back first. While it saves, a worker
+trains; its steps a second are compared with those before.
+
+The yardstick of the time is `dd` of as many bytes in the same folder right before: written with
+fsync, read after the kernel was told to forget the file. The checkpoint's files are treated the
+same: they are synced within the time, and forgotten before they are read. Restoring reads them
+twice, the first time to check them. Exit status 1 if a process takes more than --limit MB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import het_tf
+from het_tf._visits import cluster_devices
+from het_tf.cache import WorkerCache
+from het_tf.checkpoint import TableState
+from het_tf.table import EmbeddingTable, TableExport
+
+_ROWS = flags.DEFINE_integer("rows", 20_000_000, "rows of the shard", lower_bound=1)
+_DIM = flags.DEFINE_integer("dim", 16, "columns of a row", lower_bound=1)
+_FOLDER = flags.DEFINE_string("folder", None, "where the files go; None: the folder for such")
+_LIMIT = flags.DEFINE_float("limit", 64, "MB that a process may take beside the table")
+_OUT = flags.DEFINE_string("out", None, "file for the figures, as JSON")
+_PART = 200_000  # rows that are put into the table at once
+_BATCH = 4096
+
+
+def resident_bytes(pid: int, field: str) -> int:
+    """VmRSS (now) or VmHWM (peak) of a process."""
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/{pid}/status has no {field}")
+
+
+def rise(pids: dict[str, int], action: Callable[[], None]) -> tuple[dict[str, int], float]:
+    """Runs `action`; bytes by which each process's resident set was higher, and the seconds."""
+    before = {}
+    for name, pid in pids.items():
+        pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM = VmRSS
+        before[name] = resident_bytes(pid, "VmRSS")
+    start = time.perf_counter()
+    action()
+    seconds = time.perf_counter() - start
+    return {n: resident_bytes(pid, "VmHWM") - before[n] for n, pid in pids.items()}, seconds
+
+
+def forget(paths: list[pathlib.Path]) -> None:
+    """Has the kernel drop what it keeps of files in memory."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def dd(*arguments: str) -> float:
+    """Seconds that dd takes."""
+    start = time.perf_counter()
+    subprocess.run(["dd", *arguments, "bs=4M"], check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+class Training:
+    """Steps of a worker without a cache, in the background."""
+
+    def __init__(self, strategy: het_tf.distribute.HetParameterServerStrategy, cache: WorkerCache):
+        self.steps = 0
+        self._ends = threading.Event()
+        keys = tf.random.uniform([_BATCH], maxval=_ROWS.value, dtype=tf.int64)
+        gradients = tf.zeros([_BATCH, _DIM.value])
+
+        @tf.function
+        def step() -> None:
+            _, ticket = cache.lookup_op(cache.unique_ids_op(keys))
+            cache.update_op(ticket, gradients, tf.constant(0.1))
+
+        def run() -> None:
+            while not self._ends.is_set():
+                with tf.device(strategy.worker_device(0)):
+                    step()
+                self.steps += 1
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ends.set()
+        self._thread.join()
+
+
+def fill(table: EmbeddingTable) -> None:
+    """Every key in [0, rows)."""
+    rng = np.random.default_rng(0)
+    for first in range(0, _ROWS.value, _PART):
+        keys = np.arange(first, min(first + _PART, _ROWS.value))
+        values = rng.random((len(keys), _DIM.value), np.float32)
+        slots = rng.random((len(keys), table.slot_dim), np.float32)
+        table.import_(TableExport(keys, values, slots, np.ones(len(keys), np.int64)))
+
+
+def measure(cluster: het_tf.distribute.LocalCluster, folder: pathlib.Path) -> dict[str, float]:
+    strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    pids = {"server": cluster.process("ps", 0).pid, "coordinator": os.getpid()}
+    devices = cluster_devices("ps")
+    optimizer = het_tf.optimizers.RowWiseAdagrad(0.1)
+    table = EmbeddingTable(_DIM.value, optimizer, devices=devices)
+    cache = WorkerCache(table, None)
+    checkpoint = tf.train.Checkpoint(table=TableState(table, lambda: None))
+    # What the first use takes is not the table's.
+    small = EmbeddingTable(_DIM.value, optimizer, devices=devices)
+    of_small = tf.train.Checkpoint(table=TableState(small, lambda: None))
+    of_small.read(of_small.write(str(folder / "small"))).assert_consumed()
+    fill(table)
+    out = {"rows": table.size(), "table MB": table.stats()["memory_bytes"] / 1e6}
+
+    def save() -> None:
+        checkpoint.write(str(folder / "rows"))
+        for path in folder.glob("rows.*"):
+            with path.open("rb") as file:
+                os.fsync(file)
+
+    taken, seconds = rise(pids, save)
+    files = list(folder.glob("rows.*"))
+    size = sum(path.stat().st_size for path in files)
+    blocks = f"count={max(1, size >> 22)}"
+    dd_file = folder / "dd"
+    out |= {"file MB": size / 1e6, "save s": seconds}
+    out |= {f"save: {name} MB": taken[name] / 1e6 for name in taken}
+    out["dd write s"] = dd("if=/dev/zero", f"of={dd_file}", blocks, "conv=fsync")
+    out["save / dd throughput"] = out["dd write s"] / seconds
+
+    training = Training(strategy, cache)
+    time.sleep(1)
+    start, steps = time.perf_counter(), training.steps
+    time.sleep(3)
+    out["steps/s alone"] = (training.steps - steps) / (time.perf_counter() - start)
+    steps = training.steps
+    taken, seconds = rise(pids, save)
+    out["steps/s while saving"] = (training.steps - steps) / seconds
+    out["save while training s"] = seconds
+    out |= {f"save while training: {name} MB": taken[name] / 1e6 for name in taken}
+    training.end()
+
+    forget([*files, dd_file])
+    out["dd read s"] = dd(f"if={dd_file}", "of=/dev/null")
+    forget(files)
+    taken, seconds = rise(pids, lambda: checkpoint.read(str(folder / "rows")).assert_consumed())
+    out["restore s"] = seconds
+    out |= {f"restore: {name} MB": taken[name] / 1e6 for name in taken}
+    out["restore / dd throughput"] = out["dd read s"] / seconds
+    assert table.size() == _ROWS.value
+    return out
+
+
+def main(argv: list[str]) -> int:
+    del argv
+    folder = pathlib.Path(tempfile.mkdtemp(dir=_FOLDER.value))
+    try:
+        with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
+            out = measure(cluster, folder)
+    finally:
+        shutil.rmtree(folder)
+    for name, value in out.items():
+        print(f"{name:36}{value:14.2f}")
+    if _OUT.value:
+        pathlib.Path(_OUT.value).write_text(json.dumps(out))
+    most = max(value for name, value in out.items() if ": " in name)
+    if most > _LIMIT.value * 1.048576:
+        print(f"a process took more than {_LIMIT.value} MB beside the table")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,116 @@
+#include "ops/shape_util.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("Het>TableCut")
+    .Input("table: resource")
+    .Output("snapshot: variant")
+    .Output("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The rows as they are now, for TableSave; the table can be updated meanwhile. What sets or drops rows
+waits until they are saved or the snapshot is let go of.
+
+table: A shard.
+snapshot: Scalar, of this process.
+rows: Scalar, how many they are.
+)doc");
+
+REGISTER_OP("Het>TableCutEnd")
+    .Input("snapshot: variant")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
+    .Doc(R"doc(
+Lets go of a snapshot that is not to be saved. One that was saved is let go of.
+
+snapshot: Scalar, of TableCut.
+)doc");
+
+REGISTER_OP("Het>TableSave")
+    .Input("table: resource")
+    .Input("snapshot: variant")
+    .Input("prefix: string")
+    .Input("part: string")
+    .Input("config: string")
+    .Output("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 0, 0, 0}));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Writes a shard as a tensor bundle of its own, in blocks, as tensors PART/keys (int64 [rows]),
+PART/values (float [rows, dim]), PART/slots (float [rows, slot_dim], where there are slots),
+PART/clocks (int64 [rows]) and PART/config. After an error there is no file.
+
+table: A shard.
+snapshot: Scalar, of TableCut, which is then used up.
+prefix: Scalar, path of the bundle.
+part: Scalar, what the names of its tensors begin with.
+config: Scalar, stored as it is.
+rows: Scalar, how many were written.
+)doc");
+
+absl::Status PartsShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 1, 1}));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Het>TableCheck")
+    .Input("table: resource")
+    .Input("prefix: string")
+    .Input("parts: string")
+    .Input("rows: int64")
+    .Attr("slots: bool = true")
+    .Output("owned: int64")
+    .SetIsStateful()
+    .SetShapeFn(PartsShape)
+    .Doc(R"doc(
+Reads the parts of a table in a tensor bundle, checksums included, without loading them. It fails,
+and names the part, if TableRestore would.
+
+table: A shard of the table that is to have the rows.
+prefix: Scalar, path of the bundle.
+parts: [parts], as TableSave was given each.
+rows: [parts], how many each must have.
+slots: Whether the optimizer's slots are read, too.
+owned: Scalar, how many of the rows are this shard's.
+)doc");
+
+REGISTER_OP("Het>TableRestore")
+    .Input("table: resource")
+    .Input("prefix: string")
+    .Input("parts: string")
+    .Input("rows: int64")
+    .Attr("slots: bool = true")
+    .Output("owned: int64")
+    .SetIsStateful()
+    .SetShapeFn(PartsShape)
+    .Doc(R"doc(
+Replaces a shard's rows with those of them that the parts in a tensor bundle hold. After an error
+the shard is empty: check before. Caches of the table drop theirs when they next hear from it.
+
+table: A shard.
+prefix: Scalar, path of the bundle.
+parts: [parts], as TableSave was given each.
+rows: [parts], how many each must have.
+slots: Whether the optimizer's slots are read, too; if not, rows get those of a new row.
+owned: Scalar, how many rows the shard has now.
+)doc");
+
+}  // namespace
+}  // namespace het_tf

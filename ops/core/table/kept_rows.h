@@ -1,0 +1,119 @@
+// Records as they were when a snapshot was cut, kept by whoever was about to change them until the
+// snapshot has read them.
+//
+// There is room for so many. Who changes rows says before it takes a stripe's lock how many, and
+// waits until the reader of the snapshot has made room for them; under a lock nobody waits. A call
+// that changes more rows than there is room for waits until nothing else is kept.
+
+#ifndef HET_TF_OPS_CORE_TABLE_KEPT_ROWS_H_
+#define HET_TF_OPS_CORE_TABLE_KEPT_ROWS_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace het_tf {
+
+// Safe for concurrent use.
+class KeptRows {
+ public:
+  // Twice that many bytes are in use at most: the reader takes all of them at once.
+  static constexpr size_t kMaxBytes = 8 << 20;
+
+  // Whether there is a snapshot. Stays as it is for as long as the table's contents are locked,
+  // but for a snapshot that ends.
+  bool open() const { return open_.load(std::memory_order_relaxed); }
+
+  // A snapshot begins. Throws std::bad_alloc.
+  void Open() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    records_.reserve(kMaxBytes);
+    complete_ = true;
+    open_ = true;
+  }
+
+  // It ends, and nobody waits for it any longer.
+  void Close() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      open_ = false;
+      std::vector<char>().swap(records_);
+    }
+    changed_.notify_all();
+  }
+
+  void WaitUntilClosed() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !open_; });
+  }
+
+  // Room for what a call keeps, for as long as the call lasts. Where there is no snapshot it costs
+  // one load.
+  class Room {
+   public:
+    // REQUIRES: no stripe is locked.
+    Room(KeptRows* kept, size_t bytes) : kept_(kept->open() ? kept : nullptr), bytes_(bytes) {
+      if (kept_ == nullptr) return;
+      std::unique_lock<std::mutex> lock(kept_->mutex_);
+      kept_->changed_.wait(lock, [this] {
+        const size_t used = kept_->records_.size() + kept_->promised_;
+        return !kept_->open_ || used == 0 || used + bytes_ <= kMaxBytes;
+      });
+      kept_->promised_ += bytes_;
+    }
+    ~Room() {
+      if (kept_ == nullptr) return;
+      {
+        std::lock_guard<std::mutex> lock(kept_->mutex_);
+        kept_->promised_ -= bytes_;
+      }
+      kept_->changed_.notify_all();
+    }
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+
+   private:
+    KeptRows* const kept_;
+    const size_t bytes_;
+  };
+
+  void Keep(const char* record, size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!open_ || !complete_) return;
+    try {
+      records_.insert(records_.end(), record, record + bytes);
+    } catch (const std::bad_alloc&) {
+      complete_ = false;
+    }
+  }
+
+  // Moves what is kept into `records`, whose memory is used again. False if there was no memory to
+  // keep a record.
+  bool Take(std::vector<char>* records) {
+    bool complete;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      records->clear();
+      records->swap(records_);
+      complete = complete_;
+    }
+    if (!records->empty()) changed_.notify_all();
+    return complete;
+  }
+
+ private:
+  std::atomic<bool> open_{false};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  std::vector<char> records_;
+  size_t promised_ = 0;  // bytes of all rooms
+  bool complete_ = true;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_TABLE_KEPT_ROWS_H_

@@ -1,0 +1,59 @@
+// The rows of a shard as they were at one moment, read while they go on being updated.
+//
+// The cut marks every record as not yet read. A record is read once: by the sweep, which goes from
+// stripe to stripe and holds a stripe's lock for a few thousand rows at a time; or, if somebody is
+// about to change it before the sweep has come to it, out of the copy that he makes first. Rows
+// that come after the cut have no mark. Rows leave a table only all at once, and that waits until
+// the snapshot has ended.
+//
+// Memory: one bit a record, and 2 * KeptRows::kMaxBytes.
+
+#ifndef HET_TF_OPS_CORE_TABLE_SNAPSHOT_H_
+#define HET_TF_OPS_CORE_TABLE_SNAPSHOT_H_
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+
+#include "ops/core/status.h"
+#include "ops/core/table/table.h"
+
+namespace het_tf {
+
+// Safe for concurrent use.
+class Table::Snapshot {
+ public:
+  // Ends the snapshot. The table must still be there.
+  ~Snapshot() { End(); }
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+
+  int64_t num_rows() const { return num_rows_; }
+
+  // Reads all rows, in no particular order, and ends the snapshot. Puts up to `capacity` rows at a
+  // time into `columns` and calls write(rows) for them; its error ends the reading. May be called
+  // once.
+  Status Read(const Rows& columns, int64_t capacity, const std::function<Status(int64_t)>& write);
+
+  // Lets go of the rows, after a reading that is under way. Nobody waits for the snapshot any
+  // longer.
+  void End();
+
+ private:
+  friend class Table;
+  explicit Snapshot(Table* table) : table_(table) {}
+
+  Status ReadAll(const Rows& columns, int64_t capacity,
+                 const std::function<Status(int64_t)>& write);
+
+  void EndLocked();
+
+  Table* const table_;
+  int64_t num_rows_ = 0;
+  std::mutex mutex_;
+  bool ended_ = false;  // guarded by mutex_
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_TABLE_SNAPSHOT_H_

@@ -1,0 +1,224 @@
+// Tables in checkpoints: every shard writes and reads its own part.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/core/table/snapshot.h"
+#include "ops/core/table/table.h"
+#include "ops/kernels/kernel_util.h"
+#include "ops/kernels/resource_kernels.h"
+#include "ops/kernels/resources.h"
+#include "ops/kernels/table_bundle.h"
+#include "tensorflow/core/platform/env.h"
+
+namespace het_tf {
+namespace {
+
+using tensorflow::BundleReader;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using TableRef = tensorflow::core::RefCountPtr<TableResource>;
+
+struct TableSnapshot {
+  static constexpr const char* kVariantName = "Het>TableSnapshot";
+
+  TableRef resource;  // outlives the snapshot
+  std::unique_ptr<Table::Snapshot> rows;
+};
+
+absl::Status SetScalar(OpKernelContext* context, int output, int64_t value) {
+  Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->allocate_output(output, {}, &tensor));
+  tensor->scalar<int64_t>()() = value;
+  return absl::OkStatus();
+}
+
+absl::Status GetString(OpKernelContext* context, const char* name, std::string* value) {
+  const Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->input(name, &tensor));
+  if (tensor->dims() != 0) {
+    return absl::InvalidArgumentError(
+        StrCat(name, " must be a scalar, not of shape ", tensor->shape().DebugString()));
+  }
+  *value = tensor->scalar<tensorflow::tstring>()();
+  return absl::OkStatus();
+}
+
+class TableCutOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    auto snapshot = std::make_shared<TableSnapshot>();
+    OP_REQUIRES_OK(context,
+                   tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0),
+                                              &snapshot->resource));
+    OP_REQUIRES_OK(context, ToTf(snapshot->resource->table->Cut(&snapshot->rows)));
+    OP_REQUIRES_OK(context, SetScalar(context, 1, snapshot->rows->num_rows()));
+    OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(snapshot)));
+  }
+};
+
+class TableCutEndOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    std::shared_ptr<TableSnapshot> snapshot;
+    OP_REQUIRES_OK(context, GetVariant(context, "snapshot", &snapshot));
+    snapshot->rows->End();
+  }
+};
+
+// A kernel that reads or writes files for a long time, and so does it in a thread of its own: those
+// of TensorFlow answer the workers.
+class FileKernel : public tensorflow::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto resource = std::make_shared<TableRef>();
+    OP_REQUIRES_OK_ASYNC(context,
+                         tensorflow::LookupResource(
+                             context, tensorflow::HandleFromInput(context, 0), resource.get()),
+                         done);
+    context->env()->SchedClosure([this, context, done, resource] {
+      context->SetStatus(
+          OrOutOfMemory(*this, [&] { return Run(context, (*resource)->table.get()); }));
+      resource->reset();
+      done();
+    });
+  }
+
+ protected:
+  virtual absl::Status Run(OpKernelContext* context, Table* table) = 0;
+};
+
+class TableSaveOp : public FileKernel {
+ public:
+  using FileKernel::FileKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, Table* table) override {
+    std::shared_ptr<TableSnapshot> snapshot;
+    TF_RETURN_IF_ERROR(GetVariant(context, "snapshot", &snapshot));
+    if (snapshot->resource->table.get() != table) {
+      return absl::InvalidArgumentError("snapshot is of another table");
+    }
+    std::string prefix, name, config;
+    TF_RETURN_IF_ERROR(GetString(context, "prefix", &prefix));
+    TF_RETURN_IF_ERROR(GetString(context, "part", &name));
+    TF_RETURN_IF_ERROR(GetString(context, "config", &config));
+    TF_RETURN_IF_ERROR(WriteBundle(prefix, name, config, *table, snapshot->rows.get()));
+    return SetScalar(context, 0, snapshot->rows->num_rows());
+  }
+};
+
+// Reads the parts of a table that inputs name, one after the other.
+class PartsKernel : public FileKernel {
+ public:
+  explicit PartsKernel(OpKernelConstruction* context) : FileKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("slots", &slots_));
+  }
+
+ protected:
+  using Next = std::function<absl::Status(Table::ConstRows*, int64_t*)>;
+  // next: gives block after block, then 0 rows.
+  virtual absl::Status Use(Table* table, const Next& next, int64_t* owned) = 0;
+
+ private:
+  absl::Status Run(OpKernelContext* context, Table* table) override {
+    std::string prefix;
+    TF_RETURN_IF_ERROR(GetString(context, "prefix", &prefix));
+    const Tensor& names = context->input(2);
+    const Tensor& rows = context->input(3);
+    if (names.dims() != 1 || names.shape() != rows.shape()) {
+      return absl::InvalidArgumentError(
+          StrCat("parts and rows must be vectors of one length, not of shapes ",
+                 names.shape().DebugString(), " and ", rows.shape().DebugString()));
+    }
+    BundleReader bundle(context->env(), prefix);
+    if (!bundle.status().ok()) {
+      return absl::Status(bundle.status().code(),
+                          StrCat("checkpoint ", prefix, ": ", bundle.status().message()));
+    }
+    std::unique_ptr<PartReader> part;
+    int64_t p = 0;
+    const Next next = [&](Table::ConstRows* block, int64_t* num_rows) -> absl::Status {
+      while (true) {
+        *num_rows = 0;
+        if (part != nullptr) TF_RETURN_IF_ERROR(part->Next(block, num_rows));
+        if (*num_rows > 0 || p == names.NumElements()) return absl::OkStatus();
+        part = std::make_unique<PartReader>(&bundle, names.vec<tensorflow::tstring>()(p), *table,
+                                            slots_);
+        ++p;
+        TF_RETURN_IF_ERROR(part->Open(rows.vec<int64_t>()(p - 1)));
+      }
+    };
+    int64_t owned = 0;
+    const absl::Status used = Use(table, next, &owned);
+    if (!used.ok() && p > 0) {
+      const std::string name = names.vec<tensorflow::tstring>()(p - 1);
+      return absl::Status(used.code(),
+                          StrCat("checkpoint ", prefix, ", part ", name, ": ", used.message()));
+    }
+    TF_RETURN_IF_ERROR(used);
+    return SetScalar(context, 0, owned);
+  }
+
+  bool slots_;
+};
+
+class TableCheckOp : public PartsKernel {
+ public:
+  using PartsKernel::PartsKernel;
+
+ private:
+  absl::Status Use(Table* table, const Next& next, int64_t* owned) override {
+    while (true) {
+      Table::ConstRows rows;
+      int64_t num_rows = 0, of_block = 0;
+      TF_RETURN_IF_ERROR(next(&rows, &num_rows));
+      if (num_rows == 0) return absl::OkStatus();
+      TF_RETURN_IF_ERROR(ToTf(table->CheckRows(rows, num_rows, &of_block)));
+      *owned += of_block;
+    }
+  }
+};
+
+class TableRestoreOp : public PartsKernel {
+ public:
+  using PartsKernel::PartsKernel;
+
+ private:
+  absl::Status Use(Table* table, const Next& next, int64_t* owned) override {
+    absl::Status read;
+    const Status replaced = table->Replace([&](Table::ConstRows* rows, int64_t* num_rows) {
+      read = next(rows, num_rows);
+      return read.ok() ? Status() : FailedPrecondition("not read");
+    });
+    if (replaced.ok()) {
+      *owned = table->size();
+      return absl::OkStatus();
+    }
+    const absl::Status status = read.ok() ? ToTf(replaced) : read;
+    return absl::Status(status.code(),
+                        StrCat(status.message(), "; the shard has no rows now: restore it again"));
+  }
+};
+
+#define REGISTER_CHECKPOINT_KERNEL(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name("Het>" name).Device(tensorflow::DEVICE_CPU), kernel)
+REGISTER_CHECKPOINT_KERNEL("TableCut", TableCutOp);
+REGISTER_CHECKPOINT_KERNEL("TableCutEnd", TableCutEndOp);
+REGISTER_CHECKPOINT_KERNEL("TableSave", TableSaveOp);
+REGISTER_CHECKPOINT_KERNEL("TableCheck", TableCheckOp);
+REGISTER_CHECKPOINT_KERNEL("TableRestore", TableRestoreOp);
+#undef REGISTER_CHECKPOINT_KERNEL
+
+}  // namespace
+}  // namespace het_tf

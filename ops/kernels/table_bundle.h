@@ -1,0 +1,56 @@
+// A shard's rows in a tensor bundle, the format of TensorFlow's checkpoints, in slices of a few MB.
+
+#ifndef HET_TF_OPS_KERNELS_TABLE_BUNDLE_H_
+#define HET_TF_OPS_KERNELS_TABLE_BUNDLE_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ops/core/table/snapshot.h"
+#include "ops/core/table/table.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_slice.h"
+#include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
+
+namespace het_tf {
+
+// Writes a bundle with one shard. Ends the snapshot. On an error no file of it is left.
+absl::Status WriteBundle(const std::string& prefix, const std::string& name,
+                         const std::string& config, const Table& table, Table::Snapshot* snapshot);
+
+// Reads the rows of one part of a bundle, block by block.
+class PartReader {
+ public:
+  // bundle: must outlive the reader.
+  PartReader(tensorflow::BundleReader* bundle, const std::string& name, const Table& table,
+             bool slots)
+      : bundle_(bundle), name_(name), table_(table), slots_(slots) {}
+
+  // Finds the blocks. Fails unless the part has so many rows, of the table's width.
+  absl::Status Open(int64_t rows);
+
+  // The next rows, which are there until the next call; 0 rows: there are no more. Checksums are
+  // verified.
+  absl::Status Next(Table::ConstRows* rows, int64_t* num_rows);
+
+ private:
+  enum Column { kKeys, kValues, kClocks, kSlots, kNumColumns };
+
+  int num_columns() const { return slots_ && table_.slot_dim() > 0 ? kNumColumns : kSlots; }
+  tensorflow::TensorShape ShapeOf(int column, int64_t rows) const;
+
+  tensorflow::BundleReader* const bundle_;
+  const std::string name_;
+  const Table& table_;
+  const bool slots_;
+  std::vector<int64_t> starts_;  // of the blocks; the last is the number of rows
+  size_t block_ = 0;
+  std::array<tensorflow::Tensor, kNumColumns> tensors_;
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_KERNELS_TABLE_BUNDLE_H_

@@ -1,0 +1,252 @@
+"""Checkpoints of tables on parameter servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf._visits import cluster_devices
+from het_tf.cache import WorkerCache
+from het_tf.checkpoint import TableState
+from het_tf.table import EmbeddingTable
+
+ROWS = 3000
+
+
+def make_table(optimizer, num_shards: int) -> tuple[EmbeddingTable, WorkerCache | None]:
+    """A table of so many shards on the parameter servers, several on one of them; 0: here."""
+    devices = cluster_devices("ps")
+    table = EmbeddingTable(
+        4, optimizer, seed=3, devices=[devices[s % len(devices)] for s in range(num_shards)]
+    )
+    return table, WorkerCache(table, None) if num_shards else None
+
+
+def train(table: EmbeddingTable, cache: WorkerCache | None, steps: range) -> None:
+    """Steps of this process. Each is merged by itself: sums of several would be rounded."""
+    rate = tf.constant(0.1)
+    for step in steps:
+        rng = np.random.default_rng(step)
+        keys = tf.constant(rng.choice(ROWS, 500, replace=False) - 100, tf.int64)
+        gradients = tf.constant(rng.normal(size=(500, 4)), tf.float32)
+        if cache is None:
+            table.apply_op(table.lookup_op(keys)[1], gradients, rate, "error")
+        else:
+            _, ticket = cache.lookup_op(cache.unique_ids_op(keys))
+            cache.update_op(ticket, gradients, rate)
+            cache.flush_op()
+
+
+def sorted_rows(table: EmbeddingTable) -> list[np.ndarray]:
+    rows = table.export()
+    order = np.argsort(rows.keys)
+    return [getattr(rows, field.name)[order] for field in dataclasses.fields(rows)]
+
+
+def assert_same_rows(one, other) -> None:
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def checkpoint(table: EmbeddingTable) -> tf.train.Checkpoint:
+    return tf.train.Checkpoint(table=TableState(table, lambda: None))
+
+
+@pytest.mark.parametrize(
+    "optimizer", [het_tf.optimizers.SGD(0.1), het_tf.optimizers.Adam(0.1)], ids=lambda x: x.name
+)
+def test_any_number_of_servers_goes_on_where_another_stopped(strategy, tmp_path, optimizer):
+    table, cache = make_table(optimizer, 3)
+    train(table, cache, range(8))
+    path = checkpoint(table).write(str(tmp_path / "three"))
+    saved = sorted_rows(table)
+    train(table, cache, range(8, 16))
+    expected = sorted_rows(table)
+    for num_shards in (1, 2, 5, 0):
+        other, other_cache = make_table(optimizer, num_shards)
+        train(other, other_cache, range(100, 102))  # to be forgotten
+        checkpoint(other).read(path).assert_consumed()
+        assert_same_rows(sorted_rows(other), saved)
+        train(other, other_cache, range(8, 16))
+        assert_same_rows(sorted_rows(other), expected)
+    # From this process back to servers.
+    path = checkpoint(other).write(str(tmp_path / "none"))
+    checkpoint(table).read(path).assert_consumed()
+    assert_same_rows(sorted_rows(table), expected)
+
+
+def test_a_damaged_part_leaves_all_shards_as_they_were(strategy, tmp_path):
+    table, cache = make_table(het_tf.optimizers.Adam(0.1), 3)
+    train(table, cache, range(4))
+    path = checkpoint(table).write(str(tmp_path / "one"))
+    parts = [p for p in tmp_path.glob("one.data*") if p.stat().st_size > 1000 * 4 * 4]
+    assert len(parts) == 3
+    content = bytearray(parts[1].read_bytes())
+    content[len(content) // 2] ^= 4
+    parts[1].write_bytes(content)
+    other, other_cache = make_table(het_tf.optimizers.Adam(0.1), 2)
+    train(other, other_cache, range(2))
+    before = sorted_rows(other)
+    with pytest.raises(tf.errors.OpError, match=r"one, part table/shard_\d: .*hecksum"):
+        checkpoint(other).read(path)
+    assert_same_rows(sorted_rows(other), before)
+    parts[1].unlink()
+    with pytest.raises(tf.errors.OpError, match=parts[1].name):
+        checkpoint(other).read(path)
+    assert_same_rows(sorted_rows(other), before)
+
+
+def test_a_failed_save_leaves_no_file(strategy, tmp_path):
+    """One of two shards can be written, the other is already being saved."""
+    table, cache = make_table(het_tf.optimizers.Adam(0.1), 2)
+    train(table, cache, range(2))
+    snapshot, _ = het_tf.ops.table_cut(table.handle(1))
+    with pytest.raises(tf.errors.FailedPreconditionError, match="already being saved"):
+        checkpoint(table).write(str(tmp_path / "one"))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(tf.errors.OpError, match="missing/folder"):
+        het_tf.ops.table_save(
+            table.handle(1),
+            snapshot,
+            prefix=str(tmp_path / "missing/folder/x" / ("y" * 300) / "z"),
+            part="x",
+            config="",
+        ).numpy()
+    assert list(tmp_path.rglob("*.*")) == []
+    # What failed holds the rows no longer.
+    checkpoint(table).write(str(tmp_path / "one"))
+
+
+def test_servers_answer_while_they_save(strategy, tmp_path):
+    """Rows are merged between the cut and the end of the save, and are not in it."""
+    table, cache = make_table(het_tf.optimizers.SGD(0.1), 2)
+    train(table, cache, range(4))
+    before = sorted_rows(table)
+    snapshots = [het_tf.ops.table_cut(table.handle(shard)) for shard in range(2)]
+    assert sum(int(rows) for _, rows in snapshots) == len(before[0])
+    train(table, cache, range(4, 8))
+    after = sorted_rows(table)
+    assert len(after[0]) > len(before[0])
+    for shard, (snapshot, _) in enumerate(snapshots):
+        path = str(tmp_path / f"shard-{shard}")
+        het_tf.ops.table_save(table.handle(shard), snapshot, prefix=path, part="x", config="")
+    keys, values = (
+        np.concatenate(
+            [
+                tf.train.load_checkpoint(str(tmp_path / f"shard-{shard}")).get_tensor(f"x/{column}")
+                for shard in range(2)
+            ]
+        )
+        for column in ("keys", "values")
+    )
+    order = np.argsort(keys)
+    assert_same_rows([keys[order], values[order]], before[:2])
+    assert_same_rows(sorted_rows(table), after)
+    with pytest.raises(tf.errors.OpError, match="snapshot has ended"):
+        het_tf.ops.table_save(
+            table.handle(1), snapshots[1][0], prefix=path, part="x", config=""
+        ).numpy()
+
+
+def test_each_checkpoint_is_a_state_that_the_table_had_while_workers_train(strategy, tmp_path):
+    """A step of worker w adds 1 to all of its rows of a shard at once: they are always equal."""
+    workers, rows_each, shards = 3, 200, 2
+    table, _ = make_table(het_tf.optimizers.SGD(1.0), shards)
+    cache = WorkerCache(table, None)
+    shard_of = het_tf.ops.shard_of(tf.range(10_000, dtype=tf.int64), num_shards=shards).numpy()
+    of_shard = [np.flatnonzero(shard_of == s) for s in range(shards)]
+    keys = [
+        np.concatenate([of_shard[s][w * rows_each : (w + 1) * rows_each] for s in range(shards)])
+        for w in range(workers)
+    ]
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int32)])
+    def steps(ids, count):
+        for _ in tf.range(count):
+            _, ticket = cache.lookup_op(cache.unique_ids_op(ids))
+            cache.update_op(ticket, -tf.ones([2 * rows_each, 4]), tf.constant(1.0))
+
+    done = threading.Event()
+    made = [0] * workers
+
+    def work(worker):
+        while not done.is_set():
+            with tf.device(strategy.worker_device(worker)):
+                steps(tf.constant(keys[worker], tf.int64), tf.constant(5))
+            made[worker] += 5
+
+    threads = [threading.Thread(target=work, args=[w]) for w in range(workers)]
+    for thread in threads:
+        thread.start()
+    paths = []
+    while len(paths) < 8:
+        paths.append(checkpoint(table).write(str(tmp_path / f"ckpt-{len(paths)}")))
+        before = list(made)
+        while min(m - b for m, b in zip(made, before, strict=True)) < 5:
+            pass
+    done.set()
+    for thread in threads:
+        thread.join()
+    last = [[0] * workers for _ in range(shards)]
+    for path in paths:
+        restored, _ = make_table(het_tf.optimizers.SGD(1.0), 0)
+        checkpoint(restored).read(path).assert_consumed()
+        rows = restored.export()
+        counts = dict(zip(rows.keys.tolist(), rows.clocks.tolist(), strict=True))
+        initial = make_table(het_tf.optimizers.SGD(1.0), 0)[0].lookup(rows.keys)
+        for w in range(workers):
+            for s in range(shards):
+                mine = keys[w][s * rows_each : (s + 1) * rows_each]
+                (count,) = {counts.get(int(key), 0) for key in mine}
+                assert last[s][w] <= count <= made[w]
+                last[s][w] = count
+        moved = np.array([counts[key] for key in rows.keys.tolist()], np.float32)
+        np.testing.assert_allclose(rows.values - initial, np.tile(moved[:, None], 4), atol=1e-3)
+    assert min(map(min, last)) > 0
+
+
+def test_a_model_moves_between_cluster_and_process(strategy, tmp_path):
+    """Rows, dense variables and optimizer; caches drop what they held."""
+    ids = np.random.default_rng(0).integers(0, 500, (64, 3))
+    targets = (ids.sum(1, keepdims=True) % 2).astype(np.float32)
+
+    def make(model_class):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,), dtype="int64")
+        embedding = het_tf.layers.HetEmbedding(
+            4,
+            optimizer=het_tf.optimizers.Adam(0.1),
+            seed=7,
+            cache=het_tf.CacheConfig(1000, staleness=None),
+        )
+        hidden = keras.layers.Flatten()(embedding(inputs))
+        model = model_class(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+        model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+        return model, embedding
+
+    with strategy.scope():
+        model, embedding = make(het_tf.keras.Model)
+    model.fit(ids, targets, batch_size=16, epochs=2, verbose=0)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "ckpt"))
+    predicted = model.predict(ids, verbose=0)
+    saved = sorted_rows(embedding.table)
+
+    local, local_embedding = make(keras.Model)
+    tf.train.Checkpoint(model=local).restore(path).assert_existing_objects_matched()
+    assert_same_rows(sorted_rows(local_embedding.table), saved)
+    # A cache that alone updated a row added up its steps, a shard their sums.
+    np.testing.assert_allclose(local.predict(ids, verbose=0), predicted, rtol=1e-4)
+    local.fit(ids, targets, batch_size=16, epochs=1, verbose=0)
+    path = tf.train.Checkpoint(model=local).save(str(tmp_path / "local"))
+    predicted = local.predict(ids, verbose=0)
+
+    model.fit(ids, targets, batch_size=16, epochs=1, verbose=0)
+    tf.train.Checkpoint(model=model).restore(path).expect_partial()
+    assert_same_rows(sorted_rows(embedding.table), sorted_rows(local_embedding.table))
+    np.testing.assert_allclose(model.predict(ids, verbose=0), predicted, rtol=1e-5)

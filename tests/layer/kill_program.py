@@ -1,0 +1,80 @@
+"""Saves a table without end, over and over, in processes that are killed. Run by test_kills.py.
+
+The processes are forks of this one, which has loaded TensorFlow and not used it yet: starting one
+takes no time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import het_tf
+from het_tf.checkpoint import TableState
+from het_tf.table import EmbeddingTable, TableExport
+
+ROWS, WIDTH = 20_000, 16
+
+
+def save_without_end(folder: str, tell: int) -> None:
+    """Restores the latest checkpoint, tells what is in it, then saves ever greater numbers."""
+    table = EmbeddingTable(WIDTH, het_tf.optimizers.Adagrad(0.1))
+    number = tf.Variable(0, dtype=tf.int64)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(table=TableState(table, lambda: None), number=number),
+        folder,
+        max_to_keep=2,
+    )
+    manager.restore_or_initialize()
+    rows = table.export()
+    told = {
+        "number": int(number),
+        "rows": len(rows.keys),
+        "numbers": sorted(
+            {*np.unique(rows.values).tolist(), *np.unique(rows.slots).tolist(), *rows.clocks}
+        ),
+    }
+    os.write(tell, json.dumps(told, default=int).encode() + b"\n")
+    keys = np.arange(ROWS)
+    while True:
+        number.assign_add(1)
+        filled = np.full((ROWS, WIDTH), int(number), np.float32)
+        table.import_(TableExport(keys, filled, filled, np.full(ROWS, int(number))))
+        manager.save()
+        os.write(tell, b"saved %d\n" % int(number))
+
+
+def main(folder: str, kills: int) -> None:
+    rng = random.Random(1)
+    runs = []
+    for _ in range(kills + 1):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            save_without_end(folder, write)
+        os.close(write)
+        with os.fdopen(read) as told:
+            run = {"restored": json.loads(told.readline()), "saved": 0}
+            told.readline()  # at least one save
+            # Not what is tested, but when: a save takes some tens of milliseconds.
+            time.sleep(rng.random() * 0.2)
+            os.kill(pid, signal.SIGKILL)
+            saves = [line for line in told if line.endswith("\n")]
+            run["saved"] = run["restored"]["number"] + 1 + len(saves)
+        os.waitpid(pid, 0)
+        run["left"] = sorted(path.name for path in pathlib.Path(folder).glob("*_temp"))
+        runs.append(run)
+    print(json.dumps(runs))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
