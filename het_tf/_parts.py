@@ -84,7 +84,8 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
       tf.errors.OpError: a part is damaged, which the message names, and no table has changed; or a
         parameter server is down or out of memory.
     """
-    # Not `tf.train.load_checkpoint`, which would take a folder of this name for its latest checkpoint.
+    # Not `tf.train.load_checkpoint`, which would take a folder of this name for its latest
+    # checkpoint.
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     configs = {name: _read_configs(reader, prefix, name) for name in tables}
     slots = {

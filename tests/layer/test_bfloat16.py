@@ -4,6 +4,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import het_tf
 from het_tf import optimizers
@@ -47,6 +48,19 @@ def test_rows_of_a_local_table(tmp_path):
     models["bfloat16"].save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
     np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), layer(IDS))
+
+
+def test_checkpoints_have_the_rows(tmp_path):
+    layer = ones(optimizers.Adagrad(1.0), row_dtype="bfloat16")
+    saved = tf.train.Checkpoint(fitted(layer)).save(str(tmp_path / "rows"))
+    for dtype in ("bfloat16", "float32"):
+        other = ones(optimizers.Adagrad(1.0), row_dtype=dtype)
+        tf.train.Checkpoint(fitted(other, steps=1)).restore(saved)
+        rows, read = (each.table.export() for each in (layer, other))
+        order, read_order = np.argsort(rows.keys), np.argsort(read.keys)
+        for name in ("keys", "values", "slots", "clocks"):
+            one, two = getattr(rows, name)[order], getattr(read, name)[read_order]
+            np.testing.assert_array_equal(one, two, err_msg=name)
 
 
 def test_memory_of_a_row():
