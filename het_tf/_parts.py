@@ -84,8 +84,7 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
       tf.errors.OpError: a part is damaged, which the message names, and no table has changed; or a
         parameter server is down or out of memory.
     """
-    # Not `tf.train.load_checkpoint`, which would take a folder of this name for its latest
-    # checkpoint.
+    # `tf.train.load_checkpoint` would take a folder of this name for its latest checkpoint.
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     configs = {name: _read_configs(reader, prefix, name) for name in tables}
     slots = {
@@ -189,7 +188,8 @@ def _read_configs(reader: Any, prefix: str, name: str) -> list[dict[str, Any]]:
                 raise ValueError(f"it says {config}")
             if configs and config["num_shards"] != configs[0]["num_shards"]:
                 raise ValueError(f"it is of {config['num_shards']} shards, the first is not")
-        except (ValueError, KeyError, TypeError) as error:
+        # The reader's errors have no common class.
+        except Exception as error:
             raise tf.errors.DataLossError(None, None, f"{where} is damaged: {error}") from error
         configs.append(config)
     return configs

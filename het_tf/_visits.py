@@ -13,6 +13,9 @@ from het_tf._threads import call_in_daemon
 # Seconds between looks at a process that does not answer: it would be waited for without end.
 CHECK_INTERVAL = 30.0
 
+# Times that something is called on a process that answers, if another's end has it fail.
+_TRIES = 5
+
 # The job of the training program; see het_tf.distribute.connection.
 COORDINATOR = "localhost"
 
@@ -34,7 +37,7 @@ def cache_devices() -> list[str]:
 def visit(
     devices: Sequence[str],
     fn: Callable[[], Any],
-    is_lost: Callable[[str, tf.errors.OpError | None], bool],
+    is_lost: Callable[[str, tf.errors.OpError | None], bool | None],
 ) -> dict[str, Any]:
     """Calls `fn` under every device, on all of them at once.
 
@@ -42,8 +45,8 @@ def visit(
       devices: CPU devices of tasks.
       fn: a `tf.function`, or a Python function of ops. It is called from other threads.
       is_lost: asked about a device and what `fn` raised there, or about a device and None when
-        `fn` has not ended there for another `CHECK_INTERVAL` seconds: whether to go on without it.
-        It may raise something better than the error.
+        `fn` has not ended there for another `CHECK_INTERVAL` seconds: whether to go on without it;
+        None: call it again, a few times. It may raise something better than the error.
 
     Returns:
       Device -> what `fn` returned, as NumPy arrays, without the devices that are lost.
@@ -54,6 +57,7 @@ def visit(
     calls = {device: call_in_daemon(_call, device, fn) for device in devices}
     results = {}
     for device, call in calls.items():
+        tries = 1
         while True:
             try:
                 results[device] = call.result(timeout=CHECK_INTERVAL)
@@ -62,9 +66,13 @@ def visit(
                 if is_lost(device, None):
                     break
             except tf.errors.OpError as error:
-                if is_lost(device, error):
+                lost = is_lost(device, error)
+                if lost:
                     break
-                raise
+                if lost is not None or tries == _TRIES:
+                    raise
+                tries += 1
+                call = call_in_daemon(_call, device, fn)
     return results
 
 

@@ -40,21 +40,29 @@ class Exchange:
         Returns:
           The replies, uint8 [bytes], by party and shard; 0 bytes where nothing was said.
         """
-        if not requests:
-            return []
+        return self.receive_op(self.call_op(requests))
+
+    # The two halves of it, for whoever has something to do in between.
+
+    def call_op(self, requests: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
+        """Sends: a scalar variant for `receive_op`; if it is dropped, nobody waits for replies."""
         by_shard = list(zip(*requests, strict=True))
-        if len(requests) == 1:
+        if len(self._parties) == 1:
             messages = [request for (request,) in by_shard]
         else:
             messages = [ops.pack_frames(frames) for frames in by_shard]
-        replies = ops.call_servers(
+        return ops.call_servers(
             messages,
             devices=self._devices,
             functions=[self._function(shard) for shard in range(len(self._devices))],
         )
-        if len(requests) == 1:
+
+    def receive_op(self, calls: tf.Tensor) -> list[list[tf.Tensor]]:
+        """The replies to what `call_op` sent."""
+        replies = ops.await_replies(calls, n=len(self._devices))
+        if len(self._parties) == 1:
             return [replies]
-        frames = [ops.unpack_frames(reply, n=len(requests)) for reply in replies]
+        frames = [ops.unpack_frames(reply, n=len(self._parties)) for reply in replies]
         return [list(party) for party in zip(*frames, strict=True)]
 
     def _function(self, shard: int) -> Any:

@@ -140,3 +140,4 @@ apply_adam = _library.het_apply_adam
 pack_frames = _library.het_pack_frames
 unpack_frames = _library.het_unpack_frames
 call_servers = _library.het_call_servers
+await_replies = _library.het_await_replies

@@ -14,7 +14,7 @@ from absl import logging
 
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._threads import call_in_daemon
-from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
+from het_tf._visits import CHECK_INTERVAL, COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, Holder
@@ -428,7 +428,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if task[0] == "worker" and state is not health.TaskState.REFUSED:
             health.disconnect(self._addresses[task])
 
-    def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool:
+    def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool | None:
         """Whether a flush goes on without `device` (see `visit`)."""
         if error is None:
             self._raise_if_ps_down()
@@ -440,8 +440,12 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         index = spec.task
         address = self._addresses["worker", index]
         state = self._probe(("worker", index))
-        if state is health.TaskState.UP and (error is None or not _is_stale_worker_error(error)):
-            return False
+        if state is health.TaskState.UP:
+            if error is None or not _is_stale_worker_error(error):
+                return False
+            # A call on one worker may fail of the end of another.
+            if _runs_ops(device):
+                return None
         what = "was restarted" if state is health.TaskState.UP else state.value
         logging.warning("not flushed: worker %d at %s %s", index, address, what)
         self._reports.worker_lost(index)
@@ -491,6 +495,20 @@ def _checked_addresses(
         for task_type in ("ps", "worker")
         for i, address in enumerate(cluster[task_type])
     }
+
+
+def _runs_ops(device: str) -> bool:
+    """Whether the task of a device is still the process that this one connected to."""
+
+    def run() -> None:
+        with tf.device(device):
+            tf.zeros([]).numpy()
+
+    try:
+        call_in_daemon(run).result(timeout=CHECK_INTERVAL)
+    except (tf.errors.OpError, concurrent.futures.TimeoutError):
+        return False
+    return True
 
 
 def _is_stale_worker_error(error: tf.errors.OpError) -> bool:

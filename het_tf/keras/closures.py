@@ -18,6 +18,7 @@ from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.dense import DenseVariables
 from het_tf.keras.fused_steps import fused_steps
 from het_tf.keras.lookups import (
+    Calls,
     Request,
     StepLookups,
     find_keys_fn,
@@ -50,6 +51,59 @@ class _Source:
     has: Callable[..., tf.Tensor]
     get: Callable[..., Batch]
     next: Callable[..., tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _SentStep:
+    """A step whose lookups are under way.
+
+    Attributes:
+      there: bool scalar: whether there is such a step, and not only a place for one.
+      components: of its batch.
+      requests: its lookups.
+    """
+
+    there: tf.Tensor
+    components: list[tf.Tensor]
+    requests: list[Request]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """Steps whose lookups are under way together: what one loop passes on to another."""
+
+    calls: Calls
+    steps: list[_SentStep]
+
+    def tensors(self) -> list[tf.Tensor]:
+        """All that `unpack` makes the same of."""
+        tensors = list(self.calls.tensors)
+        for step in self.steps:
+            tensors += [step.there, *step.components]
+            tensors += [x for each in step.requests for x in (each.unique_ids, each.ticket)]
+        return tensors
+
+    def unpack(self, optional: tf.Tensor) -> _Sent:
+        """The same of what an optional of such tensors has."""
+        like = self.tensors()
+        tensors = iter(
+            tf.raw_ops.OptionalGetValue(
+                optional=optional,
+                output_types=[x.dtype for x in like],
+                output_shapes=[x.shape for x in like],
+            )
+        )
+        calls = dataclasses.replace(self.calls, tensors=[next(tensors) for _ in self.calls.tensors])
+        steps = []
+        for step in self.steps:
+            there = next(tensors)
+            components = [next(tensors) for _ in step.components]
+            requests = [
+                Request(request.layer, next(tensors), next(tensors), [])
+                for request in step.requests
+            ]
+            steps.append(_SentStep(there, components, requests))
+        return _Sent(calls, steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,9 +344,13 @@ class StepClosure:
     def _prepare(self, source: _Source, count: tf.Tensor) -> None:
         """Looks ahead for `count` steps, several in one message where the window has room.
 
-        While the steps of one message compute, the next is under way: with a window of n steps and
-        (n + 1) / 2 of them in a message, lookups may take as long as that many steps.
+        One loop sends and another one receives, so several messages may be under way.
         """
+        made = self._send_ahead(source, count)
+        self._receive_ahead(made, count)
+
+    def _send_ahead(self, source: _Source, count: tf.Tensor) -> tf.Tensor:
+        """Sends the lookups of `count` steps. Returns of how many; fewer: the data has ended."""
         window = self.window
 
         def cond(i: tf.Tensor, *carry: Any) -> tf.Tensor:
@@ -315,36 +373,65 @@ class StepClosure:
                 carry = source.next(i + j < count, *carry)
                 there = cond(i + j, *carry)
                 steps.append((there, *_request_if(there, request, i + j, carry, components, like)))
-            replies, told = self._ahead.send_op([x for _, _, requests in steps for x in requests])
-            replies = iter(replies)
-            for number, (there, components, requests) in enumerate(steps):
-                received = [next(replies) for _ in requests]
-
-                def put(components=components, requests=requests, received=received) -> tf.Tensor:
-                    lookups = install_op(requests, received)
-                    tickets = [x for lookup in lookups for x in (lookup.unique_ids, lookup.ticket)]
-                    # A step begins when it is known how much its replica lacks.
-                    with tf.control_dependencies(told):
-                        there = window.put_op([*components, *tickets])
-                    with tf.control_dependencies([there]):
-                        return tf.constant(1)
-
-                i += put() if number == 0 else tf.cond(there, put, lambda: tf.constant(0))
-            self._ahead_layers = [request.layer for request in like]
+            # What a replica lacks is asked when there is a place for the step, and not before.
+            with tf.control_dependencies([x for _, components, _ in steps for x in components]):
+                calls = self._ahead.call_op([x for _, _, requests in steps for x in requests])
+            sent = _Sent(calls, [_SentStep(*step) for step in steps])
+            window.send_op(sent.tensors())
+            self._sent = sent
+            i += tf.add_n([tf.cast(there, tf.int32) for there, _, _ in steps])
             return i, *source.next(i < count, *carry)
 
-        def prepare() -> tf.Tensor:
+        def send() -> tf.Tensor:
             first = (tf.constant(0), *source.first())
             return tf.while_loop(cond, body, first, parallel_iterations=1)[0]
 
         # Nothing is taken from the data where nothing is to be prepared.
-        made = tf.cond(count > 0, prepare, lambda: tf.constant(0))
+        made = tf.cond(count > 0, send, lambda: tf.constant(0))
+        with tf.control_dependencies([made]):
+            window.send_end_op()
+        return made
+
+    def _receive_ahead(self, made: tf.Tensor, count: tf.Tensor) -> None:
+        """Takes the replies to what `_send_ahead` sends, and puts the steps into the window."""
+        window = self.window
+
+        def take(optional: tf.Tensor) -> tf.Tensor:
+            sent = self._sent.unpack(optional)
+            replies, told = self._ahead.receive_op(sent.calls)
+            replies = iter(replies)
+            for number, step in enumerate(sent.steps):
+                received = [next(replies) for _ in step.requests]
+
+                def put(step: _SentStep = step, received: Any = received) -> tf.Tensor:
+                    lookups = install_op(step.requests, received)
+                    tickets = [x for lookup in lookups for x in (lookup.unique_ids, lookup.ticket)]
+                    # A step begins when it is known how much its replica lacks.
+                    with tf.control_dependencies(told):
+                        window.put_op([*step.components, *tickets])
+                    return tf.constant(True)
+
+                put() if number == 0 else tf.cond(step.there, put, lambda: tf.constant(False))
+            self._ahead_layers = [request.layer for request in sent.steps[0].requests]
+            return tf.constant(True)
+
+        def body(_: tf.Tensor) -> list[tf.Tensor]:
+            # Not taken out before the loop: TensorFlow would have that wait for what sends the end.
+            optional = window.receive_op()
+            there = tf.raw_ops.OptionalHasValue(optional=optional)
+            return [tf.cond(there, lambda: take(optional), lambda: tf.constant(False))]
+
+        with tf.control_dependencies([count]):  # Then the window is open.
+            more = tf.constant(True)
+        (more,) = tf.while_loop(lambda more: more, body, [more], parallel_iterations=1)
 
         def end() -> tf.Tensor:
             with tf.control_dependencies([window.put_end_op()]):
-                return tf.constant(0)
+                return tf.constant(True)
 
-        tf.cond(made < count, end, lambda: tf.constant(0))
+        with tf.control_dependencies([more]):
+            ended = made < count
+        tf.cond(ended, end, lambda: tf.constant(False))
 
     def _unpack_prepared(self, optional: tf.Tensor) -> tuple[Batch, list[Lookup]]:
         """What `_prepare` put into the window."""

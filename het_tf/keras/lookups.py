@@ -107,6 +107,19 @@ class Request:
         return Request(self.layer, unique_ids, ticket, requests)
 
 
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """What has been sent and not yet been answered.
+
+    Attributes:
+      exchange: None: nothing was sent.
+      tensors: scalar variants: of `exchange.call_op`, and the replicas' ticket, if there is one.
+    """
+
+    exchange: Exchange | None
+    tensors: list[tf.Tensor]
+
+
 class StepLookups:
     """Looks up what steps need, all in one message to each parameter server."""
 
@@ -145,27 +158,33 @@ class StepLookups:
             for (layer, _), unique in zip(keys, unique_ids, strict=True)
         ]
 
-    def send_op(
-        self, requests: Sequence[Request]
-    ) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
-        """Exchanges what was requested, for any number of steps, and for the replicas.
+    def call_op(self, requests: Sequence[Request]) -> Calls:
+        """Sends what was requested, for any number of steps, and for the replicas."""
+        parties: list[Any] = [request.layer.table for request in requests]
+        messages = [request.requests for request in requests]
+        dense = []
+        if self._replicas is not None:
+            ticket, dense_requests = self._replicas.request_op(self._asks)
+            dense.append(ticket)
+            parties.append(self._replicas)
+            messages.append(dense_requests)
+        if not parties:
+            return Calls(None, [])
+        exchange = Exchange(cluster_devices("ps"), parties)
+        return Calls(exchange, [exchange.call_op(messages), *dense])
+
+    def receive_op(self, calls: Calls) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
+        """Waits for the replies.
 
         Returns:
           replies: to each of the requests, for `install_op`.
           received: when these are done, the replicas know what was answered to them.
         """
-        parties: list[Any] = [request.layer.table for request in requests]
-        messages = [request.requests for request in requests]
-        if self._replicas is not None:
-            dense_ticket, dense_requests = self._replicas.request_op(self._asks)
-            parties.append(self._replicas)
-            messages.append(dense_requests)
-        if not parties:
+        if calls.exchange is None:
             return [], []
-        replies = Exchange(cluster_devices("ps"), parties).send_op(messages)
-        received = []
-        if self._replicas is not None:
-            received = [self._replicas.receive_op(dense_ticket, replies.pop())]
+        sent, *dense = calls.tensors
+        replies = calls.exchange.receive_op(sent)
+        received = [self._replicas.receive_op(ticket, replies.pop()) for ticket in dense]
         return replies, received
 
     def begin_op(
@@ -177,7 +196,7 @@ class StepLookups:
           The lookups, in the order of the calls; when they are there, so are the rows.
         """
         requests = self.request_op(batch, wanted)
-        return install_op(requests, self.send_op(requests)[0])
+        return install_op(requests, self.receive_op(self.call_op(requests))[0])
 
 
 def install_op(

@@ -1,4 +1,4 @@
-"""The steps that a worker has begun to prepare and not begun to compute, kept between closures."""
+"""Queues of steps on a worker: those whose lookups are under way, and those that are prepared."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from het_tf._visits import cluster_devices, visit
 
 
 class Window:
-    """A queue of prepared steps on each worker, of a given number at most.
+    """A queue of prepared steps on each worker, of a given number at most, kept between closures.
 
     Preparing takes a place first (`reserve_op`), so that no more than `size` steps are under way or
-    wait; computing a step frees its place (`take_op`).
+    wait; computing a step frees its place (`take_op`). What is sent for a step passes through a
+    queue of its own on the way (`send_op`, `receive_op`), which is empty when a closure has ended.
     """
 
     def __init__(self, size: int):
@@ -39,6 +40,7 @@ class Window:
             self._made.clear()
 
     def _destroy(self) -> None:
+        tf.raw_ops.DestroyResourceOp(resource=self._make_sent(), ignore_lookup_error=True)
         for generation in self._made:
             for make in (self._make_places, self._make_steps):
                 tf.raw_ops.DestroyResourceOp(resource=make(generation), ignore_lookup_error=True)
@@ -59,8 +61,31 @@ class Window:
         freed = tf.raw_ops.QueueDequeueManyV2(
             handle=self._places(), n=left, component_types=[tf.bool]
         )
-        with tf.control_dependencies(freed):
+        self._sent = self._make_sent()
+        forgotten = tf.raw_ops.QueueDequeueManyV2(
+            handle=self._sent,
+            n=tf.raw_ops.QueueSizeV2(handle=self._sent),
+            component_types=[tf.variant],
+        )
+        with tf.control_dependencies([*freed, *forgotten]):
             return tf.identity(kept)
+
+    def send_op(self, components: Sequence[tf.Tensor]) -> tf.Operation:
+        """Passes on what was sent for steps."""
+        sent = tf.raw_ops.OptionalFromValue(components=components)
+        return tf.raw_ops.QueueEnqueueV2(handle=self._sent, components=[sent])
+
+    def send_end_op(self) -> tf.Operation:
+        """Says that no more will be sent in this closure."""
+        return tf.raw_ops.QueueEnqueueV2(handle=self._sent, components=[tf.raw_ops.OptionalNone()])
+
+    def receive_op(self) -> tf.Tensor:
+        """What was sent next, an optional of the components of `send_op`; without a value: the end.
+
+        Waits for it.
+        """
+        (sent,) = tf.raw_ops.QueueDequeueV2(handle=self._sent, component_types=[tf.variant])
+        return sent
 
     def reserve_op(self) -> tf.Operation:
         """Takes a place; waits for one."""
@@ -95,6 +120,15 @@ class Window:
         with tf.control_dependencies(freed):
             step = tf.identity(step)
         return step, tf.where(ready, tf.zeros([], tf.float64), after - before)
+
+    def _make_sent(self) -> tf.Tensor:
+        # In the graph, since a handle from the coordinator costs each closure a message.
+        with tf.device("/device:CPU:0"):
+            return tf.raw_ops.FIFOQueueV2(
+                component_types=[tf.variant],
+                shapes=[[]],  # for open_op, which takes many
+                shared_name=f"{self._name}/sent",
+            )
 
     def _size_op(self) -> tf.Tensor:
         return tf.raw_ops.QueueSizeV2(handle=self._steps())

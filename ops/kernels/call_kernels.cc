@@ -1,3 +1,4 @@
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@ using tensorflow::AsyncOpKernel;
 using tensorflow::CancellationManager;
 using tensorflow::FunctionLibraryRuntime;
 using tensorflow::NameAttrList;
+using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -30,9 +32,68 @@ SharedMutex& Registration() {
   return *mutex;
 }
 
-class CallServersOp : public AsyncOpKernel {
+// Calls of functions on other devices that have been started together.
+class Calls {
  public:
-  explicit CallServersOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+  explicit Calls(size_t count) : replies_(count), under_way_(count) {}
+
+  CancellationManager* cancellation() { return &cancellation_; }
+  void Cancel() { cancellation_.StartCancel(); }
+  size_t count() const { return replies_.size(); }
+
+  // Call i has ended.
+  void Return(size_t i, const absl::Status& status, const Tensor& reply) {
+    std::vector<std::function<void()>> waiting;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      status_.Update(status);
+      replies_[i] = reply;
+      if (--under_way_ > 0) return;
+      waiting.swap(waiting_);
+    }
+    for (const auto& callback : waiting) callback();
+  }
+
+  // Calls back when all have ended; at once if they have.
+  void WhenDone(std::function<void()> callback) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (under_way_ > 0) {
+        waiting_.push_back(std::move(callback));
+        return;
+      }
+    }
+    callback();
+  }
+
+  // Once all have ended.
+  const absl::Status& status() const { return status_; }
+  const Tensor& reply(size_t i) const { return replies_[i]; }
+
+ private:
+  // Not that of the step in which the calls were started: it may end before they do.
+  CancellationManager cancellation_;
+  std::mutex mutex_;
+  absl::Status status_;
+  std::vector<Tensor> replies_;
+  size_t under_way_;
+  std::vector<std::function<void()>> waiting_;
+};
+
+// What is left of the calls when nobody waits for them any more: nothing.
+class CallsTicket {
+ public:
+  static constexpr const char* kVariantName = "Het>Calls";
+
+  explicit CallsTicket(std::shared_ptr<Calls> calls) : calls(std::move(calls)) {}
+  ~CallsTicket() { calls->Cancel(); }
+
+  const std::shared_ptr<Calls> calls;
+};
+
+class CallServersOp : public OpKernel {
+ public:
+  explicit CallServersOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("devices", &devices_));
     OP_REQUIRES_OK(context, context->GetAttr("functions", &functions_));
     const size_t n = context->num_inputs();
@@ -42,56 +103,27 @@ class CallServersOp : public AsyncOpKernel {
                                           " devices and ", functions_.size(), " functions")));
   }
 
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+  void Compute(OpKernelContext* context) override {
     FunctionLibraryRuntime* library = context->function_library();
-    OP_REQUIRES_ASYNC(context, library != nullptr,
-                      absl::InternalError("no function library is there"), done);
-    std::vector<size_t> asked;
-    for (size_t i = 0; i < functions_.size(); ++i) {
-      if (context->input(i).NumElements() != 0) {
-        asked.push_back(i);
-        continue;
+    OP_REQUIRES(context, library != nullptr, absl::InternalError("no function library is there"));
+    const size_t n = functions_.size();
+    std::vector<FunctionLibraryRuntime::Handle> handles(n);
+    for (size_t i = 0; i < n; ++i) {
+      if (context->input(i).NumElements() == 0) continue;
+      OP_REQUIRES_OK(context, Register(library, i, &handles[i]));
+    }
+    const auto calls = std::make_shared<Calls>(n);
+    OP_REQUIRES_OK(context, SetVariant(context, 0, std::make_shared<CallsTicket>(calls)));
+    for (size_t i = 0; i < n; ++i) {
+      if (context->input(i).NumElements() == 0) {
+        calls->Return(i, absl::OkStatus(), Tensor(tensorflow::DT_UINT8, {0}));
+      } else {
+        Call(library, i, handles[i], context->input(i), calls);
       }
-      Tensor* reply;
-      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(i, {0}, &reply), done);
     }
-    if (asked.empty()) return done();
-    std::vector<FunctionLibraryRuntime::Handle> handles(asked.size());
-    for (size_t c = 0; c < asked.size(); ++c) {
-      OP_REQUIRES_OK_ASYNC(context, Register(library, asked[c], &handles[c]), done);
-    }
-    // One more than there are, so that the step does not go on in a callback, under that lock.
-    const auto calls = std::make_shared<Calls>(context, std::move(done), asked.size() + 1);
-    for (size_t c = 0; c < asked.size(); ++c) Call(library, asked[c], handles[c], calls);
-    calls->Return(absl::OkStatus());
   }
 
  private:
-  // The calls of one step; the last that returns ends the step.
-  struct Calls {
-    Calls(OpKernelContext* context, DoneCallback done, size_t count)
-        : context(context),
-          cancellation(std::make_unique<CancellationManager>(context->cancellation_manager())),
-          done(std::move(done)),
-          under_way(count) {}
-
-    void Return(const absl::Status& status) {
-      {
-        std::lock_guard<std::mutex> lock(mutex);
-        context->SetStatus(status);
-        if (--under_way > 0) return;
-      }
-      cancellation.reset();  // The context's does not outlive the step.
-      done();
-    }
-
-    OpKernelContext* const context;
-    std::unique_ptr<CancellationManager> cancellation;
-    const DoneCallback done;
-    std::mutex mutex;
-    size_t under_way;
-  };
-
   absl::Status Register(FunctionLibraryRuntime* library, size_t i,
                         FunctionLibraryRuntime::Handle* handle) {
     const auto key = std::make_pair(library, i);
@@ -117,25 +149,22 @@ class CallServersOp : public AsyncOpKernel {
   }
 
   void Call(FunctionLibraryRuntime* library, size_t i, FunctionLibraryRuntime::Handle handle,
-            const std::shared_ptr<Calls>& calls) {
-    OpKernelContext* context = calls->context;
+            const Tensor& request, const std::shared_ptr<Calls>& calls) {
     FunctionLibraryRuntime::Options options;
     options.source_device = library->device()->name();
     options.remote_execution = options.source_device != devices_[i];
     options.create_rendezvous = true;
-    options.cancellation_manager = calls->cancellation.get();
-    options.collective_executor = context->collective_executor();
+    options.cancellation_manager = calls->cancellation();
     options.args_alloc_attrs.resize(1);
     options.rets_alloc_attrs.resize(1);
     options.args_alloc_attrs[0].set_on_host(true);
     options.rets_alloc_attrs[0].set_on_host(true);
     const auto reply = std::make_shared<std::vector<Tensor>>();
-    const Tensor request = context->input(i);
+    // Nobody waits for the calls before this op has ended, so no step goes on under this lock.
     SharedLock lock(Registration());
     library->Run(options, handle, {request}, reply.get(),
                  [calls, reply, i](const absl::Status& status) {
-                   if (status.ok()) calls->context->set_output(i, reply->at(0));
-                   calls->Return(status);
+                   calls->Return(i, status, status.ok() ? reply->at(0) : Tensor());
                  });
   }
 
@@ -145,7 +174,41 @@ class CallServersOp : public AsyncOpKernel {
   std::map<std::pair<FunctionLibraryRuntime*, size_t>, FunctionLibraryRuntime::Handle> handles_;
 };
 
+class AwaitRepliesOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    std::shared_ptr<CallsTicket> ticket;
+    OP_REQUIRES_OK_ASYNC(context, GetVariant(context, "calls", &ticket), done);
+    Calls* const calls = ticket->calls.get();
+    OP_REQUIRES_ASYNC(
+        context, static_cast<size_t>(context->num_outputs()) == calls->count(),
+        absl::InvalidArgumentError(
+            StrCat("n = ", context->num_outputs(), ", but there are ", calls->count(), " calls")),
+        done);
+    CancellationManager* const cancellation = context->cancellation_manager();
+    tensorflow::CancellationToken token = CancellationManager::kInvalidToken;
+    if (cancellation != nullptr) {
+      token = cancellation->get_cancellation_token();
+      const bool registered =
+          cancellation->RegisterCallback(token, [calls = ticket->calls] { calls->Cancel(); });
+      if (!registered) calls->Cancel();
+    }
+    calls->WhenDone([context, ticket, cancellation, token, done = std::move(done)] {
+      if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
+      const Calls& calls = *ticket->calls;
+      context->SetStatus(calls.status());
+      for (size_t i = 0; calls.status().ok() && i < calls.count(); ++i) {
+        context->set_output(i, calls.reply(i));
+      }
+      done();
+    });
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("Het>CallServers").Device(tensorflow::DEVICE_CPU), CallServersOp);
+REGISTER_KERNEL_BUILDER(Name("Het>AwaitReplies").Device(tensorflow::DEVICE_CPU), AwaitRepliesOp);
 
 }  // namespace
 }  // namespace het_tf

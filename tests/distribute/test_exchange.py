@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -57,10 +59,11 @@ def test_every_party_gets_what_its_shards_answered(strategy):
 @pytest.fixture
 def meeting():
     """A function that returns once two calls of it are under way."""
+    name = uuid.uuid4().hex
 
     @tf.function(input_signature=[BYTES], autograph=False)
     def meet(request):
-        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.uint8], shared_name="met")
+        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.uint8], shared_name=name)
         with tf.control_dependencies(
             [tf.raw_ops.QueueEnqueueV2(handle=queue, components=[request[0]])]
         ):
@@ -79,14 +82,79 @@ def test_all_are_called_at_once(strategy, meeting):
     first = cluster_devices("ps")[0]
 
     def closure():
-        return tf.concat(
-            ops.call_servers(
-                [message(1), message(2)], devices=[first, first], functions=[meeting, meeting]
-            ),
-            0,
+        calls = ops.call_servers(
+            [message(1), message(2)], devices=[first, first], functions=[meeting, meeting]
         )
+        return tf.concat(ops.await_replies(calls, n=2), 0)
 
     np.testing.assert_array_equal(call_on_a_worker(strategy, closure), [2, 2])
+
+
+def test_calls_overlap_those_that_nobody_has_awaited_yet(strategy, meeting):
+    first = cluster_devices("ps")[0]
+
+    def closure():
+        one, two = (
+            ops.call_servers([message(n)], devices=[first], functions=[meeting]) for n in (1, 2)
+        )
+        again = ops.await_replies(two, n=1)
+        with tf.control_dependencies(again):
+            return tf.concat([*ops.await_replies(one, n=1), *ops.await_replies(two, n=1)], 0)
+
+    np.testing.assert_array_equal(call_on_a_worker(strategy, closure), [2, 2])
+
+
+@pytest.fixture
+def silence():
+    """A function that does not return."""
+
+    @tf.function(input_signature=[BYTES], autograph=False)
+    def wait(request):
+        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.uint8], shared_name="silence")
+        return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.uint8])[0]
+
+    return wait.get_concrete_function()
+
+
+def test_a_closure_may_end_before_its_calls(strategy, silence):
+    def closure():
+        calls = ops.call_servers(
+            [message(1)], devices=cluster_devices("ps")[:1], functions=[silence]
+        )
+        with tf.control_dependencies([calls]):
+            return tf.constant(3)
+
+    assert call_on_a_worker(strategy, closure) == 3
+
+
+def test_a_step_that_fails_does_not_wait_for_replies(strategy, silence):
+    def closure():
+        calls = ops.call_servers(
+            [message(1)], devices=cluster_devices("ps")[:1], functions=[silence]
+        )
+        with tf.control_dependencies([calls]):
+            wrong = tf.debugging.Assert(tf.random.uniform([]) > 2, ["no such number"])
+        with tf.control_dependencies([wrong]):
+            nothing = tf.zeros([], tf.uint8)
+        return ops.await_replies(calls, n=1)[0] + nothing
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no such number"):
+        call_on_a_worker(strategy, closure)
+
+
+def test_what_holds_no_calls_is_refused():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="calls does not hold a Het>Calls"):
+        ops.await_replies(tf.raw_ops.OptionalNone(), n=1)
+
+
+def test_replies_are_awaited_from_all_who_were_called(strategy):
+    exchange = Exchange(cluster_devices("ps"), [Echo()])
+
+    def closure():
+        return ops.await_replies(exchange.call_op([[message(1), message(2)]]), n=3)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="n = 3, but there are 2 calls"):
+        call_on_a_worker(strategy, closure)
 
 
 def test_who_is_asked_nothing_is_not_called(strategy):
@@ -117,7 +185,8 @@ def test_lists_of_unequal_length(strategy, devices, count):
     functions = [echo.get_concrete_function()] * count
 
     def closure():
-        return ops.call_servers([message(1)] * count, devices=devices, functions=functions)
+        calls = ops.call_servers([message(1)] * count, devices=devices, functions=functions)
+        return ops.await_replies(calls, n=count)
 
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="devices"):
         call_on_a_worker(strategy, closure)

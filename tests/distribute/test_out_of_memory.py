@@ -24,11 +24,12 @@ def allocate(request):
 
 def allocate_on_ps(index: int, count: tf.Tensor) -> tf.Tensor:
     """In the way in which a cache reaches a table."""
-    (reply,) = ops.call_servers(
+    calls = ops.call_servers(
         [tf.bitcast(count, tf.uint8)],
         devices=[f"/job:ps/replica:0/task:{index}/device:CPU:0"],
         functions=[allocate.get_concrete_function()],
     )
+    (reply,) = ops.await_replies(calls, n=1)
     return reply[0]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import time
 
 import pytest
 import tensorflow as tf
 
 import het_tf
+from het_tf._visits import cluster_devices, visit
 from het_tf.distribute import LocalCluster
 from het_tf.distribute.cache_reports import report_ops
 from het_tf.distribute.closures import ClosureRunner
@@ -198,3 +200,26 @@ def test_runner_raises_what_a_closure_raised_and_not_what_was_cancelled_with_it(
 def test_explain_leaves_other_errors_alone(strategy):
     for error in (ValueError("x"), tf.errors.InvalidArgumentError(None, None, "bad shape")):
         assert strategy.explain(error) is error
+
+
+def test_a_worker_that_fails_of_the_end_of_another_is_asked_again(strategy):
+    calls = collections.Counter()
+
+    def flush():
+        device = tf.zeros([]).device
+        calls[device] += 1
+        if calls[device] < 3 and "task:0" in device:
+            raise tf.errors.UnavailableError(None, None, "/job:worker/task:1 is gone")
+        return tf.constant(calls[device])
+
+    workers = cluster_devices("worker")
+    found = visit(workers, flush, strategy.is_lost)
+    assert [int(found[device]) for device in workers] == [3, 1, 1]
+
+
+def test_a_worker_that_always_fails_of_the_end_of_another_is_not_passed_over(strategy):
+    def flush():
+        raise tf.errors.UnavailableError(None, None, "/job:worker/task:1 is gone")
+
+    with pytest.raises(tf.errors.UnavailableError, match="is gone"):
+        visit(cluster_devices("worker")[:1], flush, strategy.is_lost)

@@ -89,6 +89,18 @@ def test_table_memory():
     assert 1.0 < float(peak[1]) <= 1.6
 
 
+def test_checkpoint(tmp_path: pathlib.Path):
+    out = tmp_path / "figures.json"
+    done = _run("checkpoint.py", "--rows=200000", f"--folder={tmp_path}", f"--out={out}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(out.read_text())
+    assert figures["rows"] == 200_000
+    # Keys, clocks, values and a slot of each row, and little beside them.
+    payload = 200_000 * (16 + 4 * 17) / 1e6
+    assert payload < figures["file MB"] < 1.01 * payload
+    assert sorted(tmp_path.iterdir()) == [out]
+
+
 def test_local_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "figures.json"
     flags = ("--programs=table,cache,TensorFlow", "--rounds=1", "--threads=1", "--steps=3")

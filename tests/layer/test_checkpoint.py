@@ -172,7 +172,7 @@ def saved(tmp_path_factory) -> tuple[EmbeddingTable, pathlib.Path]:
     values, slots = (rng.random((ROWS, WIDTH), np.float32) for _ in range(2))
     table.import_(TableExport(np.arange(ROWS) * 3, values, slots, np.arange(ROWS)))
     folder = tmp_path_factory.mktemp("saved")
-    tf.train.Checkpoint(table=TableState(table, lambda: None)).save(str(folder / "ckpt"))
+    checkpoint_of(table).save(str(folder / "ckpt"))
     return table, folder
 
 
@@ -183,9 +183,12 @@ def small_table() -> EmbeddingTable:
     return table
 
 
+def checkpoint_of(table: EmbeddingTable) -> tf.train.Checkpoint:
+    return tf.train.Checkpoint(table=TableState(table, lambda: None))
+
+
 def restore(table: EmbeddingTable, folder: pathlib.Path) -> None:
-    state = TableState(table, lambda: None)
-    tf.train.Checkpoint(table=state).restore(str(folder / "ckpt-1")).expect_partial()
+    checkpoint_of(table).restore(str(folder / "ckpt-1")).expect_partial()
 
 
 def rows_file(folder: pathlib.Path) -> pathlib.Path:
@@ -196,7 +199,7 @@ def rows_file(folder: pathlib.Path) -> pathlib.Path:
 def error_of(fn, *arguments) -> Exception | None:
     try:
         fn(*arguments)
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    except Exception as error:  # TensorFlow raises what not when it reads a damaged file
         return error
     return None
 
@@ -306,7 +309,7 @@ def test_wrong_contents_with_right_checksums_are_refused(saved, tmp_path, change
     rows = TableExport(*(x[:100] for x in sorted_rows(original)))
     few.import_(rows)
     (tmp_path / "few").mkdir()
-    tf.train.Checkpoint(table=TableState(few, lambda: None)).save(str(tmp_path / "few" / "ckpt"))
+    checkpoint_of(few).save(str(tmp_path / "few" / "ckpt"))
     rewrite(tmp_path / "few", tmp_path, lambda tensors: None)
     table = small_table()
     restore(table, tmp_path)
@@ -335,22 +338,21 @@ def test_a_missing_file_is_named(saved, tmp_path):
 def test_a_full_disk_leaves_table_and_folder_as_they_were(saved, tmp_path):
     table, _ = saved
     before = sorted_rows(table)
-    state = TableState(table, lambda: None)
-    path = tf.train.Checkpoint(table=state).write(str(tmp_path / "first"))
+    path = checkpoint_of(table).write(str(tmp_path / "first"))
     there = sorted(tmp_path.iterdir())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, limits[1]))  # of the 15 MB that it takes
     try:
         with pytest.raises(tf.errors.OpError, match="File too large"):
-            tf.train.Checkpoint(table=state).write(str(tmp_path / "second"))
+            checkpoint_of(table).write(str(tmp_path / "second"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(tmp_path.iterdir()) == there
     assert_same_rows(sorted_rows(table), before)
     # And the next one is written, since the failed one holds nothing any more.
-    tf.train.Checkpoint(table=state).write(str(tmp_path / "second"))
+    checkpoint_of(table).write(str(tmp_path / "second"))
     restored = small_table()
-    tf.train.Checkpoint(table=TableState(restored, lambda: None)).restore(path).expect_partial()
+    checkpoint_of(restored).restore(path).expect_partial()
     assert_same_rows(sorted_rows(restored), before)
 
 
@@ -358,8 +360,6 @@ def test_a_folder_that_cannot_be_made_is_named(saved, tmp_path):
     table, _ = saved
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(tf.errors.OpError, match=str(tmp_path / "file")):
-        tf.train.Checkpoint(table=TableState(table, lambda: None)).write(
-            str(tmp_path / "file" / "checkpoint")
-        )
+        checkpoint_of(table).write(str(tmp_path / "file" / "checkpoint"))
     assert (tmp_path / "file").read_text() == "no folder"
     assert table.size() == ROWS

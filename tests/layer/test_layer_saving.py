@@ -191,6 +191,41 @@ def test_weights_of_another_width_are_refused(tmp_path):
     assert other.table.size() == 0
 
 
+class StopAfter(keras.callbacks.Callback):
+    def __init__(self, epoch: int):
+        super().__init__()
+        self.last = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch > self.last:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_fit_goes_on_where_backup_and_restore_stopped(tmp_path, beside):
+    keras.utils.set_random_seed(1)
+    whole = build(optimizers.Adam(0.1))
+    fit(whole, epochs=4)
+    rows_in = het_tf.checkpoint.rows_in(tmp_path / "rows") if beside else contextlib.nullcontext()
+    with rows_in:
+        for stop in (1, 4):
+            keras.utils.set_random_seed(stop)
+            model = build(optimizers.Adam(0.1))
+            callbacks = [keras.callbacks.BackupAndRestore(tmp_path / "backup"), StopAfter(stop)]
+            with contextlib.suppress(KeyboardInterrupt):
+                model.fit(
+                    IDS,
+                    LABELS,
+                    batch_size=1,
+                    epochs=4,
+                    shuffle=False,
+                    verbose=0,
+                    callbacks=callbacks,
+                )
+    for one, other in zip(sorted_rows(model), sorted_rows(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("kind", ["keras", "weights.h5"])
 def test_rows_beside_the_file(tmp_path, kind):
     """The file holds a pointer, which leads to the rows as long as they are where it says."""

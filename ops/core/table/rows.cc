@@ -51,23 +51,31 @@ Status Table::CheckRow(const ConstRows& rows, int64_t r) const {
 }
 
 Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers) {
-  const Groups groups(numbers.size(), kNumStripes, [&](int64_t i) {
-    return StripeOfHash(HashKey(rows.keys[numbers[i]]), kNumStripes);
-  });
+  std::vector<uint64_t> hashes(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) hashes[i] = HashKey(rows.keys[numbers[i]]);
+  const Groups groups(numbers.size(), kNumStripes,
+                      [&](int64_t i) { return StripeOfHash(hashes[i], kNumStripes); });
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
-  for (const int64_t r : numbers) {
-    const uint64_t hash = HashKey(rows.keys[r]);
-    Stripe& stripe = *stripes_[StripeOfHash(hash, kNumStripes)];
-    char* record = FindOrInsert(&stripe, hash, rows.keys[r]);
-    SetClock(record, rows.clocks[r]);
-    format_.Write(rows.values + r * dim(), 0, WordsOf(record));
-    float* slots = WordsOf(record) + format_.words(0);
-    if (rows.slots == nullptr) {
-      kit_.optimizer->InitSlots(slots);
-    } else {
-      std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
-    }
+  for (int s = 0; s < kNumStripes; ++s) {
+    Stripe& stripe = *stripes_[s];
+    const int32_t* order = groups.order.data() + groups.begin[s];
+    VisitAhead(
+        groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[order[i]]}; },
+        [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
+        [&](int64_t i) {
+          const int64_t r = numbers[order[i]];
+          bool is_new;
+          char* record = FindOrAdd(&stripe, hashes[order[i]], rows.keys[r], &is_new);
+          SetClock(record, rows.clocks[r]);
+          format_.Write(rows.values + r * dim(), 0, WordsOf(record));
+          float* slots = WordsOf(record) + format_.words(0);
+          if (rows.slots == nullptr) {
+            kit_.optimizer->InitSlots(slots);
+          } else {
+            std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
+          }
+        });
   }
   return Status();
 }

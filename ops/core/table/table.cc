@@ -100,16 +100,25 @@ Table::Reservation::~Reservation() {
 }
 
 char* Table::FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key) {
+  bool is_new;
+  char* record = FindOrAdd(stripe, hash, key, &is_new);
+  if (is_new) {
+    SetClock(record, 0);
+    static thread_local std::vector<float> row;
+    row.resize(row_dim_);
+    kit_.InitRow(key, row.data());
+    format_.Write(row.data(), slot_dim(), WordsOf(record));
+  }
+  return record;
+}
+
+char* Table::FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new) {
   uint32_t slot = Find(*stripe, hash, key);
-  if (slot != Index::kNone) return stripe->records[slot];
+  *is_new = slot == Index::kNone;
+  if (!*is_new) return stripe->records[slot];
   slot = stripe->records.Allocate();
   char* record = stripe->records[slot];
   StoreInt64(record, key);
-  SetClock(record, 0);
-  static thread_local std::vector<float> row;
-  row.resize(row_dim_);
-  kit_.InitRow(key, row.data());
-  format_.Write(row.data(), slot_dim(), WordsOf(record));
   stripe->index.Insert(hash, slot, [&](uint32_t s) { return HashKey(KeyOf(stripe->records[s])); });
   return record;
 }

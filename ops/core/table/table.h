@@ -170,6 +170,8 @@ class Table {
   uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key) const;
   // The stripe is locked, and has memory for the row.
   char* FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key);
+  // The same; a new record has its key and nothing else.
+  char* FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new);
 
   // To be called before a row is changed while the stripe has rows to be read. The stripe is
   // locked.
