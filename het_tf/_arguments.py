@@ -39,3 +39,10 @@ def check_number(name: str, value: Any, low: float, high: float, otherwise: str 
 
 def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check_float_dtype(name: str, value: Any) -> str:
+    """The name of the dtype, if it is one of the two that rows and messages have."""
+    if value not in ("float32", "bfloat16"):
+        raise ValueError(f'{name} must be "float32" or "bfloat16", not {value!r}')
+    return value

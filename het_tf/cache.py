@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf import _abandoned, ops
-from het_tf._arguments import INT32_MAX, check_integer, check_number
+from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer, check_number
 from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._places import device_here, devices_beside, host_here, task_of
 from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
@@ -189,7 +189,13 @@ class WorkerCache:
       on_device: whether the cache of a local table, or of some worker, is on a device.
     """
 
-    def __init__(self, table: EmbeddingTable, config: CacheConfig | None, nonfinite: str = "error"):
+    def __init__(
+        self,
+        table: EmbeddingTable,
+        config: CacheConfig | None,
+        nonfinite: str = "error",
+        wire_dtype: str = "float32",
+    ):
         """Describes the cache; makes nothing yet.
 
         Args:
@@ -197,9 +203,12 @@ class WorkerCache:
           config: None for no cache.
           nonfinite: "error": NaN or infinity in a gradient fails the step and changes nothing;
             "skip": the keys concerned are skipped and counted.
+          wire_dtype: of values, their gradients and their changes in messages, "float32" or
+            "bfloat16".
 
         Raises:
-          ValueError: `nonfinite` is neither, or there is no GPU for `device_capacity`.
+          ValueError: `nonfinite` or `wire_dtype` is neither, or there is no GPU for
+            `device_capacity`.
         """
         if nonfinite not in ("error", "skip"):
             raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
@@ -209,6 +218,7 @@ class WorkerCache:
         self._attributes = {
             "shared_name": self.name,
             "nonfinite": nonfinite,
+            "wire_dtype": check_float_dtype("wire_dtype", wire_dtype),
             **table.row_attributes,
         }
         if config is None:

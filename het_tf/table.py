@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import _abandoned, initializers, ops, optimizers
-from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf._arguments import INT32_MAX, INT64_MAX, check_float_dtype, check_integer
 from het_tf._counters import add_up
 from het_tf.exchange import Exchange
 
@@ -61,6 +61,7 @@ class EmbeddingTable:
         devices: Sequence[str] = (),
         name: str = "table",
         input_dim: int | None = None,
+        row_dtype: str = "float32",
     ):
         """Makes the shards.
 
@@ -74,6 +75,7 @@ class EmbeddingTable:
           devices: where the shards live, in their order; empty: one shard in this process.
           name: for errors; it need not be unique.
           input_dim: how many keys there are, for initializers that depend on it; not a bound.
+          row_dtype: what values are kept as, "float32" or "bfloat16".
 
         Raises:
           ValueError: an argument is out of its range.
@@ -94,6 +96,7 @@ class EmbeddingTable:
             "seed": seed,
             "clock": clock,
             "num_shards": self.num_shards,
+            "row_dtype": check_float_dtype("row_dtype", row_dtype),
         }
         _abandoned.destroy_all()
         self._handles = [self._create(shard) for shard in range(self.num_shards)]

@@ -19,12 +19,14 @@ REGISTER_OP("Het>CacheHandle")
     .Attr("seed: int = 0")
     .Attr("clock: {'count', 'lamport', 'drift'} = 'count'")
     .Attr("num_shards: int >= 1 = 1")
+    .Attr("row_dtype: {'float32', 'bfloat16'} = 'float32'")
     .Attr("capacity: int")
     .Attr("device_capacity: int >= -1 = 0")
     .Attr("policy: {'lru', 'lfu'} = 'lfu'")
     .Attr("read_bound: int = -1")
     .Attr("write_bound: int = -1")
     .Attr("nonfinite: {'error', 'skip'} = 'error'")
+    .Attr("wire_dtype: {'float32', 'bfloat16'} = 'float32'")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -32,7 +34,7 @@ A worker's cache of an embedding table, made when there is none with this name o
 
 cache: Scalar.
 shared_name: The cache's name; empty: private to this op.
-dim: As of the table, like optimizer, initializer, seed, clock and num_shards.
+dim: As of the table, like optimizer, initializer, seed, clock, num_shards and row_dtype.
 capacity: Rows. 0: no cache. Every lookup fetches its rows, updates send gradients, and the shards
   apply the optimizer.
 device_capacity: Rows in the memory of the device of this op, in the place of capacity; -1: as many
@@ -44,6 +46,8 @@ read_bound: What a read may miss of other workers' updates beyond those not yet 
 write_bound: What may wait of a row's updates before they are sent, in the same units; -1: unbounded.
 nonfinite: Whether NaN or infinity in a key's gradient fails the update, which then changes nothing,
   or skips that key and counts it.
+wire_dtype: Of values, their gradients and their changes in messages. What goes up is rounded
+  stochastically, what comes down to the nearest; optimizer slots are float32.
 )doc");
 
 REGISTER_OP("Het>CacheLookup")

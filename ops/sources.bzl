@@ -67,6 +67,7 @@ GPU_OP_SOURCES = ["ops/kernels/cache_kernels.cc"]
 
 # googletest files, one beside each source it tests.
 CORE_TESTS = [
+    "ops/core/bfloat16_test.cc",
     "ops/core/cache/cache_failure_test.cc",
     "ops/core/cache/cache_schedule_test.cc",
     "ops/core/cache/cache_test.cc",

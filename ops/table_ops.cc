@@ -19,6 +19,7 @@ REGISTER_OP("Het>TableHandle")
     .Attr("clock: {'count', 'lamport', 'drift'} = 'count'")
     .Attr("shard: int >= 0 = 0")
     .Attr("num_shards: int >= 1 = 1")
+    .Attr("row_dtype: {'float32', 'bfloat16'} = 'float32'")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -33,6 +34,8 @@ seed: Of the initial values, which depend on (seed, key, column) alone.
 clock: How merging an update moves a row's clock.
 shard: Which shard this is.
 num_shards: Shards of the whole table.
+row_dtype: What values are kept as. An update is made in float32, and its result rounded
+  stochastically; optimizer slots are float32.
 )doc");
 
 REGISTER_OP("Het>TableLookup")

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from het_tf._arguments import INT32_MAX, check_integer
+from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._threads import call_in_daemon
 from het_tf._visits import CHECK_INTERVAL, COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
@@ -86,13 +86,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             dense_staleness = check_integer("dense_staleness", dense_staleness, 0, INT32_MAX)
         if dense_merge not in ("average", "sum"):
             raise ValueError(f'dense_merge must be "average" or "sum", not {dense_merge!r}')
-        if dense_wire_dtype not in ("float32", "bfloat16"):
-            raise ValueError(
-                f'dense_wire_dtype must be "float32" or "bfloat16", not {dense_wire_dtype!r}'
-            )
         self.dense_staleness = dense_staleness
         self.dense_merge = dense_merge
-        self.dense_wire_dtype = dense_wire_dtype
+        self.dense_wire_dtype = check_float_dtype("dense_wire_dtype", dense_wire_dtype)
         if not lost_after > 0:
             raise ValueError(f"lost_after must be positive, not {lost_after!r}")
         self.lost_after = lost_after

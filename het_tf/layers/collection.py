@@ -213,6 +213,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
         cache: CacheConfig | None = None,
         seed: int | None = None,
         nonfinite: str = "error",
+        row_dtype: str = "float32",
+        wire_dtype: str = "float32",
         table_stacking: Any = "auto",
         **kwargs: Any,
     ):
@@ -223,6 +225,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
           cache: of each table that others share; as of `HetEmbedding`.
           seed: of the initial values; None: drawn now.
           nonfinite: as of `HetEmbedding`.
+          row_dtype: as of `HetEmbedding`.
+          wire_dtype: as of `HetEmbedding`.
           table_stacking: "auto": which tables share one is decided here.
           **kwargs: of `keras.layers.Layer`.
 
@@ -235,6 +239,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         self.cache = cache
         self.seed = random.getrandbits(62) if seed is None else seed
         self.nonfinite = nonfinite
+        self.row_dtype, self.wire_dtype = row_dtype, wire_dtype
         self.supports_jit = False
         self.autocast = False
         self._plan = _Plan(feature_configs)
@@ -263,6 +268,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
             seed=(self.seed + number) % 2**63,
             cache=self.cache,
             nonfinite=self.nonfinite,
+            row_dtype=self.row_dtype,
+            wire_dtype=self.wire_dtype,
             dtype=self.dtype_policy,
             name=f"{self.name}_{number}",
         )
@@ -377,6 +384,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
             "cache": keras.saving.serialize_keras_object(self.cache),
             "seed": self.seed,
             "nonfinite": self.nonfinite,
+            "row_dtype": self.row_dtype,
+            "wire_dtype": self.wire_dtype,
         }
 
     @classmethod

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import _callers, _prepared, _row_forms, initializers, ops, optimizers, pooling
-from het_tf._arguments import INT64_MAX, check_integer
+from het_tf._arguments import INT64_MAX, check_float_dtype, check_integer
 from het_tf._counters import with_ratios
 from het_tf._weights_files import load_rows, save_rows
 from het_tf.cache import CacheConfig, WorkerCache
@@ -80,6 +80,8 @@ class HetEmbedding(keras.layers.Layer):
         seed: int | None = None,
         cache: CacheConfig | None = None,
         nonfinite: str = "error",
+        row_dtype: str = "float32",
+        wire_dtype: str = "float32",
         combiner: str | None = None,
         padding_id: int | None = None,
         **kwargs: Any,
@@ -110,6 +112,11 @@ class HetEmbedding(keras.layers.Layer):
             in use, and updates reach the table when they leave, or with `flush`.
           nonfinite: what NaN or infinity in a gradient or its squares does: "error" fails the step
             and changes nothing, "skip" leaves the ids concerned out and counts them.
+          row_dtype: what the table keeps values as. "bfloat16" takes half of their memory: updates
+            are made in float32, and their results rounded up or down at random, so that small ones
+            count on average (Gupta et al., ICML 2015). A row that a worker sent then comes back.
+          wire_dtype: of values and gradients in messages. "bfloat16" takes half of their bytes:
+            rounded at random on the way up, to the nearest on the way down.
           combiner: what brings the rows along the last axis of the inputs to one, times weights:
             "sum"; "mean", divided by the sum of the weights; "sqrtn", by the root of the sum of
             their squares; "max", the largest by column (ids that share it share its gradient). A
@@ -148,6 +155,8 @@ class HetEmbedding(keras.layers.Layer):
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.cache = cache
         self.nonfinite = nonfinite
+        self.row_dtype = check_float_dtype("row_dtype", row_dtype)
+        self.wire_dtype = check_float_dtype("wire_dtype", wire_dtype)
         self._compiled_optimizer: weakref.ref | None = None
         self.mask_zero = mask_zero
         self.combiner = combiner
@@ -191,8 +200,9 @@ class HetEmbedding(keras.layers.Layer):
             devices=devices,
             name=self.name,
             input_dim=self.input_dim,
+            row_dtype=self.row_dtype,
         )
-        self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite)
+        self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite, self.wire_dtype)
         if hasattr(self._strategy, "register_cache"):
             self._strategy.register_cache(self._worker_cache)
         if self._weights_given is not None:
@@ -485,6 +495,8 @@ class HetEmbedding(keras.layers.Layer):
             "seed": self.seed,
             "cache": None if self.cache is None else serialize(self.cache),
             "nonfinite": self.nonfinite,
+            "row_dtype": self.row_dtype,
+            "wire_dtype": self.wire_dtype,
             "mask_zero": self.mask_zero,
             "combiner": self.combiner,
             "padding_id": self.padding_id,

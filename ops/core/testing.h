@@ -174,8 +174,7 @@ struct RequestBuilder {
       for (const Row& row : push.rows)
         ++(row.updates == 0 ? each.num_gradients : each.num_contributions);
       push_headers.push_back(each);
-      push_sizes.push_back(PushBytes(each.num_gradients, each.num_contributions, header.dim,
-                                     header.contribution_dim));
+      push_sizes.push_back(PushBytes(each, header.format(), header.contribution_dim));
       push_bytes += push_sizes.back();
       if (counted.cut < push.sequence) counted.cut = push.sequence;
     }
@@ -194,12 +193,16 @@ struct RequestBuilder {
     Buffer bytes(RequestWriter::Size(counted, push_bytes));
     RequestWriter writer(bytes.data(), counted);
     for (size_t p = 0; p < pushes.size(); ++p) {
-      PushWriter push(writer.AddPush(push_sizes[p]), push_headers[p], static_cast<int>(header.dim),
+      PushWriter push(writer.AddPush(push_sizes[p]), push_headers[p], header.format(),
                       static_cast<int>(header.contribution_dim));
       for (const Row& row : pushes[p].rows) {
-        float* to = row.updates == 0 ? push.AddGradient(row.key, row.learning_rate, row.clock)
-                                     : push.AddContribution(row.key, row.updates, row.clock);
-        std::copy(row.floats.begin(), row.floats.end(), to);
+        if (row.updates == 0) {
+          push.AddGradient(row.key, row.learning_rate, row.clock, row.floats.data());
+          continue;
+        }
+        push.AddContribution(row.key, row.updates, row.clock, [&](float* to) {
+          std::copy(row.floats.begin(), row.floats.end(), to);
+        });
       }
     }
     writer.AddKeys(keys);

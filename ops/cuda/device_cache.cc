@@ -71,6 +71,10 @@ Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
     return InvalidArgument("capacity = ", config.capacity, " rows must be in [1, ", kMostLines,
                            "] on a device");
   }
+  if (config.rows.half || config.half) {
+    return InvalidArgument(config.rows.half ? "row_dtype" : "wire_dtype",
+                           " = 'bfloat16': there is none of rows on a device");
+  }
   HET_RETURN_IF_ERROR(CheckBound("read_bound", config.read_bound));
   HET_RETURN_IF_ERROR(CheckBound("write_bound", config.write_bound));
   std::shared_ptr<DeviceCache> made(
@@ -107,7 +111,7 @@ DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream
     : config_(config),
       kit_(std::move(kit)),
       id_(RandomId()),
-      asker_{id_, kit_.optimizer.get()},
+      asker_{id_, kit_.optimizer.get(), false},
       stream_(stream),
       memory_(std::move(memory)),
       store_block_(memory_.get()),

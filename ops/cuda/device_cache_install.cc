@@ -87,7 +87,7 @@ void DeviceCache::InstallReply(int shard, const DeviceTicket& ticket, const Repl
   const Asked& asked = ticket.asked_[shard];
   const ReplyHeader& header = reply.header;
   const int row_dim = kit_.optimizer->row_dim();
-  PushesSince since(state.link, header.acknowledged, *kit_.optimizer, config_.rows.clock);
+  PushesSince since(state.link, header.acknowledged, *kit_.optimizer, config_.rows.clock, false);
   state.outbox.AddTo(&since);
   int64_t refreshed = 0, initialized = 0;
   ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) {

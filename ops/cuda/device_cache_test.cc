@@ -325,6 +325,12 @@ TEST(DeviceCacheTest, ConfigsThatCannotBeAreRefused) {
   config = PlainConfig();
   config.rows.optimizer = "none";
   refused(config, "none");
+  config = PlainConfig();
+  config.rows.half = true;
+  refused(config, "row_dtype = 'bfloat16'");
+  config = PlainConfig();
+  config.half = true;
+  refused(config, "wire_dtype = 'bfloat16'");
 }
 
 TEST(DeviceCacheTest, AsManyLinesAsMemoryHolds) {

@@ -53,9 +53,9 @@ class Outbox {
   void AddTo(PushesSince* since) const {
     const auto num_gradients = static_cast<int64_t>(gradient_rows_.size());
     const auto num_contributions = static_cast<int64_t>(contribution_rows_.size());
-    since->Add({0, num_gradients, 0, gradient_rows_.data(), gradients_.data(), nullptr});
-    since->Add(
-        {0, 0, num_contributions, contribution_rows_.data(), nullptr, contributions_.data()});
+    since->Add({0, num_gradients, 0, gradient_rows_.data(), gradients_.data(), nullptr, nullptr});
+    since->Add({0, 0, num_contributions, contribution_rows_.data(), nullptr, contributions_.data(),
+                nullptr});
   }
 
   PushHeader Header(uint64_t sequence) const {
@@ -64,16 +64,16 @@ class Outbox {
   }
   // bytes: (PushBytes(...)), aligned to 8.
   void Write(const PushHeader& header, char* bytes) const {
-    PushWriter writer(bytes, header, dim_, contribution_dim_);
+    PushWriter writer(bytes, header, {dim_, false}, contribution_dim_);
     const float* gradient = gradients_.data();
     for (const PushRow& row : gradient_rows_) {
-      std::copy_n(gradient, dim_, writer.AddGradient(row.key, row.learning_rate, row.clock));
+      writer.AddGradient(row.key, row.learning_rate, row.clock, gradient);
       gradient += dim_;
     }
     const float* contribution = contributions_.data();
     for (const PushRow& row : contribution_rows_) {
-      std::copy_n(contribution, contribution_dim_,
-                  writer.AddContribution(row.key, row.updates, row.clock));
+      writer.AddContribution(row.key, row.updates, row.clock,
+                             [&](float* to) { std::copy_n(contribution, contribution_dim_, to); });
       contribution += contribution_dim_;
     }
   }

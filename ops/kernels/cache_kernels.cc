@@ -28,7 +28,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
   explicit CacheHandleOp(OpKernelConstruction* context)
       : ResourceOpKernel(context), device_(context->device()) {
     OP_REQUIRES_OK(context, GetRowConfig(context, &config_.rows));
-    std::string policy;
+    std::string policy, dtype;
     bool skip;
     OP_REQUIRES_OK(context, context->GetAttr("capacity", &config_.capacity));
     OP_REQUIRES_OK(context, context->GetAttr("device_capacity", &device_capacity_));
@@ -36,6 +36,8 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     OP_REQUIRES_OK(context, context->GetAttr("write_bound", &config_.write_bound));
     OP_REQUIRES_OK(context, context->GetAttr("policy", &policy));
     OP_REQUIRES_OK(context, GetNonfinite(context, &skip));
+    OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &dtype));
+    config_.half = dtype == kBfloat16;
     config_.policy = policy == "lru" ? Policy::kLru : Policy::kLfu;
     config_.nonfinite = skip ? Nonfinite::kSkip : Nonfinite::kError;
   }
@@ -60,6 +62,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
         .Same("read_bound", existing.read_bound, config_.read_bound)
         .Same("write_bound", existing.write_bound, config_.write_bound)
         .Same("nonfinite", NameOf(existing.nonfinite), NameOf(config_.nonfinite))
+        .Same("wire_dtype", NameOfDtype(existing.half), NameOfDtype(config_.half))
         .status();
   }
 

@@ -180,6 +180,10 @@ class AlignedBytes {
 };
 
 // The attributes that tables and caches have in common.
+// Attributes that name a dtype: "float32", or this.
+inline constexpr char kBfloat16[] = "bfloat16";
+inline std::string NameOfDtype(bool half) { return half ? kBfloat16 : "float32"; }
+
 absl::Status GetRowConfig(tensorflow::OpKernelConstruction* context, RowConfig* config);
 absl::Status GetNonfinite(tensorflow::OpKernelConstruction* context, bool* skip);
 

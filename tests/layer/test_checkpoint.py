@@ -102,6 +102,7 @@ def test_stock_tensorflow_reads_the_rows(tmp_path):
         "initializer": config["initializer"],
         "seed": 1,
         "clock": "count",
+        "row_dtype": "float32",
     }
 
 

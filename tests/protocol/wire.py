@@ -8,7 +8,8 @@ import tensorflow as tf
 REQUEST_HEADER = np.dtype(
     [
         ("magic", "S4"),
-        ("version", "<u2"),
+        ("version", "u1"),
+        ("flags", "u1"),
         ("key_bytes", "u1"),
         ("padding", "u1"),
         ("cache_id", "<u8"),

@@ -20,11 +20,11 @@ namespace het_tf {
 
 class Admission {
  public:
-  // capacity: rows; 0: nothing is ever worth a line.
-  Admission(int64_t capacity, int dim, int slot_dim)
+  // capacity: rows; 0: nothing is ever worth a line. value_words: of 4 bytes, as values travel.
+  Admission(int64_t capacity, int value_words, int slot_dim)
       : enabled_(capacity > 0),
         half_life_(kHalfLifeInCapacities * static_cast<double>(std::max<int64_t>(capacity, 1))),
-        value_bytes_(static_cast<double>(sizeof(ReplyRow) + sizeof(float) * dim)),
+        value_bytes_(static_cast<double>(sizeof(ReplyRow) + sizeof(float) * value_words)),
         slot_bytes_(static_cast<double>(sizeof(float) * slot_dim)),
         most_credit_(slot_bytes_ * static_cast<double>(capacity)),
         sketch_(capacity) {}

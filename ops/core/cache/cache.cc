@@ -38,9 +38,10 @@ Cache::Cache(const CacheConfig& config, RowKit kit)
     : config_(config),
       kit_(std::move(kit)),
       id_(RandomId()),
-      asker_{id_, kit_.optimizer.get()},
+      asker_{id_, kit_.optimizer.get(), config.half},
       store_(kit_, config.rows, config.policy, config.capacity),
-      admission_(config.capacity, kit_.optimizer->dim(), kit_.optimizer->slot_dim()),
+      admission_(config.capacity, static_cast<int>(asker_.format().words(0)),
+                 kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards) {}
 
 void Cache::Release(const Ticket& ticket) {

@@ -50,7 +50,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   const ReplyHeader& header = reply.header;
   const Optimizer& optimizer = *kit_.optimizer;
   const int row_dim = optimizer.row_dim();
-  const PushesSince since(link, header.acknowledged, optimizer, config_.rows.clock);
+  const PushesSince since(link, header.acknowledged, optimizer, config_.rows.clock, config_.half);
   const bool restarted = header.flags & kRestarted;
 
   const auto keep = [&](uint32_t slot, const float* row, int64_t clock) {

@@ -105,7 +105,8 @@ int64_t Cache::BaseAfterCut(const Line& line) const {
   return base;
 }
 
-// Lamport clocks: a row that is pushed comes back.
+// A row that is pushed comes back: under Lamport clocks, and where the shard rounds what it merges,
+// since roundings that the worker did not hear of would add up.
 void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket) {
   for (const uint32_t slot : shard.outbox) {
     Line* line = store_.line(slot);
@@ -147,7 +148,7 @@ PushHeader Cache::CountOutbox(const Shard& shard) const {
 // Moves the outbox into a push. bytes: (PushBytes(...)).
 void Cache::WritePush(Shard* shard, const PushHeader& header, char* bytes) {
   const Optimizer& optimizer = *kit_.optimizer;
-  PushWriter writer(bytes, header, optimizer.dim(), optimizer.contribution_dim());
+  PushWriter writer(bytes, header, asker_.format(), optimizer.contribution_dim());
   for (size_t i = 0; i < shard->outbox.size(); ++i) {
     if (i + 4 < shard->outbox.size()) store_.Prefetch(shard->outbox[i + 4]);
     const uint32_t slot = shard->outbox[i];
@@ -158,14 +159,13 @@ void Cache::WritePush(Shard* shard, const PushHeader& header, char* bytes) {
     if (config_.rows.clock == ClockRule::kDrift) clock = line->units;
     if (Unsent::TravelsAsGradients(*line)) {
       store_.unsent().ForEachGradient(*line, [&](const float* gradient, float learning_rate) {
-        std::memcpy(writer.AddGradient(line->key, learning_rate, clock), gradient,
-                    sizeof(float) * optimizer.dim());
+        writer.AddGradient(line->key, learning_rate, clock, gradient);
         if (config_.rows.clock == ClockRule::kDrift) clock = 0;  // the units of all of them, once
       });
     } else {
-      store_.unsent().GetContribution(
-          *line, store_.row(slot),
-          writer.AddContribution(line->key, static_cast<uint32_t>(line->pending), clock));
+      writer.AddContribution(
+          line->key, static_cast<uint32_t>(line->pending), clock,
+          [&](float* to) { store_.unsent().GetContribution(*line, store_.row(slot), to); });
     }
     store_.MakeClean(slot);
     line->clear(Line::kQueued);
@@ -190,7 +190,9 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
                         const AllocateRequest& allocate, Ticket* ticket) {
   Shard& state = shards_[shard];
   Ticket::Asked& asked = ticket->asked_[shard];
-  if (config_.rows.clock == ClockRule::kLamport) ForcePushedRows(state, &questions, ticket);
+  if (config_.rows.clock == ClockRule::kLamport || config_.rows.half) {
+    ForcePushedRows(state, &questions, ticket);
+  }
   Queries queries;
   queries.num_checks = static_cast<uint32_t>(questions.checks.size());
   queries.num_value_checks = static_cast<uint32_t>(questions.value_checks.size());

@@ -53,9 +53,11 @@ CacheConfig RandomConfig(Random* random) {
 
 class Schedule {
  public:
-  Schedule(uint64_t seed, ClockRule clock) : random_(seed) {
+  Schedule(uint64_t seed, ClockRule clock, bool half_rows, bool half_wire) : random_(seed) {
     CacheConfig config = RandomConfig(&random_);
     config.rows.clock = clock;
+    config.rows.half = half_rows;
+    config.half = half_wire;
     clock_ = clock;
     const int num_workers = static_cast<int>(1 + Below(&random_, 4));
     cluster_ = std::make_unique<Cluster>(config, num_workers);
@@ -98,6 +100,7 @@ class Schedule {
     EXPECT_EQ(rows.size(), total_.size());
     for (const auto& [key, count] : total_) {
       ASSERT_EQ(rows.count(key), 1u);
+      ASSERT_LE(count, 256) << "beyond it bfloat16 has no longer all integers";
       EXPECT_EQ(rows.at(key).value[0], -count) << "key " << key;
       if (clock_ == ClockRule::kCount) {
         EXPECT_EQ(rows.at(key).clock, count) << "key " << key;
@@ -180,10 +183,10 @@ class Schedule {
   std::vector<Counts> own_;
 };
 
-void RunSchedules(ClockRule clock) {
+void RunSchedules(ClockRule clock, bool half_rows = false, bool half_wire = false) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Schedule schedule(seed, clock);
+    Schedule schedule(seed, clock, half_rows, half_wire);
     schedule.Run(500);
     schedule.ExpectExactSums();
     EXPECT_GT(schedule.num_updates(), 50);
@@ -198,6 +201,15 @@ TEST(CacheScheduleTest, EveryUpdateIsMergedOnceWithLamportClocks) {
 }
 
 TEST(CacheScheduleTest, EveryUpdateIsMergedOnceWithDriftClocks) { RunSchedules(ClockRule::kDrift); }
+
+// Of integers that bfloat16 has, nothing is rounded: each counts once here, too.
+TEST(CacheScheduleTest, EveryUpdateIsMergedOnceInBfloat16) {
+  for (const ClockRule clock : {ClockRule::kCount, ClockRule::kLamport, ClockRule::kDrift}) {
+    RunSchedules(clock, true, false);
+    RunSchedules(clock, false, true);
+    RunSchedules(clock, true, true);
+  }
+}
 
 // DESIGN 3.2: without losses and with one step at a time, a read misses at most
 // read_bound + (N - 1) * write_bound updates of the others.

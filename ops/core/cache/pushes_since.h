@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ops/core/link/link.h"
@@ -18,13 +20,16 @@ namespace het_tf {
 
 class PushesSince {
  public:
-  PushesSince(const Link& link, uint64_t acknowledged, const Optimizer& optimizer, ClockRule clock)
+  // half: pushes hold bfloat16.
+  PushesSince(const Link& link, uint64_t acknowledged, const Optimizer& optimizer, ClockRule clock,
+              bool half)
       : optimizer_(optimizer), clock_(clock) {
     link.ForEachPushAfter(acknowledged, [&](const Link::Push& push) {
       PushView view;
       ReadCursor cursor(push.bytes, push.size);
-      ReadPush(&cursor, optimizer.dim(), optimizer.contribution_dim(), &view);
+      ReadPush(&cursor, {optimizer.dim(), half}, optimizer.contribution_dim(), &view);
       Add(view);
+      unpacked_.push_back(std::move(view.unpacked));
     });
   }
 
@@ -76,6 +81,7 @@ class PushesSince {
   const Optimizer& optimizer_;
   const ClockRule clock_;
   std::unordered_map<int64_t, std::vector<Row>> rows_;
+  std::vector<std::shared_ptr<const float[]>> unpacked_;
 };
 
 }  // namespace het_tf

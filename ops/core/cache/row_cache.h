@@ -77,6 +77,7 @@ struct CacheConfig {
   int64_t read_bound = kUnbounded;   // updates of others that a read may miss, beyond those unsent
   int64_t write_bound = kUnbounded;  // own updates of a row that may be unsent
   Nonfinite nonfinite = Nonfinite::kError;
+  bool half = false;  // values, gradients and changes of values travel as bfloat16
 };
 
 class RowCache;

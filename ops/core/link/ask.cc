@@ -14,6 +14,7 @@ RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Q
     return RequestBytes();
   }
   RequestHeader header;
+  header.flags = half ? kHalf : 0;
   header.cache_id = cache_id;
   header.incarnation = link->epoch().incarnation;
   header.session = link->epoch().session;
@@ -37,9 +38,7 @@ RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Q
   header.key_bytes = packing.key_bytes;
   RequestBytes bytes;
   const size_t new_bytes =
-      push == nullptr ? 0
-                      : PushBytes(push->header.num_gradients, push->header.num_contributions,
-                                  header.dim, header.contribution_dim);
+      push == nullptr ? 0 : PushBytes(push->header, format(), header.contribution_dim);
   bytes.pushes = new_bytes;
   for (const Link::Push* each : again) bytes.pushes += each->size;
   bytes.all = RequestWriter::Size(header, bytes.pushes);
@@ -82,6 +81,10 @@ Status Asker::Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply
                            header.dim, " and slot_dim ", header.slot_dim, ", not ",
                            asked.num_queries, " with ", optimizer->dim(), " and ",
                            optimizer->slot_dim());
+  }
+  if (header.format().half != half) {
+    return InvalidArgument("reply has ", half ? "floats" : "bfloat16",
+                           ", which were not asked for");
   }
   for (int64_t r = 0; r < header.num_values; ++r) {
     const int64_t query = reply->value_rows[r].query;

@@ -64,6 +64,9 @@ struct RequestBytes {
 struct Asker {
   uint64_t cache_id;
   const Optimizer* optimizer;
+  bool half;  // values travel as bfloat16
+
+  RowFormat format() const { return {optimizer->dim(), half}; }
 
   // push: nullptr if nothing is cut. everything: see Link::ToCarry. asked: out.
   RequestBytes Send(int shard, bool everything, int64_t read_bound, const Queries& queries,

@@ -24,6 +24,7 @@ struct RowConfig {
   int64_t seed = 0;
   ClockRule clock = ClockRule::kCount;
   int num_shards = 1;
+  bool half = false;  // the table keeps values as bfloat16
 };
 
 // The parts that a config names.

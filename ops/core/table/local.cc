@@ -18,6 +18,7 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
                      FoundRows* found) const {
   const int64_t num_keys = ids.num_keys();
   const size_t row_bytes = sizeof(float) * dim();
+  const size_t value_bytes = sizeof(float) * format_.words(0);
   SharedLock contents(contents_);
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
   const auto stripe_of = [&](int32_t u) -> const Stripe& {
@@ -46,7 +47,7 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
           const uint32_t slot = stripe.index.Guess(ids.hashes[u]);
           record = slot == Index::kNone ? nullptr : stripe.records[slot];
         }
-        if (record != nullptr) Prefetch(record, kRowOffset + row_bytes);
+        if (record != nullptr) Prefetch(record, kRowOffset + value_bytes);
       }
       if (i < first) continue;
       const int32_t u = ids.key_of[i];
@@ -57,7 +58,7 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
         record = slot == Index::kNone ? nullptr : stripe.records[slot];
         records[u].store(record, std::memory_order_relaxed);
       }
-      if (record != nullptr) std::memcpy(out + i * dim(), RowOf(record), row_bytes);
+      if (record != nullptr) format_.Read(WordsOf(record), 0, out + i * dim());
     }
   });
 
@@ -105,20 +106,25 @@ Status Table::Pool(const UniqueIds& ids, Pooling* pooling, const ParallelFor& pa
         });
   });
   std::vector<const float*> rows(num_keys);
-  std::vector<int64_t> missing;
+  std::vector<int64_t> elsewhere;  // rows that no record holds as floats
   for (int64_t u = 0; u < num_keys; ++u) {
-    if (found->records[u] == nullptr) {
-      missing.push_back(u);
+    if (found->records[u] == nullptr || format_.half) {
+      elsewhere.push_back(u);
     } else {
-      rows[u] = RowOf(found->records[u]);
+      rows[u] = WordsOf(found->records[u]);
     }
   }
-  const std::unique_ptr<float[]> initial(new float[missing.size() * dim()]);
-  parallel_for(missing.size(), 10 * dim(), [&](int64_t first, int64_t last) {
-    for (int64_t m = first; m < last; ++m) {
-      float* row = &initial[m * dim()];
-      kit_.initializer.Fill(ids.keys[missing[m]], dim(), row);
-      rows[missing[m]] = row;
+  const std::unique_ptr<float[]> made(new float[elsewhere.size() * dim()]);
+  parallel_for(elsewhere.size(), 10 * dim(), [&](int64_t first, int64_t last) {
+    for (int64_t e = first; e < last; ++e) {
+      const int64_t u = elsewhere[e];
+      float* row = &made[e * dim()];
+      if (found->records[u] == nullptr) {
+        kit_.initializer.Fill(ids.keys[u], dim(), row);
+      } else {
+        format_.Read(WordsOf(found->records[u]), 0, row);
+      }
+      rows[u] = row;
     }
   });
   pooling->Pool(ids, rows.data(), dim(), parallel_for, outputs);
@@ -189,7 +195,8 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
         sums.Prefetch(u + kAhead);
       }
       if (!sums.finite(u)) continue;
-      UpdateRecord(records[u], limit(u, sums[u], RowOf(records[u])), learning_rate, 0);
+      float* row = Open(records[u]);
+      UpdateRow(records[u], row, limit(u, sums[u], row), learning_rate, 0);
       if (config_.clock != ClockRule::kDrift) {
         SetClock(records[u], Advance(ClockOf(records[u]), 1));
       }

@@ -1,4 +1,4 @@
-// How a table keeps a row: key, clock, value and slots, without padding.
+// How a table keeps a row: key, clock, and value and slots as RowFormat has them.
 
 #ifndef HET_TF_OPS_CORE_TABLE_RECORD_H_
 #define HET_TF_OPS_CORE_TABLE_RECORD_H_
@@ -25,8 +25,9 @@ inline void StoreInt64(char* at, int64_t value) { std::memcpy(at, &value, sizeof
 inline int64_t KeyOf(const char* record) { return LoadInt64(record); }
 inline int64_t ClockOf(const char* record) { return LoadInt64(record + kClockOffset); }
 inline void SetClock(char* record, int64_t clock) { StoreInt64(record + kClockOffset, clock); }
-inline float* RowOf(char* record) { return reinterpret_cast<float*>(record + kRowOffset); }
-inline const float* RowOf(const char* record) {
+// (format.words(slot_dim))
+inline float* WordsOf(char* record) { return reinterpret_cast<float*>(record + kRowOffset); }
+inline const float* WordsOf(const char* record) {
   return reinterpret_cast<const float*>(record + kRowOffset);
 }
 

@@ -34,8 +34,8 @@ Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& al
 void Table::CopyOut(const char* record, const Rows& rows, int64_t r) const {
   rows.keys[r] = KeyOf(record);
   rows.clocks[r] = ClockOf(record);
-  std::memcpy(rows.values + r * dim(), RowOf(record), sizeof(float) * dim());
-  std::copy_n(RowOf(record) + dim(), slot_dim(), rows.slots + r * slot_dim());
+  format_.Read(WordsOf(record), 0, rows.values + r * dim());
+  std::copy_n(WordsOf(record) + format_.words(0), slot_dim(), rows.slots + r * slot_dim());
 }
 
 Status Table::CheckRow(const ConstRows& rows, int64_t r) const {
@@ -68,11 +68,12 @@ Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers
           bool is_new;
           char* record = FindOrAdd(&stripe, hashes[order[i]], rows.keys[r], &is_new);
           SetClock(record, rows.clocks[r]);
-          std::memcpy(RowOf(record), rows.values + r * dim(), sizeof(float) * dim());
+          format_.Write(rows.values + r * dim(), 0, WordsOf(record));
+          float* slots = WordsOf(record) + format_.words(0);
           if (rows.slots == nullptr) {
-            kit_.optimizer->InitSlots(RowOf(record) + dim());
+            kit_.optimizer->InitSlots(slots);
           } else {
-            std::copy_n(rows.slots + r * slot_dim(), slot_dim(), RowOf(record) + dim());
+            std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
           }
         });
   }

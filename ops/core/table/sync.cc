@@ -160,15 +160,19 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
 void Table::MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient) {
   const int64_t clock = ClockOf(record);
   const bool drift = config_.clock == ClockRule::kDrift;
+  float* merged = Open(record);
   if (is_gradient) {
-    UpdateRecord(record, Gradient::Of(floats, dim()), row.learning_rate, drift ? row.clock : 0);
+    UpdateRow(record, merged, Gradient::Of(floats, dim()), row.learning_rate,
+              drift ? row.clock : 0);
   } else if (!drift) {
-    kit_.optimizer->Merge(RowOf(record), floats, row.updates);
+    kit_.optimizer->Merge(merged, floats, row.updates);
+    Close(record, merged);
   } else {
     static thread_local std::vector<float> before;
-    before.assign(RowOf(record), RowOf(record) + dim());
-    kit_.optimizer->Merge(RowOf(record), floats, row.updates);
-    const int64_t moved = DriftUnits(Distance(before.data(), RowOf(record), dim()));
+    before.assign(merged, merged + dim());
+    kit_.optimizer->Merge(merged, floats, row.updates);
+    Close(record, merged);
+    const int64_t moved = DriftUnits(Distance(before.data(), merged, dim()));
     SetClock(record, Advance(clock, std::max<int64_t>(row.clock, moved)));
   }
   switch (config_.clock) {
@@ -256,7 +260,7 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
     if (found[q] == nullptr) continue;
     place[q] = sends_value(q) ? reply.num_values++ : reply.num_full++;
   }
-  reply.flags = restarted ? kRestarted : 0;
+  reply.flags = (restarted ? kRestarted : 0) | (header.format().half ? kHalfReply : 0);
   reply.incarnation = incarnation_;
   reply.session = session.number;
   reply.acknowledged = session.sequence;
@@ -267,13 +271,22 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
   ReplyWriter writer(allocate(bytes), reply);
   const int64_t num_rows = int64_t{reply.num_full} + reply.num_values;
   ForEachStripe<SharedLock>(parallel_for, StripeCost(num_rows, row_dim_), [&](int64_t s) {
+    std::vector<float> unpacked(format_.half ? row_dim_ : 0);
     for (int32_t i = groups.begin[s]; i < groups.begin[s + 1]; ++i) {
       const int32_t q = groups.order[i];
       if (found[q] == nullptr) continue;
       const ReplyRow row = {ClockOf(found[q]), q};
       const bool value = sends_value(q);
-      float* to = value ? writer.SetValue(place[q], row) : writer.SetFull(place[q], row);
-      std::memcpy(to, RowOf(found[q]), sizeof(float) * (value ? dim() : row_dim_));
+      const float* floats = WordsOf(found[q]);
+      if (format_.half) {
+        format_.Read(floats, slot_dim(), unpacked.data());
+        floats = unpacked.data();
+      }
+      if (value) {
+        writer.SetValue(place[q], row, floats);
+      } else {
+        writer.SetFull(place[q], row, floats);
+      }
     }
   });
   counters_.Add(TableCounter::kRowsChecked, header.num_bases());

@@ -26,7 +26,8 @@ Table::Table(const RowConfig& config, int shard, RowKit kit)
       shard_(shard),
       kit_(std::move(kit)),
       row_dim_(kit_.optimizer->row_dim()),
-      record_bytes_(kRowOffset + sizeof(float) * row_dim_) {
+      format_{kit_.optimizer->dim(), config.half},
+      record_bytes_(kRowOffset + sizeof(float) * format_.words(kit_.optimizer->slot_dim())) {
   for (int s = 0; s < kNumStripes; ++s) {
     stripes_.push_back(std::make_unique<Stripe>(record_bytes_, &arena_));
   }
@@ -103,7 +104,10 @@ char* Table::FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key) {
   char* record = FindOrAdd(stripe, hash, key, &is_new);
   if (is_new) {
     SetClock(record, 0);
-    kit_.InitRow(key, RowOf(record));
+    static thread_local std::vector<float> row;
+    row.resize(row_dim_);
+    kit_.InitRow(key, row.data());
+    format_.Write(row.data(), slot_dim(), WordsOf(record));
   }
   return record;
 }
@@ -119,17 +123,37 @@ char* Table::FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new)
   return record;
 }
 
-// One update of a row, and of its clock. units: at least so many, under a drift clock.
-void Table::UpdateRecord(char* record, const Gradient& gradient, float learning_rate,
-                         int64_t units) {
-  float* row = RowOf(record);
+float* Table::Open(char* record) const {
+  if (!format_.half) return WordsOf(record);
+  static thread_local std::vector<float> row;
+  row.resize(row_dim_);
+  format_.Read(WordsOf(record), slot_dim(), row.data());
+  return row.data();
+}
+
+void Table::Close(char* record, float* row) const {
+  if (!format_.half) return;
+  // Another number for each update of each row, and the same in each run. (Where a clock stands
+  // still, two updates round alike, each of them with the right mean.)
+  const uint64_t of_row = HashKey(static_cast<int64_t>(HashKey(KeyOf(record)) + config_.seed));
+  format_.Write(row, slot_dim(), HashKey(static_cast<int64_t>(of_row + ClockOf(record))),
+                WordsOf(record));
+  format_.Read(WordsOf(record), slot_dim(), row);
+}
+
+// One update of a row that is open, which is closed; and of its clock, if that drifts, by at least
+// so many units.
+void Table::UpdateRow(char* record, float* row, const Gradient& gradient, float learning_rate,
+                      int64_t units) {
   if (config_.clock != ClockRule::kDrift) {
     kit_.optimizer->Update(row, gradient, learning_rate);
+    Close(record, row);
     return;
   }
   static thread_local std::vector<float> before;
   before.assign(row, row + dim());
   kit_.optimizer->Update(row, gradient, learning_rate);
+  Close(record, row);
   const int64_t moved = DriftUnits(Distance(before.data(), row, dim()));
   SetClock(record, Advance(ClockOf(record), std::max(units, moved)));
 }

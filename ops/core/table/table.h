@@ -26,6 +26,7 @@
 #include "ops/core/parallel.h"
 #include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
+#include "ops/core/row/row_format.h"
 #include "ops/core/shared_mutex.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
@@ -166,7 +167,6 @@ class Table {
 
   Table(const RowConfig& config, int shard, RowKit kit);
 
-  // A record is key, clock, row[row_dim], without padding.
   uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key) const;
   // The stripe is locked, and has memory for the row.
   char* FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key);
@@ -225,7 +225,13 @@ class Table {
   Status CheckOwned(const char* what, int64_t key, uint64_t hash) const;
   Status ExchangeMessages(const char* bytes, size_t size, const ParallelFor& parallel_for,
                           const std::function<char*(size_t)>& allocate);
-  void UpdateRecord(char* record, const Gradient& gradient, float learning_rate, int64_t units);
+  // A record's row (row_dim), to be changed; until Close, or this thread's next Open.
+  float* Open(char* record) const;
+  // The row has changed: into the record with it. Where values are bfloat16 this is where they are
+  // rounded, and the row becomes what was stored.
+  void Close(char* record, float* row) const;
+  void UpdateRow(char* record, float* row, const Gradient& gradient, float learning_rate,
+                 int64_t units);
   void Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
              const ParallelFor& parallel_for);
   void MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient);
@@ -238,6 +244,7 @@ class Table {
   const int shard_;
   const RowKit kit_;
   const int row_dim_;
+  const RowFormat format_;
   const size_t record_bytes_;
 
   // Held shared by what reads or writes rows, exclusively by what replaces them all.

@@ -20,6 +20,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ops/core/bfloat16.h"
 #include "ops/core/status.h"
 
 namespace het_tf {
@@ -77,20 +78,6 @@ static_assert(sizeof(DenseRequestHeader) == 72 && sizeof(DensePushHeader) == 16 
 // Bytes that n numbers take, padding included.
 inline uint64_t NumbersBytes(uint64_t n, bool half) {
   return (n * (half ? sizeof(uint16_t) : sizeof(float)) + 7) / 8 * 8;
-}
-
-// The upper half of a float, rounded to the nearest, ties to even. NaN stays NaN.
-inline uint16_t ToBfloat16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-inline float FromBfloat16(uint16_t half) {
-  const uint32_t bits = uint32_t{half} << 16;
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
 }
 
 // n numbers somewhere in a message.

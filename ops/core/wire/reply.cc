@@ -20,16 +20,35 @@ Status CheckRows(const char* what, const ReplyRow* rows, int64_t n, int64_t num_
   return Status();
 }
 
+void Unpack(ReplyView* view) {
+  const ReplyHeader& header = view->header;
+  const RowFormat format = header.format();
+  const uint64_t width = uint64_t{header.dim} + header.slot_dim;
+  const std::shared_ptr<float[]> unpacked(
+      new float[header.num_full * width + uint64_t{header.num_values} * header.dim]);
+  float* to = unpacked.get();
+  const auto unpack = [&](const float* packed, int64_t count, int64_t rest) {
+    for (int64_t r = 0; r < count; ++r, to += format.dim + rest) {
+      format.Read(packed + r * format.words(rest), rest, to);
+    }
+  };
+  unpack(view->full, header.num_full, header.slot_dim);
+  unpack(view->values, header.num_values, 0);
+  view->full = unpacked.get();
+  view->values = unpacked.get() + header.num_full * width;
+  view->unpacked = unpacked;
+}
+
 }  // namespace
 
 ReplyWriter::ReplyWriter(char* bytes, const ReplyHeader& header)
-    : dim_(header.dim), width_(int64_t{header.dim} + header.slot_dim) {
+    : format_(header.format()), slot_dim_(header.slot_dim) {
   WriteCursor cursor(bytes);
   *cursor.Take<ReplyHeader>(1) = header;
   full_rows_ = cursor.Take<ReplyRow>(header.num_full);
   value_rows_ = cursor.Take<ReplyRow>(header.num_values);
-  full_ = cursor.Take<float>(header.num_full * width_);
-  values_ = cursor.Take<float>(header.num_values * dim_);
+  full_ = cursor.Take<float>(header.num_full * format_.words(slot_dim_));
+  values_ = cursor.Take<float>(header.num_values * format_.words(0));
 }
 
 Status ReplyView::Parse(const char* bytes, size_t size, ReplyView* view) {
@@ -43,9 +62,9 @@ Status ReplyView::Parse(const char* bytes, size_t size, ReplyView* view) {
   if (header->magic != kReplyMagic) return InvalidArgument("reply does not start with HETR");
   if (header->version != kWireVersion) {
     return InvalidArgument("reply has version ", header->version, ", this cache speaks ",
-                           kWireVersion, ": run one het_tf version everywhere");
+                           int{kWireVersion}, ": run one het_tf version everywhere");
   }
-  if ((header->flags & ~kRestarted) != 0) {
+  if ((header->flags & ~(kRestarted | kHalfReply)) != 0) {
     return InvalidArgument("reply has unknown flags ", header->flags);
   }
   const uint64_t width = uint64_t{header->dim} + header->slot_dim;
@@ -58,15 +77,19 @@ Status ReplyView::Parse(const char* bytes, size_t size, ReplyView* view) {
   }
   view->full_rows = cursor.Take<ReplyRow>(header->num_full);
   view->value_rows = view->full_rows ? cursor.Take<ReplyRow>(header->num_values) : nullptr;
+  const RowFormat format = header->format();
   const char* full =
-      view->value_rows ? cursor.Take(header->num_full * width, sizeof(float)) : nullptr;
+      view->value_rows
+          ? cursor.Take(header->num_full * format.words(header->slot_dim), sizeof(float))
+          : nullptr;
   const char* values =
-      full ? cursor.Take(uint64_t{header->num_values} * header->dim, sizeof(float)) : nullptr;
+      full ? cursor.Take(header->num_values * format.words(0), sizeof(float)) : nullptr;
   if (values == nullptr || cursor.left() != 0) {
     return InvalidArgument("reply has ", size, " bytes, which is not what its header announces");
   }
   view->full = reinterpret_cast<const float*>(full);
   view->values = reinterpret_cast<const float*>(values);
+  if (format.half) Unpack(view);
   HET_RETURN_IF_ERROR(CheckRows("row", view->full_rows, header->num_full, header->num_queries));
   return CheckRows("value", view->value_rows, header->num_values, header->num_queries);
 }

@@ -2,7 +2,8 @@
 //
 //   ReplyHeader
 //   ReplyRow[num_full], ReplyRow[num_values]
-//   float[num_full][dim + slot_dim], float[num_values][dim]
+//   float[num_full][dim + slot_dim], float[num_values][dim]; with kHalfReply the first dim of each
+//     are bfloat16, padded to 4 bytes
 //
 // A query without a row: its row is fresh enough or, if it must come, nobody has updated it.
 
@@ -11,7 +12,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
+#include "ops/core/row/row_format.h"
 #include "ops/core/status.h"
 #include "ops/core/wire/request.h"
 
@@ -21,7 +24,7 @@ inline constexpr uint32_t kReplyMagic = 0x52544548;  // "HETR"
 
 // The request knows another incarnation or session: nothing that it pushed was merged, and every
 // check was answered as for a key whose row must come.
-enum ReplyFlags : uint16_t { kRestarted = 1 };
+enum ReplyFlags : uint16_t { kRestarted = 1, kHalfReply = 2 };
 
 struct ReplyHeader {
   uint32_t magic = kReplyMagic;
@@ -36,6 +39,8 @@ struct ReplyHeader {
   uint32_t dim = 0;
   uint32_t slot_dim = 0;
   uint32_t padding = 0;
+
+  RowFormat format() const { return {static_cast<int>(dim), (flags & kHalfReply) != 0}; }
 };
 
 struct ReplyRow {
@@ -49,37 +54,41 @@ static_assert(sizeof(ReplyHeader) == 56 && sizeof(ReplyRow) == 16);
 class ReplyWriter {
  public:
   static size_t Size(const ReplyHeader& header) {
-    const uint64_t width = uint64_t{header.dim} + header.slot_dim;
+    const RowFormat format = header.format();
     return sizeof(ReplyHeader) +
            (uint64_t{header.num_full} + header.num_values) * sizeof(ReplyRow) +
-           (header.num_full * width + uint64_t{header.num_values} * header.dim) * sizeof(float);
+           (header.num_full * format.words(header.slot_dim) + header.num_values * format.words(0)) *
+               sizeof(float);
   }
 
   // bytes: (Size(...)), aligned to 8.
   ReplyWriter(char* bytes, const ReplyHeader& header);
 
-  // r: which of the full rows, or of the values. Returns where its floats go.
-  float* SetFull(int64_t r, const ReplyRow& row) {
+  // r: which of the full rows, or of the values. floats: (dim + slot_dim), or (dim). bfloat16 is
+  // rounded to the nearest: the shard keeps what it has, so what a reader lacks does not add up.
+  void SetFull(int64_t r, const ReplyRow& row, const float* floats) {
     full_rows_[r] = row;
-    return full_ + r * width_;
+    format_.Write(floats, slot_dim_, full_ + r * format_.words(slot_dim_));
   }
-  float* SetValue(int64_t r, const ReplyRow& row) {
+  void SetValue(int64_t r, const ReplyRow& row, const float* floats) {
     value_rows_[r] = row;
-    return values_ + r * dim_;
+    format_.Write(floats, 0, values_ + r * format_.words(0));
   }
 
  private:
-  const int64_t dim_, width_;
+  const RowFormat format_;
+  const int64_t slot_dim_;
   ReplyRow *full_rows_, *value_rows_;
   float *full_, *values_;
 };
 
 struct ReplyView {
   ReplyHeader header;
-  const ReplyRow* full_rows;   // (header.num_full)
-  const ReplyRow* value_rows;  // (header.num_values)
-  const float* full;           // (header.num_full, header.dim + header.slot_dim)
-  const float* values;         // (header.num_values, header.dim)
+  const ReplyRow* full_rows;                // (header.num_full)
+  const ReplyRow* value_rows;               // (header.num_values)
+  const float* full;                        // (header.num_full, header.dim + header.slot_dim)
+  const float* values;                      // (header.num_values, header.dim)
+  std::shared_ptr<const float[]> unpacked;  // where these are, if they were bfloat16
 
   // bytes: (size), aligned to 8, which must outlive the view.
   static Status Parse(const char* bytes, size_t size, ReplyView* view);

@@ -1,40 +1,37 @@
 #include "ops/core/wire/request.h"
 
+#include <utility>
+
 #include "ops/core/row/clock.h"
 
 namespace het_tf {
 
-PushWriter::PushWriter(char* bytes, const PushHeader& header, int dim, int contribution_dim)
-    : dim_(dim), contribution_dim_(contribution_dim) {
+PushWriter::PushWriter(char* bytes, const PushHeader& header, const RowFormat& format,
+                       int contribution_dim)
+    : format_(format),
+      rest_(contribution_dim - format.dim),
+      sequence_(header.sequence),
+      scratch_(format.half ? contribution_dim : 0) {
   WriteCursor cursor(bytes);
   *cursor.Take<PushHeader>(1) = header;
-  gradient_row_ = cursor.Take<PushRow>(header.num_gradients);
+  rows_ = gradient_row_ = cursor.Take<PushRow>(header.num_gradients);
   contribution_row_ = cursor.Take<PushRow>(header.num_contributions);
-  gradient_ = cursor.Take<float>(uint64_t{header.num_gradients} * dim);
-  contribution_ = cursor.Take<float>(uint64_t{header.num_contributions} * contribution_dim);
-  const uint64_t floats =
-      uint64_t{header.num_gradients} * dim + uint64_t{header.num_contributions} * contribution_dim;
-  if (floats % 2 != 0) *cursor.Take<float>(1) = 0;
+  const uint64_t gradient_words = PushWords(header.num_gradients, 0, format, contribution_dim);
+  const uint64_t words =
+      PushWords(header.num_gradients, header.num_contributions, format, contribution_dim);
+  gradient_ = cursor.Take<float>(words);
+  contribution_ = gradient_ + gradient_words;
+  if (words % 2 != 0) *cursor.Take<float>(1) = 0;
 }
 
-float* PushWriter::AddGradient(int64_t key, float learning_rate, uint32_t clock) {
+void PushWriter::AddGradient(int64_t key, float learning_rate, uint32_t clock,
+                             const float* gradient) {
   gradient_row_->key = key;
   gradient_row_->learning_rate = learning_rate;
   gradient_row_->clock = clock;
+  format_.Write(gradient, 0, NumberOf(*gradient_row_), gradient_);
   ++gradient_row_;
-  float* at = gradient_;
-  gradient_ += dim_;
-  return at;
-}
-
-float* PushWriter::AddContribution(int64_t key, uint32_t updates, uint32_t clock) {
-  contribution_row_->key = key;
-  contribution_row_->updates = updates;
-  contribution_row_->clock = clock;
-  ++contribution_row_;
-  float* at = contribution_;
-  contribution_ += contribution_dim_;
-  return at;
+  gradient_ += format_.words(0);
 }
 
 RequestWriter::RequestWriter(char* bytes, const RequestHeader& header)
@@ -46,7 +43,8 @@ RequestWriter::RequestWriter(char* bytes, const RequestHeader& header)
   written->padding = header.padding_needed();
 }
 
-bool ReadPush(ReadCursor* cursor, uint64_t dim, uint64_t contribution_dim, PushView* push) {
+bool ReadPush(ReadCursor* cursor, const RowFormat& format, int64_t contribution_dim,
+              PushView* push) {
   const auto* header = cursor->Take<PushHeader>(1);
   if (header == nullptr) return false;
   push->sequence = header->sequence;
@@ -54,10 +52,27 @@ bool ReadPush(ReadCursor* cursor, uint64_t dim, uint64_t contribution_dim, PushV
   push->num_contributions = header->num_contributions;
   push->rows = cursor->Take<PushRow>(push->num_rows());
   if (push->rows == nullptr) return false;
-  const uint64_t gradient_floats = push->num_gradients * dim;
-  const uint64_t floats = gradient_floats + push->num_contributions * contribution_dim;
-  push->gradients = reinterpret_cast<const float*>(cursor->Take((floats + 1) / 2, 8));
-  if (push->gradients == nullptr) return false;
+  const uint64_t words =
+      PushWords(header->num_gradients, header->num_contributions, format, contribution_dim);
+  const auto* packed = reinterpret_cast<const float*>(cursor->Take((words + 1) / 2, 8));
+  if (packed == nullptr) return false;
+  const int64_t gradient_floats = push->num_gradients * format.dim;
+  if (format.half) {
+    const std::shared_ptr<float[]> unpacked(
+        new float[gradient_floats + push->num_contributions * contribution_dim]);
+    float* to = unpacked.get();
+    const auto unpack = [&](int64_t count, int64_t rest) {
+      for (int64_t r = 0; r < count; ++r, to += format.dim + rest, packed += format.words(rest)) {
+        format.Read(packed, rest, to);
+      }
+    };
+    unpack(push->num_gradients, 0);
+    unpack(push->num_contributions, contribution_dim - format.dim);
+    push->unpacked = unpacked;
+    push->gradients = unpacked.get();
+  } else {
+    push->gradients = packed;
+  }
   push->contributions = push->gradients + gradient_floats;
   return true;
 }
@@ -72,8 +87,11 @@ Status RequestView::Parse(const char* bytes, size_t size, RequestView* view) {
   view->header = *header;
   if (header->magic != kRequestMagic) return InvalidArgument("request does not start with HETQ");
   if (header->version != kWireVersion) {
-    return InvalidArgument("request has version ", header->version, ", this shard speaks ",
-                           kWireVersion, ": run one het_tf version everywhere");
+    return InvalidArgument("request has version ", int{header->version}, ", this shard speaks ",
+                           int{kWireVersion}, ": run one het_tf version everywhere");
+  }
+  if ((header->flags & ~kHalf) != 0) {
+    return InvalidArgument("request has unknown flags ", int{header->flags});
   }
   if (header->key_bytes < 1 || header->key_bytes > sizeof(int64_t)) {
     return InvalidArgument("request has key_bytes = ", int{header->key_bytes});
@@ -88,6 +106,7 @@ Status RequestView::Parse(const char* bytes, size_t size, RequestView* view) {
                            ", num_values = ", header->num_values);
   }
   if (header->dim == 0 || uint64_t{header->dim} + header->slot_dim > kMaxWidth ||
+      (header->format().half && header->contribution_dim < header->dim) ||
       header->contribution_dim > 2 * kMaxWidth) {
     return InvalidArgument("request has dim = ", header->dim, ", slot_dim = ", header->slot_dim,
                            ", contribution_dim = ", header->contribution_dim);
@@ -95,10 +114,10 @@ Status RequestView::Parse(const char* bytes, size_t size, RequestView* view) {
   view->pushes.clear();
   for (uint32_t p = 0; p < header->num_pushes; ++p) {
     PushView push;
-    if (!ReadPush(&cursor, header->dim, header->contribution_dim, &push)) {
+    if (!ReadPush(&cursor, header->format(), header->contribution_dim, &push)) {
       return InvalidArgument("request ends within push ", p);
     }
-    view->pushes.push_back(push);
+    view->pushes.push_back(std::move(push));
   }
   const char* queries = cursor.Take(header->query_bytes(), 1);
   if (queries == nullptr || header->padding != header->padding_needed() ||

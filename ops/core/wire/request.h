@@ -2,7 +2,9 @@
 //
 //   RequestHeader
 //   num_pushes x push: PushHeader, PushRow[gradients + contributions], float[gradients][dim],
-//                      float[contributions][contribution_dim], padding to 8 bytes
+//                      float[contributions][contribution_dim], padding to 8 bytes; with kHalf the
+//                      first dim numbers of each are bfloat16, padded to 4 bytes: a gradient, or
+//                      of a contribution the change of the value (ftrl: of n)
 //   num_checks + num_value_checks + num_full + num_values keys (KeyPacking)
 //   the bases of the checks as varints (LEB128), padding to 8 bytes, whose length the header says:
 //     a wrong count is never made good by it
@@ -16,8 +18,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "ops/core/row/row_format.h"
 #include "ops/core/status.h"
 #include "ops/core/wire/cursor.h"
 #include "ops/core/wire/packed_keys.h"
@@ -28,11 +32,15 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "messages are little-endian and read in place");
 
 inline constexpr uint32_t kRequestMagic = 0x51544548;  // "HETQ"
-inline constexpr uint16_t kWireVersion = 3;
+inline constexpr uint8_t kWireVersion = 4;
+
+// Values, their gradients and their changes are bfloat16, in the request and in its reply.
+inline constexpr uint8_t kHalf = 1;
 
 struct RequestHeader {
   uint32_t magic = kRequestMagic;
-  uint16_t version = kWireVersion;
+  uint8_t version = kWireVersion;
+  uint8_t flags = 0;      // kHalf
   uint8_t key_bytes = 1;  // KeyPacking's
   uint8_t padding = 0;    // bytes at the end; RequestWriter's
   uint64_t cache_id = 0;
@@ -52,6 +60,7 @@ struct RequestHeader {
   uint32_t num_values = 0;        // keys of which the value is enough
   uint32_t base_bytes = 0;        // of the bases, without padding
 
+  RowFormat format() const { return {static_cast<int>(dim), (flags & kHalf) != 0}; }
   int64_t num_bases() const { return int64_t{num_checks} + num_value_checks; }
   int64_t num_queries() const { return num_bases() + num_full + num_values; }
   // Of keys and bases, without padding.
@@ -85,27 +94,56 @@ inline size_t BaseBytes(int64_t base) {
   return bytes;
 }
 
-// Bytes of a push with its header and padding.
-inline size_t PushBytes(uint64_t gradients, uint64_t contributions, uint64_t dim,
-                        uint64_t contribution_dim) {
-  const uint64_t floats = gradients * dim + contributions * contribution_dim;
-  return sizeof(PushHeader) + (gradients + contributions) * sizeof(PushRow) + (floats + 1) / 2 * 8;
+// Words of 4 bytes that the numbers of a push take, without padding.
+inline uint64_t PushWords(uint64_t gradients, uint64_t contributions, const RowFormat& format,
+                          int64_t contribution_dim) {
+  return gradients * format.words(0) + contributions * format.words(contribution_dim - format.dim);
 }
 
-// Lays out a push in place.
+// Bytes of a push with its header and padding.
+inline size_t PushBytes(const PushHeader& header, const RowFormat& format,
+                        int64_t contribution_dim) {
+  const uint64_t gradients = header.num_gradients, contributions = header.num_contributions;
+  const uint64_t words = PushWords(gradients, contributions, format, contribution_dim);
+  return sizeof(PushHeader) + (gradients + contributions) * sizeof(PushRow) + (words + 1) / 2 * 8;
+}
+
+// Lays out a push in place. What is bfloat16 is rounded stochastically, so that no update is lost
+// on average however small, by numbers that depend on the key, the sequence and the place alone.
 class PushWriter {
  public:
   // bytes: (PushBytes(...)), aligned to 8.
-  PushWriter(char* bytes, const PushHeader& header, int dim, int contribution_dim);
+  PushWriter(char* bytes, const PushHeader& header, const RowFormat& format, int contribution_dim);
 
-  // Where the floats of the next gradient or contribution go.
-  float* AddGradient(int64_t key, float learning_rate, uint32_t clock);
-  float* AddContribution(int64_t key, uint32_t updates, uint32_t clock);
+  // gradient: (dim)
+  void AddGradient(int64_t key, float learning_rate, uint32_t clock, const float* gradient);
+  // fill(contribution) writes the (contribution_dim) floats.
+  template <typename Fill>
+  void AddContribution(int64_t key, uint32_t updates, uint32_t clock, const Fill& fill) {
+    contribution_row_->key = key;
+    contribution_row_->updates = updates;
+    contribution_row_->clock = clock;
+    if (format_.half) {
+      fill(scratch_.data());
+      format_.Write(scratch_.data(), rest_, NumberOf(*contribution_row_), contribution_);
+    } else {
+      fill(contribution_);
+    }
+    ++contribution_row_;
+    contribution_ += format_.words(rest_);
+  }
 
  private:
-  const int dim_, contribution_dim_;
-  PushRow *gradient_row_, *contribution_row_;
+  uint64_t NumberOf(const PushRow& row) const {
+    return HashKey(row.key) + (sequence_ << 32) + static_cast<uint64_t>(&row - rows_);
+  }
+
+  const RowFormat format_;
+  const int64_t rest_;  // floats of a contribution after its first dim
+  const uint64_t sequence_;
+  PushRow *rows_, *gradient_row_, *contribution_row_;
   float *gradient_, *contribution_;
+  std::vector<float> scratch_;  // (contribution_dim), if half
 };
 
 // Lays out a request in place, in the order of its parts; pushes are laid out by their writers.
@@ -143,15 +181,17 @@ struct PushView {
   uint64_t sequence;
   int64_t num_gradients;
   int64_t num_contributions;
-  const PushRow* rows;         // (num_gradients + num_contributions)
-  const float* gradients;      // (num_gradients, dim)
-  const float* contributions;  // (num_contributions, contribution_dim)
+  const PushRow* rows;                      // (num_gradients + num_contributions)
+  const float* gradients;                   // (num_gradients, dim)
+  const float* contributions;               // (num_contributions, contribution_dim)
+  std::shared_ptr<const float[]> unpacked;  // where these are, if they were bfloat16
 
   int64_t num_rows() const { return num_gradients + num_contributions; }
 };
 
 // Reads one push off a cursor; false where it ends too early.
-bool ReadPush(ReadCursor* cursor, uint64_t dim, uint64_t contribution_dim, PushView* push);
+bool ReadPush(ReadCursor* cursor, const RowFormat& format, int64_t contribution_dim,
+              PushView* push);
 
 struct RequestView {
   RequestHeader header;

@@ -68,11 +68,10 @@ Buffer SmallReply(uint32_t num_queries = 7) {
   header.slot_dim = 1;
   Buffer bytes(ReplyWriter::Size(header));
   ReplyWriter writer(bytes.data(), header);
-  for (int i = 0; i < 3; ++i) {
-    writer.SetFull(0, {8, 1})[i] = static_cast<float>(1 + i);
-    writer.SetFull(1, {9, 4})[i] = static_cast<float>(4 + i);
-    if (i < 2) writer.SetValue(0, {10, 6})[i] = static_cast<float>(7 + i);
-  }
+  const float floats[] = {1, 2, 3, 4, 5, 6, 7, 8};
+  writer.SetFull(0, {8, 1}, floats);
+  writer.SetFull(1, {9, 4}, floats + 3);
+  writer.SetValue(0, {10, 6}, floats + 6);
   return bytes;
 }
 
@@ -178,8 +177,10 @@ TEST(WireTest, CostOnTheWire) {
   EXPECT_EQ(BaseBytes(127), 1u);
   EXPECT_EQ(BaseBytes(128), 2u);
   EXPECT_EQ(sizeof(ReplyRow), 16u);
-  EXPECT_EQ(PushBytes(1000, 0, 64, 65) - sizeof(PushHeader), 1000 * (16 + 4 * 64));
-  EXPECT_EQ(PushBytes(0, 1000, 64, 65) - sizeof(PushHeader), 1000 * (16 + 4 * 65));
+  EXPECT_EQ(PushBytes({1, 1000, 0}, {64, false}, 65), sizeof(PushHeader) + 1000 * (16 + 4 * 64));
+  EXPECT_EQ(PushBytes({1, 0, 1000}, {64, false}, 65), sizeof(PushHeader) + 1000 * (16 + 4 * 65));
+  EXPECT_EQ(PushBytes({1, 1000, 0}, {64, true}, 65), sizeof(PushHeader) + 1000 * (16 + 2 * 64));
+  EXPECT_EQ(PushBytes({1, 0, 1000}, {64, true}, 65), sizeof(PushHeader) + 1000 * (16 + 2 * 64 + 4));
 }
 
 template <typename View>
@@ -199,6 +200,53 @@ void ExpectOnlyTheExactSize(const Buffer& bytes, const char* what) {
 TEST(WireTest, OnlyTheExactSizeIsAccepted) {
   ExpectOnlyTheExactSize<RequestView>(SmallRequest().Encode(), "request ");
   ExpectOnlyTheExactSize<ReplyView>(SmallReply(), "reply ");
+}
+
+TEST(WireTest, InBfloat16) {
+  RequestBuilder request = SmallRequest();
+  request.header.flags = kHalf;
+  // An odd dim, and numbers of which the value has to be rounded and the rest does not.
+  request.header.dim = 3;
+  request.header.contribution_dim = 4;
+  const float third = 1.0f / 3;
+  request.pushes = {
+      {1, {{100, 0, {1, 2, 3}}, {100, 0, {third, -third, 3e38f}}, {5, 2, {4, 5, 6, third}}}},
+      {2, {{5, 1, {7, 8, third, third}}}}};
+  const Buffer bytes = request.Encode();
+  EXPECT_LT(bytes.size(), SmallRequest().Encode().size() + 40);
+  ExpectOnlyTheExactSize<RequestView>(bytes, "request ");
+  RequestView view;
+  ASSERT_OK(Parse(bytes, &view));
+  const PushView& push = view.pushes[0];
+  EXPECT_EQ(std::vector<float>(push.gradients, push.gradients + 3), (std::vector<float>{1, 2, 3}));
+  EXPECT_NEAR(push.gradients[3], third, third / 128);
+  EXPECT_NEAR(push.gradients[4], -third, third / 128);
+  EXPECT_NEAR(push.gradients[5], 3e38f, 3e38f / 128);
+  EXPECT_EQ(std::vector<float>(push.contributions, push.contributions + 4),
+            (std::vector<float>{4, 5, 6, third}));
+  EXPECT_EQ(view.pushes[1].contributions[1], 8);
+  EXPECT_EQ(view.pushes[1].contributions[3], third);
+  EXPECT_EQ(request.Encode(), bytes) << "the same numbers each time";
+
+  ReplyHeader header;
+  header.flags = kHalfReply;
+  header.num_queries = header.num_full = 2;
+  header.num_full = header.num_values = 1;
+  header.dim = 3;
+  header.slot_dim = 1;
+  Buffer reply(ReplyWriter::Size(header));
+  ReplyWriter writer(reply.data(), header);
+  const float floats[] = {1, third, 3, third};
+  writer.SetFull(0, {8, 0}, floats);
+  writer.SetValue(0, {9, 1}, floats);
+  ExpectOnlyTheExactSize<ReplyView>(reply, "reply ");
+  ReplyView read;
+  ASSERT_OK(Parse(reply, &read));
+  EXPECT_EQ(read.full[0], 1);
+  EXPECT_NEAR(read.full[1], third, third / 256) << "to the nearest";
+  EXPECT_EQ(read.full[3], third);
+  EXPECT_EQ(read.values[1], read.full[1]);
+  EXPECT_EQ(read.values[2], 3);
 }
 
 TEST(WireTest, UnalignedBytesAreRefused) {
@@ -223,6 +271,7 @@ TEST(RequestTest, HeadersThatCannotBeAreRefused) {
   const auto refused = ExpectRequestRefused;
   refused([](RequestHeader* h) { h->magic = kReplyMagic; }, "HETQ");
   refused([](RequestHeader* h) { h->version = 1; }, "version 1");
+  refused([](RequestHeader* h) { h->flags = 2; }, "unknown flags 2");
   refused([](RequestHeader* h) { h->key_bytes = 0; }, "key_bytes = 0");
   refused([](RequestHeader* h) { h->key_bytes = 9; }, "key_bytes = 9");
   refused([](RequestHeader* h) { h->key_bytes = 1; }, "not what its header announces");

@@ -1,0 +1,143 @@
+"""Rows and messages in bfloat16, each for itself."""
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+from het_tf import optimizers
+
+IDS = np.arange(64).reshape(32, 2)
+
+
+def on_the_grid(values: np.ndarray) -> bool:
+    return bool((values == values.astype(ml_dtypes.bfloat16).astype(np.float32)).all())
+
+
+def fitted(layer: het_tf.layers.HetEmbedding, steps: int = 4) -> keras.Model:
+    inputs = keras.Input((2,), dtype="int64")
+    model = keras.Model(inputs, layer(inputs))
+    # All gradients are -0.001, a fourth of what the neighbours of 1 are apart above it, and less.
+    loss = lambda _, predicted: -0.001 * keras.ops.sum(predicted) * len(IDS)  # noqa: E731
+    model.compile("sgd", loss=loss, auto_scale_loss=False)
+    model.fit(IDS, np.zeros(len(IDS)), len(IDS), epochs=steps, shuffle=False, verbose=0)
+    return model
+
+
+def ones(optimizer=None, **arguments) -> het_tf.layers.HetEmbedding:
+    return het_tf.layers.HetEmbedding(
+        16, optimizer=optimizer or optimizers.SGD(1.0), embeddings_initializer="ones", **arguments
+    )
+
+
+def test_rows_of_a_local_table(tmp_path):
+    layers = {dtype: ones(row_dtype=dtype, seed=3) for dtype in ("float32", "bfloat16")}
+    models = {dtype: fitted(layer, steps=20) for dtype, layer in layers.items()}
+    rows = {dtype: layer.table.export().values for dtype, layer in layers.items()}
+    change = rows["float32"].mean() - 1
+    assert change > 0
+    assert on_the_grid(rows["bfloat16"])
+    assert not on_the_grid(rows["float32"])
+    # Of 1024 values, each with a deviation of at most sqrt(20 * 2^-7 * step).
+    deviation = np.sqrt(2.0**-7 * change / 1024)
+    assert abs(rows["bfloat16"].mean() - 1 - change) < 6 * deviation
+    layer = layers["bfloat16"]
+    assert layer.get_config()["row_dtype"] == "bfloat16"
+    models["bfloat16"].save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
+    np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), layer(IDS))
+
+
+def test_checkpoints_have_the_rows(tmp_path):
+    layer = ones(optimizers.Adagrad(1.0), row_dtype="bfloat16")
+    saved = tf.train.Checkpoint(fitted(layer)).save(str(tmp_path / "rows"))
+    for dtype in ("bfloat16", "float32"):
+        other = ones(optimizers.Adagrad(1.0), row_dtype=dtype)
+        tf.train.Checkpoint(fitted(other, steps=1)).restore(saved)
+        rows, read = (each.table.export() for each in (layer, other))
+        order, read_order = np.argsort(rows.keys), np.argsort(read.keys)
+        for name in ("keys", "values", "slots", "clocks"):
+            one, two = getattr(rows, name)[order], getattr(read, name)[read_order]
+            np.testing.assert_array_equal(one, two, err_msg=name)
+
+
+def test_memory_of_a_row():
+    keys = np.arange(100_000)
+    memory = []
+    for dtype in ("float32", "bfloat16"):
+        table = het_tf.EmbeddingTable(64, optimizers.RowWiseAdagrad(), row_dtype=dtype)
+        table.assign(keys, np.ones((len(keys), 64), np.float32))
+        memory.append(table.stats()["memory_bytes"] / len(keys))
+    assert memory[1] < 0.65 * memory[0]
+
+
+def test_first_values_are_rounded_to_the_nearest():
+    values = np.random.default_rng(1).normal(size=(9, 3)).astype(np.float32)
+    layer = het_tf.layers.HetEmbedding(9, 3, weights=values, row_dtype="bfloat16")
+    layer.build()
+    np.testing.assert_array_equal(
+        layer.table.lookup(np.arange(9)), values.astype(ml_dtypes.bfloat16).astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
+def test_on_a_cluster(strategy, cached):
+    stats, rows = {}, {}
+    for row_dtype, wire_dtype in [
+        ("float32", "float32"),
+        ("float32", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("bfloat16", "bfloat16"),
+    ]:
+        with strategy.scope():
+            layer = ones(
+                cache=het_tf.CacheConfig(1000, staleness=2) if cached else None,
+                row_dtype=row_dtype,
+                wire_dtype=wire_dtype,
+            )
+            inputs = keras.Input((2,), dtype="int64")
+            model = het_tf.keras.Model(inputs, layer(inputs))
+            model.compile("sgd", loss=lambda _, outputs: -0.1 * keras.ops.sum(outputs))
+        model.fit(IDS, np.zeros(len(IDS)), batch_size=4, epochs=6, verbose=0)
+        of = row_dtype, wire_dtype
+        rows[of], stats[of] = layer.table.export().values, layer.cache_stats()
+        assert stats[of]["pending"] == 0
+        assert on_the_grid(rows[of]) == (row_dtype == "bfloat16")
+    exact = rows["float32", "float32"]
+    for of, values in rows.items():
+        assert values.shape == exact.shape
+        assert abs(values.mean() - exact.mean()) < 0.005 * exact.mean(), of
+    for row_dtype in ("float32", "bfloat16"):
+        for way in ("bytes_up_push", "bytes_down"):
+            short, long = (stats[row_dtype, wire][way] for wire in ("bfloat16", "float32"))
+            # A row has 16 values, and 16 bytes beside them.
+            assert 0.4 * long < short < 0.85 * long, (row_dtype, way)
+
+
+def test_a_collection_hands_them_on():
+    table = het_tf.layers.TableConfig("t", 10, 4)
+    feature = het_tf.layers.FeatureConfig("f", table, (None, 2), (None, 4))
+    layer = het_tf.layers.HetEmbeddingCollection(
+        [feature], row_dtype="bfloat16", wire_dtype="bfloat16"
+    )
+    copy = het_tf.layers.HetEmbeddingCollection.from_config(layer.get_config())
+    for each in (layer, copy):
+        assert [x.row_dtype for x in each.layers] == ["bfloat16"]
+        assert [x.wire_dtype for x in each.layers] == ["bfloat16"]
+
+
+@pytest.mark.parametrize("name", ["row_dtype", "wire_dtype"])
+def test_other_dtypes_are_refused(name):
+    for value in ("float16", "int8", None):
+        with pytest.raises(ValueError, match=f'{name} must be "float32" or "bfloat16", not'):
+            ones(**{name: value})
+
+
+def test_rows_on_a_device_are_float32():
+    layer = ones(row_dtype="bfloat16", cache=het_tf.CacheConfig(device_capacity=9, device="CPU"))
+    if het_tf.ops.build()["cuda"] is not None:
+        pytest.skip("the host takes no GPU's place in this build")
+    with pytest.raises(Exception, match="row_dtype = 'bfloat16': there is none of rows on a dev"):
+        layer(IDS)
