@@ -81,6 +81,9 @@ _DENSE_STALENESS = flags.DEFINE_list(
 _DENSE_WIRE_DTYPE = flags.DEFINE_enum(
     "dense_wire_dtype", "float32", ["float32", "bfloat16"], "of HetParameterServerStrategy"
 )
+_WIRE_DTYPE = flags.DEFINE_enum(
+    "wire_dtype", "float32", ["float32", "bfloat16"], "of HetEmbedding: of rows and gradients"
+)
 _LOOKAHEAD = flags.DEFINE_integer("lookahead", None, "of CacheConfig; not given by default")
 _STEPS = flags.DEFINE_integer("steps", 100, "of a worker and epoch", lower_bound=1)
 _EPOCHS = flags.DEFINE_integer("epochs", 4, "the first of them for warming up", lower_bound=2)
@@ -137,6 +140,7 @@ def settings() -> Iterator[Setting]:
                     lookahead=_LOOKAHEAD.value if variant in CACHES else None,
                     delay=None if _DELAY.value == "none" else _DELAY.value,
                     dense_wire_dtype=_DENSE_WIRE_DTYPE.value if variant != TF_KERAS else "float32",
+                    wire_dtype=_WIRE_DTYPE.value if variant != TF_KERAS else "float32",
                 )
 
 
@@ -175,6 +179,7 @@ def job_of(setting: Setting, folder: pathlib.Path) -> Job:
         seed=setting.seed,
         cache=cache,
         strategy=strategy,
+        wire_dtype=setting.wire_dtype,
     )
 
 

@@ -41,6 +41,7 @@ class Job:
       seed: of the initial values.
       cache: arguments of CacheConfig, or None.
       strategy: further arguments of HetParameterServerStrategy.
+      wire_dtype: of HetEmbedding.
     """
 
     train: str
@@ -58,6 +59,7 @@ class Job:
     seed: int
     cache: dict[str, Any] | None
     strategy: dict[str, Any]
+    wire_dtype: str
 
     def to_json(self) -> str:
         """For `from_json`."""

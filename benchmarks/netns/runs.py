@@ -55,6 +55,7 @@ class Setting:
       sizes: of everything.
       delay: from host to host, such as "1ms"; None: none.
       dense_wire_dtype: of HetParameterServerStrategy.
+      wire_dtype: of HetEmbedding.
     """
 
     variant: str
@@ -68,6 +69,7 @@ class Setting:
     # Files written before there was any of these are read, too.
     delay: str | None = None
     dense_wire_dtype: str = "float32"
+    wire_dtype: str = "float32"
 
     @property
     def label(self) -> str:
@@ -87,6 +89,8 @@ class Setting:
             label += f", dense staleness {self.dense_staleness}"
         if self.dense_wire_dtype != "float32":
             label += f" as {self.dense_wire_dtype}"
+        if self.wire_dtype != "float32":
+            label += f", rows as {self.wire_dtype}"
         return label
 
     @property
@@ -97,7 +101,8 @@ class Setting:
     @property
     def training(self) -> tuple[Any, ...]:
         """What is trained in which way, on whatever cluster."""
-        return self.variant, self.dense_staleness, self.dense_wire_dtype, self.lookahead
+        bounds = self.dense_staleness, self.lookahead
+        return self.variant, *bounds, self.dense_wire_dtype, self.wire_dtype
 
     @property
     def row(self) -> Setting:
@@ -115,6 +120,7 @@ class Setting:
             lookahead=None,
             delay=None,
             dense_wire_dtype="float32",
+            wire_dtype="float32",
         )
 
 

@@ -26,6 +26,7 @@ def make_model(job: Job, model_class: type) -> tuple[keras.Model, list, het_tf.l
         optimizer=_ROW_OPTIMIZERS[job.row_optimizer](job.learning_rate),
         embeddings_initializer="uniform",
         seed=job.seed,
+        wire_dtype=job.wire_dtype,
         cache=None if job.cache is None else het_tf.CacheConfig(**job.cache),
     )
     model, layers = wide_deep.build(

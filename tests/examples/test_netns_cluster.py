@@ -92,6 +92,7 @@ def test_workers_share_the_batches(tmp_path: pathlib.Path):
         **{"train": str(path), "held_out": str(path), "epochs": 1, "steps": 6, "workers": 2},
         **{"worker": 0, "steps_per_execution": 1, "batch": 8, "dim": 4, "hidden": (4,), "seed": 1},
         **{"learning_rate": 0.1, "row_optimizer": "adagrad", "cache": None, "strategy": {}},
+        wire_dtype="float32",
     )
     assert Job.from_json(job.to_json()) == job
     for worker in range(2):
