@@ -128,7 +128,8 @@ class PartsKernel : public FileKernel {
  protected:
   using Next = std::function<absl::Status(Table::ConstRows*, int64_t*)>;
   // next: gives block after block, then 0 rows.
-  virtual absl::Status Use(Table* table, const Next& next, int64_t* owned) = 0;
+  virtual absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
+                           int64_t* owned) = 0;
 
  private:
   absl::Status Run(OpKernelContext* context, Table* table) override {
@@ -160,7 +161,7 @@ class PartsKernel : public FileKernel {
       }
     };
     int64_t owned = 0;
-    const absl::Status used = Use(table, next, &owned);
+    const absl::Status used = Use(table, next, PoolOf(context), &owned);
     if (!used.ok() && p > 0) {
       const std::string name = names.vec<tensorflow::tstring>()(p - 1);
       return absl::Status(used.code(),
@@ -178,13 +179,14 @@ class TableCheckOp : public PartsKernel {
   using PartsKernel::PartsKernel;
 
  private:
-  absl::Status Use(Table* table, const Next& next, int64_t* owned) override {
+  absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
+                   int64_t* owned) override {
     while (true) {
       Table::ConstRows rows;
       int64_t num_rows = 0, of_block = 0;
       TF_RETURN_IF_ERROR(next(&rows, &num_rows));
       if (num_rows == 0) return absl::OkStatus();
-      TF_RETURN_IF_ERROR(ToTf(table->CheckRows(rows, num_rows, &of_block)));
+      TF_RETURN_IF_ERROR(ToTf(table->CheckRows(rows, num_rows, parallel_for, &of_block)));
       *owned += of_block;
     }
   }
@@ -195,12 +197,15 @@ class TableRestoreOp : public PartsKernel {
   using PartsKernel::PartsKernel;
 
  private:
-  absl::Status Use(Table* table, const Next& next, int64_t* owned) override {
+  absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
+                   int64_t* owned) override {
     absl::Status read;
-    const Status replaced = table->Replace([&](Table::ConstRows* rows, int64_t* num_rows) {
-      read = next(rows, num_rows);
-      return read.ok() ? Status() : FailedPrecondition("not read");
-    });
+    const Status replaced = table->Replace(
+        [&](Table::ConstRows* rows, int64_t* num_rows) {
+          read = next(rows, num_rows);
+          return read.ok() ? Status() : FailedPrecondition("not read");
+        },
+        parallel_for);
     if (replaced.ok()) {
       *owned = table->size();
       return absl::OkStatus();

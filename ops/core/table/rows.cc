@@ -1,6 +1,7 @@
 // Export, Import, Replace and Clear: all rows of a shard.
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -50,33 +51,37 @@ Status Table::CheckRow(const ConstRows& rows, int64_t r) const {
   return InvalidArgument("values or slots hold NaN or infinity for key ", rows.keys[r]);
 }
 
-Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers) {
+Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
+                      const ParallelFor& parallel_for) {
   std::vector<uint64_t> hashes(numbers.size());
   for (size_t i = 0; i < numbers.size(); ++i) hashes[i] = HashKey(rows.keys[numbers[i]]);
   const Groups groups(numbers.size(), kNumStripes,
                       [&](int64_t i) { return StripeOfHash(hashes[i], kNumStripes); });
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
-  for (int s = 0; s < kNumStripes; ++s) {
-    Stripe& stripe = *stripes_[s];
-    const int32_t* order = groups.order.data() + groups.begin[s];
-    VisitAhead(
-        groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[order[i]]}; },
-        [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
-        [&](int64_t i) {
-          const int64_t r = numbers[order[i]];
-          bool is_new;
-          char* record = FindOrAdd(&stripe, hashes[order[i]], rows.keys[r], &is_new);
-          SetClock(record, rows.clocks[r]);
-          format_.Write(rows.values + r * dim(), 0, WordsOf(record));
-          float* slots = WordsOf(record) + format_.words(0);
-          if (rows.slots == nullptr) {
-            kit_.optimizer->InitSlots(slots);
-          } else {
-            std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
-          }
-        });
-  }
+  const auto set = [&](Stripe* stripe, uint64_t hash, int64_t r) {
+    bool is_new;
+    char* record = FindOrAdd(stripe, hash, rows.keys[r], &is_new);
+    SetClock(record, rows.clocks[r]);
+    format_.Write(rows.values + r * dim(), 0, WordsOf(record));
+    float* slots = WordsOf(record) + format_.words(0);
+    if (rows.slots == nullptr) {
+      kit_.optimizer->InitSlots(slots);
+    } else {
+      std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
+    }
+  };
+  const int64_t cost = StripeCost(numbers.size(), row_dim_);
+  parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      Stripe& stripe = *stripes_[s];
+      const int32_t* order = groups.order.data() + groups.begin[s];
+      VisitAhead(
+          groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[order[i]]}; },
+          [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
+          [&](int64_t i) { set(&stripe, hashes[order[i]], numbers[order[i]]); });
+    }
+  });
   return Status();
 }
 
@@ -96,21 +101,28 @@ Status Table::Import(const ConstRows& rows, int64_t num_rows) {
     numbers[r] = r;
   }
   const UniqueLock contents = LockContents();
-  HET_RETURN_IF_ERROR(SetRows(rows, numbers));
+  HET_RETURN_IF_ERROR(SetRows(rows, numbers, SerialFor));
   NewIncarnation();
   return Status();
 }
 
-Status Table::CheckRows(const ConstRows& rows, int64_t num_rows, int64_t* owned) const {
-  *owned = 0;
-  for (int64_t r = 0; r < num_rows; ++r) {
-    HET_RETURN_IF_ERROR(CheckRow(rows, r));
-    *owned += Owns(HashKey(rows.keys[r]));
-  }
-  return Status();
+Status Table::CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelFor& parallel_for,
+                        int64_t* owned) const {
+  std::atomic<int64_t> bad{-1}, mine{0};
+  parallel_for(num_rows, 50 + row_dim_, [&](int64_t first, int64_t last) {
+    int64_t count = 0;
+    for (int64_t r = first; r < last; ++r) {
+      if (!CheckRow(rows, r).ok()) bad = r;
+      count += Owns(HashKey(rows.keys[r]));
+    }
+    mine += count;
+  });
+  *owned = mine;
+  return bad < 0 ? Status() : CheckRow(rows, bad);
 }
 
-Status Table::Replace(const std::function<Status(ConstRows*, int64_t*)>& next) {
+Status Table::Replace(const std::function<Status(ConstRows*, int64_t*)>& next,
+                      const ParallelFor& parallel_for) {
   const UniqueLock contents = LockContents();
   DropRows();
   NewIncarnation();
@@ -124,7 +136,7 @@ Status Table::Replace(const std::function<Status(ConstRows*, int64_t*)>& next) {
       for (int64_t r = 0; r < num_rows; ++r) {
         if (Owns(HashKey(rows.keys[r]))) owned.push_back(r);
       }
-      HET_RETURN_IF_ERROR(SetRows(rows, owned));
+      HET_RETURN_IF_ERROR(SetRows(rows, owned, parallel_for));
     }
   };
   Status status;

@@ -25,6 +25,7 @@ using testing::RequestBuilder;
 using testing::RunThreads;
 using testing::TableRow;
 using testing::TableRows;
+using testing::ThreadedFor;
 
 // Columns for so many rows.
 struct Columns {
@@ -298,11 +299,11 @@ TEST(ReplaceTest, EveryShardTakesItsRows) {
       int64_t owned = 0;
       for (const Columns& block : blocks) {
         int64_t of_block;
-        ASSERT_OK(table->CheckRows(block.const_rows(), block.keys.size(), &of_block));
+        ASSERT_OK(table->CheckRows(block.const_rows(), block.keys.size(), ThreadedFor, &of_block));
         owned += of_block;
       }
       const uint64_t incarnation = table->incarnation();
-      ASSERT_OK(table->Replace(Blocks(blocks)));
+      ASSERT_OK(table->Replace(Blocks(blocks), ThreadedFor));
       EXPECT_NE(table->incarnation(), incarnation);
       EXPECT_EQ(table->size(), owned);
       const TableRows mine = testing::Snapshot(*table);
@@ -317,7 +318,7 @@ TEST(ReplaceTest, DropsWhatWasThereAndCanLeaveTheSlotsOut) {
   ASSERT_OK(Update(from.get(), {1, 2, 3}));
   const auto to = MakeTable({2, "adagrad initial_accumulator_value=0.5", "uniform", 5});
   ASSERT_OK(Update(to.get(), {3, 4}));
-  ASSERT_OK(to->Replace(Blocks(BlocksOf(from.get(), 2), false)));
+  ASSERT_OK(to->Replace(Blocks(BlocksOf(from.get(), 2), false), SerialFor));
   TableRows expected = testing::Snapshot(*from);
   for (auto& [key, row] : expected) row.slots = {0.5f, 0.5f};
   EXPECT_EQ(testing::Snapshot(*to), expected);
@@ -329,9 +330,12 @@ TEST(ReplaceTest, AfterAnErrorTheTableIsEmpty) {
   const std::vector<Columns> blocks = BlocksOf(table.get(), 30);
   const auto next = Blocks(blocks);
   int calls = 0;
-  EXPECT_REFUSED(table->Replace([&](Table::ConstRows* rows, int64_t* num_rows) {
-    return ++calls == 3 ? FailedPrecondition("a file is gone") : next(rows, num_rows);
-  }),
+  EXPECT_REFUSED(table->Replace(
+                     [&](Table::ConstRows* rows, int64_t* num_rows) {
+                       return ++calls == 3 ? FailedPrecondition("a file is gone")
+                                           : next(rows, num_rows);
+                     },
+                     ThreadedFor),
                  "a file is gone");
   EXPECT_EQ(table->size(), 0);
   ASSERT_OK(Update(table.get(), Keys(100)));
@@ -343,18 +347,18 @@ TEST(ReplaceTest, RowsAreCheckedBefore) {
   ASSERT_OK(Update(table.get(), {1, 2}));
   Columns block = BlocksOf(table.get(), 2)[0];
   int64_t owned;
-  ASSERT_OK(table->CheckRows(block.const_rows(), 2, &owned));
+  ASSERT_OK(table->CheckRows(block.const_rows(), 2, ThreadedFor, &owned));
   EXPECT_EQ(owned, 2);
   block.clocks[1] = -1;
-  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, &owned), "clocks holds -1");
+  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, ThreadedFor, &owned), "clocks holds -1");
   block.clocks[1] = kMaxClock + 1;
-  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, &owned), "clocks holds");
+  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, ThreadedFor, &owned), "clocks holds");
   block.clocks[1] = 0;
   block.slots[0] = std::numeric_limits<float>::infinity();
-  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, &owned), "NaN or infinity");
+  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, ThreadedFor, &owned), "NaN or infinity");
   Table::ConstRows without = block.const_rows();
   without.slots = nullptr;
-  EXPECT_OK(table->CheckRows(without, 2, &owned));
+  EXPECT_OK(table->CheckRows(without, 2, ThreadedFor, &owned));
 }
 
 }  // namespace

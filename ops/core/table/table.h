@@ -139,12 +139,14 @@ class Table {
   Status Import(const ConstRows& rows, int64_t num_rows);
 
   // Whether Replace would take these rows, and how many of them are this shard's.
-  Status CheckRows(const ConstRows& rows, int64_t num_rows, int64_t* owned) const;
+  Status CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelFor& parallel_for,
+                   int64_t* owned) const;
 
   // Puts those rows into the table's place that next(&rows, &num_rows) gives until it gives 0 and
   // that are this shard's; slots as for Import. Others wait meanwhile. Starts a new incarnation.
   // After an error the table is empty.
-  Status Replace(const std::function<Status(ConstRows*, int64_t*)>& next);
+  Status Replace(const std::function<Status(ConstRows*, int64_t*)>& next,
+                 const ParallelFor& parallel_for);
 
   // Drops all rows. Starts a new incarnation.
   void Clear();
@@ -183,7 +185,8 @@ class Table {
   void CopyOut(const char* record, const Rows& rows, int64_t r) const;
   Status CheckRow(const ConstRows& rows, int64_t r) const;
   // The contents are locked. Sets those of the rows whose numbers these are.
-  Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers);
+  Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
+                 const ParallelFor& parallel_for);
   void DropRows();
 
   // Calls body(s) for each stripe, with it locked. One that another call holds is left to the
