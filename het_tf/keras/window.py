@@ -17,11 +17,14 @@ class Window:
     Preparing takes a place first (`reserve_op`), so that no more than `size` steps are under way or
     wait; computing a step frees its place (`take_op`). What is sent for a step passes through a
     queue of its own on the way (`send_op`, `receive_op`), which is empty when a closure has ended.
+
+    Attributes:
+      size: that number.
     """
 
     def __init__(self, size: int):
         """Describes the window, of `size` steps."""
-        self._size = size
+        self.size = size
         self._name = f"window/{uuid.uuid4().hex}"
         self._generation = ""
         self._made: set[str] = set()
@@ -151,6 +154,6 @@ class Window:
         return tf.raw_ops.FIFOQueueV2(
             component_types=[tf.bool],
             shapes=[[]],  # for open_op, which takes many
-            capacity=self._size,
+            capacity=self.size,
             shared_name=f"{self._name}/{generation}/places",
         )
