@@ -1,13 +1,12 @@
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "ops/core/dense/step.h"
 #include "ops/kernels/kernel_util.h"
-#include "tensorflow/core/framework/resource_var.h"
+#include "ops/kernels/variables.h"
 
 namespace het_tf {
 namespace {
@@ -40,19 +39,16 @@ class DenseStepOp : public OpKernel {
     const Tensor* gradient;
     TF_RETURN_IF_ERROR(context->input("gradient", &gradient));
     std::array<tensorflow::core::RefCountPtr<Var>, kNumVars> vars;
-    std::array<Var*, kNumVars> in_order;
+    std::vector<Var*> all;
     for (int v = 0; v < kNumVars; ++v) {
       TF_RETURN_IF_ERROR(
           tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, v), &vars[v]));
-      in_order[v] = vars[v].get();
+      all.push_back(vars[v].get());
     }
-    // In the order in which TensorFlow's ops lock several.
-    std::sort(in_order.begin(), in_order.end(), [](Var* a, Var* b) { return a->mu() < b->mu(); });
-    if (std::adjacent_find(in_order.begin(), in_order.end()) != in_order.end()) {
+    if (std::set<Var*>(all.begin(), all.end()).size() != all.size()) {
       return absl::InvalidArgumentError("the variable and its slots are not different ones");
     }
-    std::vector<tensorflow::mutex_lock> locks;
-    for (Var* var : in_order) locks.emplace_back(*var->mu());
+    const std::vector<tensorflow::mutex_lock> locks = LockInOrder(all);
     std::array<float*, kNumVars> data;
     for (int v = 0; v < kNumVars; ++v) {
       TF_RETURN_IF_ERROR(Prepare(v, *gradient, vars[v]->tensor(), &data[v]));
@@ -75,13 +71,7 @@ class DenseStepOp : public OpKernel {
                  tensor->shape().DebugString(), ", gradient is float of shape ",
                  gradient.shape().DebugString()));
     }
-    if (!tensor->RefCountIsOne()) {
-      Tensor copy(tensor->dtype(), tensor->shape());
-      const auto bytes = tensor->tensor_data();
-      std::memcpy(const_cast<char*>(copy.tensor_data().data()), bytes.data(), bytes.size());
-      *tensor = copy;
-    }
-    *data = tensor->flat<float>().data();
+    *data = reinterpret_cast<float*>(WritableData(tensor));
     return absl::OkStatus();
   }
 

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 #include "ops/core/memory/hash.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/resources.h"
+#include "ops/kernels/variables.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace het_tf {
@@ -170,25 +170,16 @@ class ReplicaDestroyOp : public ReplicaKernel {
   }
 };
 
-// The memory of all variables of a replica, to be read and written while this lives. Whoever read a
-// variable before keeps what it read.
+// The memory of all variables of a replica, to be read and written while this lives.
 class LockedVariables {
  public:
   explicit LockedVariables(const ReplicaResource& resource) {
-    // In the order in which TensorFlow's ops lock several.
     std::vector<Var*> vars;
     for (const auto& each : resource.variables) vars.push_back(each.var.get());
-    std::sort(vars.begin(), vars.end(), [](Var* a, Var* b) { return a->mu() < b->mu(); });
-    for (Var* var : vars) locks_.emplace_back(*var->mu());
+    locks_ = LockInOrder(std::move(vars));
     for (const auto& [kind, var] : resource.variables) {
       Tensor* tensor = var->tensor();
-      if (!tensor->RefCountIsOne()) {
-        Tensor copy(tensor->dtype(), tensor->shape());
-        const auto bytes = tensor->tensor_data();
-        std::memcpy(const_cast<char*>(copy.tensor_data().data()), bytes.data(), bytes.size());
-        *tensor = copy;
-      }
-      char* data = const_cast<char*>(tensor->tensor_data().data());
+      char* data = WritableData(tensor);
       const int64_t size = tensor->NumElements();
       switch (kind) {
         case Kind::kFloat:
