@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +14,11 @@ from het_tf._threads import call_in_daemon
 # Seconds between looks at a process that does not answer: it would be waited for without end.
 CHECK_INTERVAL = 30.0
 
-# Times that something is called on a process that answers, if another's end has it fail.
+# Times that something is called on a process that answers, if another's end has it fail, and the
+# seconds until the second of them; each further one comes after twice as long. TensorFlow needs a
+# while to leave out a process that ended.
 _TRIES = 5
+_PAUSE = 0.25
 
 # The job of the training program; see het_tf.distribute.connection.
 COORDINATOR = "localhost"
@@ -71,6 +75,7 @@ def visit(
                     break
                 if lost is not None or tries == _TRIES:
                     raise
+                time.sleep(_PAUSE * 2 ** (tries - 1))
                 tries += 1
                 call = call_in_daemon(_call, device, fn)
     return results
