@@ -5,21 +5,32 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from het_tf import _bundles
+from het_tf._row_selection import RowSelection
+from het_tf.frozen import FrozenTable
 from het_tf.layers.embedding import embeddings_of
-from het_tf.serving import FrozenTable, lookups_from
+from het_tf.layers.exporting import ServedTable, lookups_from
 
 
 def export_saved_model(
-    model: keras.Model, path: str | os.PathLike[str], input_signature: Any = None
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    input_signature: Any = None,
+    *,
+    rows: str = "float32",
+    min_updates: int = 0,
+    min_norm: float = 0.0,
 ) -> None:
     """Writes a SavedModel that needs no het_tf ops.
 
-    Rows are copied as they are; the model can be trained further. Ids without a row read as their
+    Rows are copied as they are, a shard after the other and 64 MB at a time, through files in
+    `tempfile.gettempdir()`; the model can be trained further. Ids without a row read as their
     initial value. The endpoints are those of `keras.Model.export`: `serve`, and the signature
     "serving_default".
 
@@ -28,41 +39,95 @@ def export_saved_model(
       path: folder of the SavedModel.
       input_signature: `tf.TensorSpec`s in the structure of the model's input; needed only for
         subclassed models.
+      rows: what values are stored as. "float32"; "float16", off by at most 2**-11 of a value, or
+        2**-25 where that is more; "int8" with a scale per row, off by at most 1 / 254 of the row's
+        largest value.
+      min_updates: rows that were updated less often are left out.
+      min_norm: rows with a smaller L2 norm are left out.
 
     Raises:
-      ValueError: a subclassed model without `input_signature`.
+      ValueError: a subclassed model without `input_signature`; an argument is out of its range;
+        `min_updates` with a table whose clock does not count updates; or a value is beyond the
+        range of float16.
     """
-    specs = _input_signature(model, input_signature)
+    selection = RowSelection(rows, min_updates, min_norm)
+    specs = signature_of(model, input_signature)
+    layers = embeddings_of(model)
+    for layer in layers:
+        selection.check_clock(layer.table)
     with tempfile.TemporaryDirectory() as directory, tf.device("/device:CPU:0"):
-        servable = tf.Module()
-        layers = embeddings_of(model)
+        servable = servable_of(model)
         for layer in layers:
             layer.flush()
-        servable.tables = [FrozenTable(x.table, pathlib.Path(directory)) for x in layers]
-        # What layers such as StringLookup hold.
-        servable.resources = [
-            node
-            for node in tf.train.TrackableView(model).descendants()
-            if isinstance(node, tf.saved_model.experimental.TrackableResource)
+        servable.tables = [
+            FrozenTable(x.table, pathlib.Path(directory), selection, in_memory=False)
+            for x in layers
         ]
         # Copies, because the model's own variables may be on parameter servers.
         servable.variables_ = [
             tf.Variable(v.value.numpy(), trainable=False) for v in model.variables
         ]
 
-        def predict(*inputs: Any) -> Any:
-            copies = map(tf.convert_to_tensor, servable.variables_)
-            mapping = list(zip(model.variables, copies, strict=True))
-            tables = dict(zip(layers, servable.tables, strict=True))
-            with keras.StatelessScope(state_mapping=mapping), lookups_from(tables):
-                return model(inputs[0] if len(specs) == 1 else list(inputs), training=False)
+        def read() -> tuple[Sequence[ServedTable], Sequence[tf.Tensor]]:
+            return servable.tables, list(map(tf.convert_to_tensor, servable.variables_))
 
-        servable.serve = tf.function(predict, input_signature=specs, autograph=False)
-        signatures = {"serving_default": _named_outputs(servable.serve)}
-        tf.saved_model.save(servable, os.fspath(path), signatures=signatures)
+        save_servable(servable, model, specs, read, path)
+        columns = {
+            f"tables/{i}/{attribute}/.ATTRIBUTES/VARIABLE_VALUE": column
+            for i, table in enumerate(servable.tables)
+            for attribute, column in table.columns().items()
+        }
+        _bundles.replace_tensors(f"{os.fspath(path)}/variables/variables", columns)
 
 
-def _input_signature(model: keras.Model, given: Any) -> list[Any]:
+def servable_of(model: keras.Model) -> tf.Module:
+    """What a SavedModel of a model holds in any case: what layers such as StringLookup hold."""
+    servable = tf.Module()
+    servable.resources = [
+        node
+        for node in tf.train.TrackableView(model).descendants()
+        if isinstance(node, tf.saved_model.experimental.TrackableResource)
+    ]
+    return servable
+
+
+def save_servable(
+    servable: tf.Module,
+    model: keras.Model,
+    specs: list[Any],
+    read: Callable[[], tuple[Sequence[ServedTable], Sequence[tf.Tensor]]],
+    path: str | os.PathLike[str],
+) -> None:
+    """Gives a servable the endpoints of a model, and saves it.
+
+    Args:
+      servable: of `servable_of`, with what `read` reads from.
+      model: whose prediction it is.
+      specs: of `signature_of`.
+      read: called where a prediction is traced: the tables, in the order of `embeddings_of(model)`,
+        and the values of `model.variables`.
+      path: folder of the SavedModel.
+    """
+    layers = embeddings_of(model)
+
+    def predict(*inputs: Any) -> Any:
+        tables, values = read()
+        mapping = list(zip(model.variables, values, strict=True))
+        of_layers = dict(zip(layers, tables, strict=True))
+        with keras.StatelessScope(state_mapping=mapping), lookups_from(of_layers):
+            return model(inputs[0] if len(specs) == 1 else list(inputs), training=False)
+
+    servable.serve = tf.function(predict, input_signature=specs, autograph=False)
+    signatures = {"serving_default": _named_outputs(servable.serve)}
+    tf.saved_model.save(servable, os.fspath(path), signatures=signatures)
+
+
+def signature_of(model: keras.Model, given: Any) -> list[Any]:
+    """The inputs of a model's endpoints.
+
+    Raises:
+      ValueError: none are given, and the model is not made of symbolic inputs.
+    """
     if given is None:
         structure = _symbolic_input(model)
         if structure is None:

@@ -332,7 +332,7 @@ class _ParameterServerFit:
     ) -> None:
         """As `keras.Model.export`; a SavedModel needs no het_tf ops to be served.
 
-        See `het_tf.export_saved_model`.
+        See `het_tf.export_saved_model`, whose `rows`, `min_updates` and `min_norm` it takes, too.
 
         Raises:
           ValueError: the model has a `HetEmbedding`, and the format has no place for its table.
@@ -347,7 +347,7 @@ class _ParameterServerFit:
                 filepath, format, verbose=verbose, input_signature=input_signature, **kwargs
             )
             return
-        export_saved_model(self, filepath, input_signature)
+        export_saved_model(self, filepath, input_signature, **kwargs)
 
 
 @keras.saving.register_keras_serializable(package="het_tf")

@@ -21,8 +21,8 @@ from het_tf import ops, pooling
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf.cache import CacheConfig
 from het_tf.layers.embedding import HetEmbedding
+from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
-from het_tf.serving import frozen_table
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -320,7 +320,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         return self._plan.pack(outputs)
 
     def _exact(self, inputs: Any, name: str) -> Any:
-        convert = keys_of if frozen_table(self.layers[0]) is None else keys_of_stock_ops
+        convert = keys_of if served_table(self.layers[0]) is None else keys_of_stock_ops
         return map_values(inputs, lambda ids: convert(ids, name))
 
     def _keys_op(self, group: _Group, ids: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -328,7 +328,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         offsets = [group.offsets[config.table.name] for config in configs]
         sizes = [config.table.vocabulary_size for config in configs]
         names = [config.name for config in configs]
-        if frozen_table(group.layer) is None:
+        if served_table(group.layer) is None:
             return ops.stack_ids(ids, offsets=offsets, sizes=sizes, names=names)
         keys = []  # with stock ops
         for each, offset, size, name in zip(ids, offsets, sizes, names, strict=True):

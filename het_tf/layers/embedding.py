@@ -21,11 +21,10 @@ from het_tf.checkpoint import TableState
 from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
 from het_tf.layers import arguments
 from het_tf.layers.anchor import Anchor
-from het_tf.layers.exporting import exported_table
+from het_tf.layers.exporting import exported_table, served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
 from het_tf.layers.rate import LearningRate
-from het_tf.serving import frozen_table
 from het_tf.table import EmbeddingTable
 
 
@@ -370,7 +369,7 @@ class HetEmbedding(keras.layers.Layer):
         exact = map_values(inputs, lambda ids: self._keys_of(ids, bound=False))
         bags = pooling.bags_of(exact, weights, self.combiner, self._padding, f"layer {self.name}")
         keys = self.keys_of(bags.ids)
-        if self.embeddings_regularizer is None or frozen_table(self) is not None:
+        if self.embeddings_regularizer is None or served_table(self) is not None:
             (outputs,) = self.outputs_of(keys, [bags], training)
             return bags.restore(outputs)
         looked_up = self.lookup_keys(keys)
@@ -400,9 +399,9 @@ class HetEmbedding(keras.layers.Layer):
         Returns:
           Of each feature [bags, output_dim], in the layer's compute dtype.
         """
-        frozen = frozen_table(self) or exported_table(self)
-        if frozen is not None:
-            outputs = frozen.pool(keys, features)
+        served = served_table(self) or exported_table(self)
+        if served is not None:
+            outputs = served.pool(keys, features)
         else:
             if self.optimizer is None:
                 model = _callers.compiled_model()
@@ -545,7 +544,7 @@ class HetEmbedding(keras.layers.Layer):
         return self._keys_of(tf.convert_to_tensor(ids), bound=True)
 
     def _keys_of(self, ids: tf.Tensor, bound: bool) -> tf.Tensor:
-        convert = keys_of if frozen_table(self) is None else keys_of_stock_ops
+        convert = keys_of if served_table(self) is None else keys_of_stock_ops
         name = f"inputs of layer {self.name}"
         return convert(ids, name, self.input_dim if bound else None)
 

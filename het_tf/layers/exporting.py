@@ -1,18 +1,34 @@
-"""What a layer reads from while Keras exports its model."""
+"""What a layer reads from, in place of its table, while its model is exported."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import pathlib
 import tempfile
 import weakref
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from het_tf import _callers
-from het_tf.serving import FrozenTable
+from het_tf.frozen import FrozenTable
+from het_tf.pooling import Bags
+
+
+class ServedTable(Protocol):
+    """The rows of a table where they are served."""
+
+    def pool(self, keys: tf.Tensor, features: Sequence[Bags]) -> list[tf.Tensor]:
+        """Reads rows and pools them. Arguments as for `HetEmbedding.outputs_of`.
+
+        Returns:
+          float32 [bags, dim] of each feature.
+        """
+
 
 # The tables that archives hold, by archive and layer.
 _tables: weakref.WeakKeyDictionary[Any, dict[int, FrozenTable]] = weakref.WeakKeyDictionary()
@@ -53,3 +69,23 @@ def exported_table(layer: Any) -> FrozenTable | None:
         tables[id(layer)] = table
         archive.track(table)
     return tables[id(layer)]
+
+
+_served: contextvars.ContextVar[Mapping[int, ServedTable]] = contextvars.ContextVar(
+    "het_tf_served_tables"
+)
+
+
+@contextlib.contextmanager
+def lookups_from(tables: Mapping[Any, ServedTable]) -> Iterator[None]:
+    """Within this context, the layers given read from tables that are served. tables: by layer."""
+    token = _served.set({id(layer): table for layer, table in tables.items()})
+    try:
+        yield
+    finally:
+        _served.reset(token)
+
+
+def served_table(layer: Any) -> ServedTable | None:
+    """What `layer` reads from in place of its own table, if anything."""
+    return _served.get({}).get(id(layer))

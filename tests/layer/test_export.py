@@ -94,6 +94,75 @@ def test_stock_tensorflow_serves_the_model(tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "answer.npy"), expected, rtol=1e-5, atol=1e-6)
 
 
+def embedding_of(model) -> het_tf.layers.HetEmbedding:
+    (embedding,) = het_tf.layers.embedding.embeddings_of(model)
+    return embedding
+
+
+def lookup_model(rows, **arguments) -> keras.Model:
+    """A lookup alone, of keys 0, 1, ... with these values."""
+    ids = keras.Input((None,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(len(rows[0]), seed=3, **arguments)
+    model = het_tf.keras.Model(ids, embedding(ids))
+    embedding.table.assign(np.arange(len(rows)), np.asarray(rows, np.float32))
+    return model
+
+
+@pytest.mark.parametrize("rows", ["float32", "float16", "int8"])
+def test_stored_rows_are_as_near_as_the_documentation_says(rows, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    # Values of all sizes, a row of zeros among them; in many parts and slices.
+    values = rng.normal(size=(3000, 7)) * 10.0 ** rng.integers(-9, 4, (3000, 1))
+    values[5] = 0
+    monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 5000)
+    monkeypatch.setattr("het_tf._bundles._SLICE_BYTES", 5000)
+    model = lookup_model(values)
+    model.export(tmp_path / "model", rows=rows)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    values = values.astype(np.float32)
+    actual = served.serve(np.arange(3000)[np.newaxis]).numpy()[0]
+    bound = {
+        "float32": np.zeros_like(values),
+        "float16": np.maximum(np.abs(values) * 2.0**-11, 2.0**-25),
+        "int8": np.abs(values).max(axis=1, keepdims=True) / 254 * (1 + 1e-6) * np.ones(7),
+    }[rows]
+    assert (np.abs(actual - values) <= bound).all()
+    assert (rows == "float32") == (actual == values).all()
+    stored = sum(x.stat().st_size for x in (tmp_path / "model/variables").iterdir())
+    assert stored < 3000 * {"float32": 28, "float16": 14, "int8": 11}[rows] + 20_000
+
+
+def test_rows_of_few_updates_or_small_norm_are_left_out(tmp_path):
+    model = lookup_model([[3, 4], [0.3, 0.4], [6, 8]])
+    table = embedding_of(model).table
+    rows = table.export()
+    clocks = np.where(rows.keys == 2, 1, 7)
+    table.import_(het_tf.TableExport(rows.keys, rows.values, rows.slots, clocks))
+    model.export(tmp_path / "model", min_updates=2, min_norm=0.6)
+    ids = np.array([[0, 1, 2]])
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    served = loaded.serve(ids).numpy()[0]
+    fresh = lookup_model([[0, 0]])  # the same initial values
+    np.testing.assert_array_equal(served[0], [3, 4])
+    np.testing.assert_array_equal(served[1:], fresh.predict(ids, verbose=0)[0][1:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rows": "float64"}, r'rows must be "float32", "float16" or "int8", not \'float64\''),
+        ({"min_updates": -1}, r"min_updates must be an integer from 0 .*, not -1"),
+        ({"min_norm": float("nan")}, r"min_norm must be a number from 0 to inf, not nan"),
+        ({"rows": "float16"}, r'rows = "float16" cannot hold 70000 of key 1'),
+    ],
+)
+def test_bad_arguments_of_an_export_are_named(arguments, message, tmp_path):
+    model = lookup_model([[1.0, 2.0], [3.0, -7e4]])
+    with pytest.raises(ValueError, match=message):
+        model.export(tmp_path / "model", **arguments)
+    assert not (tmp_path / "model").exists()
+
+
 def test_training_goes_on_after_an_export(tmp_path):
     model = trained_model("uniform")
     embedding = next(x for x in model.layers if isinstance(x, het_tf.layers.HetEmbedding))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import dataclasses
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from het_tf._row_selection import RowSelection
 from het_tf.pooling import Bags, pool_with_stock_ops
-from het_tf.table import EmbeddingTable
+from het_tf.table import EmbeddingTable, TableExport
 
 _MASK_32 = (1 << 32) - 1
 
@@ -26,33 +23,77 @@ class FrozenTable(tf.Module):
     uniform, and up to rounding for the normal distributions.
     """
 
-    def __init__(self, table: EmbeddingTable, directory: pathlib.Path):
-        """Copies the rows of `table`.
+    def __init__(
+        self,
+        table: EmbeddingTable,
+        directory: pathlib.Path,
+        selection: RowSelection | None = None,
+        *,
+        in_memory: bool = True,
+    ):
+        """Copies the rows of `table`, a part at a time, into files.
 
         Args:
           table: what to copy. Caches must have been flushed.
-          directory: where to write the file of keys, which saving copies into the SavedModel.
+          directory: for the files. That of the keys is copied into the SavedModel when it is saved;
+            those of the rows are needed for as long as `columns` are.
+          selection: which rows, and as what; None: all, as float32.
+          in_memory: whether the variables have the rows; if not, they have none, and whoever saves
+            this puts `columns` in their place.
         """
         super().__init__()
-        rows = table.export()
+        self._dim = table.dim
+        name = table.shared_name.replace("/", "_")
+        paths = [directory / f"{what}_{name}" for what in ("keys.txt", "values", "scales")]
+        rows = self._write(table, selection or RowSelection(), paths)
         # A file, because keys in the graph would come to an end at its limit of 2 GB.
-        if not rows.keys.size:  # neither a file nor a variable of no rows works: take any
-            key = np.zeros([1], np.int64)
-            rows = dataclasses.replace(rows, keys=key, values=table.lookup(key))
-        keys = directory / f"keys_{table.shared_name.replace('/', '_')}.txt"
-        np.savetxt(keys, rows.keys, fmt="%d")
         self.index = tf.lookup.StaticHashTable(
             tf.lookup.TextFileInitializer(
-                str(keys), tf.int64, 0, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+                str(paths[0]), tf.int64, 0, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
             ),
             default_value=-1,
         )
-        self.values = tf.Variable(rows.values, trainable=False)
-        self._dim = table.dim
+        dtype = (selection or RowSelection()).stored_dtype
+        # What the variables are to hold, by attribute.
+        # float16 as int16: TensorFlow cannot read slices of the former.
+        kept = np.int16 if dtype == np.float16 else dtype
+        self._columns = {"values": np.memmap(paths[1], kept, "r", shape=(rows, self._dim))}
+        if dtype == np.int8:
+            self._columns["scales"] = np.memmap(paths[2], np.float32, "r", shape=(rows,))
+        for attribute, column in self._columns.items():
+            value = column if in_memory else np.zeros((0, *column.shape[1:]), column.dtype)
+            shape = [None, *column.shape[1:]]
+            setattr(self, attribute, tf.Variable(value, trainable=False, shape=shape))
         self._seed = table.row_attributes["seed"]
         kind, *parameters = table.row_attributes["initializer"].split()
         self._kind = kind
         self._parameters = {n: float(v) for n, v in (p.split("=") for p in parameters)}
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """What the variables hold, or are to hold, by attribute: mapped from files."""
+        return self._columns
+
+    @staticmethod
+    def _write(table: EmbeddingTable, selection: RowSelection, paths: list[pathlib.Path]) -> int:
+        """Writes the rows of a table; how many they are."""
+        count = 0
+        with paths[0].open("w") as keys, paths[1].open("wb") as values, paths[2].open("wb") as of:
+
+            def write(rows: TableExport) -> None:
+                stored, scales = selection.store(rows)
+                keys.write("".join(f"{key}\n" for key in rows.keys.tolist()))
+                stored.tofile(values)
+                scales.tofile(of)
+
+            for part in table.export_parts():
+                selected = selection.select(part)
+                write(selected)
+                count += len(selected.keys)
+            if not count:  # neither a file nor a variable of no rows works: take any
+                key = np.zeros([1], np.int64)
+                write(TableExport(key, table.lookup(key), np.zeros((1, 0), np.float32), key))
+                count = 1
+        return count
 
     def __call__(self, ids: tf.Tensor) -> tf.Tensor:
         """Reads rows.
@@ -65,7 +106,12 @@ class FrozenTable(tf.Module):
         """
         flat = tf.reshape(ids, [-1])
         places = self.index.lookup(flat)
-        rows = tf.gather(self.values, tf.maximum(places, 0))
+        known = tf.maximum(places, 0)
+        rows = tf.gather(self.values, known)
+        rows = tf.bitcast(rows, tf.half) if rows.dtype == tf.int16 else rows
+        rows = tf.cast(rows, tf.float32)
+        if "scales" in self._columns:
+            rows *= tf.gather(self.scales, known)[:, tf.newaxis]
         unknown = tf.where(places < 0)
         initial = self._initial_values(tf.gather_nd(flat, unknown))
         rows = tf.tensor_scatter_nd_update(rows, unknown, initial)
@@ -162,23 +208,3 @@ def _philox(keys: tf.Tensor, blocks: int, seed: int, what: int = 0) -> tf.Tensor
             (round_keys[1] + 0xBB67AE85) & _MASK_32,
         ]
     return tf.stack(counter, -1)
-
-
-_frozen: contextvars.ContextVar[Mapping[int, FrozenTable]] = contextvars.ContextVar(
-    "het_tf_frozen_tables"
-)
-
-
-@contextlib.contextmanager
-def lookups_from(tables: Mapping[Any, FrozenTable]) -> Iterator[None]:
-    """Within this context, the layers given read from frozen tables. tables: by layer."""
-    token = _frozen.set({id(layer): table for layer, table in tables.items()})
-    try:
-        yield
-    finally:
-        _frozen.reset(token)
-
-
-def frozen_table(layer: Any) -> FrozenTable | None:
-    """What `layer` reads from in place of its own table, if anything."""
-    return _frozen.get({}).get(id(layer))
