@@ -417,6 +417,10 @@ class WorkerCache:
         """
         return self._function(self._flush_and_report_op)
 
+    def forget_functions(self) -> None:
+        """Has functions traced anew, since a parameter server is another process than before."""
+        self._functions.clear()
+
     def _flush_and_report_op(self) -> tf.Tensor:
         with tf.control_dependencies([self.flush_op()]):
             return self.report_op()

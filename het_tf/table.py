@@ -343,6 +343,17 @@ class EmbeddingTable:
         """The counters of `stats`, by shard."""
         return [sum_stats([ops.table_stats(handle)]) for handle in self._handles]
 
+    def make_again(self, devices: Sequence[str]) -> None:
+        """Makes the shards on `devices` anew, whose rows were lost with the server they were on.
+
+        Functions that were traced before do not reach them.
+        """
+        for shard, device in enumerate(self.devices):
+            if device in devices:
+                self._handles[shard] = self._create(shard)
+        self._exchange = Exchange(self.devices, [self])
+        vars(self).pop("_remote_lookup", None)
+
     def add_cache(self, cache: Any) -> None:
         """Has `clear` and `import_` clear `cache` (a `WorkerCache`), for as long as it exists."""
         self._caches.add(cache)

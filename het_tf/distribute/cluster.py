@@ -215,6 +215,10 @@ class LocalCluster:
         """Starts a worker again at its old address (after killing it, if it still runs)."""
         self._restart("worker", index)
 
+    def restart_ps(self, index: int) -> None:
+        """Starts a parameter server again at its old address, without what it held."""
+        self._restart("ps", index)
+
     def terminate_worker(self, index: int) -> None:
         """Ends a worker with SIGTERM, as a scheduler would, and waits until it is gone."""
         self._signal("worker", index, signal.SIGTERM)

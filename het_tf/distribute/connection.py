@@ -17,6 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
+# There is no public way to connect again under the address that this process has.
+from tensorflow.python.eager import context
+
 from het_tf._visits import COORDINATOR
 
 # The classes of tables that Keras's layers and most of tf.lookup are made of.
@@ -29,6 +32,11 @@ def with_local_chief(cluster: tf.train.ClusterSpec) -> tf.train.ClusterSpec:
     if "chief" in jobs:
         jobs[COORDINATOR] = jobs.pop("chief")
     return tf.train.ClusterSpec(jobs)
+
+
+def reconnect() -> None:
+    """Connects to servers of the cluster that are other processes than before."""
+    context.update_server_def(context.get_server_def())
 
 
 @contextlib.contextmanager

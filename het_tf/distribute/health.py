@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
 import socket
 import stat
@@ -94,11 +95,15 @@ def disconnect(address: str) -> int:
     return closed
 
 
-def wait_until_up(addresses: Mapping[Task, str]) -> None:
+def wait_until_up(addresses: Mapping[Task, str], within: float = math.inf) -> bool:
     """Waits until every task answers; says every few seconds which do not, where, and why.
 
     Args:
       addresses: "host:port" of every task.
+      within: seconds to wait at most.
+
+    Returns:
+      Whether they answer.
     """
     waiting = dict(addresses)
     began = reported = time.monotonic()
@@ -107,8 +112,10 @@ def wait_until_up(addresses: Mapping[Task, str]) -> None:
         states = {task: found.result() for task, found in probes.items()}
         waiting = {task: a for task, a in waiting.items() if states[task] is not TaskState.UP}
         if not waiting:
-            return
+            return True
         now = time.monotonic()
+        if now - began >= within:
+            return False
         if now - reported >= REPORT_INTERVAL:
             reported = now
             some = list(waiting)[:_MOST_REPORTED]

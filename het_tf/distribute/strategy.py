@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,9 +17,9 @@ from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._threads import call_in_daemon
 from het_tf._visits import CHECK_INTERVAL, COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
-from het_tf.distribute import health
+from het_tf.distribute import health, recovery
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, Holder
-from het_tf.distribute.connection import tables_kept, with_local_chief
+from het_tf.distribute.connection import reconnect, tables_kept, with_local_chief
 from het_tf.distribute.current import note_strategy
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.replicas import DenseReplicas
@@ -49,6 +50,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         dense_merge: str = "average",
         dense_wire_dtype: str = "float32",
         lost_after: float = health.LOST_AFTER,
+        back_within: float = 600.0,
     ):
         """Connects to the cluster; waits until every task answers, and says for which it waits.
 
@@ -70,6 +72,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             lost: then the steps of a worker go to another one, and training ends with an error if
             it is a parameter server. The default is far above what a server on a machine with much
             other work needs for an answer, and bounds how long one that hangs holds up training.
+          back_within: seconds that a parameter server which was lost may take to come back, where
+            training can go on from a checkpoint (`restore_or_initialize`).
 
         Raises:
           TypeError: `cluster_resolver` is something else.
@@ -92,12 +96,17 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if not lost_after > 0:
             raise ValueError(f"lost_after must be positive, not {lost_after!r}")
         self.lost_after = lost_after
+        if not back_within >= 0:
+            raise ValueError(f"back_within must not be negative, not {back_within!r}")
+        self.back_within = back_within
         self._addresses = _checked_addresses(cluster_resolver)
         self._closed = False
         self._local_cluster = getattr(cluster_resolver, "local_cluster", None)
         set_grpc_defaults()
         health.wait_until_up(self._addresses)
         super().__init__(cluster_resolver, variable_partitioner)
+        self._marks = recovery.Marks()
+        self._manager: tf.train.CheckpointManager | None = None
         self._reports = CacheReports()
         self._monitor = health.HealthMonitor(
             self._addresses, self._task_down, self._task_lost, lost_after
@@ -302,6 +311,81 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         for device, values in reports.items():
             if tf.DeviceSpec.from_string(device).job == "worker":
                 self.record_cache_reports(holders, np.concatenate(values))
+
+    # Going on after a parameter server was lost.
+
+    def restore_or_initialize(self, manager: tf.train.CheckpointManager) -> str | None:
+        """Restores the latest checkpoint, if there is one.
+
+        From then on `het_tf.keras.Model.fit` calls it when a parameter server is lost: it waits
+        until the server is back, and runs the epoch again that was interrupted, from the latest
+        checkpoint; where there is none, it saves one when it begins. A loop of your own calls it
+        when it gets a `tf.errors.UnavailableError`, and then makes its `tf.function`s anew.
+
+        Args:
+          manager: of a `tf.train.Checkpoint(model=model, ...)`.
+
+        Returns:
+          The path of what was restored. None: the model is as it was initialized.
+
+        Raises:
+          TypeError: `manager` is something else.
+          RuntimeError: a parameter server was lost, and there is no checkpoint; or the cluster was
+            closed.
+          tf.errors.UnavailableError: a parameter server did not come back in `back_within` seconds.
+        """
+        if not isinstance(manager, tf.train.CheckpointManager):
+            raise TypeError(f"manager must be a tf.train.CheckpointManager, not {manager!r}")
+        self.check_open()
+        self._manager = manager
+        lost = self.recover()
+        latest = manager.latest_checkpoint
+        if latest is not None:
+            manager.checkpoint.restore(latest)
+            logging.info("restored %s", latest)
+        elif lost:
+            raise RuntimeError(
+                "What a parameter server held is lost, and"
+                f" {manager.directory!r} has no checkpoint. Make the model anew."
+            )
+        return latest
+
+    @property
+    def manager(self) -> tf.train.CheckpointManager | None:
+        """What `restore_or_initialize` was called with last."""
+        return self._manager
+
+    def recover(self) -> bool:
+        """Waits until all parameter servers answer, and makes anew what those that were lost held.
+
+        That is variables, which then are zeros, and shards of tables, which are empty.
+
+        Returns:
+          Whether any was lost.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server did not come back in `back_within` seconds.
+        """
+        until = time.monotonic() + self.back_within
+        servers = {task: address for task, address in self._addresses.items() if task[0] == "ps"}
+        if not health.wait_until_up(servers, self.back_within):
+            self._raise_if_ps_down()
+        if not self._marks.any_replaced():
+            return False
+        while not self.idle():  # Takes the errors of closures that waited for a lost one.
+            time.sleep(_POLL)
+        reconnect()
+        replaced = self._marks.take_replaced(until)
+        logging.warning("%s: other processes than before; made anew what they held", replaced)
+        recovery.make_again(replaced)
+        recovery.wait_until_reached(self, replaced, until)
+        return True
+
+    def is_down(self, device: str) -> bool:
+        """Whether the task of a device does not answer now; this process does."""
+        spec = tf.DeviceSpec.from_string(device)
+        task = (spec.job, spec.task)
+        return task in self._addresses and self._probe(task) is not health.TaskState.UP
 
     # Waiting and errors.
 

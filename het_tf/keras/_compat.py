@@ -28,6 +28,13 @@ def initial_epoch(model: keras.Model) -> int | None:
     return getattr(model, "_initial_epoch", None)
 
 
+def take_initial_epoch(model: keras.Model) -> int:
+    """The same, for one `fit` that goes on: it does not hold for the next."""
+    epoch = initial_epoch(model) or 0
+    model._initial_epoch = None
+    return epoch
+
+
 def functional_class() -> type[keras.Model]:
     """The class of `keras.Model(inputs, outputs)`, which Keras does not export."""
     inputs = keras.Input(())

@@ -21,6 +21,7 @@ from het_tf.keras.dense import DenseVariables
 from het_tf.keras.feeds import Feed, Pass, StreamFeed
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
 from het_tf.keras.rates import RateFollower
+from het_tf.keras.resuming import Resuming
 from het_tf.keras.status import StatusCallback
 from het_tf.keras.traffic import ProgressBar, Traffic
 
@@ -30,6 +31,24 @@ _AUTO_STEPS = 16
 _AUTO_CLOSURES_PER_WORKER = 8
 
 Logs = dict[str, float]
+
+
+class _Validation:
+    """When `fit` validates, and on what."""
+
+    def __init__(self, make_feed: Callable[[], Feed], freq: int | list[int] | None):
+        """make_feed: called once, the first time; freq: Keras's `validation_freq`; None: never."""
+        self._make_feed = make_feed
+        self._freq = freq
+
+    @functools.cached_property
+    def feed(self) -> Feed:
+        return self._make_feed()
+
+    def is_due(self, epoch: int) -> bool:
+        if isinstance(self._freq, int):
+            return (epoch + 1) % self._freq == 0
+        return self._freq is not None and epoch + 1 in self._freq
 
 
 class ParameterServerTrainer:
@@ -42,6 +61,7 @@ class ParameterServerTrainer:
         self._closures: dict[Any, Any] = {}
         self._dense: DenseVariables | None = None
         self._sums: MetricSums | None = None
+        self._epoch = 0  # of the last `fit`
         self._waits = np.zeros(3)  # Steps, those that waited, and for how many seconds.
         self._metrics: list[int] = []  # ids of the variables in _sums
         self._traffic = Traffic(strategy)
@@ -97,14 +117,53 @@ class ParameterServerTrainer:
         self._traffic = Traffic(self._strategy)
         callbacks = self._callback_list(callbacks, verbose, epochs, feed, history=True)
         checks.check_callbacks(model, callbacks)
-        val_feed = None
+        validation = _Validation(
+            functools.partial(
+                validation_feed,
+                self._strategy,
+                validation_data,
+                validation_batch_size or batch_size,
+                validation_steps,
+            ),
+            None if validation_data is None else validation_freq,
+        )
         model.stop_training = False
         callbacks.on_train_begin()
-        logs: Logs = {}
         self._waits = np.zeros(3)
+        resuming = Resuming(model, self._strategy, callbacks)
+        resuming.begin()
+        self._epoch = _compat.initial_epoch(model) or initial_epoch
+        while True:
+            try:
+                logs = self._fit_epochs(feed, epochs, callbacks, validation, resuming)
+                break
+            except tf.errors.UnavailableError as error:
+                self._epoch = resuming.go_on(error, self._epoch)
+            self.forget_compiled()
+            self._build(feed.element_spec)
+        callbacks.on_train_end(logs)
+        return model.history
+
+    def _fit_epochs(
+        self,
+        feed: Feed,
+        epochs: int,
+        callbacks: keras.callbacks.CallbackList,
+        validation: _Validation,
+        resuming: Resuming,
+    ) -> Logs:
+        """Trains from `self._epoch` on, which then is the epoch it came to; the last logs."""
+        model = self._model
+        logs: Logs = {}
         follow = functools.partial(self._strategy.call_watched, RateFollower(model).follow)
+
+        def after() -> None:
+            resuming.note_steps()
+            follow()
+
         with self._on_workers(), self._flushed_on_error():
-            for epoch in range(_compat.initial_epoch(model) or initial_epoch, epochs):
+            for epoch in range(self._epoch, epochs):
+                self._epoch = epoch
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
                 follow()
@@ -114,20 +173,13 @@ class ParameterServerTrainer:
                     feed,
                     training=True,
                     on_batch=_batch_hooks(
-                        callbacks.on_train_batch_begin, callbacks.on_train_batch_end, follow
+                        callbacks.on_train_batch_begin, callbacks.on_train_batch_end, after
                     ),
                     should_stop=lambda: model.stop_training,
                 )
                 self._strategy.flush(slots=False)
-                if validation_data is not None and _is_due(epoch, validation_freq):
-                    if val_feed is None:
-                        val_feed = validation_feed(
-                            self._strategy,
-                            validation_data,
-                            validation_batch_size or batch_size,
-                            validation_steps,
-                        )
-                    val_logs = self._evaluate(val_feed, callbacks)
+                if validation.is_due(epoch):
+                    val_logs = self._evaluate(validation.feed, callbacks)
                     logs.update({f"val_{name}": value for name, value in val_logs.items()})
                 callbacks.on_epoch_end(epoch, logs)
                 follow()
@@ -136,8 +188,7 @@ class ParameterServerTrainer:
             self._strategy.flush()
             if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
-        callbacks.on_train_end(logs)
-        return model.history
+        return logs
 
     def evaluate(
         self,
@@ -464,12 +515,6 @@ def _build_weights(model: keras.Model, element_spec: Any) -> None:
 
 def _symbol(spec: tf.TypeSpec) -> keras.KerasTensor:
     return keras.KerasTensor(spec.shape, spec.dtype.name)
-
-
-def _is_due(epoch: int, freq: int | list[int]) -> bool:
-    if isinstance(freq, int):
-        return (epoch + 1) % freq == 0
-    return epoch + 1 in freq
 
 
 def _hashable(spec: Any) -> Any:

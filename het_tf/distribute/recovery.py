@@ -1,0 +1,147 @@
+"""Making anew what was on a parameter server that was lost and came back.
+
+The server's new process has none of the variables and tables of the old one. Those that this
+process still refers to are made again, in place: a variable with zeros, a table without rows, for a
+checkpoint to fill. Functions that were traced before go on using the old ones: whoever keeps some
+has to make them anew.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from het_tf._visits import cache_devices, cluster_devices
+from het_tf.cache import WorkerCache
+from het_tf.table import EmbeddingTable
+
+if TYPE_CHECKING:
+    from het_tf.distribute.strategy import HetParameterServerStrategy
+
+# A worker's connection to a server that was gone is not used before gRPC has tried it again, first
+# after about a second, at last every two minutes.
+_PAUSE = 1.0
+
+
+class Marks:
+    """A tensor on each parameter server, which is gone when the server's process is."""
+
+    def __init__(self) -> None:
+        """Puts them there."""
+        self._marks = {device: _mark(device) for device in cluster_devices("ps")}
+
+    def any_replaced(self) -> bool:
+        """Whether a server is another process than before."""
+        return not all(map(_is_there, self._marks.values()))
+
+    def take_replaced(self, until: float) -> list[str]:
+        """The devices of servers that are other processes than before; they are marked again.
+
+        Args:
+          until: of `time.monotonic`: so long they may refuse.
+
+        Raises:
+          tf.errors.UnavailableError: they did.
+        """
+        replaced = [device for device, mark in self._marks.items() if not _is_there(mark)]
+        for device in replaced:
+            while True:
+                try:
+                    self._marks[device] = _mark(device)
+                    break
+                except tf.errors.UnavailableError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(_PAUSE)
+        return replaced
+
+
+def make_again(devices: Sequence[str]) -> None:
+    """Makes the variables and the shards of tables anew that were on the devices."""
+    for each in _alive():
+        if isinstance(each, EmbeddingTable):
+            each.make_again(devices)
+        elif isinstance(each, WorkerCache):
+            each.forget_functions()
+        elif each.handle.device in devices:
+            with tf.init_scope(), tf.device(each.handle.device):
+                zeros = tf.zeros(each.shape.as_list(), each.dtype)
+                # There is no public way to give a variable another handle, and Keras's optimizers
+                # know their variables by identity.
+                each._handle = tf.Variable(zeros, trainable=False).handle
+
+
+def wait_until_reached(
+    strategy: HetParameterServerStrategy, devices: Sequence[str], until: float
+) -> None:
+    """Waits until this process and every worker that lives reach the servers.
+
+    Args:
+      strategy: of the cluster.
+      devices: of the servers.
+      until: of `time.monotonic`.
+
+    Raises:
+      tf.errors.OpError: one of them did not.
+    """
+
+    # A variable, so that the function has to go there.
+    reached = []
+    for device in devices:
+        with tf.init_scope(), tf.device(device):
+            reached.append(tf.Variable(0.0, trainable=False))
+
+    @tf.function(autograph=False)
+    def reach() -> tf.Tensor:
+        return tf.add_n([variable.read_value() for variable in reached])
+
+    for device in cache_devices():
+        while True:
+            try:
+                with tf.device(device):
+                    reach().numpy()
+                break
+            except tf.errors.OpError as error:
+                if strategy.is_down(device):
+                    break
+                if time.monotonic() > until or not _may_pass(error):
+                    raise
+                time.sleep(_PAUSE)
+
+
+def _may_pass(error: tf.errors.OpError) -> bool:
+    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) or (
+        # Of a worker that TensorFlow has still to take back.
+        isinstance(error, tf.errors.InvalidArgumentError) and "unknown device" in error.message
+    )
+
+
+def _mark(device: str) -> tf.Tensor:
+    with tf.init_scope(), tf.device(device):
+        return tf.identity(tf.constant(0))
+
+
+def _is_there(mark: tf.Tensor) -> bool:
+    try:
+        with tf.device(mark.device):
+            return int(tf.identity(mark)) == 0
+    except tf.errors.OpError:
+        return False
+
+
+def _alive() -> list[Any]:
+    """The tables, their caches, and the variables that have a handle of their own."""
+
+    def is_one(each: Any) -> bool:
+        # By type(): isinstance() would run code of proxies.
+        if issubclass(type(each), (EmbeddingTable, WorkerCache)):
+            return True
+        return issubclass(type(each), tf.Variable) and isinstance(
+            vars(each).get("_handle"), tf.Tensor
+        )
+
+    return [each for each in gc.get_objects() if is_one(each)]

@@ -1,0 +1,129 @@
+"""Loses parameter servers and goes on from checkpoints; prints what happened as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from faults import AtStep
+
+import het_tf
+
+BATCHES = 40
+BATCH = 8
+EPOCHS = 3
+AT = BATCHES + BATCHES // 2  # in the middle of the second epoch
+
+
+class Epochs(keras.callbacks.Callback):
+    """Notes the epochs that begin, and saves with a manager where they end."""
+
+    def __init__(self, manager=None):
+        super().__init__()
+        self.begun = []
+        self._manager = manager
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun.append(epoch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._manager is not None:
+            self._manager.save()
+
+
+def make_model(strategy):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        ids = keras.Input((2,), dtype="int64")
+        embedding = het_tf.layers.HetEmbedding(
+            4,
+            optimizer=het_tf.optimizers.Adagrad(0.1),
+            seed=1,
+            cache=het_tf.CacheConfig(50, staleness=5),
+        )
+        x = keras.layers.Flatten()(embedding(ids))
+        model = het_tf.keras.Model(ids, keras.layers.Dense(1, name="dense")(x))
+        model.compile(keras.optimizers.Adagrad(0.1), "mse", steps_per_execution=4)
+    return model, embedding
+
+
+def main():
+    cluster = het_tf.distribute.LocalCluster(num_workers=1, num_ps=2)
+    cluster.start()
+    strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 100, (BATCHES * BATCH, 2))
+    y = (x % 3 == 0).sum(1).astype(np.float32)
+
+    def fit(made, *callbacks):
+        model, embedding = made
+        noted = next((c for c in callbacks if isinstance(c, Epochs)), Epochs())
+        history = model.fit(
+            *(x, y),
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            shuffle=False,
+            verbose=0,
+            callbacks=[*callbacks, *([] if noted in callbacks else [noted])],
+        )
+        rows = embedding.table.export()
+        order = np.argsort(rows.keys)
+        return {
+            "epochs": noted.begun,
+            "loss": history.history["loss"],
+            "keys": rows.keys[order].tolist(),
+            "rows": np.concatenate([rows.values, rows.slots], 1)[order].ravel().tolist(),
+            "dense": [float(v) for w in model.get_layer("dense").get_weights() for v in w.ravel()],
+            "iterations": int(model.optimizer.iterations.numpy()),
+        }
+
+    def lose(index, at=AT, seconds=1.0):
+        def run():
+            cluster.kill_ps(index)
+            time.sleep(seconds)
+            cluster.restart_ps(index)
+
+        seen = []
+
+        def at_step():
+            threading.Thread(target=run).start()
+
+        class Later(AtStep):
+            def on_train_batch_end(self, batch, logs=None):
+                seen.append(batch)
+                super().on_train_batch_end(int(self.model.optimizer.iterations.numpy()))
+
+        return Later(at, at_step)
+
+    out = {"whole": fit(make_model(strategy))}
+    with tempfile.TemporaryDirectory() as folder:
+        backup = keras.callbacks.BackupAndRestore(f"{folder}/backup")
+        out["backup"] = fit(make_model(strategy), backup, lose(1))
+        backup = keras.callbacks.BackupAndRestore(f"{folder}/early")
+        out["before the first backup"] = fit(make_model(strategy), backup, lose(0, at=BATCHES // 2))
+        made = make_model(strategy)
+        checkpoint = tf.train.Checkpoint(model=made[0])
+        manager = tf.train.CheckpointManager(checkpoint, f"{folder}/checkpoints", max_to_keep=2)
+        out["nothing to restore"] = strategy.restore_or_initialize(manager)
+        out["manager"] = fit(made, Epochs(manager), lose(1))
+        # As a training program that was started again does.
+        fresh, embedding = make_model(strategy)
+        checkpoint = tf.train.Checkpoint(model=fresh)
+        manager = tf.train.CheckpointManager(checkpoint, f"{folder}/checkpoints", max_to_keep=2)
+        out["latest"] = manager.latest_checkpoint
+        out["restored"] = strategy.restore_or_initialize(manager)
+        out["rows restored"] = embedding.table.size()
+    print(json.dumps(out))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Training that goes on from a checkpoint when a parameter server was lost and came back."""
+
+from __future__ import annotations
+
+import pytest
+from faults import run_program
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return run_program("lost_server_program.py")
+
+
+@pytest.mark.parametrize(
+    ("run", "epochs"),
+    [
+        ("backup", [0, 1, 1, 2]),
+        ("before the first backup", [0, 0, 1, 2]),
+        ("manager", [0, 1, 1, 2]),
+    ],
+)
+def test_training_goes_on_as_if_no_server_had_been_lost(seen, run, epochs):
+    assert seen["whole"]["epochs"] == [0, 1, 2]
+    assert seen[run]["epochs"] == epochs
+    assert seen[run]["loss"] == pytest.approx(seen["whole"]["loss"], rel=1e-5)
+    for what in ("keys", "rows", "dense", "iterations"):
+        assert seen[run][what] == pytest.approx(seen["whole"][what], rel=1e-4, abs=1e-6), what
+
+
+def test_one_call_restores_the_latest_checkpoint_if_there_is_one(seen):
+    assert seen["nothing to restore"] is None
+    assert seen["restored"] == seen["latest"]
+    assert seen["rows restored"] == len(seen["whole"]["keys"])
+
+
+def test_a_manager_is_a_checkpoint_manager(strategy):
+    with pytest.raises(TypeError, match=r"must be a tf\.train\.CheckpointManager, not 'folder'"):
+        strategy.restore_or_initialize("folder")
