@@ -3,7 +3,17 @@
 HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFlow and Keras.
 """
 
-from het_tf import _quiet, checkpoint, distribute, initializers, keras, layers, ops, optimizers
+from het_tf import (
+    _quiet,
+    checkpoint,
+    distribute,
+    initializers,
+    keras,
+    layers,
+    ops,
+    optimizers,
+    serving,
+)
 from het_tf.cache import CacheConfig
 from het_tf.export import export_saved_model
 from het_tf.table import EmbeddingTable, TableExport
@@ -20,6 +30,7 @@ __all__ = [
     "layers",
     "ops",
     "optimizers",
+    "serving",
 ]
 __version__ = "0.1.0"
 

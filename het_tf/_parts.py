@@ -58,7 +58,7 @@ def save_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> list[str]:
         for name, shard in parts:
             snapshots[name, shard] = ops.table_cut(tables[name].handle(shard))
         tf.io.gfile.makedirs(folder)
-        _on_shards(tables, save)
+        on_shards(tables, save)
     except Exception:
         for snapshot, _ in snapshots.values():
             with contextlib.suppress(tf.errors.OpError):  # its server is gone
@@ -106,7 +106,7 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
             )
             return int(owned)
 
-        return _on_shards(tables, of_shard)
+        return on_shards(tables, of_shard)
 
     owned = run(ops.table_check)
     for name, table in tables.items():
@@ -195,7 +195,7 @@ def _read_configs(reader: Any, prefix: str, name: str) -> list[dict[str, Any]]:
     return configs
 
 
-def _on_shards(
+def on_shards(
     tables: Mapping[str, EmbeddingTable], call: Callable[[str, int], Any]
 ) -> dict[tuple[str, int], Any]:
     """Calls `call(name, shard)` for every shard: those of a device in turn, devices together."""

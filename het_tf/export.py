@@ -97,6 +97,7 @@ def save_servable(
     specs: list[Any],
     read: Callable[[], tuple[Sequence[ServedTable], Sequence[tf.Tensor]]],
     path: str | os.PathLike[str],
+    others: dict[str, Any] | None = None,
 ) -> None:
     """Gives a servable the endpoints of a model, and saves it.
 
@@ -107,6 +108,7 @@ def save_servable(
       read: called where a prediction is traced: the tables, in the order of `embeddings_of(model)`,
         and the values of `model.variables`.
       path: folder of the SavedModel.
+      others: further signatures.
     """
     layers = embeddings_of(model)
 
@@ -118,7 +120,7 @@ def save_servable(
             return model(inputs[0] if len(specs) == 1 else list(inputs), training=False)
 
     servable.serve = tf.function(predict, input_signature=specs, autograph=False)
-    signatures = {"serving_default": _named_outputs(servable.serve)}
+    signatures = {"serving_default": _named_outputs(servable.serve)} | (others or {})
     tf.saved_model.save(servable, os.fspath(path), signatures=signatures)
 
 

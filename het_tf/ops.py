@@ -89,9 +89,19 @@ table_export = _library.het_table_export
 table_import = _library.het_table_import
 table_cut = _library.het_table_cut
 table_cut_end = _library.het_table_cut_end
+table_cut_changed = _library.het_table_cut_changed
+table_forget_reader = _library.het_table_forget_reader
 table_save = _library.het_table_save
+table_save_rows = _library.het_table_save_rows
 table_check = _library.het_table_check
 table_restore = _library.het_table_restore
+
+served_handle = _library.het_served_handle
+served_open = _library.het_served_open
+served_pin = _library.het_served_pin
+served_lookup = _library.het_served_lookup
+served_variables = _library.het_served_variables
+served_status = _library.het_served_status
 
 cache_handle = _library.het_cache_handle
 cache_lookup = _library.het_cache_lookup

@@ -28,6 +28,47 @@ snapshot: Scalar, of this process.
 rows: Scalar, how many they are.
 )doc");
 
+REGISTER_OP("Het>TableCutChanged")
+    .Input("table: resource")
+    .Input("reader: string")
+    .Input("since: int64")
+    .Output("snapshot: variant")
+    .Output("rows: int64")
+    .Output("number: int64")
+    .Output("whole: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 0}));
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+TableCut, of the rows that changed since an earlier one. The table notes what changes from a
+reader's first call on, a bit a row.
+
+table: A shard.
+reader: Scalar, a name for who reads.
+since: Scalar, the number of the last cut whose rows the reader has, or 0. What came after it and
+  was lost comes again.
+snapshot: Scalar, of this process.
+rows: Scalar, how many they are.
+number: Scalar, of this cut, not 0.
+whole: Scalar, whether the rows are all that there are: where since is 0 or another table's, or all
+  rows were replaced or dropped meanwhile.
+)doc");
+
+REGISTER_OP("Het>TableForgetReader")
+    .Input("table: resource")
+    .Input("reader: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 0}); })
+    .Doc(R"doc(
+The table no longer notes what changes for a reader.
+
+table: A shard.
+reader: Scalar, the name in TableCutChanged.
+)doc");
+
 REGISTER_OP("Het>TableCutEnd")
     .Input("snapshot: variant")
     .SetIsStateful()
@@ -62,6 +103,36 @@ prefix: Scalar, path of the bundle.
 part: Scalar, what the names of its tensors begin with.
 config: Scalar, stored as it is.
 rows: Scalar, how many were written.
+)doc");
+
+REGISTER_OP("Het>TableSaveRows")
+    .Input("table: resource")
+    .Input("snapshot: variant")
+    .Input("path: string")
+    .Attr("dtype: {'float32', 'float16', 'int8'} = 'float32'")
+    .Attr("min_clock: int = 0")
+    .Attr("min_norm: float = 0.0")
+    .Output("rows: int64")
+    .Output("bytes: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 0}));
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Writes a shard as a file that servers map (ops/core/serving/rows_file.h). After an error there is
+no file.
+
+table: A shard.
+snapshot: Scalar, of TableCut, which is then used up.
+path: Scalar, of the file.
+dtype: What values are stored as.
+min_clock: Rows with a smaller clock are left out.
+min_norm: Rows with a smaller L2 norm are left out.
+rows: Scalar, how many were written.
+bytes: Scalar, of the file.
 )doc");
 
 absl::Status PartsShape(InferenceContext* c) {

@@ -8,6 +8,7 @@
 
 #include "ops/core/table/snapshot.h"
 #include "ops/core/table/table.h"
+#include "ops/kernels/file_kernels.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/resource_kernels.h"
 #include "ops/kernels/resources.h"
@@ -21,32 +22,6 @@ using tensorflow::BundleReader;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using TableRef = tensorflow::core::RefCountPtr<TableResource>;
-
-struct TableSnapshot {
-  static constexpr const char* kVariantName = "Het>TableSnapshot";
-
-  TableRef resource;  // outlives the snapshot
-  std::unique_ptr<Table::Snapshot> rows;
-};
-
-absl::Status SetScalar(OpKernelContext* context, int output, int64_t value) {
-  Tensor* tensor;
-  TF_RETURN_IF_ERROR(context->allocate_output(output, {}, &tensor));
-  tensor->scalar<int64_t>()() = value;
-  return absl::OkStatus();
-}
-
-absl::Status GetString(OpKernelContext* context, const char* name, std::string* value) {
-  const Tensor* tensor;
-  TF_RETURN_IF_ERROR(context->input(name, &tensor));
-  if (tensor->dims() != 0) {
-    return absl::InvalidArgumentError(
-        StrCat(name, " must be a scalar, not of shape ", tensor->shape().DebugString()));
-  }
-  *value = tensor->scalar<tensorflow::tstring>()();
-  return absl::OkStatus();
-}
 
 class TableCutOp : public tensorflow::OpKernel {
  public:
@@ -63,6 +38,47 @@ class TableCutOp : public tensorflow::OpKernel {
   }
 };
 
+class TableCutChangedOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    auto snapshot = std::make_shared<TableSnapshot>();
+    OP_REQUIRES_OK(context,
+                   tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0),
+                                              &snapshot->resource));
+    std::string reader;
+    OP_REQUIRES_OK(context, GetString(context, "reader", &reader));
+    const Tensor& since = context->input(2);
+    OP_REQUIRES(context, since.dims() == 0,
+                absl::InvalidArgumentError(
+                    StrCat("since must be a scalar, not of shape ", since.shape().DebugString())));
+    uint64_t number = 0;
+    bool whole = false;
+    OP_REQUIRES_OK(context, ToTf(snapshot->resource->table->CutChanged(
+                                reader, static_cast<uint64_t>(since.scalar<int64_t>()()),
+                                &snapshot->rows, &number, &whole)));
+    OP_REQUIRES_OK(context, SetScalar(context, 1, snapshot->rows->num_rows()));
+    OP_REQUIRES_OK(context, SetScalar(context, 2, static_cast<int64_t>(number)));
+    Tensor* is_whole;
+    OP_REQUIRES_OK(context, context->allocate_output(3, {}, &is_whole));
+    is_whole->scalar<bool>()() = whole;
+    OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(snapshot)));
+  }
+};
+
+class TableForgetReaderOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
+    std::string reader;
+    TF_RETURN_IF_ERROR(GetString(context, "reader", &reader));
+    table->Forget(reader);
+    return absl::OkStatus();
+  }
+};
+
 class TableCutEndOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -74,41 +90,15 @@ class TableCutEndOp : public tensorflow::OpKernel {
   }
 };
 
-// A kernel that reads or writes files for a long time, and so does it in a thread of its own: those
-// of TensorFlow answer the workers.
-class FileKernel : public tensorflow::AsyncOpKernel {
- public:
-  using AsyncOpKernel::AsyncOpKernel;
-
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    auto resource = std::make_shared<TableRef>();
-    OP_REQUIRES_OK_ASYNC(context,
-                         tensorflow::LookupResource(
-                             context, tensorflow::HandleFromInput(context, 0), resource.get()),
-                         done);
-    context->env()->SchedClosure([this, context, done, resource] {
-      context->SetStatus(
-          OrOutOfMemory(*this, [&] { return Run(context, (*resource)->table.get()); }));
-      resource->reset();
-      done();
-    });
-  }
-
- protected:
-  virtual absl::Status Run(OpKernelContext* context, Table* table) = 0;
-};
-
 class TableSaveOp : public FileKernel {
  public:
   using FileKernel::FileKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, Table* table) override {
+  absl::Status Run(OpKernelContext* context, TableResource* resource) override {
+    Table* table = resource->table.get();
     std::shared_ptr<TableSnapshot> snapshot;
-    TF_RETURN_IF_ERROR(GetVariant(context, "snapshot", &snapshot));
-    if (snapshot->resource->table.get() != table) {
-      return absl::InvalidArgumentError("snapshot is of another table");
-    }
+    TF_RETURN_IF_ERROR(GetSnapshot(context, table, &snapshot));
     std::string prefix, name, config;
     TF_RETURN_IF_ERROR(GetString(context, "prefix", &prefix));
     TF_RETURN_IF_ERROR(GetString(context, "part", &name));
@@ -132,7 +122,8 @@ class PartsKernel : public FileKernel {
                            int64_t* owned) = 0;
 
  private:
-  absl::Status Run(OpKernelContext* context, Table* table) override {
+  absl::Status Run(OpKernelContext* context, TableResource* resource) override {
+    Table* table = resource->table.get();
     std::string prefix;
     TF_RETURN_IF_ERROR(GetString(context, "prefix", &prefix));
     const Tensor& names = context->input(2);
@@ -219,7 +210,9 @@ class TableRestoreOp : public PartsKernel {
 #define REGISTER_CHECKPOINT_KERNEL(name, kernel) \
   REGISTER_KERNEL_BUILDER(Name("Het>" name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER_CHECKPOINT_KERNEL("TableCut", TableCutOp);
+REGISTER_CHECKPOINT_KERNEL("TableCutChanged", TableCutChangedOp);
 REGISTER_CHECKPOINT_KERNEL("TableCutEnd", TableCutEndOp);
+REGISTER_CHECKPOINT_KERNEL("TableForgetReader", TableForgetReaderOp);
 REGISTER_CHECKPOINT_KERNEL("TableSave", TableSaveOp);
 REGISTER_CHECKPOINT_KERNEL("TableCheck", TableCheckOp);
 REGISTER_CHECKPOINT_KERNEL("TableRestore", TableRestoreOp);

@@ -361,3 +361,14 @@ def test_cache_memory(tmp_path: pathlib.Path):
     assert figures["clean"] < figures["dirty"] < 4 * figures["payload"]
     assert figures["evictions"] > 200
     assert figures["median_ms"] <= figures["longest_ms"]
+
+
+def test_served_rows_are_timed_beside_tf_gather():
+    flags = ["--rows=3000", "--dim=8", "--threads", "1", "2", "--runs=3", "--every=0.2"]
+    done = _run("serving.py", *flags)
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = json.loads(done.stdout)
+    assert len(figures["seconds_until_served"]) == 5
+    for threads in ("1 threads", "2 threads"):
+        assert figures[threads]["mapped_us"] > 0
+        assert figures[threads]["changed_to_gather"] > 0

@@ -91,6 +91,8 @@ void Table::DropRows() {
     stripe->records.Clear();
   }
   arena_.Clear();
+  for (const auto& stripe : stripes_) stripe->changed.clear();
+  readers_.clear();
 }
 
 Status Table::Import(const ConstRows& rows, int64_t num_rows) {

@@ -13,22 +13,33 @@ constexpr int64_t kRowsALock = 4096;
 
 }  // namespace
 
+std::vector<uint64_t> Table::AllRows(const Stripe& stripe) {
+  const uint32_t end = stripe.records.end();
+  std::vector<uint64_t> bits((end + 63) / 64, ~uint64_t{0});
+  if (end % 64 != 0) bits.back() = (uint64_t{1} << end % 64) - 1;
+  return bits;
+}
+
 Status Table::Cut(std::unique_ptr<Snapshot>* snapshot) {
   // Alone, so that no request is merged by half.
-  UniqueLock contents(contents_);
-  if (kept_.open()) return FailedPrecondition("the table is already being saved by another call");
-  std::unique_ptr<Snapshot> cut(new Snapshot(this));
+  const UniqueLock contents(contents_);
   try {
-    for (const auto& stripe : stripes_) {
-      const uint32_t end = stripe->records.end();
-      stripe->unread.assign((end + 63) / 64, ~uint64_t{0});
-      if (end % 64 != 0) stripe->unread.back() = (uint64_t{1} << end % 64) - 1;
-      cut->num_rows_ += stripe->index.size();
-    }
-    kept_.Open();
+    std::vector<std::vector<uint64_t>> all;
+    for (const auto& stripe : stripes_) all.push_back(AllRows(*stripe));
+    return CutBits(std::move(all), snapshot);
   } catch (const std::bad_alloc&) {
-    contents.unlock();
-    return ResourceExhausted("out of memory for a snapshot of ", cut->num_rows_, " rows");
+    return ResourceExhausted("out of memory for a snapshot");
+  }
+}
+
+Status Table::CutBits(std::vector<std::vector<uint64_t>> unread,
+                      std::unique_ptr<Snapshot>* snapshot) {
+  if (kept_.open()) return FailedPrecondition("the table is already being saved by another call");
+  auto cut = std::unique_ptr<Snapshot>(new Snapshot(this));
+  kept_.Open();
+  for (size_t s = 0; s < stripes_.size(); ++s) {
+    for (const uint64_t word : unread[s]) cut->num_rows_ += __builtin_popcountll(word);
+    stripes_[s]->unread.swap(unread[s]);
   }
   *snapshot = std::move(cut);
   return Status();
@@ -36,7 +47,9 @@ Status Table::Cut(std::unique_ptr<Snapshot>* snapshot) {
 
 void Table::KeepRecord(Stripe* stripe, uint64_t hash, int64_t key) {
   const uint32_t slot = Find(*stripe, hash, key);
-  if (slot == Index::kNone || slot / 64 >= stripe->unread.size()) return;
+  if (slot == Index::kNone) return;
+  NoteChange(stripe, slot);
+  if (slot / 64 >= stripe->unread.size()) return;
   uint64_t& marks = stripe->unread[slot / 64];
   const uint64_t mark = uint64_t{1} << slot % 64;
   if ((marks & mark) == 0) return;

@@ -115,8 +115,10 @@ char* Table::FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key) {
 char* Table::FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new) {
   uint32_t slot = Find(*stripe, hash, key);
   *is_new = slot == Index::kNone;
+  if (*is_new) slot = stripe->records.Allocate();
+  // Nobody asks for a record here that he does not change.
+  NoteChange(stripe, slot);
   if (!*is_new) return stripe->records[slot];
-  slot = stripe->records.Allocate();
   char* record = stripe->records[slot];
   StoreInt64(record, key);
   stripe->index.Insert(hash, slot, [&](uint32_t s) { return HashKey(KeyOf(stripe->records[s])); });

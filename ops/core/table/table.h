@@ -14,8 +14,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "ops/core/link/sessions.h"
@@ -134,6 +136,17 @@ class Table {
   class Snapshot;
   Status Cut(std::unique_ptr<Snapshot>* snapshot);
 
+  // Cut, of the rows that were changed since an earlier one: for whoever reads them again and
+  // again. reader: a name for that; the table notes what changes from its first call on, a bit a
+  // row. since: the number of the last cut whose rows the reader has, or 0. Where the table does
+  // not know what changed since, because it is another's or all rows were replaced or dropped
+  // meanwhile, the cut is of all rows, and *whole is set. A cut whose rows were lost is none: the
+  // next one has them, too.
+  Status CutChanged(const std::string& reader, uint64_t since, std::unique_ptr<Snapshot>* snapshot,
+                    uint64_t* number, bool* whole);
+  // Notes no more for that reader.
+  void Forget(const std::string& reader);
+
   // Sets rows, replacing those that exist, all or none. Without slots (nullptr) they get those of a
   // new row. Starts a new incarnation.
   Status Import(const ConstRows& rows, int64_t num_rows);
@@ -152,6 +165,14 @@ class Table {
   void Clear();
 
  private:
+  // A bit for each record of a stripe.
+  struct Bits {
+    std::vector<uint64_t> words;
+    bool complete = true;  // there was memory for all of them
+
+    void Set(uint32_t slot);
+    void Add(const Bits& other);
+  };
   struct Stripe {
     Stripe(size_t record_bytes, Arena* arena) : records(record_bytes, arena) {}
 
@@ -162,6 +183,14 @@ class Table {
     // A bit for each record that a snapshot has still to read; empty without one. Its reader clears
     // bits while it shares the lock, others while they have it alone.
     std::vector<uint64_t> unread;
+    std::vector<Bits> changed;  // by the place of a reader
+  };
+  // Who reads what has changed.
+  struct Reader {
+    size_t place = 0;
+    uint64_t number = 0, before = 0;  // of its last cut, and what that one came after
+    bool whole = true;                // its last cut
+    std::vector<Bits> taken;          // by that one, of each stripe, if it was not whole
   };
 
   // Memory for rows that a call may insert, for as long as it runs.
@@ -178,6 +207,17 @@ class Table {
   // To be called before a row is changed while the stripe has rows to be read. The stripe is
   // locked.
   void KeepRecord(Stripe* stripe, uint64_t hash, int64_t key);
+  // A record is about to change. The stripe is locked.
+  static void NoteChange(Stripe* stripe, uint32_t slot) {
+    for (Bits& bits : stripe->changed) bits.Set(slot);
+  }
+  // Whether somebody wants to know. The contents are locked.
+  bool notes_changes() const { return !readers_.empty(); }
+  // Begins a snapshot; the contents are locked, and no other is open. Takes the bits, of each
+  // stripe.
+  Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
+  // A bit for every row of a stripe.
+  static std::vector<uint64_t> AllRows(const Stripe& stripe);
   // Alone, and without a snapshot.
   UniqueLock LockContents();
 
@@ -256,6 +296,7 @@ class Table {
   Arena arena_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
   KeptRows kept_;
+  std::map<std::string, Reader> readers_;  // guarded by contents_
 
   Sessions sessions_;
 

@@ -1,0 +1,294 @@
+"""Serving with the het_tf ops: rows that are mapped from files, and follow the training.
+
+What serves loads the op library first: `import het_tf`, or `tf.load_op_library` of
+`het_tf.ops.LIBRARY`. For SavedModels without the ops see `het_tf.export_saved_model`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from het_tf._arguments import check_number
+from het_tf._row_selection import RowSelection
+from het_tf.layers.embedding import embeddings_of
+from het_tf.mapped import save_mapped
+
+__all__ = ["Publisher", "export_mapped", "publish", "verify"]
+
+# How often a server looks for a newer version.
+_POLL_SECONDS = 0.5
+
+_EVERY = re.compile(r"(\d+(?:\.\d*)?)\s*(ms|s|m|min|h)")
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def export_mapped(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    input_signature: Any = None,
+    *,
+    rows: str = "float32",
+    min_updates: int = 0,
+    min_norm: float = 0.0,
+) -> None:
+    """Writes a SavedModel that maps its rows from files: loaded at once, whatever its size.
+
+    Every shard writes its own rows, as of one moment, while it goes on answering. The processes of
+    a machine that load the model share the memory of what they read. The files must not be changed
+    where they are, and the file system must be one that is mounted.
+
+    Endpoints as of `het_tf.export_saved_model`, and `freshness`, see `publish`.
+
+    Args:
+      model: a built model, under a strategy or not.
+      path: folder of the SavedModel, which parameter servers must reach under the same path.
+      input_signature: as of `het_tf.export_saved_model`.
+      rows: as of `het_tf.export_saved_model`.
+      min_updates: as of `het_tf.export_saved_model`.
+      min_norm: as of `het_tf.export_saved_model`.
+
+    Raises:
+      ValueError: as by `het_tf.export_saved_model`; or there is a SavedModel in the folder.
+      tf.errors.OpError: a file cannot be written, a value is beyond the range of float16, or a
+        parameter server is down.
+    """
+    if tf.io.gfile.exists(f"{os.fspath(path)}/saved_model.pb"):
+        raise ValueError(f"path = {os.fspath(path)} holds a SavedModel already")
+    selection = RowSelection(rows, min_updates, min_norm)
+    versions = save_mapped(model, path, input_signature, selection, poll_seconds=0)
+    try:
+        for layer in embeddings_of(model):
+            layer.flush()
+        versions.write()
+    except Exception:
+        tf.io.gfile.remove(f"{os.fspath(path)}/saved_model.pb")  # without rows it is none
+        raise
+    finally:
+        versions.close()
+
+
+def publish(
+    model: keras.Model,
+    folder: str | os.PathLike[str],
+    every: float | str = "60s",
+    input_signature: Any = None,
+    *,
+    rows: str = "float32",
+    min_updates: int = 0,
+) -> Publisher:
+    """Writes a SavedModel as `export_mapped`, and what changes of it while the model trains.
+
+    A thread of this program has every server write the rows that changed, and writes the variables.
+    Whoever has loaded the model from the folder takes each version over as a whole, in their order,
+    without loading again: all that one request reads is of one version. The folder gets a whole
+    version, and old files are removed, whenever the changes have come to half of its rows.
+
+    The endpoint `freshness` says "version", when it was "written" (seconds since 1970),
+    "age_seconds", "changed_rows" in memory, and in "trouble" why the next version could not be
+    opened, or "".
+
+    Rows are published as parameter servers have them, and variables as Keras's variables are: what
+    workers hold back (`staleness`, `dense_staleness`) is in a later version. With the publisher
+    among the callbacks of `fit`, that is sent first.
+
+    Args:
+      model: a built model, under a strategy or not.
+      folder: of the SavedModel; parameter servers and those who serve must reach it. If it holds
+        one of this model, published by a program before, that is continued.
+      every: how often, in seconds or as "30s", "5m", "1h".
+      input_signature: as of `het_tf.export_saved_model`.
+      rows: as of `het_tf.export_saved_model`.
+      min_updates: as of `het_tf.export_saved_model`.
+
+    Returns:
+      The publisher. The first version is there.
+
+    Raises:
+      ValueError: as by `export_mapped`; `every` is no such time; or the folder holds another model.
+      tf.errors.OpError: as by `export_mapped`.
+    """
+    return Publisher(
+        model, folder, _seconds(every), input_signature, RowSelection(rows, min_updates)
+    )
+
+
+class Publisher(keras.callbacks.Callback):
+    """Publishes a model until it is closed. See `publish`."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        folder: str | os.PathLike[str],
+        every: float,
+        input_signature: Any,
+        selection: RowSelection,
+    ):
+        """Publishes the first version. Arguments as of `publish`; every: seconds."""
+        super().__init__()
+        self._published_model = model
+        self._every = every
+        self._versions = save_mapped(model, folder, input_signature, selection, _POLL_SECONDS)
+        self._lock = threading.Lock()
+        self._fits = False
+        self._closed = threading.Event()
+        self._version = -1
+        self._next = 0.0
+        self.publish()
+        self._thread = threading.Thread(target=self._run, name="het-publisher", daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """The newest version that was written."""
+        return self._version
+
+    def publish(self, *, flush: bool = True) -> int:
+        """Writes a version now.
+
+        Args:
+          flush: send first what workers hold back. Only where nothing else trains meanwhile.
+
+        Returns:
+          The version.
+
+        Raises:
+          RuntimeError: the publisher was closed.
+          tf.errors.OpError: a file cannot be written, or a parameter server is down or saves
+            already. The next version has what this one would have had.
+        """
+        with self._lock:
+            if self._closed.is_set():
+                raise RuntimeError("the publisher is closed")
+            begin = time.monotonic()
+            if flush:
+                _flush(self._published_model)
+            try:
+                self._version = self._versions.write()
+            finally:
+                self._next = begin + self._every
+            return self._version
+
+    def close(self) -> None:
+        """Publishes what changed since the last version, and stops.
+
+        Raises: as `publish`. It has stopped then, too.
+        """
+        if self._closed.is_set():
+            return
+        try:
+            self.publish()
+        finally:
+            self._closed.set()
+            self._thread.join()
+            self._versions.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Keras calls these.
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """From now on `fit` calls."""
+        self._fits = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Publishes when it is time."""
+        if time.monotonic() >= self._next and not self._closed.is_set():
+            self._try(flush=True)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """The thread takes over."""
+        self._fits = False
+
+    # Inside.
+
+    def _run(self) -> None:
+        while not self._closed.wait(max(0.0, self._next - time.monotonic())):
+            if self._fits:
+                self._closed.wait(self._every)
+            elif time.monotonic() >= self._next:
+                self._try(flush=False)
+
+    def _try(self, flush: bool) -> None:
+        try:
+            self.publish(flush=flush)
+        except (RuntimeError, tf.errors.OpError) as error:
+            if not self._closed.is_set():
+                logging.warning("a version was not published, the next one has its rows: %s", error)
+
+
+def _flush(model: keras.Model) -> None:
+    strategy = getattr(model, "distribute_strategy", None)
+    if hasattr(strategy, "flush"):
+        strategy.flush(slots=False)
+        return
+    for layer in embeddings_of(model):
+        layer.flush()
+
+
+def _seconds(every: float | str) -> float:
+    match = _EVERY.fullmatch(every.strip()) if isinstance(every, str) else None
+    seconds = float(match[1]) * _UNITS[match[2]] if match else every
+    if isinstance(seconds, str):
+        raise ValueError(f'every must be a number of seconds or like "60s" or "5m", not {every!r}')
+    return check_number("every", seconds, 1e-3, 1e9)
+
+
+def verify(path: str | os.PathLike[str]) -> int:
+    """Reads all rows of a SavedModel of `export_mapped` or `publish`, and compares checksums.
+
+    Whoever loads a model does so for changes, but not for the rows of a whole version, which it
+    does not read before somebody asks for them.
+
+    Args:
+      path: folder of the SavedModel.
+
+    Returns:
+      How many files of rows there are.
+
+    Raises:
+      ValueError: a file is damaged, which the message names.
+    """
+    files = tf.io.gfile.glob(f"{os.fspath(path)}/assets.extra/het_tf/*.rows")
+    for file in files:
+        _verify_file(file)
+    return len(files)
+
+
+_FOOTER = struct.Struct("<8s6I2Q2I")
+_BLOCK = 1 << 20
+
+
+def _verify_file(path: str) -> None:
+    size = tf.io.gfile.stat(path).length
+    with tf.io.gfile.GFile(path, "rb") as file:
+        file.seek(max(0, size - _FOOTER.size))
+        footer = file.read()
+        if len(footer) != _FOOTER.size or not footer.startswith(b"HETROWS\n"):
+            raise ValueError(f"{path} is no file of rows, or its end is missing")
+        *_, expected = _FOOTER.unpack(footer)
+        if zlib.crc32(footer[:-4]) != expected:
+            raise ValueError(f"{path}: its footer is damaged")
+        # One checksum of four bytes for each block.
+        blocks = -(-(size - _FOOTER.size) // (_BLOCK + 4))
+        end = size - _FOOTER.size - 4 * blocks
+        file.seek(end)
+        checksums = struct.unpack(f"<{blocks}I", file.read(4 * blocks))
+        file.seek(0)
+        for block, expected in enumerate(checksums):
+            first = block * _BLOCK
+            if zlib.crc32(file.read(min(_BLOCK, end - first))) != expected:
+                raise ValueError(f"{path}: damaged between bytes {first} and {first + _BLOCK}")

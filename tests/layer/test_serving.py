@@ -1,0 +1,326 @@
+"""Models that are served with our ops: rows in files that are mapped, and versions that follow."""
+
+import pathlib
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+
+ASK = """
+import sys, numpy as np, tensorflow as tf
+tf.load_op_library(sys.argv[1])
+model = tf.saved_model.load(sys.argv[2])
+outputs = model.signatures["serving_default"](ids=tf.constant(np.load(sys.argv[3])))
+np.save(sys.argv[4], outputs["output_0"].numpy())
+assert "het_tf" not in sys.modules
+"""
+
+KNOWN = np.random.default_rng(0).integers(-50, 50, (300, 3))
+UNKNOWN = np.array([[1000, -(2**63), 2**63 - 1], [2**53 + 1, 2**31, -1000]])
+
+
+def trained_model(initializer="uniform", **arguments) -> keras.Model:
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    embedding = het_tf.layers.HetEmbedding(
+        6, embeddings_initializer=initializer, optimizer=het_tf.optimizers.Adam(0.05), seed=-5
+    )
+    pooled = het_tf.layers.HetEmbedding(3, seed=7, combiner="mean", padding_id=0)
+    joined = [keras.layers.Flatten()(embedding(ids)), pooled(ids)]
+    hidden = keras.layers.Dense(2, activation="tanh")(keras.layers.Concatenate()(joined))
+    model = het_tf.keras.Model(ids, hidden)
+    model.compile("adam", "mse")
+    model.fit(KNOWN, KNOWN[:, :2] % 2, verbose=0, **arguments)
+    return model
+
+
+class Counter:
+    """A model of two tables and a variable that all say the same number."""
+
+    def __init__(self, rows: int, dim: int = 5):
+        self.keys = np.arange(rows)
+        self.dim = dim
+        ids = keras.Input((None,), dtype="int64", name="ids")
+        layers = [het_tf.layers.HetEmbedding(dim, seed=i, name=f"table_{i}") for i in range(2)]
+        self.bias = Bias()
+        self.model = het_tf.keras.Model(ids, [*(layer(ids) for layer in layers), self.bias(ids)])
+        self.tables = [layer.table for layer in layers]
+        self.set(0, self.keys)
+
+    def set(self, number: int, keys: np.ndarray) -> None:
+        for table in self.tables:
+            table.assign(keys, np.full((len(keys), self.dim), number, np.float32))
+        self.bias.number.assign([number])
+
+
+class Bias(keras.layers.Layer):
+    def build(self, shape):
+        self.number = self.add_weight(shape=(1,), initializer="zeros", name="number")
+
+    def call(self, ids):
+        return self.number + 0.0 * keras.ops.cast(ids[:, :1], "float32")
+
+
+def wait_until(holds) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def version_of(served) -> int:
+    return int(served.freshness()["version"])
+
+
+@pytest.mark.parametrize("initializer", ["zeros", "uniform", "random_normal"])
+def test_predictions_are_those_of_the_model(initializer, tmp_path):
+    model = trained_model(initializer)
+    het_tf.serving.export_mapped(model, tmp_path / "model")
+    assert het_tf.serving.verify(tmp_path / "model") == 2
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    for ids in (KNOWN, UNKNOWN):
+        expected = model.predict(ids, verbose=0)
+        np.testing.assert_allclose(served.serve(tf.constant(ids)), expected, rtol=0, atol=1e-6)
+    status = served.freshness()
+    assert int(status["version"]) == 0
+    assert status["trouble"].numpy() == b""
+    assert 0 <= float(status["age_seconds"]) < 600
+
+
+def test_a_program_that_has_only_the_ops_serves_it(tmp_path):
+    model = trained_model()
+    het_tf.serving.export_mapped(model, tmp_path / "model")
+    ids = np.concatenate([KNOWN[:5], UNKNOWN])
+    np.save(tmp_path / "ids.npy", ids)
+    paths = [het_tf.ops.LIBRARY, *(tmp_path / x for x in ("model", "ids.npy", "answer.npy"))]
+    subprocess.run([sys.executable, "-c", ASK, *map(str, paths)], check=True, cwd=tmp_path)
+    expected = model.predict(ids, verbose=0)
+    np.testing.assert_allclose(np.load(tmp_path / "answer.npy"), expected, rtol=0, atol=1e-6)
+
+
+def test_a_model_that_was_moved_and_loaded_twice_is_served(tmp_path):
+    model = trained_model()
+    het_tf.serving.export_mapped(model, tmp_path / "model")
+    first = tf.saved_model.load(str(tmp_path / "model"))
+    (tmp_path / "model").rename(tmp_path / "moved")
+    second = tf.saved_model.load(str(tmp_path / "moved"))
+    expected = model.predict(KNOWN, verbose=0)
+    np.testing.assert_allclose(second.serve(tf.constant(KNOWN)), expected, rtol=0, atol=1e-6)
+    del second
+    np.testing.assert_allclose(first.serve(tf.constant(KNOWN)), expected, rtol=0, atol=1e-6)
+
+
+def test_a_session_of_tensorflow_1_serves_it_as_tensorflow_serving_does(tmp_path):
+    model = trained_model()
+    het_tf.serving.export_mapped(model, tmp_path / "model")
+    expected = [(ids, model.predict(ids, verbose=0)) for ids in (KNOWN, UNKNOWN)]
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "model"))
+        signature = loaded.signature_def["serving_default"]
+        (fed,), (fetched,) = signature.inputs.values(), signature.outputs.values()
+        for ids, of_model in expected:
+            actual = session.run(fetched.name, {fed.name: ids})
+            np.testing.assert_allclose(actual, of_model, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", ["float16", "int8"])
+def test_stored_rows_are_as_near_as_the_documentation_says(rows, tmp_path):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(2000, 7)) * 10.0 ** rng.integers(-9, 4, (2000, 1))
+    values = np.vstack([np.zeros((1, 7)), values]).astype(np.float32)
+    ids = keras.Input((None,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(7, seed=3)
+    model = het_tf.keras.Model(ids, embedding(ids))
+    embedding.table.assign(np.arange(2001), values)
+    het_tf.serving.export_mapped(model, tmp_path / "model", rows=rows)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    actual = served.serve(np.arange(2001)[np.newaxis]).numpy()[0]
+    bound = {
+        "float16": np.maximum(np.abs(values) * 2.0**-11, 2.0**-25),
+        "int8": np.abs(values).max(axis=1, keepdims=True) / 254 * (1 + 1e-6) * np.ones(7),
+    }[rows]
+    assert (np.abs(actual - values) <= bound).all()
+    assert (actual != values).any()
+
+
+def test_what_changes_is_served_without_loading_again(tmp_path):
+    model = trained_model()
+    with het_tf.serving.publish(model, tmp_path / "model", every="1h") as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        before = model.predict(KNOWN, verbose=0)
+        np.testing.assert_allclose(served.serve(tf.constant(KNOWN)), before, rtol=0, atol=1e-6)
+        for step in range(1, 4):
+            model.fit(KNOWN[:20] + 100 * step, KNOWN[:20, :2] % 2, verbose=0)  # new rows, too
+            assert publisher.publish() == step
+            wait_until(lambda step=step: version_of(served) == step)
+            for ids in (KNOWN, KNOWN + 100 * step):
+                expected = model.predict(ids, verbose=0)
+                np.testing.assert_allclose(
+                    served.serve(tf.constant(ids)), expected, rtol=0, atol=1e-6
+                )
+    assert publisher.version == 4
+    # Whoever loads it now has all of it.
+    late = tf.saved_model.load(str(tmp_path / "model"))
+    wait_until(lambda: version_of(late) == 4)
+    expected = model.predict(KNOWN, verbose=0)
+    np.testing.assert_allclose(late.serve(tf.constant(KNOWN)), expected, rtol=0, atol=1e-6)
+
+
+def test_a_delta_takes_the_bytes_of_the_rows_that_changed(tmp_path):
+    counter = Counter(20_000, dim=32)
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
+        counter.set(1, counter.keys[:200])
+        publisher.publish()
+        files = (tmp_path / "model/assets.extra/het_tf").iterdir()
+        sizes = {file.name: file.stat().st_size for file in files if ".0.0.rows" in file.name}
+    whole, delta = sizes["000000000000.0.0.rows"], sizes["000000000001.0.0.rows"]
+    assert delta < 0.02 * whole
+
+
+def test_a_thousand_deltas_are_never_torn_nor_go_back(tmp_path):
+    counter = Counter(400)
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        done = threading.Event()
+        troubles: list[str] = []
+        seen: set[float] = set()
+        # Each key is in every version; what is asked is whole batches of them.
+        query = tf.constant(counter.keys[np.newaxis, :8])
+
+        def read() -> None:
+            last = -1.0
+            while not done.is_set():
+                values = np.concatenate([x.numpy().ravel() for x in served.serve(query)])
+                if (values != values[0]).any() or values[0] < last:
+                    troubles.append(f"{values} after {last}")
+                    return
+                last = values[0]
+                seen.add(float(last))
+
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        for number in range(1, 1001):
+            counter.set(number, counter.keys[:8])
+            publisher.publish()
+        wait_until(lambda: version_of(served) >= 1000)
+        wait_until(lambda: 1000.0 in seen or troubles)
+        done.set()
+        for reader in readers:
+            reader.join()
+        assert troubles == []
+        assert len(seen) > 10
+
+
+def test_damage_is_named_and_what_is_served_goes_on(tmp_path):
+    counter = Counter(1000)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        # The manifest is there last: hide it while the file that it names is damaged.
+        versions = publisher._versions
+        finish = versions._finish
+        versions._finish = lambda text, path: finish(text, f"{path}.hidden")
+        counter.set(1, counter.keys[:10])
+        publisher.publish()
+        rows = folder / "000000000001.1.0.rows"
+        good = rows.read_bytes()
+        bad = bytearray(good)
+        bad[20] ^= 1
+        rows.unlink()
+        rows.write_bytes(bad)
+        (folder / "000000000001.delta.hidden").rename(folder / "000000000001.delta")
+        wait_until(lambda: served.freshness()["trouble"].numpy())
+        trouble = served.freshness()["trouble"].numpy().decode()
+        assert f"{rows}: damaged between bytes 0 and" in trouble
+        with pytest.raises(ValueError, match=rf"{rows}: damaged between bytes 0 and"):
+            het_tf.serving.verify(tmp_path / "model")
+        assert version_of(served) == 0
+        assert (served.serve(counter.keys[np.newaxis, :8])[0].numpy() == 0).all()
+        rows.unlink()
+        rows.write_bytes(good)
+        wait_until(lambda: version_of(served) == 1)
+        assert served.freshness()["trouble"].numpy() == b""
+        versions._finish = finish
+
+
+def _cut_off(file: pathlib.Path) -> None:
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def _lie(file: pathlib.Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-24:-16] = struct.pack("<Q", 10**9)
+    file.unlink()
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage", "message"),
+    [
+        ("*.rows", _cut_off, r"0\.0\.rows: is no file of rows, or its end is missing"),
+        ("*.rows", _lie, r"0\.0\.rows: its footer is damaged"),
+        ("*.rows", pathlib.Path.unlink, r"0\.0\.rows: cannot be opened"),
+        ("*.whole", _cut_off, r"000000000000\.whole: has no checksum"),
+        ("*.whole", pathlib.Path.unlink, r"het_tf: there is no whole version"),
+        ("*.others.index", _cut_off, r"000000000000\.others: "),
+    ],
+)
+def test_a_damaged_model_is_not_loaded(pattern, damage, message, tmp_path):
+    counter = Counter(100)
+    het_tf.serving.export_mapped(counter.model, tmp_path / "model")
+    damage(min((tmp_path / "model/assets.extra/het_tf").glob(pattern)))
+    with pytest.raises(tf.errors.OpError, match=message):
+        tf.saved_model.load(str(tmp_path / "model"))
+
+
+def test_a_program_that_comes_back_goes_on_with_a_whole_version(tmp_path):
+    counter = Counter(1000)
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h"):
+        served = tf.saved_model.load(str(tmp_path / "model"))
+    again = Counter(1000)
+    again.set(5, again.keys[:10])
+    with pytest.raises(ValueError, match="holds another model"):
+        het_tf.serving.publish(Counter(10, dim=3).model, tmp_path / "model")
+    with het_tf.serving.publish(again.model, tmp_path / "model", every="1h") as publisher:
+        assert publisher.version == 2  # closing published one
+        wait_until(lambda: version_of(served) == 2)
+        again.set(6, again.keys[:10])
+        publisher.publish()
+        wait_until(lambda: version_of(served) == 3)
+        np.testing.assert_array_equal(served.serve(again.keys[np.newaxis, :1])[0][0, 0], [6] * 5)
+
+
+def test_what_is_replaced_is_published_whole_and_old_files_go(tmp_path):
+    counter = Counter(100)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        for number in range(1, 8):
+            for table in counter.tables:
+                table.clear()
+            counter.set(number, counter.keys[:10])
+            publisher.publish()
+        wait_until(lambda: version_of(served) == 7)
+        answer = served.serve(counter.keys[np.newaxis])[0][0].numpy()
+        expected = counter.tables[0].lookup(counter.keys)
+        np.testing.assert_array_equal(answer, expected)
+        assert (answer[:10] == 7).all()
+        assert (answer[10:] != 7).all()
+        names = sorted(file.name for file in folder.glob("*.whole"))
+        assert names == ["000000000006.whole", "000000000007.whole"]
+
+
+@pytest.mark.parametrize("every", ["soon", "60", 0, float("nan"), "-1s", None])
+def test_bad_intervals_are_named(every, tmp_path):
+    with pytest.raises(ValueError, match="every must be a number"):
+        het_tf.serving.publish(Counter(3).model, tmp_path / "model", every=every)
