@@ -5,6 +5,8 @@
         --steps=20 --epochs=3 --timeout=900 --json=out/netns.json
     sudo .venv/bin/python benchmarks/netns_cluster.py --rates=none --delay=1ms --variants=s100 \\
         --dense_staleness=64 --lookahead=2 --json=out/netns.json
+    sudo .venv/bin/python benchmarks/netns_cluster.py --rates=none --batches=20 \\
+        --variants=alone,unbounded --dense_staleness=1000000 --json=out/netns.json
 
 Every task of a cluster, the chief, the workers and the parameter servers, has a network namespace
 to itself, whose link to the others has a rate in both directions (netns/network.py: needs root).
@@ -20,11 +22,12 @@ of the shape of Criteo's (netns/criteo_shape.py), with Adagrad at one learning r
   tf_keras   tf_keras's Embedding on tf.distribute.ParameterServerStrategy, installed beside this
              environment, pinned
   no_cache   HetEmbedding without a cache
-  s0, default, s100
+  s0, default, s100, unbounded
              HetEmbedding with a cache of --capacity rows: staleness 0, CacheConfig's own bounds,
-             staleness 100
+             staleness 100, none: nothing is sent but misses, and with --batches that come again
+             and again nothing at all
 
-The last four once for every --dense_staleness that HetParameterServerStrategy is given: a number,
+The last five once for every --dense_staleness that HetParameterServerStrategy is given: a number,
 "none" (TensorFlow's own way, every dense variable on its server), or "default", which gives it none
 at all. HetEmbedding has row-wise Adagrad, its own default, unless --row_optimizer=adagrad gives it
 tf_keras's.
@@ -74,7 +77,9 @@ _WORKERS = flags.DEFINE_integer("workers", 2, "worker tasks", lower_bound=1)
 _SERVERS = flags.DEFINE_integer("servers", 2, "parameter server tasks", lower_bound=1)
 _RATES = flags.DEFINE_list("rates", ["none", "1gbit"], "of every host: none, or as tc takes it")
 _DELAY = flags.DEFINE_string("delay", "none", "of a packet from host to host: none, or e.g. 1ms")
-_VARIANTS = flags.DEFINE_list("variants", list(VARIANTS), f"of {', '.join(VARIANTS)}")
+_VARIANTS = flags.DEFINE_list(
+    "variants", [v for v in VARIANTS if v != "unbounded"], f"of {', '.join(VARIANTS)}"
+)
 _DENSE_STALENESS = flags.DEFINE_list(
     "dense_staleness", ["default"], "of HetParameterServerStrategy; default: not given"
 )
@@ -88,6 +93,9 @@ _LOOKAHEAD = flags.DEFINE_integer("lookahead", None, "of CacheConfig; not given 
 _STEPS = flags.DEFINE_integer("steps", 100, "of a worker and epoch", lower_bound=1)
 _EPOCHS = flags.DEFINE_integer("epochs", 4, "the first of them for warming up", lower_bound=2)
 _STEPS_PER_EXECUTION = flags.DEFINE_integer("steps_per_execution", 20, "steps of a closure")
+_BATCHES = flags.DEFINE_integer(
+    "batches", None, "different ones of a worker, which come in turn; not given: each step's own"
+)
 _BATCH = flags.DEFINE_integer("batch", 128, "samples of a step")
 _DIM = flags.DEFINE_integer("dim", 128, "columns of a row")
 _HIDDEN = flags.DEFINE_list("hidden", ["256", "256"], "widths of the hidden layers")
@@ -118,6 +126,7 @@ def sizes() -> Sizes:
         held_out=_HELD_OUT.value,
         learning_rate=_LEARNING_RATE.value,
         row_optimizer=_ROW_OPTIMIZER.value,
+        batches=_BATCHES.value,
     )
 
 
@@ -150,7 +159,8 @@ def job_of(setting: Setting, folder: pathlib.Path) -> Job:
     train, held_out = folder / f"train-{setting.seed}", folder / f"held-out-{setting.seed}"
     if not train.exists():
         generator = criteo_shape.Generator(setting.seed)
-        samples = size.epochs * size.steps * setting.workers * size.batch
+        batches = size.batches or size.epochs * size.steps
+        samples = batches * setting.workers * size.batch
         criteo_shape.write_batches(generator.draw(samples, stream=0), size.batch, train)
         criteo_shape.write_batches(generator.draw(size.held_out, stream=1), size.batch, held_out)
     cache: dict[str, Any] | None = None

@@ -81,6 +81,7 @@ REGISTER_OP("Het>ReplicaHandle")
     .Attr("shapes: list(shape) >= 1")
     .Attr("kinds: list(string) >= 1")
     .Attr("num_shards: int >= 1")
+    .Attr("num_phases: int >= 1 = 1")
     .Attr("num_workers: int >= 1")
     .Attr("staleness: int >= 0")
     .Attr("wire: {'float32', 'bfloat16'} = 'float32'")
@@ -93,6 +94,7 @@ replica: Scalar.
 dtypes: Of the variables, like shapes and kinds.
 kinds: "float": exchanged (float32); "counter": exchanged, and added (int64); "own": every worker has
   its own; "seed": its own, and another one on each worker (integers).
+num_shards: Parts of what is exchanged. Shards s and s + num_phases are due at the same steps.
 num_workers: Replicas that there are.
 staleness: Own steps that may be unsent, and steps of others that may be missing.
 wire: What numbers are in messages; what rounding takes off is sent later.
@@ -160,9 +162,9 @@ exchange: Scalar. Whether ReplicaRequest, ReplicaReceive and this op, with no st
   the training goes on.
 )doc");
 
-REGISTER_OP("Het>ReplicaDue")
+REGISTER_OP("Het>ReplicaUrgent")
     .Input("replica: resource")
-    .Output("due: bool")
+    .Output("urgent: bool")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
@@ -170,9 +172,10 @@ REGISTER_OP("Het>ReplicaDue")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Waits until there is something to send or to fetch, or ReplicaClose says that nobody is to wait.
+Waits until half of the time is over that something due has until steps must wait for it, or
+ReplicaClose says that nobody is to wait.
 
-due: Scalar. Whether there is.
+urgent: Scalar. Whether there is such a thing.
 )doc");
 
 REGISTER_OP("Het>ReplicaClose")
@@ -180,7 +183,7 @@ REGISTER_OP("Het>ReplicaClose")
     .Attr("closed: bool")
     .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
     .Doc(R"doc(
-Says whether ReplicaDue may wait. At first it may not.
+Says whether ReplicaUrgent may wait. At first it may not.
 )doc");
 
 REGISTER_OP("Het>ReplicaRequest")
@@ -194,11 +197,12 @@ REGISTER_OP("Het>ReplicaRequest")
       return RequestShapes(c);
     })
     .Doc(R"doc(
-Writes a request for each server. The replies go to ReplicaReceive.
+Writes a request for each shard. The replies go to ReplicaReceive.
 
 ticket: Scalar.
-requests: [bytes] each; 0 bytes: nothing to send, as always while another request is under way.
-asks: Whether to ask no more than how many steps the replica misses, in a message of a few bytes.
+requests: [bytes] each; 0 bytes: nothing to send, as while another request to it is under way.
+asks: Whether to ask the shards for which there is nothing else how many steps the replica misses,
+  in a few bytes.
 )doc");
 
 REGISTER_OP("Het>ReplicaReceive")
@@ -208,7 +212,7 @@ REGISTER_OP("Het>ReplicaReceive")
     .Attr("num_shards: int >= 1")
     .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 0}); })
     .Doc(R"doc(
-Takes what the servers replied; all of it or, on an error, nothing. The variables change at the next
+Takes what the shards replied; all of it or, on an error, nothing. The variables change at the next
 ReplicaSettle.
 
 ticket: From ReplicaRequest.

@@ -19,13 +19,17 @@ CACHES: dict[str, dict[str, Any]] = {
     "s0": {"staleness": 0},
     "default": {},
     "s100": {"staleness": 100},
+    "unbounded": {"staleness": None},
 }
 VARIANTS = (ALONE, TF_KERAS, NO_CACHE, *CACHES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What all runs of a comparison have in common. steps: of a worker and epoch."""
+    """What all runs of a comparison have in common.
+
+    steps: of a worker and epoch. batches: different ones that a worker has; None: each step's own.
+    """
 
     epochs: int
     steps: int
@@ -37,6 +41,8 @@ class Sizes:
     held_out: int
     learning_rate: float
     row_optimizer: str
+    # Files written before there was any of these are read, too.
+    batches: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Setting:
             "s0": "het_tf, staleness 0",
             "default": "het_tf, default bounds",
             "s100": "het_tf, staleness 100",
+            "unbounded": "het_tf, no bound of staleness",
         }
         label = names[self.variant]
         if self.lookahead is not None:

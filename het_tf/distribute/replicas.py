@@ -27,6 +27,10 @@ from het_tf.exchange import Exchange
 if TYPE_CHECKING:
     from het_tf.distribute.strategy import HetParameterServerStrategy
 
+# A message costs as much as half a millisecond on a core, and 500 kB as long at 8 Gbit/s.
+_SHARD_BYTES = 250_000
+_MAX_PHASES = 8
+
 
 class DenseReplicas:
     """The variables of one training, as every worker has them.
@@ -68,14 +72,19 @@ class DenseReplicas:
         )
         for native, role in zip(self._natives, self._roles, strict=True):
             _check(native, role)
-        self._devices = cluster_devices("ps")
+        servers = cluster_devices("ps")
+        floats = sum(native.shape.num_elements() for native in trainable)
+        self._phases = _phases(4 * floats // len(servers), strategy.dense_staleness)
+        # Of the shards. A server's are due one after the other: rows that travel with one of them
+        # wait for no more.
+        self._devices = [server for server in servers for _ in range(self._phases)]
         self._dtypes = [native.dtype for native in self._natives]
         self._shapes = [native.shape for native in self._natives]
         self._variables = [
             ReplicaVariable(native, functools.partial(self._find_handle, i))
             for i, native in enumerate(self._natives)
         ]
-        self._exchange = Exchange(self._devices, [self])
+        self._exchange = Exchange(servers, [self])
         self._lock = threading.Lock()
         self._kinds: list[str] | None = None
         self._fingerprint: np.ndarray | None = None
@@ -109,21 +118,18 @@ class DenseReplicas:
         self._exchange_while(must, lambda: self._settle_op(tf.constant(0, tf.int64), False))
 
     def exchange_loop_op(self) -> None:
-        """Exchanges whatever becomes due, from `open_loop_op` to `close_loop_op`.
+        """Exchanges what no other message takes along, from `open_loop_op` to `close_loop_op`."""
 
-        A loop of its own, since what goes to and fro takes the time of many lookups.
-        """
-
-        def body(due: tf.Tensor) -> list[tf.Tensor]:
-            due = ops.replica_due(self._handle_op())
+        def body(urgent: tf.Tensor) -> list[tf.Tensor]:
+            urgent = ops.replica_urgent(self._handle_op())
 
             def exchange() -> tf.Tensor:
                 with tf.control_dependencies(self._exchange_op()):
                     return tf.constant(True)
 
-            return [tf.cond(due, exchange, lambda: tf.constant(False))]
+            return [tf.cond(urgent, exchange, lambda: tf.constant(False))]
 
-        tf.while_loop(lambda due: due, body, [tf.constant(True)], parallel_iterations=1)
+        tf.while_loop(lambda urgent: urgent, body, [tf.constant(True)], parallel_iterations=1)
 
     def open_loop_op(self) -> tf.Operation:
         """Before `exchange_loop_op`."""
@@ -137,17 +143,21 @@ class DenseReplicas:
         """What there is to say, for whoever sends the requests of several together.
 
         Args:
-          asks: no more than how many steps are missed, in a few bytes.
+          asks: also how many steps are missed, in a few bytes, where there is nothing else.
 
         Returns:
           ticket: for `receive_op`.
           requests: uint8 [bytes], one for each server.
         """
-        return ops.replica_request(self._handle_op(), num_shards=len(self._devices), asks=asks)
+        shards = len(self._devices)
+        ticket, requests = ops.replica_request(self._handle_op(), num_shards=shards, asks=asks)
+        servers = range(0, shards, self._phases)
+        return ticket, [_pack(requests[s : s + self._phases]) for s in servers]
 
     def receive_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Operation:
         """Takes the replies to requests, one a server. `settle_op` takes them over."""
-        return ops.replica_receive(self._handle_op(), ticket, replies)
+        frames = [frame for reply in replies for frame in _unpack(reply, self._phases)]
+        return ops.replica_receive(self._handle_op(), ticket, frames)
 
     def flush_op(self) -> tf.Tensor:
         """Sends all steps. Returns the replica's `report_op` then."""
@@ -171,8 +181,11 @@ class DenseReplicas:
         return ops.replica_stats(self._handle_op())
 
     def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
-        """On a parameter server: its reply to a request of a replica."""
-        return ops.dense_sync(ops.dense_handle(shared_name=f"{self.name}/{shard}"), request)
+        """On parameter server number `shard`: its reply to a request of a replica."""
+        requests = _unpack(request, self._phases)
+        shards = range(shard * self._phases, (shard + 1) * self._phases)
+        handles = [ops.dense_handle(shared_name=f"{self.name}/{s}") for s in shards]
+        return _pack([ops.dense_sync(h, r) for h, r in zip(handles, requests, strict=True)])
 
     # Eagerly, on the coordinator, while no step runs.
 
@@ -262,6 +275,7 @@ class DenseReplicas:
             shapes=self._shapes,
             kinds=self._kinds,
             num_shards=len(self._devices),
+            num_phases=self._phases,
             num_workers=self._strategy.num_workers,
             staleness=self._strategy.dense_staleness,
             wire=self._strategy.dense_wire_dtype,
@@ -434,6 +448,20 @@ def _flat(values: list[np.ndarray], dtype: Any) -> np.ndarray:
     return (
         np.concatenate([v.ravel().astype(dtype) for v in values]) if values else np.zeros(0, dtype)
     )
+
+
+def _phases(num_bytes: int, staleness: int) -> int:
+    """In how many shards a server has its part of the trainable variables, of as many bytes."""
+    due = max(1, (staleness + 1) // 2)  # Steps from one push of a shard to the next.
+    return max(1, min(-(-num_bytes // _SHARD_BYTES), _MAX_PHASES, due))
+
+
+def _pack(frames: Sequence[tf.Tensor]) -> tf.Tensor:
+    return ops.pack_frames(frames) if len(frames) > 1 else frames[0]
+
+
+def _unpack(message: tf.Tensor, n: int) -> Sequence[tf.Tensor]:
+    return ops.unpack_frames(message, n=n) if n > 1 else [message]
 
 
 def _first(n: int, shard: int, shards: int) -> int:

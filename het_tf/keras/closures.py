@@ -113,11 +113,11 @@ class StepClosure:
         self._is_ahead = lambda layer: id(layer) in ahead
         self._exchanging = travels if self.lookahead else None
         inline = find_keys if len(ahead) < len(layers) else None
-        self._inline = StepLookups(inline, None if self.lookahead else travels)
+        self._inline = StepLookups(inline, None)
         self.window = Window(self.lookahead) if self.lookahead else None
         self._ahead = None
         if self.window is not None:
-            lookups = StepLookups(find_keys if ahead else None, travels, asks=True)
+            lookups = StepLookups(find_keys if ahead else None, travels)
             self._ahead = StepsAhead(self.window, self._element_spec, lookups, self._is_ahead)
 
     @property
@@ -222,7 +222,7 @@ class StepClosure:
         states: States,
         logs: tf.Tensor,
     ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
-        """Loops side by side: one prepares steps, one computes them, one exchanges replicas."""
+        """Loops side by side: two prepare steps, one computes them, one sends what is urgent."""
         window = self.window
         kept = window.open_op()
         opened = [] if self._exchanging is None else [self._exchanging.open_loop_op()]

@@ -127,18 +127,15 @@ class StepLookups:
         self,
         find_keys: Callable[[Any], Keys] | None,
         replicas: DenseReplicas | None,
-        asks: bool = False,
     ):
         """Describes the lookups.
 
         Args:
           find_keys: from `find_keys_fn`; None: layers look up for themselves.
           replicas: whose requests travel along.
-          asks: they only ask; somebody else exchanges what is due.
         """
         self._find_keys = find_keys
         self._replicas = replicas
-        self._asks = asks
 
     def request_op(self, batch: Any, wanted: Callable[[HetEmbedding], bool]) -> list[Request]:
         """Requests for what the layers that are wanted will ask for in a step.
@@ -164,7 +161,7 @@ class StepLookups:
         messages = [request.requests for request in requests]
         dense = []
         if self._replicas is not None:
-            ticket, dense_requests = self._replicas.request_op(self._asks)
+            ticket, dense_requests = self._replicas.request_op(asks=True)
             dense.append(ticket)
             parties.append(self._replicas)
             messages.append(dense_requests)

@@ -32,6 +32,7 @@ class ReplicaHandleOp : public tensorflow::ResourceOpKernel<ReplicaResource> {
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
     OP_REQUIRES_OK(context, context->GetAttr("kinds", &kinds));
     OP_REQUIRES_OK(context, context->GetAttr("num_shards", &config_.num_shards));
+    OP_REQUIRES_OK(context, context->GetAttr("num_phases", &config_.num_phases));
     OP_REQUIRES_OK(context, context->GetAttr("num_workers", &config_.num_workers));
     OP_REQUIRES_OK(context, context->GetAttr("staleness", &config_.staleness));
     std::string wire;
@@ -85,6 +86,7 @@ class ReplicaHandleOp : public tensorflow::ResourceOpKernel<ReplicaResource> {
     const ReplicaConfig& existing = resource->replica->config();
     return AttributeCheck("replica", cinfo_.name())
         .Same("num_shards", existing.num_shards, config_.num_shards)
+        .Same("num_phases", existing.num_phases, config_.num_phases)
         .Same("num_workers", existing.num_workers, config_.num_workers)
         .Same("staleness", existing.staleness, config_.staleness)
         .Same("bfloat16", existing.half, config_.half)
@@ -309,7 +311,7 @@ class ReplicaSettleOp : public AsyncOpKernel {
   bool reads_, all_;
 };
 
-class ReplicaDueOp : public AsyncOpKernel {
+class ReplicaUrgentOp : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
 
@@ -337,13 +339,13 @@ class ReplicaDueOp : public AsyncOpKernel {
         return;
       }
     }
-    resource->replica->WhenDue([call, context, cancellation, token](bool due) {
+    resource->replica->WhenUrgent([call, context, cancellation, token](bool urgent) {
       if (!call->waits.exchange(false)) return;
       if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
       Tensor* out;
       const absl::Status allocated = context->allocate_output(0, {}, &out);
       if (allocated.ok()) {
-        out->scalar<bool>()() = due;
+        out->scalar<bool>()() = urgent;
       } else {
         context->SetStatus(allocated);
       }
@@ -378,7 +380,7 @@ class ReplicaRequestOp : public ReplicaKernel {
     const int shards = resource->replica->config().num_shards;
     if (num_shards_ != shards) {
       return absl::InvalidArgumentError(
-          StrCat("num_shards = ", num_shards_, ", but the replica has ", shards, " servers"));
+          StrCat("num_shards = ", num_shards_, ", but the replica has ", shards, " shards"));
     }
     absl::Status allocated;
     std::vector<std::unique_ptr<char[]>> discarded;
@@ -497,7 +499,7 @@ REGISTER_REPLICA_KERNEL("ReplicaHandle", ReplicaHandleOp);
 REGISTER_REPLICA_KERNEL("ReplicaVariables", ReplicaVariablesOp);
 REGISTER_REPLICA_KERNEL("ReplicaDestroy", ReplicaDestroyOp);
 REGISTER_REPLICA_KERNEL("ReplicaSettle", ReplicaSettleOp);
-REGISTER_REPLICA_KERNEL("ReplicaDue", ReplicaDueOp);
+REGISTER_REPLICA_KERNEL("ReplicaUrgent", ReplicaUrgentOp);
 REGISTER_REPLICA_KERNEL("ReplicaClose", ReplicaCloseOp);
 REGISTER_REPLICA_KERNEL("ReplicaRequest", ReplicaRequestOp);
 REGISTER_REPLICA_KERNEL("ReplicaReceive", ReplicaReceiveOp);

@@ -160,7 +160,7 @@ def test_bad_inputs():
 
 
 def test_mutated_requests_are_refused_or_taken_whole():
-    training = Training(num_workers=2, staleness=1)
+    training = Training(num_workers=2, staleness=0)  # which always has a request to make
     training.settle(0)
     rng = np.random.default_rng(1)
     for _ in range(2000):

@@ -52,6 +52,10 @@ Status Replica::Create(const ReplicaConfig& config, std::shared_ptr<Replica>* re
     return InvalidArgument("num_shards = ", config.num_shards,
                            ", num_workers = ", config.num_workers, " must be at least 1");
   }
+  if (config.num_phases < 1 || config.num_shards % config.num_phases != 0) {
+    return InvalidArgument("num_phases = ", config.num_phases,
+                           " must divide num_shards = ", config.num_shards);
+  }
   if (config.staleness < 0 || config.staleness > kMaxBound) {
     return InvalidArgument("staleness = ", config.staleness, " must be in [0, ", kMaxBound, "]");
   }
@@ -76,6 +80,7 @@ Replica::Replica(const ReplicaConfig& config)
     shard.first_counter = first(config.num_counters);
     shard.last_counter = last(config.num_counters);
     shard.first_byte = first(config.rest_bytes), shard.last_byte = last(config.rest_bytes);
+    shard.due = DueSteps(shard, true);
   }
 }
 
@@ -84,11 +89,16 @@ bool Replica::started() const {
 }
 
 int64_t Replica::Unmerged() const {
-  int64_t unacknowledged = 0;
-  for (const Shard& shard : shards_) {
-    unacknowledged = std::max(unacknowledged, shard.unacknowledged);
-  }
-  return pending_ + unacknowledged;
+  int64_t unmerged = 0;
+  for (const Shard& shard : shards_) unmerged = std::max(unmerged, shard.unmerged());
+  return unmerged;
+}
+
+int64_t Replica::DueSteps(const Shard& shard, bool aligned) const {
+  // Half of what may be unsent travels while the other half is made.
+  const int64_t due = (config_.staleness + 1) / 2;
+  const int64_t phase = (&shard - shards_.data()) % config_.num_phases;
+  return std::max<int64_t>(1, due - (aligned ? due * phase / config_.num_phases : 0));
 }
 
 Status Replica::CheckVariables(const Variables& variables) const {
@@ -139,11 +149,11 @@ void Replica::Cut(const Variables& variables, Shard* shard) {
   auto* bytes = reinterpret_cast<char*>(memory.get());
   Link::Push push;
   push.sequence = shard->link.NextSequence();
-  push.updates = pending_;
+  push.updates = shard->pending;
   push.memory = std::shared_ptr<const char>(memory, bytes);
   push.bytes = bytes;
   push.size = size;
-  DensePushWriter writer(bytes, {push.sequence, pending_}, shard->num_floats(), num_counters,
+  DensePushWriter writer(bytes, {push.sequence, shard->pending}, shard->num_floats(), num_counters,
                          config_.half);
   ForEachPart(variables.floats, shard->first, shard->last,
               [&](const float* values, int64_t f, int64_t n) {
@@ -156,7 +166,8 @@ void Replica::Cut(const Variables& variables, Shard* shard) {
     writer.counters()[c - shard->first_counter] = *variables.counters[c] - counter_base_[c];
     counter_base_[c] = *variables.counters[c];
   }
-  shard->unacknowledged += pending_;
+  shard->unacknowledged += shard->pending;
+  shard->pending = 0;
   shard->link.AddPush(std::move(push));
   counters_.Add(ReplicaCounter::kPushes, 1);
 }
@@ -167,9 +178,9 @@ Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bo
   HET_RETURN_IF_ERROR(CheckVariables(variables));
   if (steps < 0) return InvalidArgument("steps = ", steps, " must not be negative");
   counters_.Add(ReplicaCounter::kSteps, steps);
-  pending_ += steps;
   *started = false;
   for (Shard& shard : shards_) {
+    shard.pending += steps;
     *started |= shard.starts;
     TakeOver(variables, &shard);
   }
@@ -177,20 +188,23 @@ Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bo
     rest_.clear();
     rest_.shrink_to_fit();
   }
-  // Half of what may be unsent travels while the other half is made.
-  const int64_t due = all ? 1 : std::max<int64_t>(1, (config_.staleness + 1) / 2);
-  if (this->started() && pending_ >= due && Unmerged() == pending_) {
-    for (Shard& shard : shards_) Cut(variables, &shard);
-    pending_ = 0;
+  if (this->started()) {
+    for (Shard& shard : shards_) {
+      if (shard.unacknowledged != 0 || shard.pending < (all ? 1 : shard.due)) continue;
+      Cut(variables, &shard);
+      shard.due = DueSteps(shard, all);
+    }
   }
   counters_.Set(ReplicaCounter::kPending, Unmerged());
-  const bool write = Unmerged() > (all ? 0 : config_.staleness);
   const bool read = reads && config_.staleness == 0 && config_.num_workers > 1;
-  // Who has done nothing here has nothing to send.
-  const bool start = !this->started() && (reads || write);
-  *must = !(write || read || start || AnyIsStale()) ? Must::kNothing
-          : open_ != nullptr                        ? Must::kWait
-                                                    : Must::kExchange;
+  *must = Must::kNothing;
+  for (const Shard& shard : shards_) {
+    // Who has done nothing here has nothing to send.
+    const bool write = shard.unmerged() > (all ? 0 : config_.staleness);
+    const bool start = reads && !shard.started;
+    if (!(write || read || start || IsStale(shard))) continue;
+    *must = std::max(*must, shard.open ? Must::kWait : Must::kExchange);
+  }
   const auto waiting = TakeWaiting();
   lock.unlock();
   for (const auto& callback : waiting) callback();
@@ -201,9 +215,19 @@ bool Replica::IsStale(const Shard& shard) const {
   return shard.replaced || shard.seen - (shard.clock - shard.own) > config_.staleness;
 }
 
-bool Replica::AnyIsStale() const {
-  return std::any_of(shards_.begin(), shards_.end(),
-                     [this](const Shard& shard) { return IsStale(shard); });
+bool Replica::IsDue(const Shard& shard) const {
+  return IsStale(shard) || !shard.link.ToCarry(false).empty();
+}
+
+bool Replica::AnyIsUrgent() const {
+  return std::any_of(shards_.begin(), shards_.end(), [this](const Shard& shard) {
+    const int64_t time = config_.staleness - DueSteps(shard, false);
+    return !shard.open && IsDue(shard) && (IsStale(shard) || 2 * shard.pending >= time);
+  });
+}
+
+bool Replica::AnyIsOpen() const {
+  return std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) { return shard.open; });
 }
 
 Status Replica::Request(bool asks, const AllocateRequest& allocate,
@@ -211,25 +235,21 @@ Status Replica::Request(bool asks, const AllocateRequest& allocate,
   *ticket = std::make_shared<ReplicaTicket>(shared_from_this());
   std::lock_guard<std::mutex> lock(mutex_);
   const bool has_others = config_.num_workers > 1;
-  (*ticket)->asks_ = asks;
-  if (!asks && open_ == nullptr) {
-    (*ticket)->open_ = true;
-    (*ticket)->requests_.resize(shards_.size());
-    open_ = ticket->get();
-  }
+  (*ticket)->requests_.resize(shards_.size());
+  (*ticket)->asks_.resize(shards_.size());
   for (size_t s = 0; s < shards_.size(); ++s) {
     Shard& shard = shards_[s];
-    std::vector<const Link::Push*> carried;
-    if (!asks) carried = shard.link.ToCarry(false);
-    const bool speaks =
-        asks ? shard.started && has_others
-             : open_ == ticket->get() && (!shard.started || has_others || !carried.empty());
-    if (!speaks) {
+    const bool reads = has_others && config_.staleness == 0;
+    const bool opens = !shard.open && (!shard.started || IsDue(shard) || reads);
+    const bool only_asks = !opens && asks && shard.started && has_others;
+    if (!opens && !only_asks) {
       allocate(static_cast<int>(s), 0);
       continue;
     }
+    std::vector<const Link::Push*> carried;
+    if (opens) carried = shard.link.ToCarry(false);
     DenseRequestHeader header;
-    header.flags = (config_.half ? kDenseHalf : 0) | (asks ? kDenseAsk : 0);
+    header.flags = (config_.half ? kDenseHalf : 0) | (only_asks ? kDenseAsk : 0);
     header.replica_id = id_;
     header.incarnation = shard.link.epoch().incarnation;
     header.session = shard.link.epoch().session;
@@ -248,8 +268,10 @@ Status Replica::Request(bool asks, const AllocateRequest& allocate,
       std::memcpy(out, push->bytes, push->size);
       out += push->size;
     }
-    if (!asks) {
+    (*ticket)->asks_[s] = only_asks;
+    if (opens) {
       (*ticket)->requests_[s] = shard.link.Open(false);
+      shard.open = true;
       shard.seen_since = 0;
     }
     counters_.Add(ReplicaCounter::kBytesUp, size);
@@ -338,113 +360,96 @@ bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& repl
 Status Replica::Receive(ReplicaTicket* ticket, const std::vector<Frame>& replies) {
   if (replies.size() != shards_.size()) {
     return InvalidArgument("replies holds ", replies.size(), " messages for ", shards_.size(),
-                           " servers");
+                           " shards");
   }
   std::vector<std::function<void()>> waiting;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (ticket->asks_) {
-      HET_RETURN_IF_ERROR(ReceiveAnswers(replies));
-      waiting = TakeWaiting();
-    } else if (!ticket->open_) {
-      for (size_t s = 0; s < replies.size(); ++s) {
-        if (replies[s].size == 0) continue;
-        return InvalidArgument("replies[", s, "] answers a request that was not made");
-      }
-      return Status();
-    } else {
-      HET_RETURN_IF_ERROR(ReceiveAll(ticket, replies));
-      waiting = TakeWaiting();
-    }
+    HET_RETURN_IF_ERROR(ReceiveAll(ticket, replies));
+    waiting = TakeWaiting();
   }
   for (const auto& callback : waiting) callback();
   return Status();
 }
 
-Status Replica::ReceiveAnswers(const std::vector<Frame>& replies) {
-  std::vector<DenseReplyView> views(replies.size());
-  for (size_t s = 0; s < replies.size(); ++s) {
-    if (replies[s].size == 0) continue;
-    Status status = DenseReplyView::Parse(replies[s].bytes, replies[s].size, &views[s]);
-    if (status.ok() && views[s].header.flags & (kDenseValues | kDenseRest)) {
-      status = InvalidArgument("it holds values, which were not asked for");
-    }
-    if (!status.ok()) return InvalidArgument("replies[", s, "]: ", status.message());
-  }
-  for (size_t s = 0; s < replies.size(); ++s) {
-    if (replies[s].size == 0) continue;
-    Shard& shard = shards_[s];
-    const DenseReplyHeader& header = views[s].header;
-    counters_.Add(ReplicaCounter::kBytesDown, replies[s].size);
-    const Link::Epoch epoch = {header.incarnation, header.session};
-    shard.replaced |= epoch != shard.link.epoch();
-    // An answer that knows fewer pushes than have been acknowledged is older than that reply.
-    if (shard.replaced || header.acknowledged < shard.link.acknowledged()) continue;
-    int64_t own = shard.own + shard.unacknowledged;
-    shard.link.ForEachPushAfter(header.acknowledged,
-                                [&](const Link::Push& push) { own -= push.updates; });
-    shard.seen = std::max(shard.seen, header.clock - own);
-    shard.seen_since = std::max(shard.seen_since, header.clock - own);
-  }
-  return Status();
+Status Replica::CheckAnswer(const DenseReplyView& reply) {
+  if (!reply.has(kDenseValues) && !reply.has(kDenseRest)) return Status();
+  return InvalidArgument("it holds values, which were not asked for");
+}
+
+void Replica::TakeAnswer(Shard* shard, const DenseReplyHeader& reply) {
+  const Link::Epoch epoch = {reply.incarnation, reply.session};
+  shard->replaced |= epoch != shard->link.epoch();
+  // An answer that knows fewer pushes than have been acknowledged is older than that reply.
+  if (shard->replaced || reply.acknowledged < shard->link.acknowledged()) return;
+  int64_t own = shard->own + shard->unacknowledged;
+  shard->link.ForEachPushAfter(reply.acknowledged,
+                               [&](const Link::Push& push) { own -= push.updates; });
+  shard->seen = std::max(shard->seen, reply.clock - own);
+  shard->seen_since = std::max(shard->seen_since, reply.clock - own);
 }
 
 Status Replica::ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& replies) {
   std::vector<DenseReplyView> views(replies.size());
   for (size_t s = 0; s < replies.size(); ++s) {
     const Link::Request& request = ticket->requests_[s];
-    if (request.number == 0) continue;
+    const bool asks = ticket->asks_[s];
+    if (request.number == 0 && !asks) {
+      if (replies[s].size == 0) continue;
+      return InvalidArgument("replies[", s, "] answers a request that was not made");
+    }
     Status status = DenseReplyView::Parse(replies[s].bytes, replies[s].size, &views[s]);
-    if (status.ok()) status = CheckReply(shards_[s], request, views[s]);
+    if (status.ok()) {
+      status = asks ? CheckAnswer(views[s]) : CheckReply(shards_[s], request, views[s]);
+    }
     if (!status.ok()) return InvalidArgument("replies[", s, "]: ", status.message());
   }
-  const int64_t unmerged = Unmerged();
-  bool starts = false;
+  int64_t lost = 0;
   for (size_t s = 0; s < replies.size(); ++s) {
-    if (ticket->requests_[s].number == 0) continue;
-    starts |= Install(&shards_[s], ticket->requests_[s].number, views[s]);
+    Shard& shard = shards_[s];
+    const uint64_t request = ticket->requests_[s].number;
+    if (ticket->asks_[s]) TakeAnswer(&shard, views[s].header);
+    const int64_t unmerged = shard.unmerged();
+    if (request != 0 && Install(&shard, request, views[s])) {
+      // What was made on the state before is void.
+      lost = std::max(lost, unmerged);
+      shard.pending = 0;
+      shard.due = DueSteps(shard, true);
+    }
     counters_.Add(ReplicaCounter::kBytesDown, replies[s].size);
   }
-  if (starts) {
-    // What was made on the state before is void.
-    counters_.Add(ReplicaCounter::kStepsLost, unmerged);
-    pending_ = 0;
-  }
+  counters_.Add(ReplicaCounter::kStepsLost, lost);
   counters_.Set(ReplicaCounter::kPending, Unmerged());
   CloseRequests(ticket);
   return Status();
 }
 
 void Replica::CloseRequests(ReplicaTicket* ticket) {
-  if (!ticket->open_) return;
-  for (size_t s = 0; s < shards_.size(); ++s) shards_[s].link.Close(ticket->requests_[s].number);
-  ticket->open_ = false;
-  open_ = nullptr;
-}
-
-bool Replica::IsDue() const {
-  if (open_ != nullptr) return false;
-  return AnyIsStale() || std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) {
-           return !shard.link.ToCarry(false).empty();
-         });
+  for (size_t s = 0; s < ticket->requests_.size(); ++s) {
+    const uint64_t number = std::exchange(ticket->requests_[s].number, 0);
+    ticket->asks_[s] = false;
+    if (number == 0) continue;
+    shards_[s].link.Close(number);
+    shards_[s].open = false;
+  }
 }
 
 std::vector<std::function<void()>> Replica::TakeWaiting() {
   std::vector<std::function<void()>> taken;
-  if (open_ == nullptr) taken = std::exchange(waiting_, {});
-  if (closed_ || IsDue()) {
-    for (auto& callback : std::exchange(waiting_for_due_, {})) {
-      taken.push_back([callback = std::move(callback), due = !closed_] { callback(due); });
+  if (!AnyIsOpen()) taken = std::exchange(waiting_, {});
+  if (closed_ || AnyIsUrgent()) {
+    for (auto& callback : std::exchange(waiting_for_urgent_, {})) {
+      taken.push_back([callback = std::move(callback), urgent = !closed_] { callback(urgent); });
     }
   }
   return taken;
 }
 
-void Replica::WhenDue(std::function<void(bool)> callback) {
+void Replica::WhenUrgent(std::function<void(bool)> callback) {
   std::vector<std::function<void()>> waiting;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    waiting_for_due_.push_back(std::move(callback));
+    waiting_for_urgent_.push_back(std::move(callback));
     waiting = TakeWaiting();
   }
   for (const auto& each : waiting) each();
@@ -463,7 +468,7 @@ void Replica::SetClosed(bool closed) {
 void Replica::WhenIdle(std::function<void()> callback) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (open_ != nullptr) {
+    if (AnyIsOpen()) {
       waiting_.push_back(std::move(callback));
       return;
     }

@@ -3,12 +3,11 @@
 //
 // The way of a step:
 //   Settle   between two steps: takes over what came, and sets aside what is due to be sent;
-//   WhenDue  says that something is;
-//   Request  writes one request for each server;
+//   Request  writes one request for each shard, to travel with whatever the worker sends;
 //   (the runtime carries them: DenseShard::Sync)
 //   Receive  takes the replies, while a step may be under way: the variables change at the next
 //            Settle.
-// Beside that, a request that only asks may travel with any other message: how much is missed here.
+// WhenUrgent says that something should not wait for another message any longer.
 //
 // The variables belong to the caller, who shows them to Settle. Here are, of each float, the value
 // that the servers are known to have, and so what own steps added to it since.
@@ -35,8 +34,8 @@ enum class ReplicaCounter {
   kSteps,      // made here
   kStepsSent,  // known to be merged
   kStepsLost,  // made here, and void since the servers started anew
-  kPushes,     // one a server
-  kValues,     // times that values came, one a server
+  kPushes,     // one a shard
+  kValues,     // times that values came, one a shard
   kBytesUp,    // of requests
   kBytesDown,  // of replies
   kPending,    // steps not yet known to be merged, now
@@ -49,20 +48,24 @@ struct ReplicaConfig {
   int64_t num_floats = 0;    // exchanged, each added or averaged
   int64_t num_counters = 0;  // exchanged, added
   int64_t rest_bytes = 0;    // of what every worker has for itself
-  int num_shards = 1;
+  int num_shards = 1;        // each a part of the numbers, with a link of its own
+  // A server may have several shards, so that what is sent is spread over the steps: shards s and
+  // s + num_phases are due at the same ones, those between them at others.
+  int num_phases = 1;
   int num_workers = 1;
   int64_t staleness = 0;  // own steps that may be unsent, and steps of others that may be missing
   bool half = false;      // send bfloat16; what rounding takes off is sent later
 };
 
-// Server `shard` has elements [first(shard), first(shard + 1)) of n.
+// Shard `shard` has elements [first(shard), first(shard + 1)) of n.
 inline int64_t FirstOfShard(int64_t n, int shard, int num_shards) {
   return n / num_shards * shard + n % num_shards * shard / num_shards;
 }
 
 class Replica;
 
-// A request to each server that may be answered. One at a time, but for those that only ask.
+// A request to each shard that may be answered. To one shard there is one at a time, but for those
+// that only ask.
 class ReplicaTicket {
  public:
   static constexpr const char* kVariantName = "Het>ReplicaTicket";
@@ -78,9 +81,9 @@ class ReplicaTicket {
   friend class Replica;
 
   const std::shared_ptr<Replica> replica_;
-  std::vector<Link::Request> requests_;  // (num_shards), if it is open
-  bool open_ = false;
-  bool asks_ = false;
+  // (num_shards); number 0: nothing that has to be answered
+  std::vector<Link::Request> requests_;
+  std::vector<bool> asks_;  // (num_shards)
 };
 
 class Replica : public std::enable_shared_from_this<Replica> {
@@ -108,7 +111,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   enum class Must {
     kNothing,
     kExchange,  // Request, Receive and Settle again (without reads), before the next step
-    kWait,      // the same, once the request that is open is not any more
+    kWait,      // the same, once no request is open any more
   };
 
   // No step is under way; the caller sees to that.
@@ -120,7 +123,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
                 bool* started);
 
   // Writes what there is to say; allocate(shard, bytes) provides the memory, aligned to 8, of
-  // 0 bytes where there is nothing, as always while another request is open. asks: nothing but how
+  // 0 bytes where there is nothing, as while another request to that shard is open. asks: then how
   // much is missed here, which may be asked at any time.
   using AllocateRequest = std::function<char*(int shard, size_t bytes)>;
   Status Request(bool asks, const AllocateRequest& allocate,
@@ -132,17 +135,19 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // Calls back as soon as no request is open; at once if none is.
   void WhenIdle(std::function<void()> callback);
 
-  // Calls back with true as soon as a request would have something to say beyond asking, and with
-  // false as soon as this is closed, as it is at first.
-  void WhenDue(std::function<void(bool)> callback);
+  // Calls back with true as soon as half of the time is over that something due has until steps
+  // must wait for it, and with false as soon as this is closed, as it is at first.
+  void WhenUrgent(std::function<void(bool)> callback);
   void SetClosed(bool closed);
 
  private:
   friend class ReplicaTicket;
 
-  // What is known of one server.
+  // What is known of a shard on a server.
   struct Shard {
     Link link;
+    int64_t pending = 0;          // own steps not in a push yet
+    int64_t due = 1;              // how many of them become a push
     int64_t first = 0, last = 0;  // its floats
     int64_t first_counter = 0, last_counter = 0;
     int64_t first_byte = 0, last_byte = 0;  // of the rest
@@ -155,8 +160,10 @@ class Replica : public std::enable_shared_from_this<Replica> {
     bool starts = false;     // base_ and rest_ are to replace the variables
     bool has_shift = false;  // shift_ is to be added to them
     bool replaced = false;   // it answered from another epoch
+    bool open = false;       // a request to it may be answered
     bool started = false;
 
+    int64_t unmerged() const { return pending + unacknowledged; }
     int64_t num_floats() const { return last - first; }
     int64_t num_counters() const { return last_counter - first_counter; }
   };
@@ -165,6 +172,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
 
   Status CheckVariables(const Variables& variables) const;
   void TakeOver(const Variables& variables, Shard* shard);
+  // How many steps a shard's next push is to hold: fewer after it has been in step with the others
+  // (aligned), so that it gets out of it.
+  int64_t DueSteps(const Shard& shard, bool aligned) const;
   void Cut(const Variables& variables, Shard* shard);
   Status CheckReply(const Shard& shard, const Link::Request& request,
                     const DenseReplyView& reply) const;
@@ -174,11 +184,15 @@ class Replica : public std::enable_shared_from_this<Replica> {
   bool started() const;
   void CloseRequests(ReplicaTicket* ticket);
   Status ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& replies);
-  Status ReceiveAnswers(const std::vector<Frame>& replies);
+  // The same of a request that only asked.
+  static Status CheckAnswer(const DenseReplyView& reply);
+  void TakeAnswer(Shard* shard, const DenseReplyHeader& reply);
   // Whether more is missed here than may be, of what a shard is known to have.
   bool IsStale(const Shard& shard) const;
-  bool AnyIsStale() const;
-  bool IsDue() const;
+  // Whether there is something to send to a shard, or to fetch from it.
+  bool IsDue(const Shard& shard) const;
+  bool AnyIsUrgent() const;
+  bool AnyIsOpen() const;
   // Those that wait for what is the case now; to be called without the lock.
   std::vector<std::function<void()>> TakeWaiting();
 
@@ -196,11 +210,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::vector<int64_t> counter_shift_;
   std::vector<float> known_;  // (num_floats), if half: what the servers know is here
   std::vector<char> rest_;    // (rest_bytes) while it is on its way to the variables
-  int64_t pending_ = 0;       // own steps not in a push yet
-  ReplicaTicket* open_ = nullptr;
   bool closed_ = true;
   std::vector<std::function<void()>> waiting_;
-  std::vector<std::function<void(bool)>> waiting_for_due_;
+  std::vector<std::function<void(bool)>> waiting_for_urgent_;
 };
 
 }  // namespace het_tf

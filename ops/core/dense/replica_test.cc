@@ -40,12 +40,13 @@ class System {
   };
 
   System(int num_workers, int num_shards, int64_t staleness, bool average, bool half = false,
-         int64_t num_floats = 37)
+         int64_t num_floats = 37, int num_phases = 1)
       : num_floats_(num_floats) {
     config_.num_floats = num_floats;
     config_.num_counters = 1;
     config_.rest_bytes = 5 * sizeof(float);
     config_.num_shards = num_shards;
+    config_.num_phases = num_phases;
     config_.num_workers = num_workers;
     config_.staleness = staleness;
     config_.half = half;
@@ -268,14 +269,14 @@ TEST(ReplicaTest, AskingCostsAHeaderAndTellsThatTooMuchIsMissed) {
     EXPECT_EQ(call.reply_bytes[0], sizeof(DenseReplyHeader));
     EXPECT_OK(system.Answer(&system[0], &call));
   };
-  bool due = false;
+  bool urgent = false;
   system[0].replica->SetClosed(false);
-  system[0].replica->WhenDue([&](bool is) { due = is; });
+  system[0].replica->WhenUrgent([&](bool is) { urgent = is; });
   for (int step = 1; step <= 5; ++step) {
     system.Add(&system[1], 1);
     system.Flush(&system[1], 1);
     ask();
-    EXPECT_EQ(due, step > 4);
+    EXPECT_EQ(urgent, step > 4);
     EXPECT_EQ(system.Settle(&system[0], 0, true),
               step > 4 ? Replica::Must::kExchange : Replica::Must::kNothing);
   }
@@ -309,27 +310,52 @@ TEST(ReplicaTest, AskingTellsTooWhileAPushIsUnderWay) {
   EXPECT_EQ(system[0].value(1), 1 + 20 + 5);
 }
 
-TEST(ReplicaTest, SaysWhenSomethingIsDue) {
+TEST(ReplicaTest, SaysWhenSomethingIsUrgent) {
   System system(1, 2, 4, false);
   System::Worker& worker = system[0];
   std::vector<bool> told;
-  const auto wait = [&] { worker.replica->WhenDue([&](bool due) { told.push_back(due); }); };
+  const auto wait = [&] { worker.replica->WhenUrgent([&](bool is) { told.push_back(is); }); };
   wait();
   EXPECT_EQ(told, std::vector<bool>{false}) << "closed at first";
   worker.replica->SetClosed(false);
   system.Begin(&worker, 0);
   wait();
-  system.Add(&worker, 1);
-  system.Settle(&worker, 1, true);
-  EXPECT_EQ(told.size(), 1u) << "one step is not half of four";
-  system.Add(&worker, 1);
-  system.Settle(&worker, 1, true);
+  for (int step = 1; step <= 3; ++step) {
+    system.Add(&worker, 1);
+    system.Settle(&worker, 1, true);
+    EXPECT_EQ(told.size(), step == 3 ? 2u : 1u)
+        << "two of four are due, a third is half of the rest";
+  }
   EXPECT_EQ(told, (std::vector<bool>{false, true}));
   System::Call call = system.Ask(&worker);
   wait();
   EXPECT_EQ(told.size(), 2u) << "it is under way";
   worker.replica->SetClosed(true);
   EXPECT_EQ(told, (std::vector<bool>{false, true, false}));
+}
+
+TEST(ReplicaTest, WhatIsDueTravelsWithAQuestion) {
+  System system(2, 2, 4, false, false, 37, 2);
+  for (int w = 0; w < 2; ++w) system.Begin(&system[w], 0);
+  System::Worker& worker = system[0];
+  system.Add(&worker, 1);
+  EXPECT_EQ(system.Settle(&worker, 1, true), Replica::Must::kNothing);
+  System::Call first = system.Ask(&worker, true);  // the second shard is due after one step
+  EXPECT_EQ(first.requests[0].size() * 8, sizeof(DenseRequestHeader));
+  EXPECT_GT(first.requests[1].size() * 8, sizeof(DenseRequestHeader));
+  system.Add(&worker, 1);
+  EXPECT_EQ(system.Settle(&worker, 1, true), Replica::Must::kNothing);
+  System::Call second = system.Ask(&worker, true);
+  EXPECT_GT(second.requests[0].size() * 8, sizeof(DenseRequestHeader));
+  EXPECT_EQ(second.requests[1].size() * 8, sizeof(DenseRequestHeader)) << "one is under way";
+  for (System::Call* call : {&second, &first}) {
+    for (int s = 0; s < 2; ++s) ASSERT_OK(system.Serve(call, s));
+    ASSERT_OK(system.Answer(&worker, call));
+  }
+  EXPECT_EQ(system.Values()[0], 0 + 2);
+  EXPECT_EQ(system.Values()[36], 36 + 1);
+  system.Flush(&worker, 0);
+  EXPECT_EQ(system.Values()[36], 36 + 2);
 }
 
 TEST(ReplicaTest, ANewStateReplacesTheOld) {
@@ -364,7 +390,8 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
   const Case p = GetParam();
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     Random random(seed);
-    System system(p.workers, p.shards, p.staleness, p.average, p.half);
+    System system(p.workers, p.shards, p.staleness, p.average, p.half, 37,
+                  seed % 4 < 2 ? 1 : p.shards);
     std::vector<System::Call> under_way(p.workers), asked(p.workers);
     std::vector<int64_t> made(p.workers), ready(p.workers, 1);
     // By worker and shard: own steps that it has merged; steps of others that it had when it was
@@ -383,10 +410,13 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
       System::Worker& worker = system[w];
       System::Call& call = under_way[w];
       if (Chance(&random, 0.3)) {
+        // Asks, and pushes what is due: on another way than the other request, and not lost.
         if (asked[w].ticket == nullptr) {
           asked[w] = system.Ask(&worker, true);
           for (int s = 0; s < p.shards; ++s) {
+            merged[w][s] -= system.clock(s);
             ASSERT_OK(system.Serve(&asked[w], s));
+            merged[w][s] += system.clock(s);
             served[w][s] = system.clock(s) - merged[w][s];
           }
         } else {
@@ -435,6 +465,7 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
       }
     }
     under_way.clear();
+    asked.clear();
     if (counts && p.workers > 1 && p.staleness > 0) EXPECT_GT(most_missed, 0);
     for (int w = 0; w < p.workers; ++w) system.Flush(&system[w], 0);
     std::vector<int64_t> counters;
@@ -475,6 +506,35 @@ INSTANTIATE_TEST_SUITE_P(All, ReplicaScheduleTest, ::testing::ValuesIn(Cases()),
                            return StrCat(c.workers, "_workers_", c.staleness,
                                          c.average ? "_average" : "_sum", c.half ? "_half" : "");
                          });
+
+TEST(ReplicaTest, ShardsOfAServerAreDueAtStepsOfTheirOwn) {
+  System system(1, 4, 8, false, false, 37, 2);
+  System::Worker& worker = system[0];
+  system.Begin(&worker, 0);
+  const auto due = [&] {
+    const System::Call call = system.Ask(&worker);
+    std::vector<bool> speaks;
+    for (const Message& request : call.requests) speaks.push_back(!request.empty());
+    return speaks;
+  };
+  const std::vector<bool> none(4, false), first = {true, false, true, false},
+                                          second = {false, true, false, true};
+  for (const bool flushed : {false, true}) {
+    for (int step = 1; step <= 16; ++step) {
+      system.Add(&worker, 1);
+      EXPECT_EQ(system.Settle(&worker, 1, true), Replica::Must::kNothing);
+      // Half of 8 apart; the second of each server first after two.
+      EXPECT_EQ(due(), step % 4 == 0 ? first : step % 4 == 2 ? second : none) << step << flushed;
+      system.Exchange(&worker);
+    }
+    EXPECT_EQ(system.Settle(&worker, 0, false, true), Replica::Must::kExchange);
+    EXPECT_EQ(due(), second) << "all that is not sent";
+    system.Flush(&worker, 0);
+    // What was sent for the flush does not put them in step.
+    if (!flushed) EXPECT_EQ(due(), none);
+  }
+  EXPECT_EQ(system.Values()[9], 9 + 32);
+}
 
 TEST(ReplicaTest, WhatRoundingTakesOffIsSentLater) {
   System system(1, 1, 1, false, true, 8);
@@ -602,8 +662,8 @@ TEST(ReplicaTest, WrongRepliesChangeNothing) {
   System system(2, 1, 4, false);
   System::Worker& worker = system[0];
   system.Begin(&worker, 0);
-  system.Add(&worker, 1);
-  system.Settle(&worker, 1, true);
+  system.Add(&worker, 2);
+  system.Settle(&worker, 2, true);  // as many as are sent
   const auto reply = [&](const std::function<void(DenseReplyHeader*, System::Call*)>& spoil) {
     System::Call call = system.Ask(&worker);
     EXPECT_OK(system.Serve(&call, 0));
@@ -613,13 +673,17 @@ TEST(ReplicaTest, WrongRepliesChangeNothing) {
   EXPECT_REFUSED(reply([](auto* header, auto*) { header->magic = 0; }), "replies[0]");
   EXPECT_REFUSED(reply([](auto* header, auto*) { header->num_floats = 3; }), "num_floats = 3");
   EXPECT_REFUSED(reply([](auto* header, auto*) { header->acknowledged = 99; }), "push 99");
-  EXPECT_REFUSED(reply([](auto* header, auto*) { header->incarnation += 1; }), "new state");
+  EXPECT_REFUSED(reply([](auto* header, auto*) {
+                   header->incarnation += 1;
+                   header->acknowledged = 0;
+                 }),
+                 "new state");
   EXPECT_REFUSED(reply([](auto*, auto* call) { call->reply_bytes[0] = 3; }), "3 bytes");
   EXPECT_REFUSED(reply([](auto*, auto* call) { call->reply_bytes.clear(), call->replies.clear(); }),
                  "0 messages for 1");
-  EXPECT_EQ(worker.value(0), 1);
+  EXPECT_EQ(worker.value(0), 2);
   system.Flush(&worker, 0);
-  EXPECT_EQ(system.Values()[0], 1);
+  EXPECT_EQ(system.Values()[0], 2);
 }
 
 TEST(ReplicaTest, BadArguments) {
@@ -630,7 +694,10 @@ TEST(ReplicaTest, BadArguments) {
   config.staleness = 0;
   config.num_shards = 0;
   EXPECT_REFUSED(Replica::Create(config, &replica), "num_shards = 0");
-  config.num_shards = 1;
+  config.num_shards = 3;
+  config.num_phases = 2;
+  EXPECT_REFUSED(Replica::Create(config, &replica), "num_phases = 2");
+  config.num_shards = config.num_phases = 1;
   config.num_floats = -1;
   EXPECT_REFUSED(Replica::Create(config, &replica), "num_floats = -1");
   config.num_floats = 3;
