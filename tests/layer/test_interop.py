@@ -1,0 +1,260 @@
+"""Rows from and for other programs."""
+
+import re
+import struct
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import het_tf
+from het_tf import interop
+
+DIM = 3
+KEYS = np.array([7, -(2**63), 2**63 - 1, 2**53 + 1, 0])
+VALUES = np.arange(15, dtype=np.float32).reshape(5, DIM) / 7
+
+
+def make_layer(**arguments) -> het_tf.layers.HetEmbedding:
+    layer = het_tf.layers.HetEmbedding(
+        output_dim=DIM, optimizer=het_tf.optimizers.Adam(), seed=1, **arguments
+    )
+    layer.build()
+    return layer
+
+
+def trained_layer(rows: int = 300) -> het_tf.layers.HetEmbedding:
+    layer = make_layer()
+    values = np.random.default_rng(0).normal(size=(rows, DIM)).astype(np.float32)
+    layer.table.assign(np.arange(rows) * 2**50 - 2**57, values)
+    return layer
+
+
+def rows_of(layer) -> dict:
+    rows = layer.table.export()
+    columns = (rows.values, rows.slots, rows.clocks)
+    return {
+        int(key): tuple(np.asarray(column[i]).tobytes() for column in columns)
+        for i, key in enumerate(rows.keys)
+    }
+
+
+FORMATS = {
+    "npz": lambda folder: interop.Npz(folder / "rows.npz"),
+    "parquet": lambda folder: interop.Parquet(folder / "rows.parquet"),
+    "tfra": lambda folder: interop.Tfra(folder, "table", DIM),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [0, 1, 300])
+def test_rows_come_back_from_every_format_in_many_blocks(name, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("het_tf.interop._BLOCK_BYTES", 200)
+    monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 500)
+    layer = trained_layer(rows)
+    assert interop.save(layer, FORMATS[name](tmp_path)) == rows
+    assert not [*tmp_path.glob("*.partial"), *tmp_path.glob("*.tmp")]
+    other = make_layer()
+    other.table.assign(np.array([1]), np.ones((1, DIM), np.float32))
+    kept = rows_of(other)
+    assert interop.load(other, FORMATS[name](tmp_path)) == rows
+    assert rows_of(other) == rows_of(layer) | kept
+
+
+def test_other_programs_read_and_write_the_files(tmp_path):
+    layer = trained_layer()
+    table = layer.table.export()
+    interop.save(layer.table, interop.Npz(tmp_path / "a.npz"))
+    with np.load(tmp_path / "a.npz") as arrays:
+        np.testing.assert_array_equal(arrays["keys"], table.keys)
+        np.testing.assert_array_equal(arrays["values"], table.values)
+    interop.save(layer, interop.Parquet(tmp_path / "a.parquet", "id", "vector"))
+    read = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    np.testing.assert_array_equal(read["id"].to_numpy(), table.keys)
+    np.testing.assert_array_equal(np.stack(read["vector"].to_numpy()), table.values)
+    interop.save(layer, interop.Tfra(tmp_path, "t", DIM))
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "t_mht_1of1-keys", "<i8"), table.keys)
+    # And what they write, in types of their own.
+    for dtype in (np.float16, np.float32, np.float64):
+        values = VALUES.astype(dtype)
+        np.savez_compressed(tmp_path / "b.npz", keys=KEYS, values=values)
+        lists = pyarrow.array(list(values))
+        columns = {"key": KEYS, "values": lists}
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "b.parquet")
+        for source in (
+            interop.Npz(tmp_path / "b.npz"),
+            interop.Parquet(tmp_path / "b.parquet"),
+            interop.Weights(values, KEYS),
+        ):
+            other = make_layer()
+            assert interop.load(other, source) == 5
+            np.testing.assert_array_equal(other.table.lookup(KEYS), values.astype(np.float32))
+
+
+def test_tables_of_tfra_in_shards_are_read(tmp_path):
+    for shard, part in enumerate([slice(0, 2), slice(2, 5)]):
+        path = tmp_path / f"t_mht_{shard + 1}of2_rank0_size1"
+        KEYS[part].astype("<i8").tofile(f"{path}-keys")
+        VALUES[part].astype("<f4").tofile(f"{path}-values")
+    (tmp_path / "t_mht_momentum_mht_1of1-keys").write_bytes(b"another table")
+    layer = make_layer()
+    assert interop.load(layer, interop.Tfra(tmp_path, "t", DIM)) == 5
+    np.testing.assert_array_equal(layer.table.lookup(KEYS), VALUES)
+
+
+def test_weights_of_keras_go_both_ways():
+    embedding = keras.layers.Embedding(10, DIM)
+    embedding.build()
+    layer = make_layer(input_dim=20)
+    assert interop.load(layer, interop.Weights(embedding)) == 10
+    back = keras.layers.Embedding(20, DIM)
+    back.build()
+    back.set_weights([interop.Weights.of(layer, 20)])
+    ids = np.arange(20)
+    np.testing.assert_array_equal(back(ids), layer(ids))
+    np.testing.assert_array_equal(back(ids[:10]), embedding(ids[:10]))
+
+
+def test_pretrained_rows_train_on_and_the_others_as_before():
+    layer, plain = make_layer(), make_layer()
+    interop.load(layer, interop.Weights(VALUES[:2], [3, 5]))
+    np.testing.assert_array_equal(layer.table.lookup([3, 5]), VALUES[:2])
+    np.testing.assert_array_equal(layer.table.lookup([4]), plain.table.lookup([4]))
+    ids = keras.Input((1,), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+    model.compile("sgd", "mse")
+    model.fit(np.array([[3], [4]]), np.ones((2, 1)), verbose=0)
+    assert (layer.table.lookup([3]) != VALUES[0]).any()
+    np.testing.assert_array_equal(layer.table.lookup([5]), VALUES[1:2])
+
+
+def _npz(**arrays):
+    def write(path):
+        np.savez(path / "x.npz", **arrays)
+        return interop.Npz(path / "x.npz")
+
+    return write
+
+
+def _parquet(columns):
+    def write(path):
+        pyarrow.parquet.write_table(pyarrow.table(columns), path / "x.parquet")
+        return interop.Parquet(path / "x.parquet")
+
+    return write
+
+
+def _with(row, column, value):
+    values = VALUES.astype(np.float64).copy()
+    values[row, column] = value
+    return values
+
+
+def _cut_npz(path):
+    np.savez(path / "x.npz", keys=KEYS, values=VALUES)
+    content = (path / "x.npz").read_bytes()
+    (path / "x.npz").write_bytes(content[: len(content) // 2])
+    return interop.Npz(path / "x.npz")
+
+
+def _short_npz(path):
+    with zipfile.ZipFile(path / "x.npz", "w") as archive:
+        for name, array in (("keys", KEYS), ("values", VALUES)):
+            header = str({"descr": array.dtype.str, "fortran_order": False, "shape": array.shape})
+            text = header.encode() + b"\n"
+            content = b"\x93NUMPY\x02\x00" + struct.pack("<I", len(text)) + text
+            archive.writestr(f"{name}.npy", content + array.tobytes()[:-4])
+    return interop.Npz(path / "x.npz")
+
+
+def _tfra(keys, values, name="t_mht_1of1"):
+    def write(path):
+        np.asarray(keys, "<i8").tofile(path / f"{name}-keys")
+        if values is not None:
+            np.asarray(values, "<f4").tofile(path / f"{name}-values")
+        return interop.Tfra(path, "t", DIM)
+
+    return write
+
+
+LISTS = pyarrow.array([list(row) for row in VALUES])
+BAD = {
+    "no array": (_npz(keys=KEYS), r"x\.npz: has no array values"),
+    "other widths": (_npz(keys=KEYS, values=VALUES[:, :2]), r"x\.npz: values are .* \[5, 2\]"),
+    "other lengths": (_npz(keys=KEYS[:4], values=VALUES), r"x\.npz: has keys \[4\] and values"),
+    "keys of floats": (_npz(keys=KEYS * 1.0, values=VALUES), r"x\.npz: keys are float64 \[5\]"),
+    "large keys": (
+        _npz(keys=np.full(5, 2**63, np.uint64), values=VALUES),
+        r"x\.npz: key 9223372036854775808 is not in",
+    ),
+    "NaN": (_npz(keys=KEYS, values=_with(3, 1, np.nan)), rf"x\.npz: key {2**53 + 1} has nan"),
+    "infinity": (_npz(keys=KEYS, values=_with(4, 0, -np.inf)), r"x\.npz: key 0 has -inf"),
+    "large": (_npz(keys=KEYS, values=_with(0, 0, 1e39)), r"x\.npz: key 7 has 1e\+39"),
+    "integers": (_npz(keys=KEYS, values=VALUES.astype(int)), r"x\.npz: values are int64"),
+    "objects": (_npz(keys=KEYS, values=VALUES.astype(object)), r"x\.npz: has an array of object"),
+    "Fortran": (_npz(keys=KEYS, values=np.asfortranarray(VALUES)), r"x\.npz: has .* Fortran"),
+    "cut off": (_cut_npz, r"x\.npz: "),
+    "too short": (_short_npz, r"x\.npz: ends 4 bytes too early"),
+    "no column": (_parquet({"key": KEYS}), r"x\.parquet: has columns \['key'\], not values"),
+    "no lists": (_parquet({"key": KEYS, "values": KEYS}), r"x\.parquet: column values is of int64"),
+    "no key": (
+        _parquet({"key": [1, None], "values": LISTS[:2]}),
+        r"x\.parquet: column key has 1 rows without",
+    ),
+    "no numbers": (
+        _parquet({"key": KEYS[:2], "values": [[1.0, 2.0, 3.0], [1.0, None, 3.0]]}),
+        r"x\.parquet: column values has 1 missing numbers",
+    ),
+    "unequal": (
+        _parquet({"key": KEYS[:2], "values": [[1.0, 2.0, 3.0, 4.0], [1.0, 2.0]]}),
+        r"x\.parquet: column values has lists of",
+    ),
+    "strings": (
+        _parquet({"key": ["a"], "values": [[1.0, 2.0, 3.0]]}),
+        r"x\.parquet: keys are object",
+    ),
+    "no values": (_tfra(KEYS, None), r"t_mht_1of1-values is missing"),
+    "other sizes": (_tfra(KEYS, VALUES[:, :2]), r"t_mht_1of1-keys has 40 bytes .*-values 40"),
+    "a shard is missing": (_tfra(KEYS, VALUES, "t_mht_1of2"), r"t has \['t_mht_1of2-keys'\]"),
+    "no table": (_tfra(KEYS, VALUES, "u_mht_1of1"), r"t has no files t_mht_\*-keys"),
+    "keys of weights": (lambda _: interop.Weights(VALUES, KEYS[:3]), "weights: 3 keys of 5 rows"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_rows_are_named_and_change_nothing(case, tmp_path):
+    layer = trained_layer(20)
+    before = rows_of(layer)
+    write, message = BAD[case]
+    source = write(tmp_path)
+    with pytest.raises((ValueError, OSError), match=message):
+        interop.load(layer, source)
+    assert rows_of(layer) == before
+
+
+def test_what_is_bad_in_the_last_block_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("het_tf.interop._BLOCK_BYTES", 12)
+    layer = make_layer()
+    with pytest.raises(ValueError, match=r"x\.npz: key 0 has nan"):
+        interop.load(layer, _npz(keys=KEYS, values=_with(4, 2, np.nan))(tmp_path))
+    assert layer.table.size() == 0
+
+
+def test_keys_of_a_layer_are_bounded_as_its_ids_are():
+    layer = make_layer(input_dim=5)
+    for key in (-1, 5):
+        with pytest.raises(ValueError, match=rf"weights: key {key} is not in \[0, 4\]"):
+            interop.load(layer, interop.Weights(VALUES[:1], [key]))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for use in (interop.load, interop.save):
+        with pytest.raises(ImportError, match=re.escape("Parquet needs pyarrow: pip install")):
+            use(trained_layer(2), interop.Parquet(tmp_path / "x.parquet"))
+    with pytest.raises(ValueError, match="rows are of a HetEmbedding or an EmbeddingTable"):
+        interop.save(keras.layers.Dense(3), interop.Npz(tmp_path / "x.npz"))
