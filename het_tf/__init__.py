@@ -17,11 +17,15 @@ from het_tf import (
 )
 from het_tf.cache import CacheConfig
 from het_tf.export import export_saved_model
+from het_tf.lifetimes import Admission, Expiry, KeyRange
 from het_tf.table import EmbeddingTable, TableExport
 
 __all__ = [
+    "Admission",
     "CacheConfig",
     "EmbeddingTable",
+    "Expiry",
+    "KeyRange",
     "TableExport",
     "checkpoint",
     "distribute",

@@ -92,7 +92,9 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
         for name, table in tables.items()
     }
 
-    def run(op: Callable[..., tf.Tensor]) -> dict[tuple[str, int], int]:
+    def run(
+        op: Callable[..., tf.Tensor], attributes: Callable[[str], dict[str, int]]
+    ) -> dict[tuple[str, int], int]:
         def of_shard(name: str, shard: int) -> int:
             table, parts = tables[name], configs[name]
             # With as many shards as there were, each finds its rows in its own part.
@@ -103,12 +105,14 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
                 parts=[_part(name, part) for part in mine],
                 rows=tf.constant([parts[part]["rows"] for part in mine], tf.int64),
                 slots=slots[name],
+                ages=_takes_ages(configs[name][0], table),
+                **attributes(name),
             )
             return int(owned)
 
         return on_shards(tables, of_shard)
 
-    owned = run(ops.table_check)
+    owned = run(ops.table_check, lambda name: {})
     for name, table in tables.items():
         found = sum(owned[name, shard] for shard in range(table.num_shards))
         expected = sum(part["rows"] for part in configs[name])
@@ -119,16 +123,22 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
                 f"checkpoint {prefix}, {name}: {expected} rows are there, but {found} belong to"
                 " the shards that read them",
             )
+    times = {
+        name: configs[name][0].get("time") if _takes_ages(configs[name][0], table) else None
+        for name, table in tables.items()
+    }
     try:
-        run(ops.table_restore)
+        run(ops.table_restore, lambda name: {"time": -1 if times[name] is None else times[name]})
     finally:
-        for table in tables.values():
+        for name, table in tables.items():
+            table.time = times[name]
             table.clear_caches()
 
 
 def describe(table: EmbeddingTable) -> dict[str, Any]:
     """What a file says of the table whose rows it holds."""
-    return {"format": _FORMAT, "slot_dim": table.slot_dim, **table.row_attributes}
+    ages = {"ages": table.age_time, "time": table.time} if table.age_time else {}
+    return {"format": _FORMAT, "slot_dim": table.slot_dim, **table.row_attributes, **ages}
 
 
 def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
@@ -164,6 +174,11 @@ def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
         own["optimizer"],
     )
     return False
+
+
+def _takes_ages(config: Mapping[str, Any], table: EmbeddingTable) -> bool:
+    """Whether the ages of saved rows mean something in the table."""
+    return table.age_time is not None and config.get("ages") == table.age_time
 
 
 def _part(name: str, shard: int) -> str:

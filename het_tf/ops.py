@@ -85,6 +85,7 @@ table_sync = _library.het_table_sync
 table_size = _library.het_table_size
 table_stats = _library.het_table_stats
 table_clear = _library.het_table_clear
+table_expire = _library.het_table_expire
 table_export = _library.het_table_export
 table_import = _library.het_table_import
 table_cut = _library.het_table_cut

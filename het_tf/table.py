@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from het_tf import _abandoned, initializers, ops, optimizers
+from het_tf import _abandoned, initializers, lifetimes, ops, optimizers
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_float_dtype, check_integer
 from het_tf._counters import add_up
 from het_tf.exchange import Exchange
@@ -46,8 +46,12 @@ class TableExport:
 class EmbeddingTable:
     """A table of embedding rows, one shard a device.
 
-    A row comes into being by its first update. Until then it reads as its initial value, which
-    depends on (seed, key, column) alone, and takes no memory.
+    A row comes into being by its first update, or as `lifetimes` say, after which it may also go.
+    Without one a key reads as its initial value, which depends on (seed, key, column) alone, and
+    takes no memory.
+
+    Attributes:
+      time: what `expire` was given last; None: nothing yet.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class EmbeddingTable:
         name: str = "table",
         input_dim: int | None = None,
         row_dtype: str = "float32",
+        lifetimes: str = "",
     ):
         """Makes the shards.
 
@@ -76,10 +81,13 @@ class EmbeddingTable:
           name: for errors; it need not be unique.
           input_dim: how many keys there are, for initializers that depend on it; not a bound.
           row_dtype: what values are kept as, "float32" or "bfloat16".
+          lifetimes: which keys get a row, and when rows go (`het_tf.lifetimes.spec`); empty: all
+            do at their first update, and they stay.
 
         Raises:
           ValueError: an argument is out of its range.
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
+          tf.errors.InvalidArgumentError: the clock has no such lifetimes.
         """
         dim = check_integer("dim", dim, 1, INT32_MAX)
         seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
@@ -98,6 +106,8 @@ class EmbeddingTable:
             "num_shards": self.num_shards,
             "row_dtype": check_float_dtype("row_dtype", row_dtype),
         }
+        self.lifetimes = lifetimes
+        self.time: int | None = None
         _abandoned.destroy_all()
         self._handles = [self._create(shard) for shard in range(self.num_shards)]
         self._exchange = Exchange(self.devices, [self])
@@ -129,7 +139,10 @@ class EmbeddingTable:
     def handle_op(self, shard: int) -> tf.Tensor:
         """A handle of a shard, on the device where this is called."""
         return ops.table_handle(
-            shared_name=f"{self.shared_name}/{shard}", shard=shard, **self.row_attributes
+            shared_name=f"{self.shared_name}/{shard}",
+            shard=shard,
+            lifetimes=self.lifetimes,
+            **self.row_attributes,
         )
 
     def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
@@ -324,15 +337,52 @@ class EmbeddingTable:
             ops.table_clear(handle)
         self.clear_caches()
 
+    def expire(self, now: int | None = None) -> int:
+        """Drops the rows that have expired by now. Others use the table meanwhile.
+
+        Where ages are in seconds, this happens by itself. Where their time is given, it happens
+        here: `now` is the time from here on, of the updates that come, too. Time begins with the
+        first call, so that it makes no row older.
+
+        Args:
+          now: the time, where it is given: an integer from 0 to 2**63 - 1, not less than the last
+            one, and less than 2**31 above the first; None: it stands still.
+
+        Returns:
+          How many rows were dropped.
+
+        Raises:
+          ValueError: now is no such integer, or given though ages are in seconds.
+          tf.errors.InvalidArgumentError: now goes back. No time has changed, but possibly that of a
+            server that was restarted.
+          tf.errors.FailedPreconditionError: rows of this table do not expire.
+          tf.errors.UnavailableError: a parameter server is down.
+        """
+        if now is not None:
+            now = check_integer("now", now, 0, INT64_MAX)
+            if self.age_time == "seconds":
+                raise ValueError(f"now = {now}, but ages in this table are in seconds")
+        expired = sum(
+            int(ops.table_expire(handle, -1 if now is None else now)) for handle in self._handles
+        )
+        self.time = self.time if now is None else now
+        return expired
+
+    @property
+    def age_time(self) -> str | None:
+        """What ages of rows are in: "seconds" or "given"; None: rows stay."""
+        return lifetimes.time_of(self.lifetimes)
+
     def stats(self) -> dict[str, int]:
         """Counters, summed over the shards (`TableCounter` in the core's table.h).
 
         Returns:
           Since the shards were made: "requests", "bytes_received", "bytes_sent", "pushes_merged",
           "pushes_repeated", "pushes_skipped", "rows_merged", "rows_checked", "rows_sent",
-          "nonfinite_skipped", and "reads_missing_N": reads of cached rows that missed from N to
-          2N - 1 of the other workers' updates (0: none), in the unit of the clock. Now: "rows" and
-          "memory_bytes".
+          "nonfinite_skipped"; "rows_created" by updates, "updates_refused" of keys that were not
+          admitted, "rows_expired"; and "reads_missing_N": reads of cached rows that missed from N
+          to 2N - 1 of the other workers' updates (0: none), in the unit of the clock. Now: "rows",
+          "memory_bytes", and "candidates": keys without a row that are counted.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.

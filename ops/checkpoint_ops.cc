@@ -95,7 +95,7 @@ REGISTER_OP("Het>TableSave")
     .Doc(R"doc(
 Writes a shard as a tensor bundle of its own, in blocks, as tensors PART/keys (int64 [rows]),
 PART/values (float [rows, dim]), PART/slots (float [rows, slot_dim], where there are slots),
-PART/clocks (int64 [rows]) and PART/config. After an error there is no file.
+PART/clocks (int64 [rows]), PART/ages (int64 [rows], where rows expire) and PART/config. After an error there is no file.
 
 table: A shard.
 snapshot: Scalar, of TableCut, which is then used up.
@@ -147,6 +147,7 @@ REGISTER_OP("Het>TableCheck")
     .Input("parts: string")
     .Input("rows: int64")
     .Attr("slots: bool = true")
+    .Attr("ages: bool = false")
     .Output("owned: int64")
     .SetIsStateful()
     .SetShapeFn(PartsShape)
@@ -159,6 +160,7 @@ prefix: Scalar, path of the bundle.
 parts: [parts], as TableSave was given each.
 rows: [parts], how many each must have.
 slots: Whether the optimizer's slots are read, too.
+ages: Whether the rows' ages are read, too.
 owned: Scalar, how many of the rows are this shard's.
 )doc");
 
@@ -168,6 +170,8 @@ REGISTER_OP("Het>TableRestore")
     .Input("parts: string")
     .Input("rows: int64")
     .Attr("slots: bool = true")
+    .Attr("ages: bool = false")
+    .Attr("time: int = -1")
     .Output("owned: int64")
     .SetIsStateful()
     .SetShapeFn(PartsShape)
@@ -180,6 +184,8 @@ prefix: Scalar, path of the bundle.
 parts: [parts], as TableSave was given each.
 rows: [parts], how many each must have.
 slots: Whether the optimizer's slots are read, too; if not, rows get those of a new row.
+ages: Whether the rows' ages are read, too; if not, they are as if updated now.
+time: TableExpire's last now when the rows were saved; negative: there was none.
 owned: Scalar, how many rows the shard has now.
 )doc");
 

@@ -20,6 +20,7 @@ REGISTER_OP("Het>TableHandle")
     .Attr("shard: int >= 0 = 0")
     .Attr("num_shards: int >= 1 = 1")
     .Attr("row_dtype: {'float32', 'bfloat16'} = 'float32'")
+    .Attr("lifetimes: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -36,6 +37,11 @@ shard: Which shard this is.
 num_shards: Shards of the whole table.
 row_dtype: What values are kept as. An update is made in float32, and its result rounded
   stochastically; optimizer slots are float32.
+lifetimes: Which keys get a row, and when rows expire: clauses separated by ';' that are "admit
+  count=N [sketch=BYTES]", "admit probability=P", "expire age=A [updates_below=N] [norm_below=X]",
+  "given" (ages are in the unit of TableExpire's now, not in seconds), and "keys FIRST LAST", after
+  which clauses are of these keys alone. Where ages are in seconds, a thread looks for expired rows
+  for as long as the table exists.
 )doc");
 
 REGISTER_OP("Het>TableLookup")
@@ -135,6 +141,24 @@ REGISTER_OP("Het>TableClear")
 Drops all rows. Caches of the table drop theirs when they next hear from it.
 
 table: A shard.
+)doc");
+
+REGISTER_OP("Het>TableExpire")
+    .Input("table: resource")
+    .Input("now: int64")
+    .Output("expired: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Drops all rows that have expired, a few at a time; others use the table meanwhile.
+
+table: A shard.
+now: Scalar. The time from now on, where it is given, not before the last; negative: as it is.
+expired: Scalar, how many rows were dropped.
 )doc");
 
 REGISTER_OP("Het>TableExport")

@@ -17,12 +17,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import ops, pooling
+from het_tf import lifetimes, ops, pooling
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf.cache import CacheConfig
 from het_tf.layers.embedding import HetEmbedding
 from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
+from het_tf.lifetimes import Admission, Expiry, KeyRange
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -39,6 +40,9 @@ class TableConfig:
         normal of variance 1 / embedding_dim, as keras-rs has it.
       optimizer: one of `het_tf.optimizers`, or what `HetEmbedding` takes instead of one.
       combiner: "mean", "sum", "sqrtn", "max", or None: every id has an output.
+      admission: which ids get a row; as of `HetEmbedding`.
+      expiry: when rows go; as of `HetEmbedding`. A row belongs to its table: features with other
+        rules need a table of their own.
       placement: "auto" or "default_device": there is no other.
       max_ids_per_partition: taken and not needed.
       max_unique_ids_per_partition: taken and not needed.
@@ -56,6 +60,8 @@ class TableConfig:
     placement: str = "auto"
     max_ids_per_partition: int = 256
     max_unique_ids_per_partition: int = 256
+    admission: Admission | None = None
+    expiry: Expiry | Sequence[Expiry] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -65,6 +71,7 @@ class TableConfig:
         self.vocabulary_size = check_integer("vocabulary_size", self.vocabulary_size, 1, INT64_MAX)
         self.embedding_dim = check_integer("embedding_dim", self.embedding_dim, 1, INT32_MAX)
         pooling.check_combiner(self.combiner)
+        self.expiry = lifetimes.checked(self.admission, self.expiry)
         if self.initializer is None:
             # Cut at two of its own standard deviations, it keeps this much of one.
             stddev = self.embedding_dim**-0.5 / 0.87962566103423978
@@ -81,7 +88,7 @@ class TableConfig:
         for name in ("initializer", "optimizer"):
             if not isinstance(config[name], str):
                 config[name] = keras.saving.serialize_keras_object(config[name])
-        return config
+        return config | lifetimes.serialized(self.admission, self.expiry)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableConfig:
@@ -90,7 +97,7 @@ class TableConfig:
         for name in ("initializer", "optimizer"):
             if isinstance(config[name], dict):
                 config[name] = keras.saving.deserialize_keras_object(config[name])
-        return cls(**config)
+        return cls(**lifetimes.deserialized(config))
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -261,6 +268,11 @@ class HetEmbeddingCollection(keras.layers.Layer):
         ends = np.cumsum([0] + [table.vocabulary_size for table in tables], dtype=object)
         if ends[-1] > INT64_MAX:
             raise ValueError(f"vocabulary_size of tables alike comes to {ends[-1]}, beyond int64")
+        key_ranges = [
+            KeyRange(int(end), int(end) + table.vocabulary_size - 1, table.admission, table.expiry)
+            for table, end in zip(tables, ends, strict=False)
+            if table.admission is not None or table.expiry
+        ]
         layer = HetEmbedding(
             tables[0].embedding_dim,
             optimizer=tables[0].optimizer,
@@ -270,6 +282,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
             nonfinite=self.nonfinite,
             row_dtype=self.row_dtype,
             wire_dtype=self.wire_dtype,
+            key_ranges=key_ranges,
             dtype=self.dtype_policy,
             name=f"{self.name}_{number}",
         )

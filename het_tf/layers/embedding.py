@@ -12,7 +12,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import _callers, _prepared, _row_forms, initializers, ops, optimizers, pooling
+from het_tf import (
+    _callers,
+    _prepared,
+    _row_forms,
+    initializers,
+    lifetimes,
+    ops,
+    optimizers,
+    pooling,
+)
 from het_tf._arguments import INT64_MAX, check_float_dtype, check_integer
 from het_tf._counters import with_ratios
 from het_tf._weights_files import load_rows, save_rows
@@ -25,6 +34,7 @@ from het_tf.layers.exporting import exported_table, served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
 from het_tf.layers.rate import LearningRate
+from het_tf.lifetimes import Admission, Expiry, KeyRange
 from het_tf.table import EmbeddingTable
 
 
@@ -83,6 +93,9 @@ class HetEmbedding(keras.layers.Layer):
         wire_dtype: str = "float32",
         combiner: str | None = None,
         padding_id: int | None = None,
+        admission: Admission | None = None,
+        expiry: Expiry | Sequence[Expiry] | None = None,
+        key_ranges: Sequence[KeyRange] = (),
         **kwargs: Any,
     ):
         """Describes the layer; the table is made when it is built.
@@ -122,6 +135,9 @@ class HetEmbedding(keras.layers.Layer):
             bag without ids is zeros, and so is a mean or sqrtn of weights that come to zero. None:
             every id has its row.
           padding_id: an id that is as if it were not there: not looked up, not counted.
+          admission: which ids get a row; None: all that are updated.
+          expiry: when rows go; None: they stay. Of several, each is reason enough.
+          key_ranges: ids for which other rules hold.
           **kwargs: of `keras.layers.Layer`.
 
         Raises:
@@ -156,6 +172,9 @@ class HetEmbedding(keras.layers.Layer):
         self.nonfinite = nonfinite
         self.row_dtype = check_float_dtype("row_dtype", row_dtype)
         self.wire_dtype = check_float_dtype("wire_dtype", wire_dtype)
+        self.admission, self.expiry = admission, lifetimes.checked(admission, expiry)
+        self.key_ranges = tuple(key_ranges)
+        lifetimes.spec(admission, expiry, self.key_ranges)
         self._compiled_optimizer: weakref.ref | None = None
         self.mask_zero = mask_zero
         self.combiner = combiner
@@ -200,6 +219,7 @@ class HetEmbedding(keras.layers.Layer):
             name=self.name,
             input_dim=self.input_dim,
             row_dtype=self.row_dtype,
+            lifetimes=lifetimes.spec(self.admission, self.expiry, self.key_ranges),
         )
         self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite, self.wire_dtype)
         if hasattr(self._strategy, "register_cache"):
@@ -499,6 +519,8 @@ class HetEmbedding(keras.layers.Layer):
             "mask_zero": self.mask_zero,
             "combiner": self.combiner,
             "padding_id": self.padding_id,
+            **lifetimes.serialized(self.admission, self.expiry),
+            "key_ranges": [serialize(each) for each in self.key_ranges],
         }
 
     @classmethod
@@ -508,8 +530,12 @@ class HetEmbedding(keras.layers.Layer):
         for name in ("optimizer", "cache"):
             if isinstance(config[name], dict):
                 config[name] = keras.saving.deserialize_keras_object(config[name])
+        config["key_ranges"] = [
+            keras.saving.deserialize_keras_object(each) if isinstance(each, dict) else each
+            for each in config.get("key_ranges", ())
+        ]
         taken = config.pop("compiled_optimizer", None)
-        layer = cls(**config)
+        layer = cls(**lifetimes.deserialized(config))
         if taken is not None:
             layer.optimizer = _row_forms.get(taken)
         return layer

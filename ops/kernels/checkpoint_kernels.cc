@@ -113,6 +113,7 @@ class PartsKernel : public FileKernel {
  public:
   explicit PartsKernel(OpKernelConstruction* context) : FileKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("slots", &slots_));
+    OP_REQUIRES_OK(context, context->GetAttr("ages", &ages_));
   }
 
  protected:
@@ -146,7 +147,7 @@ class PartsKernel : public FileKernel {
         if (part != nullptr) TF_RETURN_IF_ERROR(part->Next(block, num_rows));
         if (*num_rows > 0 || p == names.NumElements()) return absl::OkStatus();
         part = std::make_unique<PartReader>(&bundle, names.vec<tensorflow::tstring>()(p), *table,
-                                            slots_);
+                                            slots_, ages_);
         ++p;
         TF_RETURN_IF_ERROR(part->Open(rows.vec<int64_t>()(p - 1)));
       }
@@ -162,7 +163,7 @@ class PartsKernel : public FileKernel {
     return SetScalar(context, 0, owned);
   }
 
-  bool slots_;
+  bool slots_, ages_;
 };
 
 class TableCheckOp : public PartsKernel {
@@ -185,7 +186,9 @@ class TableCheckOp : public PartsKernel {
 
 class TableRestoreOp : public PartsKernel {
  public:
-  using PartsKernel::PartsKernel;
+  explicit TableRestoreOp(OpKernelConstruction* context) : PartsKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("time", &time_));
+  }
 
  private:
   absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
@@ -196,7 +199,7 @@ class TableRestoreOp : public PartsKernel {
           read = next(rows, num_rows);
           return read.ok() ? Status() : FailedPrecondition("not read");
         },
-        parallel_for);
+        parallel_for, time_);
     if (replaced.ok()) {
       *owned = table->size();
       return absl::OkStatus();
@@ -205,6 +208,8 @@ class TableRestoreOp : public PartsKernel {
     return absl::Status(status.code(),
                         StrCat(status.message(), "; the shard has no rows now: restore it again"));
   }
+
+  int64_t time_;
 };
 
 #define REGISTER_CHECKPOINT_KERNEL(name, kernel) \

@@ -52,8 +52,8 @@ inline absl::Status GetSnapshot(tensorflow::OpKernelContext* context, const Tabl
   return absl::InvalidArgumentError("snapshot is of another table");
 }
 
-// A kernel that reads or writes files for a long time, and so does it in a thread of its own: those
-// of TensorFlow answer the workers.
+// A kernel that reads or writes files or goes through all rows, for a long time, and so has a
+// thread of its own: those of TensorFlow answer the workers.
 class FileKernel : public tensorflow::AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;

@@ -13,6 +13,7 @@
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/dense/replica.h"
 #include "ops/core/dense/shard.h"
+#include "ops/core/table/sweeper.h"
 #include "ops/core/table/table.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -21,8 +22,15 @@ namespace het_tf {
 
 class TableResource : public tensorflow::ResourceBase {
  public:
-  TableResource(const RowConfig& config, int shard, std::unique_ptr<Table> table)
-      : config(config), shard(shard), table(std::move(table)) {}
+  // lifetimes: as text, those of the table.
+  TableResource(const RowConfig& config, int shard, std::string lifetimes,
+                std::unique_ptr<Table> made)
+      : config(config), shard(shard), lifetimes(std::move(lifetimes)), table(std::move(made)) {
+    const Lifetimes& rules = table->lifetimes();
+    if (rules.expires() && !rules.time_is_given()) {
+      sweeper_ = std::make_unique<Sweeper>(table.get(), Sweeper::PaceOf(rules));
+    }
+  }
 
   std::string DebugString() const override {
     return StrCat("Het>Table shard ", shard, " of ", config.num_shards, ", ", table->size(),
@@ -32,7 +40,11 @@ class TableResource : public tensorflow::ResourceBase {
 
   const RowConfig config;
   const int shard;
+  const std::string lifetimes;
   const std::unique_ptr<Table> table;
+
+ private:
+  std::unique_ptr<Sweeper> sweeper_;  // ends before the table
 };
 
 // Set when the process is about to end: what caches make from then on would be lost.

@@ -19,7 +19,7 @@ constexpr int64_t kBlockBytes = 4 << 20;
 constexpr int64_t kMaxBlockBytes = 4 * kBlockBytes;
 
 int64_t RowBytes(const Table& table) {
-  return 2 * sizeof(int64_t) + sizeof(float) * (table.dim() + table.slot_dim());
+  return 3 * sizeof(int64_t) + sizeof(float) * (table.dim() + table.slot_dim());
 }
 
 // TensorFlow takes these two for a process that died, and runs the call again.
@@ -28,7 +28,7 @@ absl::Status NotOfTheNetwork(const absl::Status& status) {
   return absl::InternalError(status.message());
 }
 
-constexpr const char* kColumnNames[] = {"keys", "values", "clocks", "slots"};
+constexpr const char* kColumnNames[] = {"keys", "values", "clocks", "slots", "ages"};
 
 absl::Status OfColumn(int column, const absl::Status& status) {
   const absl::Status error = NotOfTheNetwork(status);
@@ -56,11 +56,14 @@ absl::Status WriteBundle(const std::string& prefix, const std::string& name,
       {name + "/values", Tensor(tensorflow::DT_FLOAT, {capacity, table.dim()})},
       {name + "/slots", Tensor(tensorflow::DT_FLOAT, {capacity, table.slot_dim()})},
       {name + "/clocks", Tensor(tensorflow::DT_INT64, {capacity})},
+      {name + "/ages", Tensor(tensorflow::DT_INT64, {capacity})},
   };
   const Table::Rows rows = {
       columns[0].second.flat<int64_t>().data(), columns[1].second.flat<float>().data(),
-      columns[2].second.flat<float>().data(), columns[3].second.flat<int64_t>().data()};
-  const Tensor slots = columns[2].second;  // `rows` points to it
+      columns[2].second.flat<float>().data(), columns[3].second.flat<int64_t>().data(),
+      columns[4].second.flat<int64_t>().data()};
+  const auto all = columns;  // `rows` points to them
+  if (!table.lifetimes().expires()) columns.pop_back();
   if (table.slot_dim() == 0) columns.erase(columns.begin() + 2);
 
   BundleWriter writer(tensorflow::Env::Default(), prefix);
@@ -109,14 +112,15 @@ absl::Status PartReader::Open(int64_t rows) {
   const auto invalid = [&](int column, const auto&... what) {
     return OfColumn(column, absl::InvalidArgumentError(StrCat(what...)));
   };
-  for (int c = 0; c < num_columns(); ++c) {
+  for (int c = 0; c < kNumColumns; ++c) {
+    if (!has(c)) continue;
     const std::string key = StrCat(name_, "/", kColumnNames[c]);
     tensorflow::DataType dtype;
     TensorShape shape;
     const absl::Status found = bundle_->LookupDtypeAndShape(key, &dtype, &shape);
     if (!found.ok()) return OfColumn(c, found);
     const tensorflow::DataType expected =
-        c == kKeys || c == kClocks ? tensorflow::DT_INT64 : tensorflow::DT_FLOAT;
+        c == kValues || c == kSlots ? tensorflow::DT_FLOAT : tensorflow::DT_INT64;
     if (dtype != expected || shape != ShapeOf(c, rows)) {
       return invalid(c, "is ", tensorflow::DataTypeString(dtype), " ", shape.DebugString(),
                      ", expected ", tensorflow::DataTypeString(expected), " ",
@@ -159,7 +163,8 @@ absl::Status PartReader::Next(Table::ConstRows* rows, int64_t* num_rows) {
   if (block_ + 1 >= starts_.size()) return absl::OkStatus();
   const int64_t first = starts_[block_], last = starts_[block_ + 1];
   ++block_;
-  for (int c = 0; c < num_columns(); ++c) {
+  for (int c = 0; c < kNumColumns; ++c) {
+    if (!has(c)) continue;
     const TensorShape shape = ShapeOf(c, last - first);
     if (tensors_[c].shape() != shape) tensors_[c] = Tensor(tensors_[c].dtype(), shape);
     TensorSlice slice(shape.dims());
@@ -173,7 +178,8 @@ absl::Status PartReader::Next(Table::ConstRows* rows, int64_t* num_rows) {
   *num_rows = last - first;
   *rows = {tensors_[kKeys].flat<int64_t>().data(), tensors_[kValues].flat<float>().data(),
            slots_ ? tensors_[kSlots].flat<float>().data() : nullptr,
-           tensors_[kClocks].flat<int64_t>().data()};
+           tensors_[kClocks].flat<int64_t>().data(),
+           ages_ ? tensors_[kAges].flat<int64_t>().data() : nullptr};
   return absl::OkStatus();
 }
 

@@ -26,8 +26,8 @@ class PartReader {
  public:
   // bundle: must outlive the reader.
   PartReader(tensorflow::BundleReader* bundle, const std::string& name, const Table& table,
-             bool slots)
-      : bundle_(bundle), name_(name), table_(table), slots_(slots) {}
+             bool slots, bool ages)
+      : bundle_(bundle), name_(name), table_(table), slots_(slots), ages_(ages) {}
 
   // Finds the blocks. Fails unless the part has so many rows, of the table's width.
   absl::Status Open(int64_t rows);
@@ -37,15 +37,17 @@ class PartReader {
   absl::Status Next(Table::ConstRows* rows, int64_t* num_rows);
 
  private:
-  enum Column { kKeys, kValues, kClocks, kSlots, kNumColumns };
+  enum Column { kKeys, kValues, kClocks, kSlots, kAges, kNumColumns };
 
-  int num_columns() const { return slots_ && table_.slot_dim() > 0 ? kNumColumns : kSlots; }
+  bool has(int column) const {
+    return column == kAges ? ages_ : column != kSlots || (slots_ && table_.slot_dim() > 0);
+  }
   tensorflow::TensorShape ShapeOf(int column, int64_t rows) const;
 
   tensorflow::BundleReader* const bundle_;
   const std::string name_;
   const Table& table_;
-  const bool slots_;
+  const bool slots_, ages_;
   std::vector<int64_t> starts_;  // of the blocks; the last is the number of rows
   size_t block_ = 0;
   std::array<tensorflow::Tensor, kNumColumns> tensors_;

@@ -1,7 +1,9 @@
 #include <memory>
 #include <string>
 
+#include "ops/core/table/sweep.h"
 #include "ops/core/table/table.h"
+#include "ops/kernels/file_kernels.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/process_registry.h"
 #include "ops/kernels/resource_kernels.h"
@@ -21,13 +23,16 @@ class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
   explicit TableHandleOp(OpKernelConstruction* context) : ResourceOpKernel(context) {
     OP_REQUIRES_OK(context, GetRowConfig(context, &config_));
     OP_REQUIRES_OK(context, context->GetAttr("shard", &shard_));
+    OP_REQUIRES_OK(context, context->GetAttr("lifetimes", &lifetimes_));
   }
 
  private:
   absl::Status CreateResource(TableResource** resource) override {
     std::unique_ptr<Table> table;
-    TF_RETURN_IF_ERROR(ToTf(Table::Create(config_, shard_, &table)));
-    *resource = new TableResource(config_, shard_, std::move(table));
+    Lifetimes lifetimes;
+    TF_RETURN_IF_ERROR(ToTf(Lifetimes::Parse(lifetimes_, &lifetimes)));
+    TF_RETURN_IF_ERROR(ToTf(Table::Create(config_, shard_, &table, lifetimes)));
+    *resource = new TableResource(config_, shard_, lifetimes_, std::move(table));
     ProcessRegistry<TableResource>::Get().Add(*resource);
     return absl::OkStatus();
   }
@@ -36,11 +41,13 @@ class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
     return AttributeCheck("table", cinfo_.name())
         .SameRows(resource->config, config_)
         .Same("shard", resource->shard, shard_)
+        .Same("lifetimes", resource->lifetimes, lifetimes_)
         .status();
   }
 
   RowConfig config_;
   int shard_;
+  std::string lifetimes_;
 };
 
 class TableLookupOp : public TableKernel {
@@ -136,7 +143,7 @@ class TableStatsOp : public TableKernel {
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     constexpr int64_t kCounters = Counters<TableCounter>::kSize;
-    constexpr int64_t kAll = kCounters + 2 + Table::kMissedBuckets;
+    constexpr int64_t kAll = kCounters + 3 + Table::kMissedBuckets;
     Tensor* names;
     Tensor* values;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {kAll}, &names));
@@ -151,9 +158,11 @@ class TableStatsOp : public TableKernel {
     value(kCounters) = table->size();
     name(kCounters + 1) = "memory_bytes";
     value(kCounters + 1) = table->memory_bytes();
+    name(kCounters + 2) = "candidates";
+    value(kCounters + 2) = table->num_candidates();
     for (int b = 0; b < Table::kMissedBuckets; ++b) {
-      name(kCounters + 2 + b) = StrCat("reads_missing_", b == 0 ? 0 : int64_t{1} << (b - 1));
-      value(kCounters + 2 + b) = table->reads_that_missed(b);
+      name(kCounters + 3 + b) = StrCat("reads_missing_", b == 0 ? 0 : int64_t{1} << (b - 1));
+      value(kCounters + 3 + b) = table->reads_that_missed(b);
     }
     return absl::OkStatus();
   }
@@ -166,6 +175,27 @@ class TableClearOp : public TableKernel {
   absl::Status Compute(OpKernelContext*, Table* table) override {
     table->Clear();
     return absl::OkStatus();
+  }
+};
+
+class TableExpireOp : public FileKernel {
+ public:
+  using FileKernel::FileKernel;
+
+  absl::Status Run(OpKernelContext* context, TableResource* resource) override {
+    Table* table = resource->table.get();
+    const Tensor& now = context->input(1);
+    if (now.dims() != 0) return absl::InvalidArgumentError("now must be a scalar");
+    if (!table->lifetimes().expires()) {
+      return absl::FailedPreconditionError("the table has no expiry");
+    }
+    if (now.scalar<int64_t>()() >= 0) {
+      TF_RETURN_IF_ERROR(ToTf(table->SetTime(now.scalar<int64_t>()())));
+    }
+    Table::Sweep sweep(table);
+    while (sweep.Next()) {
+    }
+    return SetScalar(context, 0, sweep.num_expired());
   }
 };
 
@@ -250,6 +280,7 @@ REGISTER_TABLE_KERNEL("TableSync", TableSyncOp);
 REGISTER_TABLE_KERNEL("TableSize", TableSizeOp);
 REGISTER_TABLE_KERNEL("TableStats", TableStatsOp);
 REGISTER_TABLE_KERNEL("TableClear", TableClearOp);
+REGISTER_TABLE_KERNEL("TableExpire", TableExpireOp);
 REGISTER_TABLE_KERNEL("TableExport", TableExportOp);
 REGISTER_TABLE_KERNEL("TableImport", TableImportOp);
 #undef REGISTER_TABLE_KERNEL

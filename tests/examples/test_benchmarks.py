@@ -89,6 +89,16 @@ def test_table_memory():
     assert 1.0 < float(peak[1]) <= 1.6
 
 
+def test_expiry(tmp_path: pathlib.Path):
+    out = tmp_path / "figures.json"
+    done = _run("expiry.py", "--ids=300000", "--step=2000", f"--out={out}", "--background")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    result = json.loads(out.read_text())["result"]
+    assert result["rows_expired"] > 0
+    # 150 steps of 20 ids that return, but for the last step's, which have not yet.
+    assert result["rows_created"] == 149 * 20
+
+
 def test_checkpoint(tmp_path: pathlib.Path):
     out = tmp_path / "figures.json"
     done = _run("checkpoint.py", "--rows=200000", f"--folder={tmp_path}", f"--out={out}")

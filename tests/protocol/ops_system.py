@@ -52,6 +52,7 @@ class OpsSystem:
         initializer: str = "zeros",
         policy: str = "lru",
         device: str = "",
+        lifetimes: str = "",
     ):
         """device: "" or that whose memory has the caches' rows ("/device:CPU:0")."""
         self.setup = setup
@@ -78,7 +79,11 @@ class OpsSystem:
             self._cache["capacity"] = 0
         self.tables = [
             ops.table_handle(
-                shared_name=_name("table"), shard=shard, num_shards=setup.num_shards, **self.row
+                shared_name=_name("table"),
+                shard=shard,
+                num_shards=setup.num_shards,
+                lifetimes=lifetimes,
+                **self.row,
             )
             for shard in range(setup.num_shards)
         ]

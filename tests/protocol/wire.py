@@ -59,6 +59,7 @@ class Push:
     sequence: int
     gradients: np.ndarray  # PUSH_ROW [gradients]; "updates" holds the bits of the learning rate
     contributions: np.ndarray  # PUSH_ROW [contributions]
+    floats: np.ndarray  # of the gradients, then of the contributions
     num_bytes: int
 
     @property
@@ -116,9 +117,10 @@ def parse_request(message: tf.Tensor) -> Request:
         contributions = cursor.take(PUSH_ROW, head["num_contributions"])
         floats = len(gradients) * int(header["dim"])
         floats += len(contributions) * int(header["contribution_dim"])
-        cursor.take(np.dtype("<f4"), floats)
+        floats = cursor.take(np.dtype("<f4"), floats)
         cursor.at += -cursor.at % 8
-        pushes.append(Push(int(head["sequence"]), gradients, contributions, cursor.at - start))
+        size = cursor.at - start
+        pushes.append(Push(int(head["sequence"]), gradients, contributions, floats, size))
     counts = [int(header[f"num_{what}"]) for what in ("checks", "value_checks", "full", "values")]
     packed = cursor.take(np.dtype("u1"), sum(counts) * int(header["key_bytes"]))
     queries = [

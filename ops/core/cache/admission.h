@@ -13,7 +13,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/core/cache/sketch.h"
+#include "ops/core/memory/sketch.h"
 #include "ops/core/wire/reply.h"
 
 namespace het_tf {

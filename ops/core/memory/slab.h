@@ -3,6 +3,7 @@
 #ifndef HET_TF_OPS_CORE_MEMORY_SLAB_H_
 #define HET_TF_OPS_CORE_MEMORY_SLAB_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -41,6 +42,13 @@ class Slab {
   }
 
   void Free(uint32_t slot) { free_.push_back(slot); }
+
+  // Has memory to take note of that many slots, so that as many calls of Free do not throw.
+  void ReserveFree(size_t slots) {
+    const size_t needed = free_.size() + slots;
+    if (needed > free_.capacity()) free_.reserve(std::max(needed, 2 * free_.capacity()));
+  }
+  const std::vector<uint32_t>& free() const { return free_; }
 
   // To be followed by clearing the arena.
   void Clear() {

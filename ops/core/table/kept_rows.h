@@ -72,6 +72,8 @@ class KeptRows {
       }
       kept_->changed_.notify_all();
     }
+    // Whether there was a snapshot.
+    bool held() const { return kept_ != nullptr; }
     Room(const Room&) = delete;
     Room& operator=(const Room&) = delete;
 

@@ -63,6 +63,7 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
   });
 
   found->incarnation = incarnation_;
+  found->num_drops = num_drops_;
   found->records.resize(num_keys);
   std::vector<int32_t> missing;
   for (int64_t u = 0; u < num_keys; ++u) {
@@ -90,6 +91,7 @@ Status Table::Pool(const UniqueIds& ids, Pooling* pooling, const ParallelFor& pa
   SharedLock contents(contents_);
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
   found->incarnation = incarnation_;
+  found->num_drops = num_drops_;
   found->records.resize(num_keys);
   parallel_for(num_keys, kProbeCycles, [&](int64_t first, int64_t last) {
     const auto stripe_of = [&](int64_t i) -> const Stripe& {
@@ -140,14 +142,17 @@ void Table::InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys
     for (int64_t s = first; s < last; ++s) {
       Stripe& stripe = *stripes_[s];
       const int32_t* order = groups.order.data() + groups.begin[s];
+      Newcomers newcomers;
       VisitAhead(
           groups.size(s),
           [&](int64_t i) { return IndexedHash{&stripe.index, ids.hashes[keys[order[i]]]}; },
           [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
           [&](int64_t i) {
             const int32_t u = keys[order[i]];
-            (*records)[u] = FindOrInsert(&stripe, ids.hashes[u], ids.keys[u]);
+            (*records)[u] =
+                FindOrAdmit(&stripe, ids.hashes[u], ids.keys[u], 1, time_.now(), &newcomers);
           });
+      Note(newcomers);
     }
   });
 }
@@ -164,9 +169,9 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
     counters_.Add(TableCounter::kNonfiniteSkipped, sums.num_nonfinite());
   }
   SharedLock contents(contents_);
-  // No call but Clear, which begins an incarnation, takes a record away.
+  // What else takes a record away begins an incarnation.
   std::vector<char*> records;
-  if (found.incarnation == incarnation_) records = found.records;
+  if (found.incarnation == incarnation_ && found.num_drops == num_drops_) records = found.records;
   records.resize(ids.num_keys());
   std::vector<int32_t> missing;
   for (int64_t u = 0; u < ids.num_keys(); ++u) {
@@ -186,6 +191,7 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
     }
   }
   if (!missing.empty()) InsertRecords(ids, missing, groups, parallel_for, &records);
+  const uint32_t now = time_.now();
   parallel_for(ids.num_keys(), kProbeCycles / 2 + 4 * row_dim_, [&](int64_t first, int64_t last) {
     constexpr int64_t kAhead = 8;
     GradientLimit limit(*kit_.optimizer, ids);
@@ -194,7 +200,8 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
         Prefetch(records[u + kAhead], record_bytes_);
         sums.Prefetch(u + kAhead);
       }
-      if (!sums.finite(u)) continue;
+      if (!sums.finite(u) || records[u] == nullptr) continue;
+      SetRowTime(records[u], now);
       float* row = Open(records[u]);
       UpdateRow(records[u], row, limit(u, sums[u], row), learning_rate, 0);
       if (config_.clock != ClockRule::kDrift) {

@@ -24,17 +24,19 @@ Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& al
   int64_t num_rows = 0;
   for (int s = first; s < last; ++s) num_rows += stripes_[s]->index.size();
   const Rows rows = allocate(num_rows);
+  const uint32_t now = time_.now();
   int64_t r = 0;
   for (int s = first; s < last; ++s) {
     stripes_[s]->index.ForEach(
-        [&](uint32_t slot) { CopyOut(stripes_[s]->records[slot], rows, r++); });
+        [&](uint32_t slot) { CopyOut(stripes_[s]->records[slot], now, rows, r++); });
   }
   return Status();
 }
 
-void Table::CopyOut(const char* record, const Rows& rows, int64_t r) const {
+void Table::CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const {
   rows.keys[r] = KeyOf(record);
-  rows.clocks[r] = ClockOf(record);
+  rows.clocks[r] = lives_ ? ClockOfLife::UpdatesOf(ClockOf(record)) : ClockOf(record);
+  if (rows.ages != nullptr) rows.ages[r] = expires_ ? AgeOf(TimeOf(record), now) : 0;
   format_.Read(WordsOf(record), 0, rows.values + r * dim());
   std::copy_n(WordsOf(record) + format_.words(0), slot_dim(), rows.slots + r * slot_dim());
 }
@@ -42,6 +44,9 @@ void Table::CopyOut(const char* record, const Rows& rows, int64_t r) const {
 Status Table::CheckRow(const ConstRows& rows, int64_t r) const {
   if (rows.clocks[r] < 0 || rows.clocks[r] > kMaxClock) {
     return InvalidArgument("clocks holds ", rows.clocks[r], " for key ", rows.keys[r]);
+  }
+  if (rows.ages != nullptr && rows.ages[r] < 0) {
+    return InvalidArgument("ages holds ", rows.ages[r], " for key ", rows.keys[r]);
   }
   const int num_slots = rows.slots == nullptr ? 0 : slot_dim();
   if (AllFinite(rows.values + r * dim(), dim()) &&
@@ -62,7 +67,10 @@ Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers
   const auto set = [&](Stripe* stripe, uint64_t hash, int64_t r) {
     bool is_new;
     char* record = FindOrAdd(stripe, hash, rows.keys[r], &is_new);
-    SetClock(record, rows.clocks[r]);
+    if (is_new && stripe->gate != nullptr) stripe->gate->Forget(hash, rows.keys[r]);
+    SetClock(record,
+             lives_ ? clocks_.born() + ClockOfLife::UpdatesOf(rows.clocks[r]) : rows.clocks[r]);
+    SetRowTime(record, time_.TimeOfAge(rows.ages == nullptr ? 0 : rows.ages[r]));
     format_.Write(rows.values + r * dim(), 0, WordsOf(record));
     float* slots = WordsOf(record) + format_.words(0);
     if (rows.slots == nullptr) {
@@ -89,6 +97,7 @@ void Table::DropRows() {
   for (const auto& stripe : stripes_) {
     stripe->index.Clear();
     stripe->records.Clear();
+    if (stripe->gate != nullptr) stripe->gate->Clear();
   }
   arena_.Clear();
   for (const auto& stripe : stripes_) stripe->changed.clear();
@@ -124,9 +133,10 @@ Status Table::CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelF
 }
 
 Status Table::Replace(const std::function<Status(ConstRows*, int64_t*)>& next,
-                      const ParallelFor& parallel_for) {
+                      const ParallelFor& parallel_for, int64_t time) {
   const UniqueLock contents = LockContents();
   DropRows();
+  time_.Restart(time);
   NewIncarnation();
   const auto load = [&] {
     while (true) {

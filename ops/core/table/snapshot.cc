@@ -36,8 +36,13 @@ Status Table::CutBits(std::vector<std::vector<uint64_t>> unread,
                       std::unique_ptr<Snapshot>* snapshot) {
   if (kept_.open()) return FailedPrecondition("the table is already being saved by another call");
   auto cut = std::unique_ptr<Snapshot>(new Snapshot(this));
+  cut->now_ = time_.now();
   kept_.Open();
   for (size_t s = 0; s < stripes_.size(); ++s) {
+    const UniqueLock lock(stripes_[s]->mutex);  // under which the last snapshot ended
+    for (const uint32_t slot : stripes_[s]->records.free()) {
+      if (slot / 64 < unread[s].size()) unread[s][slot / 64] &= ~(uint64_t{1} << slot % 64);
+    }
     for (const uint64_t word : unread[s]) cut->num_rows_ += __builtin_popcountll(word);
     stripes_[s]->unread.swap(unread[s]);
   }
@@ -104,7 +109,7 @@ Status Table::Snapshot::ReadAll(const Rows& columns, int64_t capacity,
       return ResourceExhausted("out of memory for rows that were updated while they were saved");
     }
     for (size_t at = 0; at < kept.size(); at += table_->record_bytes_) {
-      table_->CopyOut(&kept[at], columns, rows++);
+      table_->CopyOut(&kept[at], now_, columns, rows++);
       HET_RETURN_IF_ERROR(write_if(rows == capacity));
     }
     return Status();
@@ -126,7 +131,7 @@ Status Table::Snapshot::ReadAll(const Rows& columns, int64_t capacity,
           }
           slot = slot / 64 * 64 + __builtin_ctzll(marks);
           marks &= marks - 1;
-          table_->CopyOut(stripe->records[slot], columns, rows++);
+          table_->CopyOut(stripe->records[slot], now_, columns, rows++);
         }
       }
       HET_RETURN_IF_ERROR(write_if(rows == capacity));

@@ -3,8 +3,8 @@
 // The cut marks every record as not yet read. A record is read once: by the sweep, which goes from
 // stripe to stripe and holds a stripe's lock for a few thousand rows at a time; or, if somebody is
 // about to change it before the sweep has come to it, out of the copy that he makes first. Rows
-// that come after the cut have no mark. Rows leave a table only all at once, and that waits until
-// the snapshot has ended.
+// that come after the cut have no mark, and neither has a slot without a row. A row that expires is
+// changed like any other; what drops all rows waits until the snapshot has ended.
 //
 // Memory: one bit a record, and 2 * KeptRows::kMaxBytes.
 
@@ -50,6 +50,7 @@ class Table::Snapshot {
 
   Table* const table_;
   int64_t num_rows_ = 0;
+  uint32_t now_ = 0;  // the table's time at the cut
   std::mutex mutex_;
   bool ended_ = false;  // guarded by mutex_
 };

@@ -1,4 +1,7 @@
 // Sync: a cache's pushes merged, its questions answered.
+//
+// Where rows come and go, a check of a row that is not there is answered with its initial value: so
+// a cache learns that it has expired, or that what it pushed was refused (lifetimes.h).
 
 #include <algorithm>
 #include <atomic>
@@ -190,9 +193,11 @@ void Table::MergeRow(char* record, const PushRow& row, const float* floats, bool
 void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
                   const ParallelFor& parallel_for) {
   const int contribution_dim = kit_.optimizer->contribution_dim();
+  const uint32_t now = time_.now();
   ForEachStripe<UniqueLock>(parallel_for, StripeCost(push.num_rows(), row_dim_), [&](int64_t s) {
     Stripe& stripe = *stripes_[s];
     const int32_t* rows = groups.order.data() + groups.begin[s];
+    Newcomers newcomers;
     if (!stripe.unread.empty()) {
       for (int32_t i = 0; i < groups.size(s); ++i) {
         KeepRecord(&stripe, hashes[rows[i]], push.rows[rows[i]].key);
@@ -207,9 +212,11 @@ void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, con
           const float* floats =
               is_gradient ? push.gradients + r * dim()
                           : push.contributions + (r - push.num_gradients) * contribution_dim;
-          char* record = FindOrInsert(&stripe, hashes[r], push.rows[r].key);
-          MergeRow(record, push.rows[r], floats, is_gradient);
+          char* record = FindOrAdmit(&stripe, hashes[r], push.rows[r].key,
+                                     is_gradient ? 1 : push.rows[r].updates, now, &newcomers);
+          if (record != nullptr) MergeRow(record, push.rows[r], floats, is_gradient);
         });
+    Note(newcomers);
   });
   counters_.Add(TableCounter::kPushesMerged, 1);
   counters_.Add(TableCounter::kRowsMerged, push.num_rows());
@@ -228,6 +235,7 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
 
   // First which rows go, then, once the reply has its memory, the rows themselves. Records never
   // move and are not freed while contents_ is held, so a pointer to one stays good in between.
+  static const char gone = 0;
   std::vector<const char*> found(num_queries, nullptr);
   ForEachStripe<SharedLock>(parallel_for, StripeCost(num_queries, 0), [&](int64_t s) {
     const Stripe& stripe = *stripes_[s];
@@ -239,7 +247,15 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
         [&](int64_t i) {
           const int32_t q = queries[i];
           const uint32_t slot = Find(stripe, hashes[q], request.keys[q]);
-          if (slot == Index::kNone) return;
+          if (slot == Index::kNone) {
+            // A line with a row that is not there, or not any more.
+            if (lives_ && !restarted && request.is_check(q) && request.bases[q] > 0 &&
+                request.bases[q] != clocks_.gone()) {
+              ++reads[0];
+              found[q] = &gone;
+            }
+            return;
+          }
           const char* record = stripe.records[slot];
           if (request.is_check(q) && !restarted && !behind) {
             const int64_t missed = WrappingSubtract(ClockOf(record), request.bases[q]);
@@ -271,14 +287,21 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
   ReplyWriter writer(allocate(bytes), reply);
   const int64_t num_rows = int64_t{reply.num_full} + reply.num_values;
   ForEachStripe<SharedLock>(parallel_for, StripeCost(num_rows, row_dim_), [&](int64_t s) {
-    std::vector<float> unpacked(format_.half ? row_dim_ : 0);
+    std::vector<float> unpacked(format_.half || lives_ ? row_dim_ : 0);
     for (int32_t i = groups.begin[s]; i < groups.begin[s + 1]; ++i) {
       const int32_t q = groups.order[i];
       if (found[q] == nullptr) continue;
-      const ReplyRow row = {ClockOf(found[q]), q};
       const bool value = sends_value(q);
-      const float* floats = WordsOf(found[q]);
-      if (format_.half) {
+      ReplyRow row = {0, q};
+      const float* floats = unpacked.data();
+      if (found[q] == &gone) {
+        kit_.InitRow(request.keys[q], unpacked.data());
+        row.clock = std::min(std::max(clocks_.gone(), request.bases[q]), kMaxClock);
+      } else {
+        row.clock = ClockOf(found[q]);
+        floats = WordsOf(found[q]);
+      }
+      if (format_.half && found[q] != &gone) {
         format_.Read(floats, slot_dim(), unpacked.data());
         floats = unpacked.data();
       }

@@ -10,26 +10,49 @@
 
 namespace het_tf {
 
-Status Table::Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table) {
+Status Table::Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table,
+                     const Lifetimes& lifetimes, SecondsClock seconds) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config, &kit));
   if (shard < 0 || shard >= config.num_shards) {
     return InvalidArgument("shard = ", shard, " must be in [0, num_shards = ", config.num_shards,
                            ")");
   }
-  table->reset(new Table(config, shard, std::move(kit)));
+  if (lifetimes.any() && config.clock == ClockRule::kLamport) {
+    return InvalidArgument("clock = 'lamport' has no lifetimes: rows must come at once and stay");
+  }
+  for (int r = 0; r < lifetimes.num_ranges(); ++r) {
+    for (const ExpiryRule& rule : lifetimes.range(r).expiries) {
+      if (config.clock == ClockRule::kCount || rule.updates_below == ExpiryRule().updates_below) {
+        continue;
+      }
+      return InvalidArgument("updates_below = ", rule.updates_below,
+                             " needs clock = 'count': other clocks do not count updates");
+    }
+  }
+  table->reset(new Table(config, shard, std::move(kit), lifetimes, std::move(seconds)));
   return Status();
 }
 
-Table::Table(const RowConfig& config, int shard, RowKit kit)
+Table::Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& lifetimes,
+             SecondsClock seconds)
     : config_(config),
       shard_(shard),
       kit_(std::move(kit)),
       row_dim_(kit_.optimizer->row_dim()),
       format_{kit_.optimizer->dim(), config.half},
-      record_bytes_(kRowOffset + sizeof(float) * format_.words(kit_.optimizer->slot_dim())) {
+      lifetimes_(lifetimes),
+      lives_(lifetimes.any()),
+      expires_(lifetimes.expires()),
+      record_bytes_(kRowOffset + sizeof(float) * format_.words(kit_.optimizer->slot_dim()) +
+                    (expires_ ? sizeof(uint32_t) : 0)),
+      time_(lifetimes.time_is_given() || !expires_ ? nullptr : std::move(seconds)) {
   for (int s = 0; s < kNumStripes; ++s) {
     stripes_.push_back(std::make_unique<Stripe>(record_bytes_, &arena_));
+    if (!lifetimes_.admits_some()) continue;
+    const uint64_t seed = static_cast<uint64_t>(config.seed) * kNumStripes + s;
+    stripes_[s]->gate =
+        std::make_unique<Gate>(lifetimes_, 1.0 / kNumStripes, HashKey(seed), &arena_);
   }
   NewIncarnation();
 }
@@ -60,8 +83,19 @@ int64_t Table::memory_bytes() const {
   for (const auto& stripe : stripes_) {
     SharedLock lock(stripe->mutex);
     bytes += stripe->index.bytes() + stripe->records.bytes();
+    if (stripe->gate != nullptr) bytes += stripe->gate->bytes();
   }
   return bytes;
+}
+
+int64_t Table::num_candidates() const {
+  SharedLock contents(contents_);
+  int64_t candidates = 0;
+  for (const auto& stripe : stripes_) {
+    SharedLock lock(stripe->mutex);
+    if (stripe->gate != nullptr) candidates += stripe->gate->num_candidates();
+  }
+  return candidates;
 }
 
 uint32_t Table::Find(const Stripe& stripe, uint64_t hash, int64_t key) const {
@@ -81,6 +115,7 @@ Table::Reservation::Reservation(Table* table, const Groups& groups) : table_(tab
       stripe.records.Reserve(stripe.reserved + rows);
       stripe.index.Reserve(stripe.index.size() + stripe.reserved + rows,
                            [&](uint32_t s) { return HashKey(KeyOf(stripe.records[s])); });
+      if (stripe.gate != nullptr) stripe.gate->Reserve(stripe.reserved + rows);
       stripe.reserved += rows;
       reserved_.push_back(rows);
     }
@@ -99,17 +134,30 @@ Table::Reservation::~Reservation() {
   }
 }
 
-char* Table::FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key) {
+char* Table::FindOrAdmit(Stripe* stripe, uint64_t hash, int64_t key, uint32_t updates, uint32_t now,
+                         Newcomers* newcomers) {
+  if (stripe->gate != nullptr && Find(*stripe, hash, key) == Index::kNone &&
+      !stripe->gate->Admits(hash, key, updates, now)) {
+    newcomers->refused += updates;
+    return nullptr;
+  }
   bool is_new;
   char* record = FindOrAdd(stripe, hash, key, &is_new);
   if (is_new) {
-    SetClock(record, 0);
+    ++newcomers->created;
+    SetClock(record, lives_ ? clocks_.born() : 0);
     static thread_local std::vector<float> row;
     row.resize(row_dim_);
     kit_.InitRow(key, row.data());
     format_.Write(row.data(), slot_dim(), WordsOf(record));
   }
+  SetRowTime(record, now);
   return record;
+}
+
+void Table::Note(const Newcomers& newcomers) {
+  if (newcomers.created > 0) counters_.Add(TableCounter::kRowsCreated, newcomers.created);
+  if (newcomers.refused > 0) counters_.Add(TableCounter::kUpdatesRefused, newcomers.refused);
 }
 
 char* Table::FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new) {

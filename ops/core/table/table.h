@@ -6,6 +6,8 @@
 // and work in the order of the ids, which suits the memory better. A pool's threads never wait for
 // a lock: who holds one may be waiting for them. Every public function may run concurrently with
 // every other.
+//
+// Where rows come and go (lifetimes.h), a record ends with the time of its last update.
 
 #ifndef HET_TF_OPS_CORE_TABLE_TABLE_H_
 #define HET_TF_OPS_CORE_TABLE_TABLE_H_
@@ -13,6 +15,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -32,7 +35,10 @@
 #include "ops/core/shared_mutex.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
+#include "ops/core/table/gate.h"
 #include "ops/core/table/kept_rows.h"
+#include "ops/core/table/lifetimes.h"
+#include "ops/core/table/table_time.h"
 #include "ops/core/unique_ids.h"
 #include "ops/core/wire/request.h"
 
@@ -49,16 +55,21 @@ enum class TableCounter {
   kRowsChecked,
   kRowsSent,
   kNonfiniteSkipped,
+  kRowsCreated,     // by updates
+  kUpdatesRefused,  // of keys that were not admitted
+  kRowsExpired,
   kNumCounters
 };
 inline constexpr std::array<const char*, Counters<TableCounter>::kSize> kTableCounterNames = {
-    "requests",       "bytes_received", "bytes_sent",   "pushes_merged", "pushes_repeated",
-    "pushes_skipped", "rows_merged",    "rows_checked", "rows_sent",     "nonfinite_skipped"};
+    "requests",       "bytes_received",  "bytes_sent",   "pushes_merged", "pushes_repeated",
+    "pushes_skipped", "rows_merged",     "rows_checked", "rows_sent",     "nonfinite_skipped",
+    "rows_created",   "updates_refused", "rows_expired"};
 
 // Where a lookup found rows. Records never move, so an update may go straight to them, as long as
-// the table has the same rows.
+// the table has lost no row since.
 struct FoundRows {
   uint64_t incarnation = 0;
+  int64_t num_drops = 0;       // of rows that expired, until then
   std::vector<char*> records;  // (num_keys); nullptr: there was none
 };
 
@@ -66,7 +77,10 @@ class Table {
  public:
   static constexpr int kNumStripes = 32;
 
-  static Status Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table);
+  // seconds: what the ages of rows are measured by, unless their time is given.
+  static Status Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table,
+                       const Lifetimes& lifetimes = Lifetimes(),
+                       SecondsClock seconds = SteadySeconds);
 
   int dim() const { return kit_.optimizer->dim(); }
   int slot_dim() const { return kit_.optimizer->slot_dim(); }
@@ -86,6 +100,8 @@ class Table {
   int64_t reads_that_missed(int bucket) const {
     return missed_[bucket].load(std::memory_order_relaxed);
   }
+  // Keys that are counted exactly and have no row yet.
+  int64_t num_candidates() const;
   // Caches that it remembers.
   int64_t num_sessions() const { return sessions_.size(); }
 
@@ -122,10 +138,11 @@ class Table {
   // and returns where to put them.
   template <typename Integer, typename Float>
   struct RowArrays {
-    Integer* keys;    // (rows)
-    Float* values;    // (rows, dim)
-    Float* slots;     // (rows, slot_dim)
-    Integer* clocks;  // (rows)
+    Integer* keys;            // (rows)
+    Float* values;            // (rows, dim)
+    Float* slots;             // (rows, slot_dim)
+    Integer* clocks;          // (rows)
+    Integer* ages = nullptr;  // (rows), since the last update; nullptr: not wanted, or 0
   };
   using Rows = RowArrays<int64_t, float>;
   using ConstRows = RowArrays<const int64_t, const float>;
@@ -158,11 +175,20 @@ class Table {
   // Puts those rows into the table's place that next(&rows, &num_rows) gives until it gives 0 and
   // that are this shard's; slots as for Import. Others wait meanwhile. Starts a new incarnation.
   // After an error the table is empty.
+  // time: that of SetTime when the rows were saved; negative: not known.
   Status Replace(const std::function<Status(ConstRows*, int64_t*)>& next,
-                 const ParallelFor& parallel_for);
+                 const ParallelFor& parallel_for, int64_t time = -1);
 
   // Drops all rows. Starts a new incarnation.
   void Clear();
+
+  // Rows that come and go (lifetimes.h).
+
+  const Lifetimes& lifetimes() const { return lifetimes_; }
+  // The time that ages are measured by, where it is given. Must not go back.
+  Status SetTime(int64_t now);
+  // A pass over all rows that drops those that have expired (sweep.h).
+  class Sweep;
 
  private:
   // A bit for each record of a stripe.
@@ -179,7 +205,8 @@ class Table {
     mutable SharedMutex mutex;
     Index index;
     Slab records;
-    size_t reserved = 0;  // rows that calls under way may insert; there is memory for them
+    std::unique_ptr<Gate> gate;  // nullptr: every key gets a row
+    size_t reserved = 0;         // rows that calls under way may insert; there is memory for them
     // A bit for each record that a snapshot has still to read; empty without one. Its reader clears
     // bits while it shares the lock, others while they have it alone.
     std::vector<uint64_t> unread;
@@ -196,13 +223,34 @@ class Table {
   // Memory for rows that a call may insert, for as long as it runs.
   class Reservation;
 
-  Table(const RowConfig& config, int shard, RowKit kit);
+  Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& lifetimes,
+        SecondsClock seconds);
 
   uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key) const;
-  // The stripe is locked, and has memory for the row.
-  char* FindOrInsert(Stripe* stripe, uint64_t hash, int64_t key);
-  // The same; a new record has its key and nothing else.
+  // What became of keys without a row.
+  struct Newcomers {
+    int64_t created = 0, refused = 0;  // rows, updates
+  };
+  // The row of a key that is updated so many times now; nullptr: it has none, and gets none. The
+  // stripe is locked, and has memory for the row.
+  char* FindOrAdmit(Stripe* stripe, uint64_t hash, int64_t key, uint32_t updates, uint32_t now,
+                    Newcomers* newcomers);
+  // The same, whatever the rules; a new record has its key and nothing else.
   char* FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new);
+  void Note(const Newcomers& newcomers);
+
+  // When a record was last updated; kFree: it has no row. Only where rows expire.
+  static constexpr uint32_t kFree = ~uint32_t{0};
+  uint32_t TimeOf(const char* record) const {
+    uint32_t time;
+    std::memcpy(&time, record + record_bytes_ - sizeof(time), sizeof(time));
+    return time;
+  }
+  void SetRowTime(char* record, uint32_t time) const {
+    if (expires_) std::memcpy(record + record_bytes_ - sizeof(time), &time, sizeof(time));
+  }
+  static uint32_t AgeOf(uint32_t time, uint32_t now);
+  bool IsExpired(const char* record, uint32_t now) const;
 
   // To be called before a row is changed while the stripe has rows to be read. The stripe is
   // locked.
@@ -214,15 +262,15 @@ class Table {
   // Whether somebody wants to know. The contents are locked.
   bool notes_changes() const { return !readers_.empty(); }
   // Begins a snapshot; the contents are locked, and no other is open. Takes the bits, of each
-  // stripe.
+  // stripe; those of slots without a row do not count.
   Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
   // A bit for every row of a stripe.
   static std::vector<uint64_t> AllRows(const Stripe& stripe);
   // Alone, and without a snapshot.
   UniqueLock LockContents();
 
-  // Row r of rows.
-  void CopyOut(const char* record, const Rows& rows, int64_t r) const;
+  // Row r of rows. now: what its age is counted to.
+  void CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const;
   Status CheckRow(const ConstRows& rows, int64_t r) const;
   // The contents are locked. Sets those of the rows whose numbers these are.
   Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
@@ -288,11 +336,16 @@ class Table {
   const RowKit kit_;
   const int row_dim_;
   const RowFormat format_;
+  const Lifetimes lifetimes_;
+  const bool lives_, expires_;  // whether there are lifetimes, and whether rows expire
   const size_t record_bytes_;
+  TableTime time_;
 
   // Held shared by what reads or writes rows, exclusively by what replaces them all.
   mutable SharedMutex contents_;
   uint64_t incarnation_ = 0;
+  int64_t num_drops_ = 0;  // of expired rows
+  ClockOfLife clocks_;     // where there are lifetimes
   Arena arena_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
   KeptRows kept_;

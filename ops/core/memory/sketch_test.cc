@@ -1,4 +1,4 @@
-#include "ops/core/cache/sketch.h"
+#include "ops/core/memory/sketch.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// How often keys that have no line were asked for lately, in half a byte a counter.
+// How often keys that have no line, or no row, were asked for lately, in half a byte a counter.
 //
 // A count-min sketch with conservative increments, whose counters are halved in turn (TinyLFU:
 // Einziger, Friedman & Manes, ACM ToS 2017). Halving goes on a little with every lookup, so that
@@ -6,8 +6,8 @@
 // of the same other keys, and the sketch remembered too long (benchmarks/cache_traces.py,
 // MovieLens).
 
-#ifndef HET_TF_OPS_CORE_CACHE_SKETCH_H_
-#define HET_TF_OPS_CORE_CACHE_SKETCH_H_
+#ifndef HET_TF_OPS_CORE_MEMORY_SKETCH_H_
+#define HET_TF_OPS_CORE_MEMORY_SKETCH_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -23,12 +23,16 @@ class Sketch {
  public:
   static constexpr int kMax = 15;
 
-  // 16 bytes a row of the cache, at most 256 MB.
+  // 16 bytes for each of so many rows, at most 256 MB.
   explicit Sketch(int64_t capacity)
       : words_(NumWords(capacity)),
         words_a_lookup_(static_cast<double>(words_.size()) /
                         static_cast<double>(kWindowInCapacities * std::max<int64_t>(capacity, 1))) {
   }
+
+  // Of a sketch of about so many bytes.
+  static int64_t CapacityOf(double bytes) { return static_cast<int64_t>(bytes / 16); }
+  int64_t bytes() const { return static_cast<int64_t>(words_.size() * sizeof(uint64_t)); }
 
   void Prefetch(uint64_t hash) const {
     for (int row = 0; row < kRows; ++row) __builtin_prefetch(&words_[PlaceOf(hash, row).word]);
@@ -99,4 +103,4 @@ class Sketch {
 
 }  // namespace het_tf
 
-#endif  // HET_TF_OPS_CORE_CACHE_SKETCH_H_
+#endif  // HET_TF_OPS_CORE_MEMORY_SKETCH_H_

@@ -1,0 +1,245 @@
+"""Rows that come and go, under random schedules: messages lost and repeated, caches with staleness
+that crash and evict, shards that start again, time that passes.
+
+Two things must hold. The real shard does to every message what the plain one of lifetime_model.py
+does to it. And whoever asks, with nothing of his own under way, reads the row as it is on its
+shard, but for the updates that his bound lets him miss: none of an earlier life, and its initial
+value where there is none.
+"""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from lifetime_model import ERA, Lifetimes, MortalShard
+from model_system import ModelSystem
+from ops_system import OpsSystem
+from optimizer_model import Contribution, Sgd
+from protocol_model import ABSENT, Config, Push, Reply, Request, Sent
+from schedules import Begun, Fault, Player, Schedule, schedules
+from wire import RESTARTED, parse_reply, parse_request
+
+from het_tf import ops
+
+repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=100)
+
+LIFETIMES = st.builds(
+    Lifetimes, st.integers(1, 4), st.sampled_from([None, 0, 1, 2, 5]), st.sampled_from([0, 3])
+).filter(lambda each: each.admit > 1 or each.age is not None)
+KINDS = ("evict", "forget", "crash", "restart", "expire", "expire", "audit", "audit", "audit")
+SCHEDULES = schedules(bounds=(0, 1, 2, 5, 100), kinds=KINDS)
+
+
+class Auditor(Player):
+    """Every update adds one to its worker's column."""
+
+    now = 0
+
+    def gradients(self, step: Begun, gradient: int) -> np.ndarray:
+        gradients = np.zeros((len(step.keys), self.setup.dim))
+        for key in dict.fromkeys(step.keys):
+            gradients[step.keys.index(key), step.worker] = -1
+        return gradients
+
+    def fault(self, event: Fault) -> None:
+        if event.kind == "expire":
+            self.now += event.nth % 4
+            self.system.expire(self.now)
+        elif event.kind == "audit":
+            self.audit(event.worker)
+        else:
+            super().fault(event)
+
+    def audit(self, worker: int) -> None:
+        if not self.shard_of:
+            return
+        keys = tuple(self.shard_of)
+        for _ in range(2):  # the first may tell the cache that it was forgotten
+            self.install(self.flush(worker))
+        step = self.lookup(worker, keys)
+        self.install(step)
+        read, table = self.system.gather(step.handle), self.system.table()
+        self.drop(step)
+        for key, row in zip(keys, read, strict=True):
+            value = table[key][0] if key in table else np.zeros(self.setup.dim)
+            assert row[worker] == value[worker], "own updates are there, once, and no refused ones"
+            missed = value - row
+            assert (missed >= 0).all(), "read of another life, or a row that is gone"
+            assert missed.sum() <= self.setup.read_bound, "more missed than the read bound allows"
+
+
+def run(schedule: Schedule, system) -> None:
+    setup, events = schedule
+    auditor = Auditor(setup, system)
+    auditor.play(events)
+    for worker in range(setup.num_workers):
+        auditor.audit(worker)
+    for steps in auditor.open:
+        for step in list(steps):
+            auditor.drop(step)
+    # Everybody has heard of everything, so time ends what it should.
+    system.expire(auditor.now + 100)
+    assert system.rules.age is None or not system.table()
+    for worker in range(setup.num_workers):
+        auditor.audit(worker)
+
+
+class MortalModel(ModelSystem):
+    supports = frozenset(KINDS)
+
+    def __init__(self, setup, lifetimes: Lifetimes, shard: type[MortalShard] = MortalShard):
+        mortal = type("Shard", (shard,), {"lifetimes": lifetimes})
+        super().__init__(dataclasses.replace(setup, slots=False), shard=mortal)
+        self.rules = lifetimes
+
+    def expire(self, now: int) -> int:
+        return sum(shard.expire(now) for shard in self.shards)
+
+    def table(self):
+        return {key: (v, s, clock % ERA) for key, (v, s, clock) in super().table().items()}
+
+
+class MortalOps(OpsSystem):
+    """The real ops, and beside each shard a plain one that gets the same messages."""
+
+    supports = frozenset(KINDS) - {"evict", "forget"}
+
+    def __init__(self, setup, lifetimes: Lifetimes, **options):
+        super().__init__(
+            dataclasses.replace(setup, slots=False), lifetimes=lifetimes.spec(), **options
+        )
+        self.rules, self.setup = lifetimes, setup
+        plain = type("Shard", (MortalShard,), {"lifetimes": lifetimes})
+        config = Config(Sgd(), lambda key: np.zeros(setup.dim))
+        config = dataclasses.replace(config, num_shards=setup.num_shards)
+        self.plain = [plain(config) for _ in range(setup.num_shards)]
+        self.expire(0)  # time begins
+
+    def deliver(self, sending, shard: int, keep: bool = True) -> None:
+        reply = ops.table_sync(self.tables[shard], sending.requests[shard])
+        if keep:
+            sending.replies[shard] = reply
+        request, answer = parse_request(sending.requests[shard]), parse_reply(reply)
+        said = self.ask_plain(shard, request, bool(answer.header["flags"] & RESTARTED))
+        assert answer.header["acknowledged"] == said.acknowledged
+        queries = [request.queries[q] for q in answer.rows["query"]]
+        clocks = dict(zip(queries, answer.rows["clock"].tolist(), strict=True))
+        assert clocks == {key: clock for key, (_, clock) in said.rows.items()}
+
+    def ask_plain(self, shard: int, request, restarted: bool) -> Reply:
+        plain, cache, dim = self.plain[shard], int(request.header["cache_id"]), self.setup.dim
+        if cache not in plain.sessions:
+            plain.sessions[cache] = [object(), 0]
+        pushes = []
+        for push in request.pushes:
+            floats, rows = push.floats.reshape(-1, dim).astype(float), {}
+            for row, gradient in zip(push.gradients, floats, strict=False):
+                made = rows.setdefault(int(row["key"]), Sent((), None, 0, 0))
+                gradients = (*made.gradients, (gradient, 1.0))
+                rows[int(row["key"])] = Sent(gradients, None, len(gradients), 0)
+            for row, change in zip(push.contributions, floats[len(push.gradients) :], strict=True):
+                count = int(row["updates"])
+                made = Contribution(count, 1.0, change, np.zeros(0), np.zeros(dim))
+                rows[int(row["key"])] = Sent((), made, count, 0)
+            pushes.append(Push(push.sequence, rows))
+        checks = dict.fromkeys(request.queries, ABSENT)
+        checks |= zip(request.checked_keys, request.bases, strict=True)
+        epoch = None if restarted else (plain.incarnation, plain.sessions[cache][0])
+        cut = int(request.header["cut"])
+        bound = int(request.header["read_bound"])
+        plain.config = dataclasses.replace(plain.config, read_bound=bound)
+        return plain.sync(Request(cache, epoch, cut, tuple(pushes), checks, frozenset()))
+
+    def restart(self, shard: int) -> None:
+        super().restart(shard)
+        self.plain[shard].clear()
+
+    def expire(self, now: int) -> int:
+        if self.rules.age is None:
+            return 0
+        expired = [int(ops.table_expire(table, now)) for table in self.tables]
+        assert expired == [plain.expire(now) for plain in self.plain]
+        return sum(expired)
+
+    def table(self):
+        table = super().table()
+        rows = {key: row for plain in self.plain for key, row in plain.rows.items()}
+        assert table.keys() == rows.keys()
+        for key, (row, clock) in rows.items():
+            np.testing.assert_array_equal(table[key][0], row.value)
+            assert table[key][2] == clock % ERA
+        return table
+
+
+@repeatable
+@given(SCHEDULES, LIFETIMES)
+def test_the_model_reads_rows_as_they_are(schedule, lifetimes):
+    run(schedule, MortalModel(schedule[0], lifetimes))
+
+
+@repeatable
+@given(SCHEDULES, LIFETIMES)
+def test_the_ops_do_as_the_model_and_read_rows_as_they_are(schedule, lifetimes):
+    with contextlib.closing(MortalOps(schedule[0], lifetimes)) as system:
+        run(schedule, system)
+
+
+@settings(repeatable, max_examples=40)
+@given(SCHEDULES, LIFETIMES)
+def test_rows_on_a_device_do_as_the_model(schedule, lifetimes):
+    with contextlib.closing(MortalOps(schedule[0], lifetimes, device="/device:CPU:0")) as system:
+        run(schedule, system)
+
+
+# The tests notice, with fewer schedules where rows are held and go.
+HELD = schedules((2,), (0, 100), kinds=("expire", "audit"), loss=False, capacities=(4, 6))
+SHORT = st.builds(Lifetimes, st.sampled_from([1, 3]), st.sampled_from([0, 1]))
+
+
+class SaysNothingOfRowsThatAreGone(MortalShard):
+    def sync(self, request):
+        reply = super().sync(request)
+        rows = {key: row for key, row in reply.rows.items() if key in self.rows}
+        return dataclasses.replace(reply, rows=rows)
+
+
+class BeginsEveryLifeWithTheSameClock(MortalShard):
+    def expire(self, now):
+        expired = super().expire(now)
+        self.gone = 0
+        return expired
+
+
+class TakesAnyRowForThePresentOne(MortalShard):
+    def is_stale(self, key, base):
+        return self.rows[key][1] % ERA - base % ERA > self.config.read_bound
+
+
+class ForgetsToTellOfRefusals(MortalShard):
+    def sync(self, request):
+        reply = super().sync(request)
+        told = {key: base for key, base in request.checks.items() if base < ERA}
+        rows = {k: row for k, row in reply.rows.items() if k in self.rows or k not in told}
+        return dataclasses.replace(reply, rows=rows)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        SaysNothingOfRowsThatAreGone,
+        BeginsEveryLifeWithTheSameClock,
+        TakesAnyRowForThePresentOne,
+        ForgetsToTellOfRefusals,
+    ],
+)
+def test_a_built_in_fault_is_found(fault):
+    @settings(repeatable, max_examples=400, phases=[Phase.generate], report_multiple_bugs=False)
+    @given(HELD, SHORT)
+    def look(schedule, lifetimes):
+        run(schedule, MortalModel(schedule[0], lifetimes, fault))
+
+    with pytest.raises((AssertionError, ValueError)):
+        look()
