@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from het_tf import initializers
 from het_tf._row_selection import RowSelection
 from het_tf.pooling import Bags, pool_with_stock_ops
 from het_tf.table import EmbeddingTable, TableExport
@@ -65,9 +66,7 @@ class FrozenTable(tf.Module):
             shape = [None, *column.shape[1:]]
             setattr(self, attribute, tf.Variable(value, trainable=False, shape=shape))
         self._seed = table.row_attributes["seed"]
-        kind, *parameters = table.row_attributes["initializer"].split()
-        self._kind = kind
-        self._parameters = {n: float(v) for n, v in (p.split("=") for p in parameters)}
+        self._distributions = initializers.parsed(table.row_attributes["initializer"])
 
     def columns(self) -> dict[str, np.ndarray]:
         """What the variables hold, or are to hold, by attribute: mapped from files."""
@@ -133,19 +132,32 @@ class FrozenTable(tf.Module):
 
     def _initial_values(self, keys: tf.Tensor) -> tf.Tensor:
         """What ops/core/row/initializer.cc computes. keys: int64 [n]; returns float32 [n, dim]."""
-        parameters = self._parameters
-        if self._kind in ("zeros", "constant"):
+        if len(self._distributions) == 1:
+            return self._draw(keys, *self._distributions[0])
+        firsts = tf.constant([first for first, _, _ in self._distributions[1:]], tf.int64)
+        which = tf.searchsorted(firsts, keys, side="right")
+        count = len(self._distributions)
+        places = tf.dynamic_partition(tf.range(tf.size(keys)), which, count)
+        parts = tf.dynamic_partition(keys, which, count)
+        values = [self._draw(k, *d) for k, d in zip(parts, self._distributions, strict=True)]
+        return tf.reshape(tf.dynamic_stitch(places, values), [tf.size(keys), self._dim])
+
+    def _draw(
+        self, keys: tf.Tensor, first: int, kind: str, parameters: dict[str, float]
+    ) -> tf.Tensor:
+        """Of keys of one distribution."""
+        if kind in ("zeros", "constant"):
             return tf.fill([tf.size(keys), self._dim], parameters.get("value", 0.0))
-        if self._kind == "orthogonal":
-            return self._orthogonal(keys, int(parameters["rows"]))
+        if kind == "orthogonal":
+            return self._orthogonal(keys - first, self._seed + first, parameters)
         words = _philox(keys, -(-self._dim // 4), self._seed)
         unit = tf.cast(words // 256, tf.float32) * 2**-24
-        if self._kind == "uniform":
+        if kind == "uniform":
             low, high = np.float32(parameters["minval"]), parameters["maxval"]
             values = low + unit * np.float32(high - parameters["minval"])
         else:
             mean, stddev = np.float32(parameters["mean"]), np.float32(parameters["stddev"])
-            if self._kind == "normal":
+            if kind == "normal":
                 radius = tf.sqrt(-2.0 * tf.math.log(unit[..., 0::2] + 2**-24))
                 angle = np.float32(2 * np.pi) * unit[..., 1::2]
                 pairs = [radius * tf.cos(angle), radius * tf.sin(angle)]
@@ -157,7 +169,8 @@ class FrozenTable(tf.Module):
             values = mean + stddev * normal
         return tf.reshape(values, [tf.size(keys), -1])[:, : self._dim]
 
-    def _orthogonal(self, keys: tf.Tensor, rows: int) -> tf.Tensor:
+    def _orthogonal(self, keys: tf.Tensor, seed: int, parameters: dict[str, float]) -> tf.Tensor:
+        rows = int(parameters["rows"])
         length = max(rows, self._dim)
         stride = max(1, int(length * 0.6180339887498949))
         while math.gcd(stride, length) != 1:
@@ -165,12 +178,12 @@ class FrozenTable(tf.Module):
         row = tf.math.floormod(keys, rows)[:, tf.newaxis]
         column = tf.range(self._dim, dtype=tf.int64)[tf.newaxis, :]
         place, function = (row, column) if rows >= self._dim else (column, row)
-        frequency = (stride * function + self._seed % 2**64 % length) % length
+        frequency = (stride * function + seed % 2**64 % length) % length
         turned = tf.cast((2 * place + 1) * frequency % (4 * length), tf.float64)
         scale = tf.sqrt(tf.where(frequency == 0, tf.constant(1.0, tf.float64), 2.0) / length)
-        values = scale * tf.cos(np.pi * turned / (2 * length)) * self._parameters["gain"]
+        values = scale * tf.cos(np.pi * turned / (2 * length)) * parameters["gain"]
         signs = [
-            1 - 2 * tf.cast(_philox(which, 1, self._seed, what)[:, 0, 0] % 2, tf.float64)
+            1 - 2 * tf.cast(_philox(which, 1, seed, what)[:, 0, 0] % 2, tf.float64)
             for which, what in ((row[:, 0], 1), (column[0], 2))
         ]
         return tf.cast(values * signs[0][:, tf.newaxis] * signs[1], tf.float32)

@@ -8,8 +8,12 @@ parameters from a Keras initializer, and draws by itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import keras
+
+from het_tf._arguments import INT64_MAX
 
 # The standard deviation of a normal distribution that is cut at two of its own.
 _TRUNCATED_STDDEV = 0.87962566103423978
@@ -21,8 +25,67 @@ def spec(
     identifier: str | keras.initializers.Initializer,
     input_dim: int | None = None,
     output_dim: int | None = None,
+    ranges: Sequence[tuple[int, int, Any]] = (),
 ) -> str:
-    """The initializer as the ops take it: its name and parameters.
+    """The initializer as the ops take it: its name and parameters, by ranges of keys.
+
+    Args:
+      identifier: as of `spec_of_all`, for the keys that are in no range.
+      input_dim: as of `spec_of_all`.
+      output_dim: as of `spec_of_all`.
+      ranges: first and last key, and an initializer or its name, whose input_dim is the number of
+        these keys. They do not overlap.
+
+    Raises:
+      ValueError: as of `spec_of_all`; or identifier is orthogonal, and there are keys of it beyond
+        a range.
+    """
+    others = spec_of_all(identifier, input_dim, output_dim)
+    parts = [others]
+    free = -INT64_MAX - 1  # the first key of which nothing was said yet
+    for first, last, initializer in sorted(ranges, key=lambda each: each[0]):
+        if len(parts) > 1 and free < first:
+            parts.append(f"{free} {_resumed(others)}")
+        parts.append(f"{first} {spec_of_all(initializer, last - first + 1, output_dim)}")
+        free = last + 1
+    if len(parts) > 1 and free <= INT64_MAX:
+        parts.append(f"{free} {_resumed(others)}")
+    return "; ".join(parts)
+
+
+def depends_on_shape(initializer: keras.initializers.Initializer) -> bool:
+    """Whether values depend on how many rows or columns there are."""
+    return isinstance(
+        initializer, (keras.initializers.VarianceScaling, keras.initializers.Orthogonal)
+    )
+
+
+def parsed(text: str) -> list[tuple[int, str, dict[str, float]]]:
+    """A spec as first key, name and parameters of each of its parts; the first one's key is 0."""
+    parts = []
+    for number, part in enumerate(text.split(";")):
+        words = part.split()
+        first = int(words.pop(0)) if number else 0
+        name, *parameters = words
+        parts.append((first, name, {n: float(v) for n, v in (p.split("=") for p in parameters)}))
+    return parts
+
+
+def _resumed(others: str) -> str:
+    if others.startswith("orthogonal"):
+        raise ValueError(
+            "embeddings_initializer Orthogonal cannot go on after keys that have an initializer of"
+            " their own: give the others one, too"
+        )
+    return others
+
+
+def spec_of_all(
+    identifier: str | keras.initializers.Initializer,
+    input_dim: int | None = None,
+    output_dim: int | None = None,
+) -> str:
+    """An initializer for all keys.
 
     Args:
       identifier: a Keras initializer or its name: zeros, ones, constant, uniform, normal, truncated

@@ -135,6 +135,8 @@ class KeyRange:
       last: the largest, int64.
       admission: of these ids, in the place of the layer's; None: all get a row.
       expiry: of these ids, in the place of the layer's; None: their rows stay.
+      initializer: of these ids, as a Keras initializer or its name, with their number as input_dim;
+        None: the layer's.
 
     Raises:
       ValueError: an attribute is out of its range; the message names it and its value.
@@ -144,6 +146,7 @@ class KeyRange:
     last: int
     admission: Admission | None = None
     expiry: Expiry | Sequence[Expiry] | None = None
+    initializer: str | keras.initializers.Initializer | None = None
 
     def __post_init__(self) -> None:
         first = check_integer("first", self.first, -INT64_MAX - 1, INT64_MAX)
@@ -151,10 +154,14 @@ class KeyRange:
         last = check_integer("last", self.last, first, INT64_MAX)
         object.__setattr__(self, "last", last)
         object.__setattr__(self, "expiry", checked(self.admission, self.expiry))
+        if self.initializer is not None:
+            object.__setattr__(self, "initializer", keras.initializers.get(self.initializer))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""
-        return {"first": self.first, "last": self.last, **serialized(self.admission, self.expiry)}
+        initializer = self.initializer and keras.saving.serialize_keras_object(self.initializer)
+        rules = serialized(self.admission, self.expiry)
+        return {"first": self.first, "last": self.last, **rules, "initializer": initializer}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> KeyRange:

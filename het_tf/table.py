@@ -67,6 +67,7 @@ class EmbeddingTable:
         input_dim: int | None = None,
         row_dtype: str = "float32",
         lifetimes: str = "",
+        key_initializers: Sequence[tuple[int, int, Any]] = (),
     ):
         """Makes the shards.
 
@@ -83,6 +84,7 @@ class EmbeddingTable:
           row_dtype: what values are kept as, "float32" or "bfloat16".
           lifetimes: which keys get a row, and when rows go (`het_tf.lifetimes.spec`); empty: all
             do at their first update, and they stay.
+          key_initializers: first and last key of ranges that have another initializer, and that.
 
         Raises:
           ValueError: an argument is out of its range.
@@ -100,7 +102,7 @@ class EmbeddingTable:
         self.row_attributes = {
             "dim": dim,
             "optimizer": optimizer.spec(),
-            "initializer": initializers.spec(initializer, input_dim, dim),
+            "initializer": initializers.spec(initializer, input_dim, dim, key_initializers),
             "seed": seed,
             "clock": clock,
             "num_shards": self.num_shards,

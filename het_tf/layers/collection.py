@@ -1,6 +1,6 @@
 """Many features and tables as one layer, in the shape of keras-rs's DistributedEmbedding.
 
-Tables of one width, optimizer and initializer lie behind one another in one table of het_tf, which
+Tables of one width and optimizer lie behind one another in one table of het_tf, which
 has one cache on each worker. So what a step looks up in them is one lookup, whatever the number of
 features.
 """
@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import lifetimes, ops, pooling
+from het_tf import initializers, lifetimes, ops, pooling
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf.cache import CacheConfig
 from het_tf.layers.embedding import HetEmbedding
@@ -201,9 +201,9 @@ class _Plan:
 class HetEmbeddingCollection(keras.layers.Layer):
     """Looks up many features in many tables, and pools each one's rows.
 
-    It takes the place of `keras_rs.layers.DistributedEmbedding`. Tables of one embedding_dim,
-    optimizer and initializer share one table and one cache: a step has one lookup and one update
-    for all of their features, and one message to each parameter server.
+    It takes the place of `keras_rs.layers.DistributedEmbedding`. Tables of one embedding_dim and
+    optimizer share one table and one cache: a step has one lookup and one update for all of their
+    features, and one message to each parameter server.
 
     Input: a structure like feature_configs; of each feature integers, dense of any rank, ragged or
     sparse, and if there are weights, a structure of weights like it.
@@ -253,7 +253,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         alike: dict[str, list[TableConfig]] = {}
         for table in self._plan.tables.values():
             config = table.get_config()
-            key = [config["embedding_dim"], config["optimizer"], config["initializer"]]
+            key = [config["embedding_dim"], config["optimizer"]]
             alike.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(table)
         for tables in alike.values():
             self._plan.groups.append(self._make_group(len(self._plan.groups), tables))
@@ -268,15 +268,28 @@ class HetEmbeddingCollection(keras.layers.Layer):
         ends = np.cumsum([0] + [table.vocabulary_size for table in tables], dtype=object)
         if ends[-1] > INT64_MAX:
             raise ValueError(f"vocabulary_size of tables alike comes to {ends[-1]}, beyond int64")
+        # One for all, or for each table its own, with its vocabulary_size.
+        kinds = [keras.initializers.get(table.initializer) for table in tables]
+        specs = {
+            initializers.spec(kind, table.vocabulary_size, table.embedding_dim)
+            for kind, table in zip(kinds, tables, strict=True)
+        }
+        differ = len(specs) > 1 or initializers.depends_on_shape(kinds[0])
         key_ranges = [
-            KeyRange(int(end), int(end) + table.vocabulary_size - 1, table.admission, table.expiry)
-            for table, end in zip(tables, ends, strict=False)
-            if table.admission is not None or table.expiry
+            KeyRange(
+                int(end),
+                int(end) + table.vocabulary_size - 1,
+                table.admission,
+                table.expiry,
+                kind if differ else None,
+            )
+            for table, kind, end in zip(tables, kinds, ends, strict=False)
+            if differ or table.admission is not None or table.expiry
         ]
         layer = HetEmbedding(
             tables[0].embedding_dim,
             optimizer=tables[0].optimizer,
-            embeddings_initializer=tables[0].initializer,
+            embeddings_initializer="zeros" if differ else kinds[0],
             seed=(self.seed + number) % 2**63,
             cache=self.cache,
             nonfinite=self.nonfinite,

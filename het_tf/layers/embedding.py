@@ -137,7 +137,7 @@ class HetEmbedding(keras.layers.Layer):
           padding_id: an id that is as if it were not there: not looked up, not counted.
           admission: which ids get a row; None: all that are updated.
           expiry: when rows go; None: they stay. Of several, each is reason enough.
-          key_ranges: ids for which other rules hold.
+          key_ranges: ids for which other rules hold, or which have another initializer.
           **kwargs: of `keras.layers.Layer`.
 
         Raises:
@@ -157,7 +157,6 @@ class HetEmbedding(keras.layers.Layer):
                 raise ValueError(f"mask_zero makes id 0 padding, padding_id = {padding_id} another")
         input_dim, output_dim = arguments.dimensions(first, second, input_dim, output_dim)
         self.input_dim, self.output_dim = input_dim, output_dim
-        initializers.spec(embeddings_initializer, input_dim, output_dim)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
         self._weights_given = arguments.first_values(weights, input_dim, output_dim)
@@ -175,6 +174,8 @@ class HetEmbedding(keras.layers.Layer):
         self.admission, self.expiry = admission, lifetimes.checked(admission, expiry)
         self.key_ranges = tuple(key_ranges)
         lifetimes.spec(admission, expiry, self.key_ranges)
+        ranges = self._key_initializers()
+        initializers.spec(embeddings_initializer, input_dim, output_dim, ranges)
         self._compiled_optimizer: weakref.ref | None = None
         self.mask_zero = mask_zero
         self.combiner = combiner
@@ -207,6 +208,10 @@ class HetEmbedding(keras.layers.Layer):
         if self.optimizer is not None:
             self._make_table()
 
+    def _key_initializers(self) -> list[tuple[int, int, keras.initializers.Initializer]]:
+        ranges = self.key_ranges
+        return [(r.first, r.last, r.initializer) for r in ranges if r.initializer is not None]
+
     def _make_table(self) -> None:
         devices = self._devices
         self._table = EmbeddingTable(
@@ -220,6 +225,7 @@ class HetEmbedding(keras.layers.Layer):
             input_dim=self.input_dim,
             row_dtype=self.row_dtype,
             lifetimes=lifetimes.spec(self.admission, self.expiry, self.key_ranges),
+            key_initializers=self._key_initializers(),
         )
         self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite, self.wire_dtype)
         if hasattr(self._strategy, "register_cache"):

@@ -83,6 +83,10 @@ ARGUMENTS = [
         lambda: initializers.spec("orthogonal"),
         "embeddings_initializer Orthogonal depends on input_dim: give it",
     ),
+    (
+        lambda: initializers.spec("orthogonal", 9, 4, [(2, 3, "zeros")]),
+        "embeddings_initializer Orthogonal cannot go on after keys",
+    ),
     *((lambda v=v: table(v), f"dim {ROWS}, not {v!r}") for v in NO_ROWS),
     *((lambda v=v: table(seed=v), f"seed {SEED}, not {v!r}") for v in (*NO_SEEDS, None)),
     (lambda: table(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),

@@ -196,6 +196,55 @@ def model_of(layer, kind="dense", weighted=False):
     return keras.Model(given, keras.layers.Dense(1)(joined))
 
 
+def initializers_of_their_own():
+    kinds = keras.initializers
+    given = {
+        "ones": "ones",
+        "uniform": kinds.RandomUniform(2, 3),
+        "glorot": "glorot_uniform",
+        "orthogonal": kinds.Orthogonal(),
+        "same": kinds.Orthogonal(),
+        "constant": kinds.Constant(7.0),
+    }
+    sgd = optimizers.SGD(1.0)
+    tables = {n: table(n, initializer=i, optimizer=sgd) for n, i in given.items()}
+    return HetEmbeddingCollection({n: feature(n, of) for n, of in tables.items()}, seed=3)
+
+
+def test_tables_with_initializers_of_their_own_share_one():
+    layer = initializers_of_their_own()
+    (shared,) = layer.layers
+    layer.build()
+    tables = layer.get_embedding_tables()
+    assert (tables["ones"] == 1).all()
+    assert (tables["constant"] == 7).all()
+    assert ((tables["uniform"] >= 2) & (tables["uniform"] < 3)).all()
+    assert len(np.unique(tables["uniform"])) == 30
+    limit = np.sqrt(6 / (10 + 3))
+    assert limit / 2 < np.abs(tables["glorot"]).max() <= limit, "fan-in is the table's own"
+    for name in ("orthogonal", "same"):
+        np.testing.assert_allclose(tables[name].T @ tables[name], np.eye(3), atol=1e-6)
+    assert not np.allclose(tables["orthogonal"], tables["same"])
+    again = HetEmbeddingCollection.from_config(layer.get_config())
+    again.build()
+    for name, rows in again.get_embedding_tables().items():
+        np.testing.assert_array_equal(rows, tables[name])
+    assert again.layers[0].get_config() == shared.get_config()
+
+
+def test_rows_that_nobody_updated_are_served_with_the_initializers_of_their_tables(tmp_path):
+    layer = initializers_of_their_own()
+    ids = {n: tf.constant([[1, 9]], tf.int64) for n in layer.feature_configs}
+    inputs = {n: keras.Input((2,), dtype="int64", name=n) for n in ids}
+    model = keras.Model(inputs, layer(inputs))
+    expected = model(ids)
+    het_tf.export_saved_model(model, str(tmp_path / "model"))
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    served = loaded.serve(ids)
+    for name, rows in expected.items():
+        np.testing.assert_allclose(served[name], rows, rtol=0, atol=1e-6)
+
+
 def test_a_model_is_saved_and_loaded_with_its_shared_tables(tmp_path):
     cache = het_tf.CacheConfig(5)
     layer = HetEmbeddingCollection(shops_and_users(0.1), cache=cache, name="all")

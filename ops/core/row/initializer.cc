@@ -1,9 +1,12 @@
 #include "ops/core/row/initializer.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "ops/core/row/spec.h"
 
@@ -63,65 +66,95 @@ std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<u
 }
 
 Status Initializer::Parse(const std::string& text, int64_t seed, Initializer* initializer) {
-  Spec spec;
-  HET_RETURN_IF_ERROR(Spec::Parse("initializer", text, &spec));
   Initializer result;
   result.seed_ = static_cast<uint64_t>(seed);
+  result.distributions_.clear();
+  size_t begin = 0;
+  while (true) {
+    const size_t end = std::min(text.find(';', begin), text.size());
+    std::string part = text.substr(begin, end - begin);
+    Distribution next;
+    if (begin > 0) {
+      const char* at = part.c_str();
+      while (*at == ' ') ++at;
+      const auto [rest, error] = std::from_chars(at, part.c_str() + part.size(), next.first_key);
+      if (error != std::errc() || *rest != ' ') {
+        return InvalidArgument("initializer: '", part, "' does not begin with a key");
+      }
+      if (result.distributions_.size() > 1 &&
+          next.first_key <= result.distributions_.back().first_key) {
+        return InvalidArgument("initializer: key ", next.first_key, " does not follow key ",
+                               result.distributions_.back().first_key);
+      }
+      part.erase(0, rest - part.c_str());
+    }
+    HET_RETURN_IF_ERROR(Distribution::Parse(part, &next));
+    result.distributions_.push_back(next);
+    if (end == text.size()) break;
+    begin = end + 1;
+  }
+  *initializer = std::move(result);
+  return Status();
+}
+
+Status Initializer::Distribution::Parse(const std::string& text, Distribution* distribution) {
+  Spec spec;
+  HET_RETURN_IF_ERROR(Spec::Parse("initializer", text, &spec));
+  Distribution& result = *distribution;
   if (spec.name() == "zeros") {
-    result.kind_ = Kind::kConstant;
+    result.kind = Kind::kConstant;
   } else if (spec.name() == "constant") {
-    result.kind_ = Kind::kConstant;
-    result.a_ = spec.Take("value", 0);
+    result.kind = Kind::kConstant;
+    result.a = spec.Take("value", 0);
   } else if (spec.name() == "uniform") {
-    result.kind_ = Kind::kUniform;
+    result.kind = Kind::kUniform;
     const double low = spec.Take("minval", -0.05);
     const double high = spec.Take("maxval", 0.05);
     if (low > high) return spec.Invalid("minval is greater than maxval");
-    result.a_ = low;
-    result.b_ = high - low;
+    result.a = low;
+    result.b = high - low;
   } else if (spec.name() == "normal" || spec.name() == "truncated_normal") {
-    result.kind_ = spec.name() == "normal" ? Kind::kNormal : Kind::kTruncatedNormal;
-    result.a_ = spec.Take("mean", 0);
-    result.b_ = spec.Take("stddev", 0.05);
-    if (result.b_ < 0) return spec.Invalid("stddev is negative");
+    result.kind = spec.name() == "normal" ? Kind::kNormal : Kind::kTruncatedNormal;
+    result.a = spec.Take("mean", 0);
+    result.b = spec.Take("stddev", 0.05);
+    if (result.b < 0) return spec.Invalid("stddev is negative");
   } else if (spec.name() == "orthogonal") {
-    result.kind_ = Kind::kOrthogonal;
+    result.kind = Kind::kOrthogonal;
     const double rows = spec.Take("rows", 0);
     if (!(rows >= 1 && rows <= kMostOrthogonalRows)) return spec.Invalid("rows is out of range");
-    result.rows_ = static_cast<int64_t>(rows);
-    result.b_ = spec.Take("gain", 1);
+    result.rows = static_cast<int64_t>(rows);
+    result.b = spec.Take("gain", 1);
   } else {
     return spec.Invalid("known are zeros, constant, uniform, normal, truncated_normal, orthogonal");
   }
   HET_RETURN_IF_ERROR(spec.Finish());
-  if (!std::isfinite(result.a_) || !std::isfinite(result.b_)) {
+  if (!std::isfinite(result.a) || !std::isfinite(result.b)) {
     return spec.Invalid("a value is beyond the range of a float");
   }
-  *initializer = result;
   return Status();
 }
 
-void Initializer::FillBlock(const std::array<uint32_t, 4>& words, float* out) const {
-  switch (kind_) {
+void Initializer::Distribution::FillBlock(const std::array<uint32_t, 4>& words, float* out) const {
+  switch (kind) {
     case Kind::kConstant:
     case Kind::kOrthogonal:
       break;
     case Kind::kUniform:
-      for (int i = 0; i < 4; ++i) out[i] = a_ + Unit(words[i]) * b_;
+      for (int i = 0; i < 4; ++i) out[i] = a + Unit(words[i]) * b;
       break;
     case Kind::kNormal:  // Box-Muller, two at a time
       for (int i = 0; i < 4; i += 2) {
         const float radius = std::sqrt(-2.0f * std::log(Unit(words[i]) + 0x1p-24f));
         const float angle = kTwoPi * Unit(words[i + 1]);
-        out[i] = a_ + b_ * (radius * std::cos(angle));
-        out[i + 1] = a_ + b_ * (radius * std::sin(angle));
+        out[i] = a + b * (radius * std::cos(angle));
+        out[i + 1] = a + b * (radius * std::sin(angle));
       }
       break;
     case Kind::kTruncatedNormal: {
       static const double low = 0.5 * std::erfc(2 / std::sqrt(2.0));  // P(x < -2)
       for (int i = 0; i < 4; ++i) {
         const double p = low + (Unit(words[i]) + 0x1p-25) * (1 - 2 * low);
-        out[i] = a_ + b_ * static_cast<float>(NormalQuantile(p));
+        out[i] = a + b * static_cast<float>(NormalQuantile(p));
       }
       break;
     }
@@ -131,46 +164,57 @@ void Initializer::FillBlock(const std::array<uint32_t, 4>& words, float* out) co
 // Some of the functions of a discrete cosine transform (DCT-II), which are orthogonal, as columns,
 // or, where there are fewer rows than columns, as rows; each row and each column times -1 or 1 at
 // random.
-void Initializer::FillOrthogonal(int64_t key, int dim, float* row) const {
-  const int64_t length = std::max<int64_t>(rows_, dim);
-  const int64_t i = (key % rows_ + rows_) % rows_;
+void Initializer::Distribution::FillOrthogonal(int64_t key, uint64_t seed, int dim,
+                                               float* row) const {
+  const int64_t length = std::max<int64_t>(rows, dim);
+  const int64_t i = (key % rows + rows) % rows;
   // The q-th function's frequency is (stride * q + first) mod length: all of them differ.
   int64_t stride = std::max<int64_t>(1, static_cast<int64_t>(length * 0.6180339887498949));
   while (std::gcd(stride, length) != 1) ++stride;
-  const auto first = static_cast<int64_t>(seed_ % static_cast<uint64_t>(length));
+  const auto first = static_cast<int64_t>(seed % static_cast<uint64_t>(length));
   const auto sign = [&](int64_t which, uint32_t what) {
-    const auto words =
-        Philox4x32({static_cast<uint32_t>(which), 0, 0, what},
-                   {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+    const auto words = Philox4x32({static_cast<uint32_t>(which), 0, 0, what},
+                                  {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
     return (words[0] & 1) != 0 ? -1.0 : 1.0;
   };
   const double row_sign = sign(i, 1);
   for (int j = 0; j < dim; ++j) {
-    const int64_t p = rows_ >= dim ? i : j, q = rows_ >= dim ? j : i;
+    const int64_t p = rows >= dim ? i : j, q = rows >= dim ? j : i;
     const int64_t frequency = (stride * q + first) % length;
     const int64_t turned = (2 * p + 1) * frequency % (4 * length);  // in quarters of 1 / length
     const double scale = std::sqrt((frequency == 0 ? 1.0 : 2.0) / static_cast<double>(length));
     const double angle = kPi * static_cast<double>(turned) / static_cast<double>(2 * length);
-    row[j] = static_cast<float>(b_ * row_sign * sign(j, 2) * scale * std::cos(angle));
+    row[j] = static_cast<float>(b * row_sign * sign(j, 2) * scale * std::cos(angle));
   }
 }
 
-void Initializer::Fill(int64_t key, int dim, float* row) const {
-  if (kind_ == Kind::kConstant) {
-    std::fill(row, row + dim, a_);
+void Initializer::Distribution::Fill(int64_t key, uint64_t seed, int dim, float* row) const {
+  if (kind == Kind::kConstant) {
+    std::fill(row, row + dim, a);
     return;
   }
-  if (kind_ == Kind::kOrthogonal) return FillOrthogonal(key, dim, row);
+  if (kind == Kind::kOrthogonal) {
+    // Its rows are counted from its first key, and another range has other ones.
+    const auto first = static_cast<uint64_t>(first_key);
+    const auto place = static_cast<int64_t>(static_cast<uint64_t>(key) - first);
+    return FillOrthogonal(place, seed + first, dim, row);
+  }
   const uint64_t k = static_cast<uint64_t>(key);
   for (int column = 0; column < dim; column += 4) {
-    const auto words =
-        Philox4x32({static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32),
-                    static_cast<uint32_t>(column / 4), 0},
-                   {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+    const auto words = Philox4x32({static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32),
+                                   static_cast<uint32_t>(column / 4), 0},
+                                  {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
     float block[4];
     FillBlock(words, block);
     std::memcpy(row + column, block, sizeof(float) * std::min(4, dim - column));
   }
+}
+
+void Initializer::Fill(int64_t key, int dim, float* row) const {
+  const auto next =
+      std::upper_bound(distributions_.begin() + 1, distributions_.end(), key,
+                       [](int64_t k, const Distribution& d) { return k < d.first_key; });
+  std::prev(next)->Fill(key, seed_, dim, row);
 }
 
 }  // namespace het_tf

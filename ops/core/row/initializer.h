@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ops/core/status.h"
 
@@ -24,6 +25,7 @@ class Initializer {
   // "truncated_normal mean= stddev=" (cut at two standard deviations, as in Keras),
   // "orthogonal rows= gain=": of the first `rows` keys, columns of length gain that are orthogonal,
   // or rows, where there are fewer of these.
+  // Several for ranges of keys: "zeros; 10 constant value=1; 20 zeros": 1 for keys 10 to 19.
   static Status Parse(const std::string& text, int64_t seed, Initializer* initializer);
 
   // row: (dim). Safe to call from many threads.
@@ -32,14 +34,22 @@ class Initializer {
  private:
   enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal, kOrthogonal };
 
-  void FillOrthogonal(int64_t key, int dim, float* row) const;
-  void FillBlock(const std::array<uint32_t, 4>& words, float* out) const;
+  // What keys from first_key on have, up to those of the next one.
+  struct Distribution {
+    int64_t first_key = 0;  // the first one's does not count
+    Kind kind = Kind::kConstant;
+    float a = 0;  // value, minval, mean
+    float b = 0;  // maxval - minval, stddev, gain
+    int64_t rows = 0;
 
-  Kind kind_ = Kind::kConstant;
+    static Status Parse(const std::string& text, Distribution* distribution);
+    void Fill(int64_t key, uint64_t seed, int dim, float* row) const;
+    void FillOrthogonal(int64_t key, uint64_t seed, int dim, float* row) const;
+    void FillBlock(const std::array<uint32_t, 4>& words, float* out) const;
+  };
+
   uint64_t seed_ = 0;
-  float a_ = 0;  // value, minval, mean
-  float b_ = 0;  // maxval - minval, stddev, gain
-  int64_t rows_ = 0;
+  std::vector<Distribution> distributions_ = {Distribution()};
 };
 
 }  // namespace het_tf

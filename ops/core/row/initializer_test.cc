@@ -56,6 +56,49 @@ TEST(PhiloxTest, KnownAnswers) {
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
+TEST(InitializerTest, RangesOfKeysHaveTheirOwn) {
+  const std::string uniform = "uniform minval=-1 maxval=2", normal = "normal mean=3 stddev=2";
+  const Initializer ranges = Make(uniform + "; -5 " + normal + ";10 zeros; 20 " + uniform);
+  constexpr int64_t kLowest = std::numeric_limits<int64_t>::min(),
+                    kHighest = std::numeric_limits<int64_t>::max();
+  for (const int64_t key : {kLowest, int64_t{-6}, int64_t{20}, kHighest}) {
+    EXPECT_EQ(Row(ranges, key, 7), Row(Make(uniform), key, 7)) << key;
+  }
+  for (const int64_t key : {-5, 0, 9}) {
+    EXPECT_EQ(Row(ranges, key, 7), Row(Make(normal), key, 7)) << key;
+  }
+  for (const int64_t key : {10, 19}) EXPECT_EQ(Row(ranges, key, 7), std::vector<float>(7)) << key;
+}
+
+TEST(InitializerTest, AnOrthogonalRangeBeginsWithItsFirstKey) {
+  const Initializer one = Make("orthogonal rows=6 gain=1; 6 orthogonal rows=6 gain=1");
+  std::vector<std::vector<float>> rows;
+  for (int64_t key = 0; key < 12; ++key) rows.push_back(Row(one, key, 6));
+  for (int i = 0; i < 12; ++i) {
+    for (int j = i / 6 * 6; j < i; ++j) {
+      double product = 0;
+      for (int c = 0; c < 6; ++c) product += rows[i][c] * rows[j][c];
+      EXPECT_NEAR(product, 0, 1e-6) << i << " and " << j;
+    }
+  }
+  EXPECT_NE(rows[0], rows[6]);
+  EXPECT_EQ(rows[3], Row(Make("orthogonal rows=6 gain=1"), 3, 6));
+}
+
+TEST(InitializerTest, WrongRanges) {
+  Initializer initializer;
+  const auto parse = [&](const std::string& text) {
+    return Initializer::Parse(text, 1, &initializer);
+  };
+  EXPECT_REFUSED(parse("zeros; uniform"), "' uniform' does not begin with a key");
+  EXPECT_REFUSED(parse("zeros; 5uniform"), "' 5uniform' does not begin with a key");
+  EXPECT_REFUSED(parse("zeros; 5 zeros; 5 zeros"), "key 5 does not follow key 5");
+  EXPECT_REFUSED(parse("zeros; 99999999999999999999 zeros"), "does not begin with a key");
+  EXPECT_REFUSED(parse("zeros; 5 zero"), "initializer = ' zero'");
+  EXPECT_REFUSED(parse("zeros;"), "does not begin with a key");
+  EXPECT_REFUSED(parse("zeros; 5 "), "initializer is empty");
+}
+
 TEST(InitializerTest, ConstantsNeedNoRandomNumbers) {
   EXPECT_EQ(Row(Make("zeros"), 5, 3), (std::vector<float>{0, 0, 0}));
   EXPECT_EQ(Row(Make("constant value=-2.5"), 5, 3), (std::vector<float>{-2.5, -2.5, -2.5}));
