@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from het_tf._threads import call_in_daemon
 from het_tf.table import EmbeddingTable
 
 _FORMAT = 1
+
+# A shard has one snapshot at a time. Whoever cuts several of them waits here for others who do.
+saving = threading.RLock()
 
 
 def save_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> list[str]:
@@ -54,17 +58,18 @@ def save_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> list[str]:
             config=json.dumps(config),
         ).numpy()
 
-    try:
-        for name, shard in parts:
-            snapshots[name, shard] = ops.table_cut(tables[name].handle(shard))
-        tf.io.gfile.makedirs(folder)
-        on_shards(tables, save)
-    except Exception:
-        for snapshot, _ in snapshots.values():
-            with contextlib.suppress(tf.errors.OpError):  # its server is gone
-                ops.table_cut_end(snapshot)
-        _remove(folder)
-        raise
+    with saving:
+        try:
+            for name, shard in parts:
+                snapshots[name, shard] = ops.table_cut(tables[name].handle(shard))
+            tf.io.gfile.makedirs(folder)
+            on_shards(tables, save)
+        except Exception:
+            for snapshot, _ in snapshots.values():
+                with contextlib.suppress(tf.errors.OpError):  # its server is gone
+                    ops.table_cut_end(snapshot)
+            _remove(folder)
+            raise
     return list(prefixes.values())
 
 

@@ -66,9 +66,13 @@ class Versions:
           The version.
 
         Raises:
-          tf.errors.OpError: a file cannot be written, or a parameter server is down or saves
-            already. Then there is no such version, and the next one has what it would have had.
+          tf.errors.OpError: a file cannot be written, or a parameter server is down. Then there is
+            no such version, and the next one has what it would have had.
         """
+        with _parts.saving:
+            return self._write(whole)
+
+    def _write(self, whole: bool) -> int:
         whole = whole or not self._cuts or 2 * self._rows_since >= max(1, self._rows_of_whole)
         version, begin = self.next, f"{self._folder}/{self.next:012d}."
         shards = [(name, s) for name, each in self._tables.items() for s in range(each.num_shards)]
@@ -83,7 +87,7 @@ class Versions:
             if not whole and any(bool(cut.whole) for cut in cuts.values()):
                 for cut in cuts.values():
                     ops.table_cut_end(cut.snapshot)
-                return self.write(whole=True)
+                return self._write(whole=True)
             values = [np.asarray(value) for value in self._variables()]
             save = self._save(begin, cuts)
             rows = sum(_parts.on_shards(self._tables, save).values())

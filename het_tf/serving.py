@@ -163,8 +163,8 @@ class Publisher(keras.callbacks.Callback):
 
         Raises:
           RuntimeError: the publisher was closed.
-          tf.errors.OpError: a file cannot be written, or a parameter server is down or saves
-            already. The next version has what this one would have had.
+          tf.errors.OpError: a file cannot be written, or a parameter server is down. The next
+            version has what this one would have had.
         """
         with self._lock:
             if self._closed.is_set():

@@ -324,3 +324,12 @@ def test_what_is_replaced_is_published_whole_and_old_files_go(tmp_path):
 def test_bad_intervals_are_named(every, tmp_path):
     with pytest.raises(ValueError, match="every must be a number"):
         het_tf.serving.publish(Counter(3).model, tmp_path / "model", every=every)
+
+
+def test_checkpoints_and_versions_wait_for_one_another(tmp_path):
+    counter = Counter(20_000)
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every=0.001) as publisher:
+        for number in range(1, 11):
+            counter.set(number, counter.keys[:50])
+            tf.train.Checkpoint(model=counter.model).write(str(tmp_path / "checkpoint"))
+            publisher.publish()
