@@ -75,6 +75,12 @@ class TableSaveRowsOp : public FileKernel {
       }
       return Status();
     });
+    // A key that has lost its row reads as its initial value, whatever is left out otherwise.
+    for (const int64_t key : snapshot->dropped()) {
+      if (!status.ok()) break;
+      resource.table->InitialValue(key, values.data());
+      status = writer.Add(key, values.data());
+    }
     if (status.ok()) status = writer.Finish();
     TF_RETURN_IF_ERROR(appended);
     TF_RETURN_IF_ERROR(ToTf(status));

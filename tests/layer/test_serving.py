@@ -333,3 +333,27 @@ def test_checkpoints_and_versions_wait_for_one_another(tmp_path):
             counter.set(number, counter.keys[:50])
             tf.train.Checkpoint(model=counter.model).write(str(tmp_path / "checkpoint"))
             publisher.publish()
+
+
+def test_rows_that_expire_are_served_as_their_initial_value(tmp_path):
+    ids = keras.Input((None,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(
+        4, seed=3, expiry=het_tf.Expiry(age=2, time="given"), optimizer=het_tf.optimizers.SGD(0.1)
+    )
+    model = het_tf.keras.Model(ids, embedding(ids))
+    keys = np.arange(100)
+    initial = embedding.table.lookup(keys)
+    embedding.table.expire(10)
+    embedding.table.assign(keys, np.ones((100, 4), np.float32))
+    with het_tf.serving.publish(model, tmp_path / "model", every="1h") as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        embedding.table.expire(11)
+        embedding.table.assign(keys[:60], np.full((60, 4), 2, np.float32))
+        assert embedding.table.expire(12) == 40
+        embedding.table.assign(keys[95:], np.full((5, 4), 3, np.float32))  # have one again
+        publisher.publish()
+        wait_until(lambda: version_of(served) == 1)
+        answer = served.serve(keys[np.newaxis]).numpy()[0]
+    np.testing.assert_array_equal(answer[:60], np.full((60, 4), 2))
+    np.testing.assert_array_equal(answer[60:95], initial[60:95])
+    np.testing.assert_array_equal(answer[95:], np.full((5, 4), 3))

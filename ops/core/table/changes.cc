@@ -20,9 +20,18 @@ void Table::Bits::Set(uint32_t slot) {
   }
 }
 
+void Table::Bits::Drop(int64_t key) {
+  try {
+    dropped.push_back(key);
+  } catch (const std::bad_alloc&) {
+    complete = false;
+  }
+}
+
 void Table::Bits::Add(const Bits& other) {
   words.resize(std::max(words.size(), other.words.size()));
   for (size_t w = 0; w < other.words.size(); ++w) words[w] |= other.words[w];
+  dropped.insert(dropped.end(), other.dropped.begin(), other.dropped.end());
   complete = complete && other.complete;
 }
 
@@ -43,18 +52,28 @@ Status Table::CutChanged(const std::string& name, uint64_t since,
     *whole = !has_last && !lost_last;
     std::vector<Bits> taken;
     std::vector<std::vector<uint64_t>> unread;
+    std::vector<int64_t> dropped;
     for (size_t s = 0; s < stripes_.size() && !*whole; ++s) {
       taken.push_back(stripes_[s]->changed[reader.place]);
       if (lost_last) taken[s].Add(reader.taken[s]);
       unread.push_back(taken[s].words);
+      // Each once, and none that has a row again.
+      std::vector<int64_t>& keys = taken[s].dropped;
+      std::sort(keys.begin(), keys.end());
+      keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+      for (const int64_t key : keys) {
+        if (Find(*stripes_[s], HashKey(key), key) == Index::kNone) dropped.push_back(key);
+      }
       *whole = !taken[s].complete;
     }
     if (*whole) {
       taken.clear();
       unread.clear();
+      dropped.clear();
       for (const auto& stripe : stripes_) unread.push_back(AllRows(*stripe));
     }
     HET_RETURN_IF_ERROR(CutBits(std::move(unread), snapshot));
+    (*snapshot)->dropped_.swap(dropped);
     for (const auto& stripe : stripes_) stripe->changed[reader.place] = Bits();
     reader.taken.swap(taken);
     reader.whole = *whole;

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "ops/core/table/lifetimes.h"
 #include "ops/core/table/snapshot.h"
+#include "ops/core/table/sweep.h"
 #include "ops/core/table/table.h"
 #include "ops/core/testing.h"
 
@@ -41,6 +43,7 @@ class Reader {
     std::vector<int64_t> keys(64), clocks(64);
     std::vector<float> values(64 * table_->dim()), slots(64 * table_->slot_dim());
     if (whole) seen.clear();
+    for (const int64_t key : snapshot->dropped()) seen.erase(key);
     EXPECT_OK(snapshot->Read(
         {keys.data(), values.data(), slots.data(), clocks.data()}, 64, [&](int64_t n) {
           for (int64_t r = 0; r < n; ++r) {
@@ -199,6 +202,37 @@ TEST(ChangesTest, RandomReadersHaveTheTable) {
         if (!loses) ASSERT_EQ(reader->seen, testing::Snapshot(*table));
     }
   }
+}
+
+TEST(ChangesTest, KeysWhoseRowsExpireAreNamedUntilTheyHaveOneAgain) {
+  Lifetimes lifetimes;
+  ASSERT_OK(Lifetimes::Parse("given; expire age=10", &lifetimes));
+  std::unique_ptr<Table> table;
+  ASSERT_OK(Table::Create({2, "adam", "uniform", 5}, 0, &table, lifetimes));
+  ASSERT_OK(table->SetTime(0));
+  Random random(8);
+  Reader often(table.get(), "often"), seldom(table.get(), "seldom");
+  int64_t dropped = 0;
+  for (int64_t now = 1; now < 300; ++now) {
+    ASSERT_OK(table->SetTime(now));
+    std::vector<int64_t> keys(20);
+    for (int64_t& key : keys) key = Below(&random, 300);
+    ASSERT_OK(Update(table.get(), keys));
+    Table::Sweep sweep(table.get());
+    while (sweep.Next()) {
+    }
+    dropped += sweep.num_expired();
+    if (Below(&random, 2) == 0) {
+      const bool loses = Below(&random, 3) == 0;
+      often.Read(loses);
+      if (!loses) ASSERT_EQ(often.seen, testing::Snapshot(*table));
+    }
+    if (now % 50 != 0) continue;
+    seldom.Read();
+    EXPECT_EQ(seldom.whole, now == 50);
+    ASSERT_EQ(seldom.seen, testing::Snapshot(*table));
+  }
+  EXPECT_GT(dropped, 1000);
 }
 
 // Every row of a cut is one that the table had, and in the end the reader has them all.

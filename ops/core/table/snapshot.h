@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <vector>
 
 #include "ops/core/status.h"
 #include "ops/core/table/table.h"
@@ -29,6 +30,8 @@ class Table::Snapshot {
   Snapshot& operator=(const Snapshot&) = delete;
 
   int64_t num_rows() const { return num_rows_; }
+  // Of CutChanged.
+  const std::vector<int64_t>& dropped() const { return dropped_; }
 
   // Reads all rows, in no particular order, and ends the snapshot. Puts up to `capacity` rows at a
   // time into `columns` and calls write(rows) for them; its error ends the reading. May be called
@@ -50,6 +53,7 @@ class Table::Snapshot {
 
   Table* const table_;
   int64_t num_rows_ = 0;
+  std::vector<int64_t> dropped_;
   uint32_t now_ = 0;  // the table's time at the cut
   std::mutex mutex_;
   bool ended_ = false;  // guarded by mutex_

@@ -86,6 +86,8 @@ class Table {
   int slot_dim() const { return kit_.optimizer->slot_dim(); }
   int contribution_dim() const { return kit_.optimizer->contribution_dim(); }
   int num_shards() const { return config_.num_shards; }
+  // What a key reads as that has no row. value: (dim).
+  void InitialValue(int64_t key, float* value) const { kit_.initializer.Fill(key, dim(), value); }
   // Names the rows since the table was made, imported or cleared.
   uint64_t incarnation() const;
 
@@ -157,7 +159,8 @@ class Table {
   // again. reader: a name for that; the table notes what changes from its first call on, a bit a
   // row. since: the number of the last cut whose rows the reader has, or 0. Where the table does
   // not know what changed since, because it is another's or all rows were replaced or dropped
-  // meanwhile, the cut is of all rows, and *whole is set. A cut whose rows were lost is none: the
+  // meanwhile, the cut is of all rows, and *whole is set. If not, Snapshot::dropped has the keys
+  // that had a row then, and now have none. A cut whose rows were lost is none: the
   // next one has them, too.
   Status CutChanged(const std::string& reader, uint64_t since, std::unique_ptr<Snapshot>* snapshot,
                     uint64_t* number, bool* whole);
@@ -194,9 +197,11 @@ class Table {
   // A bit for each record of a stripe.
   struct Bits {
     std::vector<uint64_t> words;
-    bool complete = true;  // there was memory for all of them
+    std::vector<int64_t> dropped;  // keys whose rows have expired; some may have one again
+    bool complete = true;          // there was memory for all of them
 
     void Set(uint32_t slot);
+    void Drop(int64_t key);
     void Add(const Bits& other);
   };
   struct Stripe {
@@ -258,6 +263,10 @@ class Table {
   // A record is about to change. The stripe is locked.
   static void NoteChange(Stripe* stripe, uint32_t slot) {
     for (Bits& bits : stripe->changed) bits.Set(slot);
+  }
+  // A row has expired. The contents are locked.
+  static void NoteDrop(Stripe* stripe, int64_t key) {
+    for (Bits& bits : stripe->changed) bits.Drop(key);
   }
   // Whether somebody wants to know. The contents are locked.
   bool notes_changes() const { return !readers_.empty(); }
