@@ -155,9 +155,12 @@ class Versions:
 
     def _remove(self, which: Callable[[int], bool]) -> None:
         """Removes the files of versions: those first that others are found by."""
-        with contextlib.suppress(tf.errors.OpError):
+        try:
             files = tf.io.gfile.listdir(self._folder)
-            for file in sorted(files, key=lambda x: not x.endswith((".whole", ".delta"))):
-                match = _NAME.match(file)
-                if match and which(int(match[1])):
+        except tf.errors.OpError:
+            return
+        for file in sorted(files, key=lambda x: not x.endswith((".whole", ".delta"))):
+            match = _NAME.match(file)
+            if match and which(int(match[1])):
+                with contextlib.suppress(tf.errors.OpError):
                     tf.io.gfile.remove(f"{self._folder}/{file}")

@@ -1,6 +1,7 @@
 """Models that are served with our ops: rows in files that are mapped, and versions that follow."""
 
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -357,3 +358,25 @@ def test_rows_that_expire_are_served_as_their_initial_value(tmp_path):
     np.testing.assert_array_equal(answer[:60], np.full((60, 4), 2))
     np.testing.assert_array_equal(answer[60:95], initial[60:95])
     np.testing.assert_array_equal(answer[95:], np.full((5, 4), 3))
+
+
+def test_a_version_that_cannot_be_written_leaves_no_file_and_comes_with_the_next(tmp_path):
+    counter = Counter(1000)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        before = sorted(folder.iterdir())
+        counter.set(1, counter.keys[:10])
+        in_the_way = folder / "000000000001.1.0.rows"
+        in_the_way.mkdir()
+        for _ in range(2):
+            with pytest.raises(tf.errors.OpError, match=re.escape(str(in_the_way))):
+                publisher.publish()
+        in_the_way.rmdir()
+        assert sorted(folder.iterdir()) == before
+        counter.set(1, counter.keys[10:20])
+        assert publisher.publish() == 1
+        wait_until(lambda: version_of(served) == 1)
+        for answer in served.serve(counter.keys[np.newaxis, :20])[:2]:
+            assert (answer.numpy() == 1).all()
+        assert int(served.freshness()["changed_rows"]) == 40
