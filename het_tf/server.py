@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--exit_with_parent",
         action="store_true",
-        help="exit when stdin is closed (LocalCluster keeps it open as long as it lives)",
+        help="exit when stdin is closed, as when its other end is a process that has ended",
     )
     args = parser.parse_args(argv)
     if args.exit_with_parent:

@@ -26,6 +26,10 @@ _LOG_TAIL_LINES = 30
 _REPORT_INTERVAL = 15.0  # seconds between two lines about a server that does not listen yet
 _HOST = "localhost"
 
+# Reads process ids, all of them on each line; kills those of the last line when nobody can write to
+# it any more, since this process has ended. A server that hangs would not notice by itself.
+_KILLER = 'while read -r line; do pids="$line"; done; kill -9 $pids'
+
 
 class LocalCluster:
     """Worker and parameter server processes on localhost, with this process as the chief.
@@ -72,6 +76,7 @@ class LocalCluster:
         self._env = dict(env or {})
         self._start_timeout = start_timeout
         self._processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._killer: subprocess.Popen[bytes] | None = None
         self._reserved: list[socket.socket] = []
         self._cluster: dict[str, list[str]] = {}
         self._log_dir: pathlib.Path | None = None
@@ -105,6 +110,13 @@ class LocalCluster:
             task_type: [self._reserve_address() for _ in range(count)]
             for task_type, count in self._num_tasks.items()
         }
+        self._killer = subprocess.Popen(
+            ["/bin/sh", "-c", _KILLER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process, which then closes the cluster.
+        )
         try:
             tasks = [(t, i) for t, count in self._num_tasks.items() for i in range(count)]
             for task_type, index in tasks:
@@ -127,9 +139,12 @@ class LocalCluster:
                 process.kill()  # Ends a stopped (SIGSTOP) process as well, SIGTERM would not.
         for process in self._processes.values():
             process.wait()
-            if process.stdin:
-                process.stdin.close()
         self._processes.clear()
+        if self._killer is not None:
+            self._tell_killer()
+            self._killer.stdin.close()
+            self._killer.wait()
+            self._killer = None
         for reserved in self._reserved:
             reserved.close()
         self._reserved.clear()
@@ -276,13 +291,19 @@ class LocalCluster:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
         with open(self._log_path(task_type, index), "ab") as log:
             self._processes[task_type, index] = subprocess.Popen(
-                [sys.executable, "-m", "het_tf.server", "--exit_with_parent"],
+                [sys.executable, "-m", "het_tf.server"],
                 env=env,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the coordinator, which then closes us.
+                start_new_session=True,  # As for the killer.
             )
+        self._tell_killer()
+
+    def _tell_killer(self) -> None:
+        alive = [p.pid for p in self._processes.values() if p.poll() is None]
+        self._killer.stdin.write((" ".join(map(str, alive)) + "\n").encode())
+        self._killer.stdin.flush()
 
     def _wait_until_listening(self, task_type: str, index: int) -> None:
         process = self._processes[task_type, index]
@@ -321,12 +342,10 @@ class LocalCluster:
         self._had_faults = True
         process.send_signal(number)
         process.wait()
+        self._tell_killer()
 
     def _restart(self, task_type: str, index: int) -> None:
         self._signal(task_type, index, signal.SIGKILL)
-        stdin = self.process(task_type, index).stdin
-        if stdin:
-            stdin.close()
         self._spawn(task_type, index)
         self._wait_until_listening(task_type, index)
 

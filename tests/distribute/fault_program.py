@@ -143,6 +143,7 @@ def main():
     while not strategy.idle():  # Takes the errors of the closures that waited for it.
         time.sleep(0.1)
     out["ps killed"] = train_until_error(model, data, lambda: cluster.kill_ps(0))
+    cluster.process("worker", 0).send_signal(signal.SIGSTOP)  # it cannot notice by itself
     print(json.dumps(out))
     sys.stdout.flush()
     os._exit(0)  # As a crash would: the servers must notice.
