@@ -68,7 +68,7 @@ def save_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> list[str]:
             for snapshot, _ in snapshots.values():
                 with contextlib.suppress(tf.errors.OpError):  # its server is gone
                     ops.table_cut_end(snapshot)
-            _remove(folder)
+            remove([folder])
             raise
     return list(prefixes.values())
 
@@ -238,9 +238,11 @@ def on_shards(
     }
 
 
-def _remove(folder: str) -> None:
-    try:
-        if tf.io.gfile.exists(folder):
-            tf.io.gfile.rmtree(folder)
-    except tf.errors.OpError as error:
-        logging.warning("could not remove %s: %s", folder, error)
+def remove(folders: Sequence[str]) -> None:
+    """Removes those of the folders that are there."""
+    for folder in folders:
+        try:
+            if tf.io.gfile.exists(folder):
+                tf.io.gfile.rmtree(folder)
+        except tf.errors.OpError as error:
+            logging.warning("could not remove %s: %s", folder, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,11 @@ from het_tf._weights_files import rows_in
 from het_tf.table import EmbeddingTable
 
 __all__ = ["TableState", "rows_in"]
+
+_PACKAGE, _NAME = "het_tf", "Table"
+
+# By path of a checkpoint, what removes the folders that are left of it if it was not completed.
+_leftovers: dict[str, weakref.finalize] = {}
 
 
 class TableState(tf.Module):
@@ -37,9 +43,18 @@ class TableState(tf.Module):
 
 def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     with tf.init_scope():
+        path = _path(file_prefix)
+        if path in _leftovers:
+            _leftovers[path]()
+        for done in [each for each, leftover in _leftovers.items() if not leftover.alive]:
+            del _leftovers[done]
         for state in trackables.values():
             state.flush()
-        prefixes = _parts.save_parts(_tables(trackables), _path(file_prefix))
+        prefixes = _parts.save_parts(_tables(trackables), path)
+    # TensorFlow writes the variables next. It leaves its folder, and this one, when it cannot; the
+    # tensor with the path is there for as long as it writes.
+    folders = [f"{path}_temp", f"{path.removesuffix(f'-{_PACKAGE}.{_NAME}')}_temp"]
+    _leftovers[path] = weakref.finalize(file_prefix, _parts.remove, folders)
     return [tf.constant(prefix) for prefix in prefixes]
 
 
@@ -61,8 +76,8 @@ def _path(prefix: Any) -> str:
 
 
 registration.register_checkpoint_saver(
-    package="het_tf",
-    name="Table",
+    package=_PACKAGE,
+    name=_NAME,
     predicate=lambda trackable: isinstance(trackable, TableState),
     save_fn=_save,
     restore_fn=_restore,

@@ -1,6 +1,7 @@
 """Tables in tf.train.Checkpoint, in one process."""
 
 import dataclasses
+import gc
 import json
 import logging
 import pathlib
@@ -354,6 +355,17 @@ def test_a_full_disk_leaves_table_and_folder_as_they_were(saved, tmp_path):
     restored = small_table()
     checkpoint_of(restored).restore(path).expect_partial()
     assert_same_rows(sorted_rows(restored), before)
+
+
+def test_nothing_is_left_where_tensorflow_cannot_write_its_own_part(saved, tmp_path):
+    table, _ = saved
+    (tmp_path / "checkpoint_temp").write_text("no folder")
+    with pytest.raises(tf.errors.OpError, match="checkpoint_temp"):
+        checkpoint_of(table).write(str(tmp_path / "checkpoint"))
+    gc.collect()
+    assert sorted(tmp_path.iterdir()) == []
+    assert table.size() == ROWS
+    checkpoint_of(table).write(str(tmp_path / "checkpoint"))
 
 
 def test_a_folder_that_cannot_be_made_is_named(saved, tmp_path):
