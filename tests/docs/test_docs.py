@@ -110,6 +110,14 @@ def test_kubernetes_manifests_give_each_pod_its_task():
     ((_, manifest),) = pages.blocks("clusters.md", "yaml")
     objects = {(x["kind"], x["metadata"]["name"]): x for x in yaml.safe_load_all(manifest)}
     cluster = objects["ConfigMap", "het-cluster"]["data"]["cluster"]
+    (policy,) = [x["spec"] for (kind, _), x in objects.items() if kind == "NetworkPolicy"]
+    (source,) = policy["ingress"][0]["from"]
+    assert policy["podSelector"] == source["podSelector"]
+    assert policy["podSelector"]["matchExpressions"][0]["values"] == [
+        "het-ps",
+        "het-worker",
+        "het-chief",
+    ]
     tasks = []
     for kind, name in [("ps", "het-ps"), ("worker", "het-worker"), ("chief", "het-chief")]:
         service = objects["Service", name]["spec"]

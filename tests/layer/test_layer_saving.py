@@ -270,3 +270,14 @@ def test_rows_beside_the_file(tmp_path, kind):
         model.load_weights(path) if kind == "weights.h5" else load()
     for one, other in zip(sorted_rows(model), before, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["embeddings_initializer", "embeddings_regularizer", "embeddings_constraint", "optimizer"],
+)
+def test_a_config_runs_no_code(argument):
+    code = keras.saving.serialize_keras_object(lambda *_: pytest.fail("it was run"))
+    config = het_tf.layers.HetEmbedding(2).get_config() | {argument: code}
+    with pytest.raises(ValueError, match=r"safe_mode|Could not interpret"):
+        het_tf.layers.HetEmbedding.from_config(config)
