@@ -314,6 +314,24 @@ class WorkerCache:
         """Requests that push what is due, like `request_op`."""
         return ops.cache_flush(self._handle_op(), num_shards=self.table.num_shards, all=False)
 
+    # A closure that counts once: `ops.cache_begin_closure` and those after it.
+
+    def begin_closure_op(self, number: tf.Tensor) -> tf.Tensor:
+        """Begins one, int64 scalar `number`; a scalar variant for the other two."""
+        return ops.cache_begin_closure(self._handle_op(), number)
+
+    def commit_request_op(
+        self, closure: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Requests that push all that it has updated, like `request_op`."""
+        return ops.cache_commit_closure(
+            self._handle_op(), closure, done, num_shards=self.table.num_shards
+        )
+
+    def end_closure_op(self, closure: tf.Tensor) -> tf.Operation:
+        """Ends it, when the replies were installed."""
+        return ops.cache_end_closure(self._handle_op(), closure)
+
     def install_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Tensor:
         """Takes the replies to requests, one a shard; int64 scalar, how many rows came."""
         return ops.cache_install(self._handle_op(), ticket, replies)

@@ -380,10 +380,11 @@ class EmbeddingTable:
 
         Returns:
           Since the shards were made: "requests", "bytes_received", "bytes_sent", "pushes_merged",
-          "pushes_repeated", "pushes_skipped", "rows_merged", "rows_checked", "rows_sent",
-          "nonfinite_skipped"; "rows_created" by updates, "updates_refused" of keys that were not
-          admitted, "rows_expired"; and "reads_missing_N": reads of cached rows that missed from N
-          to 2N - 1 of the other workers' updates (0: none), in the unit of the clock. Now: "rows",
+          "pushes_repeated", "pushes_skipped", "pushes_counted" (of closures that another run of
+          was merged), "rows_merged", "rows_checked", "rows_sent", "nonfinite_skipped";
+          "rows_created" by updates, "updates_refused" of keys that were not admitted,
+          "rows_expired"; and "reads_missing_N": reads of cached rows that missed from N to 2N - 1
+          of the other workers' updates (0: none), in the unit of the clock. Now: "rows",
           "memory_bytes", and "candidates": keys without a row that are counted.
 
         Raises:

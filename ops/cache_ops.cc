@@ -137,6 +137,56 @@ requests: [bytes] each; 0 bytes: nothing to send.
 all: Everything not yet sent, or only what is due.
 )doc");
 
+REGISTER_OP("Het>CacheBeginClosure")
+    .Input("cache: resource")
+    .Input("number: int64")
+    .Output("closure: variant")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Begins steps that count once, however often they are run: what they update is not pushed before
+CacheCommitClosure. What a closure before them updated that did not end is undone.
+
+number: Scalar, positive, the same for every run.
+closure: Scalar, for the other two ops. When it is gone, the run is over.
+)doc");
+
+REGISTER_OP("Het>CacheCommitClosure")
+    .Input("cache: resource")
+    .Input("closure: variant")
+    .Input("done: int64")
+    .Output("ticket: variant")
+    .Output("requests: num_shards * uint8")
+    .Attr("num_shards: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 0}));
+      return RequestShapes(c);
+    })
+    .Doc(R"doc(
+Writes requests that push all that a closure's steps have updated, with its number: a shard that has
+merged another run of it does not merge this one. The replies go to CacheInstall.
+
+closure: From CacheBeginClosure.
+done: Scalar, below the closure's number: no closure up to this number will be run again.
+ticket: Scalar.
+requests: [bytes] each; 0 bytes: nothing to send.
+)doc");
+
+REGISTER_OP("Het>CacheEndClosure")
+    .Input("cache: resource")
+    .Input("closure: variant")
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 0}); })
+    .Doc(R"doc(
+Ends a closure that was committed and whose replies were installed. CANCELLED, upon which tf.distribute
+runs it again: a shard was replaced meanwhile, and lost what it should have merged.
+
+closure: From CacheBeginClosure.
+)doc");
+
 REGISTER_OP("Het>CacheClear")
     .Input("cache: resource")
     .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })

@@ -6,6 +6,7 @@ The file is both Starlark and Python: only assignments of literals.
 # Free of TensorFlow; what the C++ unit tests and sanitizers build.
 CORE_SOURCES = [
     "ops/core/cache/cache.cc",
+    "ops/core/cache/cache_closure.cc",
     "ops/core/cache/cache_install.cc",
     "ops/core/cache/cache_lookup.cc",
     "ops/core/cache/cache_update.cc",
@@ -91,6 +92,7 @@ CORE_TESTS = [
     "ops/core/cache/store_test.cc",
     "ops/core/dense/replica_test.cc",
     "ops/core/dense/step_test.cc",
+    "ops/core/link/closures_test.cc",
     "ops/core/link/link_test.cc",
     "ops/core/link/sessions_test.cc",
     "ops/core/memory/index_test.cc",

@@ -37,17 +37,25 @@ class ClosureRunner:
                 else: tag, result = runner.wait()
     """
 
-    def __init__(self, strategy: HetParameterServerStrategy, max_in_flight: int | None = None):
+    def __init__(
+        self,
+        strategy: HetParameterServerStrategy,
+        max_in_flight: int | None = None,
+        numbered: bool = False,
+    ):
         """Creates a runner.
 
         Args:
           strategy: where to run.
           max_in_flight: closures scheduled but not handed back; twice the number of workers when
             None, so that a worker has its next closure ready when it ends one.
+          numbered: closures get two more arguments, of `ClosureNumbers.take`.
         """
         self._strategy = strategy
         self._max_in_flight = max_in_flight or 2 * strategy.num_workers
         self._in_flight = 0
+        self._numbered = numbered
+        self._numbers: dict[int, int] = {}  # Of closures in flight, by id of their tag.
         self._to_schedule: queue.SimpleQueue[tuple[Any, Any, Any] | None] = queue.SimpleQueue()
         self._scheduling: concurrent.futures.Future[None] | None = None
         self._finished: queue.SimpleQueue[tuple[Any, Any, Exception | None]] = queue.SimpleQueue()
@@ -74,6 +82,7 @@ class ClosureRunner:
             first = None if drained else self._drain()
         finally:
             self._strategy.health.stop()
+            self._strategy.closure_numbers.finish(self._numbers.values())
         if first is None:
             return
         if isinstance(error, tf.errors.CancelledError) or (error is None and not self._in_flight):
@@ -92,6 +101,10 @@ class ClosureRunner:
     def schedule(self, fn: tf.types.experimental.PolymorphicFunction, args: Any, tag: Any) -> None:
         """Schedules `fn(*args)` on any worker; `wait` returns `tag` with its result."""
         self._in_flight += 1
+        if self._numbered:
+            number, done = self._strategy.closure_numbers.take()
+            self._numbers[id(tag)] = number
+            args = (*args, tf.constant(number, tf.int64), tf.constant(done, tf.int64))
         self._to_schedule.put((fn, args, tag))
 
     def wait(self) -> tuple[Any, Any]:
@@ -117,6 +130,8 @@ class ClosureRunner:
         self._in_flight -= 1
         if error is not None:
             self._raise(error)
+        if self._numbered:
+            self._strategy.closure_numbers.finish([self._numbers.pop(id(tag))])
         return tag, result
 
     def _raise(self, error: Exception) -> None:

@@ -19,6 +19,7 @@ from het_tf._visits import CHECK_INTERVAL, COORDINATOR, cache_devices, cluster_d
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health, recovery
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, Holder
+from het_tf.distribute.closure_numbers import ClosureNumbers
 from het_tf.distribute.connection import reconnect, tables_kept, with_local_chief
 from het_tf.distribute.current import note_strategy
 from het_tf.distribute.environment import set_grpc_defaults
@@ -51,6 +52,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         dense_wire_dtype: str = "float32",
         lost_after: float = health.LOST_AFTER,
         back_within: float = 600.0,
+        exactly_once: bool = False,
     ):
         """Connects to the cluster; waits until every task answers, and says for which it waits.
 
@@ -74,6 +76,10 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             other work needs for an answer, and bounds how long one that hangs holds up training.
           back_within: seconds that a parameter server which was lost may take to come back, where
             training can go on from a checkpoint (`restore_or_initialize`).
+          exactly_once: in `het_tf.keras.Model.fit`, the updates that steps make of rows count once,
+            also where the steps are run again since their worker died. For this they are sent at
+            the end of a closure (of `steps_per_execution` steps), all of them, whatever the write
+            bound; batches go through the training program. Dense variables are as without it.
 
         Raises:
           TypeError: `cluster_resolver` is something else.
@@ -99,6 +105,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if not back_within >= 0:
             raise ValueError(f"back_within must not be negative, not {back_within!r}")
         self.back_within = back_within
+        self.exactly_once = exactly_once
+        self.closure_numbers = ClosureNumbers()
         self._addresses = _checked_addresses(cluster_resolver)
         self._closed = False
         self._local_cluster = getattr(cluster_resolver, "local_cluster", None)

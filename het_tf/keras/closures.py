@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,12 +13,13 @@ import tensorflow as tf
 
 from het_tf._graph import run_beside
 from het_tf._prepared import Lookup, prepared
+from het_tf.cache import WorkerCache
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.ahead import Batch, Source, StepsAhead
 from het_tf.keras.dense import DenseVariables
 from het_tf.keras.fused_steps import fused_steps
-from het_tf.keras.lookups import StepLookups, find_keys_fn, write_through_op
+from het_tf.keras.lookups import StepLookups, commit_op, find_keys_fn, write_through_op
 from het_tf.keras.metric_state import MetricScope, metric_variables
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import embeddings_of
@@ -90,7 +92,12 @@ class StepClosure:
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
         self._plan_lookups()
+        self._once = training and strategy.exactly_once
+        if self._once:
+            _check_on_host(self._layer_caches)
         signature = stacked_signature(element_spec)
+        if self._once:
+            signature += [tf.TensorSpec([], tf.int64)] * 2  # those of ClosureNumbers
         self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
         self.on_iterator = tf.function(self._on_iterator, autograph=False)
 
@@ -144,14 +151,21 @@ class StepClosure:
     # Traced.
 
     def _on_batches(self, *stacked: tf.Tensor) -> tf.Tensor:
-        """Steps over batches sent along: each component stacked over the steps."""
+        """Steps over batches sent along: each component stacked over the steps.
+
+        With `exactly_once` the closure's number and `done` come after them.
+        """
+        closure = None
+        if self._once:
+            *stacked, number, done = stacked
+            closure = number, done
         source = Source(
             first=lambda: (),
             has=lambda: tf.constant(True),
             get=lambda i: take_batch(self._element_spec, stacked, i),
             next=lambda more: (),
         )
-        return self._loop(source, tf.shape(stacked[0])[0], tf.constant(0))
+        return self._loop(source, tf.shape(stacked[0])[0], None, closure)
 
     def _on_iterator(
         self, iterator: tf.data.Iterator, num_steps: tf.Tensor, ahead: tf.Tensor
@@ -169,10 +183,23 @@ class StepClosure:
         )
         return self._loop(source, num_steps, ahead)
 
-    def _loop(self, source: Source, num_steps: tf.Tensor, ahead: tf.Tensor) -> tf.Tensor:
+    def _loop(
+        self,
+        source: Source,
+        num_steps: tf.Tensor,
+        ahead: tf.Tensor | None,
+        closure: tuple[tf.Tensor, tf.Tensor] | None = None,
+    ) -> tf.Tensor:
+        """ahead: None: no step is prepared that is not of this closure."""
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         for cache in self._layer_caches:
             cache.open_op()
+        runs = []
+        if closure is not None:
+            number, done = closure
+            runs = [cache.begin_closure_op(number) for cache in self._layer_caches]
+            with tf.control_dependencies(runs):
+                num_steps = tf.identity(num_steps)
         states = [tf.zeros(v.shape, v.dtype) for v in self._metrics]
         if self._dense is not None:
             self._constants = self._dense.open_op()
@@ -185,6 +212,8 @@ class StepClosure:
         with tf.control_dependencies([steps]):
             if self._dense is not None:
                 self._dense.replicas.settle_op(tf.cast(steps > 0, tf.int64), reads=False)
+            ended = commit_op(self._layer_caches, runs, done) if runs else []
+        with tf.control_dependencies([steps, *ended]):
             reports = report_ops(self.caches)
         floats = [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states] + [logs]
         header = tf.stack([tf.cast(x, tf.int64) for x in (worker, steps, *waited)])
@@ -194,7 +223,7 @@ class StepClosure:
         self,
         source: Source,
         num_steps: tf.Tensor,
-        ahead: tf.Tensor,
+        ahead: tf.Tensor | None,
         states: States,
         logs: tf.Tensor,
     ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
@@ -218,17 +247,19 @@ class StepClosure:
         self,
         source: Source,
         num_steps: tf.Tensor,
-        ahead: tf.Tensor,
+        ahead: tf.Tensor | None,
         states: States,
         logs: tf.Tensor,
     ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
         """Loops side by side: two prepare steps, one computes them, one sends what is urgent."""
         window = self.window
-        kept = window.open_op()
+        with tf.control_dependencies([num_steps]):
+            kept = window.open_op(keeps=ahead is not None)
         opened = [] if self._exchanging is None else [self._exchanging.open_loop_op()]
         with tf.control_dependencies([kept, *opened]):
             num_steps = tf.identity(num_steps)
-        run_beside(lambda: self._ahead.prepare_op(source, num_steps + ahead - kept))
+        count = num_steps - kept if ahead is None else num_steps + ahead - kept
+        run_beside(lambda: self._ahead.prepare_op(source, count))
         if self._exchanging is not None:
             with tf.control_dependencies(opened):
                 run_beside(self._exchanging.exchange_loop_op)
@@ -289,7 +320,8 @@ class StepClosure:
         # this one. A scope is known in the threads that have entered it.
         with scope:
             logs = self._strategy.run(self._replica_step, args=(batch, lookups, scope))
-            write_through_op(lookups)
+            if not self._once:  # sent at the closure's end
+                write_through_op(lookups)
         self._log_names = tuple(logs)
         for constant, value in self._constants:
             if scope.get_current_value(constant) is value:
@@ -363,6 +395,14 @@ class PredictClosure:
             fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs),
             parallel_iterations=1,
         )
+
+
+def _check_on_host(caches: Sequence[WorkerCache]) -> None:
+    for cache in caches:
+        if cache.on_device:
+            raise ValueError(
+                f"exactly_once needs rows in host memory, but {cache.name!r} has a device_capacity"
+            )
 
 
 def _read_weights(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:

@@ -35,10 +35,16 @@ def train_feed(
     if inputs.is_dataset_function(x):
         inputs.check_alone(y, sample_weight, batch_size, "a function")
         x = inputs.shares_or_dataset(x)
+    if strategy.exactly_once and inputs.is_dataset_function(x):
+        raise ValueError(
+            "With exactly_once the batches of a closure must be the same whoever runs it, but a"
+            " function of a tf.distribute.InputContext has every worker read its own: pass a"
+            " dataset, or a function without arguments that returns one."
+        )
     if inputs.is_dataset_function(x):
         return WorkerFeed(strategy, inputs.then(x, weighed), steps, endless=steps is not None)
     dataset = weighed(inputs.as_dataset(x, y, sample_weight, batch_size, shuffle))
-    if steps is None or not isinstance(x, tf.data.Dataset):
+    if steps is None or not isinstance(x, tf.data.Dataset) or strategy.exactly_once:
         return StreamFeed(dataset, steps, endless=steps is not None)
     copy = inputs.as_copies(dataset)
     if copy is None:

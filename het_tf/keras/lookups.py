@@ -12,6 +12,7 @@ from absl import logging
 
 from het_tf import _prepared
 from het_tf._visits import cluster_devices
+from het_tf.cache import WorkerCache
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
 from het_tf.keras import _compat
@@ -208,6 +209,32 @@ def install_op(
             ticket = tf.identity(request.ticket)
         lookups.append(_prepared.Lookup(request.layer, request.unique_ids, ticket))
     return lookups
+
+
+def commit_op(
+    caches: Sequence[WorkerCache], closures: Sequence[tf.Tensor], done: tf.Tensor
+) -> list[tf.Operation]:
+    """After the last step of a closure: sends all its updates, in one message to each server.
+
+    Args:
+      caches: in each of which the closure was begun.
+      closures: what that gave, in their order.
+      done: of `ops.cache_commit_closure`.
+
+    Returns:
+      Ops that have run when the closure has ended.
+    """
+    begun = [
+        cache.commit_request_op(run, done) for cache, run in zip(caches, closures, strict=True)
+    ]
+    exchange = Exchange(cluster_devices("ps"), [cache.table for cache in caches])
+    replies = exchange.send_op([requests for _, requests in begun])
+    installed = [
+        cache.install_op(ticket, reply)
+        for cache, (ticket, _), reply in zip(caches, begun, replies, strict=True)
+    ]
+    with tf.control_dependencies(installed):
+        return [cache.end_closure_op(run) for cache, run in zip(caches, closures, strict=True)]
 
 
 def write_through_op(lookups: list[_prepared.Lookup]) -> None:

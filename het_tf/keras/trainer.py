@@ -130,6 +130,8 @@ class ParameterServerTrainer:
         model.stop_training = False
         callbacks.on_train_begin()
         self._waits = np.zeros(3)
+        if self._strategy.exactly_once:
+            self._strategy.flush()  # A closure takes no updates of before along.
         resuming = Resuming(model, self._strategy, callbacks)
         resuming.begin()
         self._epoch = _compat.initial_epoch(model) or initial_epoch
@@ -350,7 +352,8 @@ class ParameterServerTrainer:
         closure = self._step_closure(feed, training)
         logs: Logs = {}
         done = 0
-        with ClosureRunner(self._strategy) as runner:
+        numbered = training and self._strategy.exactly_once
+        with ClosureRunner(self._strategy, numbered=numbered) as runner:
             fn = closure.on_iterator if feed.on_iterator else closure.on_batches
             data = feed.start(self._steps_per_closure(feed), closure.lookahead)
             if closure.window is not None:

@@ -50,8 +50,12 @@ class Window:
 
     # Traced.
 
-    def open_op(self) -> tf.Tensor:
+    def open_op(self, keeps: bool) -> tf.Tensor:
         """Before anything else in a closure; what a closure that failed had taken is free again.
+
+        Args:
+          keeps: whether steps are kept that are prepared: those of a closure that brings its
+            batches are for nobody else.
 
         TensorFlow cancels the other closures when one fails, but not reliably: one that waits for
         a place would wait for ever.
@@ -60,6 +64,12 @@ class Window:
           int32 scalar: how many steps are prepared.
         """
         kept = self._size_op()
+        if not keeps:
+            dropped = tf.raw_ops.QueueDequeueManyV2(
+                handle=self._steps(), n=kept, component_types=[tf.variant]
+            )
+            with tf.control_dependencies(dropped):
+                kept = tf.constant(0)
         left = tf.raw_ops.QueueSizeV2(handle=self._places()) - kept
         freed = tf.raw_ops.QueueDequeueManyV2(
             handle=self._places(), n=left, component_types=[tf.bool]
@@ -147,7 +157,9 @@ class Window:
     def _make_steps(self, generation: str) -> tf.Tensor:
         # The places bound it.
         return tf.raw_ops.FIFOQueueV2(
-            component_types=[tf.variant], shared_name=f"{self._name}/{generation}/steps"
+            component_types=[tf.variant],
+            shapes=[[]],  # for open_op, which takes many
+            shared_name=f"{self._name}/{generation}/steps",
         )
 
     def _make_places(self, generation: str) -> tf.Tensor:

@@ -490,6 +490,7 @@ class HetEmbedding(keras.layers.Layer):
           - "updates": one a key and step; "nonfinite_skipped": those left out for NaN or infinity.
           - "rows_pushed": rows sent; "updates_pushed": the updates that they carried;
             "updates_lost": updates whose shard was cleared or restored before it had them.
+            "updates_undone": with `exactly_once`, of closures that failed and were run again.
           - "evictions": rows that left a full cache; "dirty_evictions": with updates not yet sent.
           - "messages": requests; "bytes_up", "bytes_down": of requests and of replies;
             "bytes_up_push": the part of bytes_up that pushes take.

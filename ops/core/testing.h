@@ -143,6 +143,8 @@ struct RequestBuilder {
   struct Push {
     uint64_t sequence;
     std::vector<Row> rows;  // gradients before contributions
+    uint64_t closure = 0;
+    uint64_t closures_done = 0;
   };
   struct Check {
     int64_t key;
@@ -170,7 +172,7 @@ struct RequestBuilder {
     std::vector<size_t> push_sizes;
     size_t push_bytes = 0;
     for (const Push& push : pushes) {
-      PushHeader each = {push.sequence, 0, 0};
+      PushHeader each = {push.sequence, 0, 0, push.closure, push.closures_done};
       for (const Row& row : push.rows)
         ++(row.updates == 0 ? each.num_gradients : each.num_contributions);
       push_headers.push_back(each);

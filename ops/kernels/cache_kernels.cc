@@ -1,5 +1,7 @@
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ops/core/cache/cache.h"
@@ -172,6 +174,67 @@ class CacheFlushOp : public RequestKernel {
   bool all_;
 };
 
+absl::Status OnDevice() {
+  return absl::UnimplementedError(
+      "steps that count once need caches with their rows on the host: this one has them on a"
+      " device");
+}
+
+class CacheBeginClosureOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    if (cache->on_device()) return OnDevice();
+    int64_t number = 0;
+    TF_RETURN_IF_ERROR(GetScalar(context, "number", &number));
+    std::shared_ptr<Closure> closure;
+    // What TensorFlow has given up may take a moment to end.
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (true) {
+      const Status status =
+          static_cast<Cache*>(cache)->BeginClosure(static_cast<uint64_t>(number), &closure);
+      if (status.ok()) break;
+      if (status.code() != Code::kCancelled || std::chrono::steady_clock::now() > until) {
+        return ToTf(status);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return SetVariant(context, 0, std::move(closure));
+  }
+
+ private:
+  static constexpr std::chrono::seconds kPatience{5};
+};
+
+class CacheCommitClosureOp : public RequestKernel {
+ public:
+  using RequestKernel::RequestKernel;
+
+  absl::Status Request(OpKernelContext* context, RowCache* cache, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>* ticket) override {
+    if (cache->on_device()) return OnDevice();
+    std::shared_ptr<Closure> closure;
+    int64_t done = 0;
+    TF_RETURN_IF_ERROR(GetVariant(context, "closure", &closure));
+    TF_RETURN_IF_ERROR(GetScalar(context, "done", &done));
+    return ToTf(static_cast<Cache*>(cache)->CommitClosure(*closure, static_cast<uint64_t>(done),
+                                                          allocate, ticket));
+  }
+};
+
+class CacheEndClosureOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    if (cache->on_device()) return OnDevice();
+    std::shared_ptr<Closure> closure;
+    TF_RETURN_IF_ERROR(GetVariant(context, "closure", &closure));
+    return ToTf(static_cast<Cache*>(cache)->EndClosure(*closure));
+  }
+};
+
 class CacheInstallOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
@@ -286,6 +349,9 @@ REGISTER_CACHE_KERNEL("CacheGather", CacheGatherOp);
 REGISTER_CACHE_KERNEL("CacheInstall", CacheInstallOp);
 REGISTER_CACHE_KERNEL("CacheUpdate", CacheUpdateOp);
 REGISTER_CACHE_KERNEL("CacheFlush", CacheFlushOp);
+REGISTER_CACHE_KERNEL("CacheBeginClosure", CacheBeginClosureOp);
+REGISTER_CACHE_KERNEL("CacheCommitClosure", CacheCommitClosureOp);
+REGISTER_CACHE_KERNEL("CacheEndClosure", CacheEndClosureOp);
 REGISTER_CACHE_KERNEL("CacheClear", CacheClearOp);
 REGISTER_CACHE_KERNEL("CacheStats", CacheStatsOp);
 REGISTER_CACHE_KERNEL("CacheReport", CacheReportOp);

@@ -127,15 +127,15 @@ absl::Status GetVariant(tensorflow::OpKernelContext* context, const char* name,
   return absl::OkStatus();
 }
 
-inline absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name,
-                              float* value) {
+template <typename T>
+absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value) {
   const tensorflow::Tensor* tensor;
   TF_RETURN_IF_ERROR(context->input(name, &tensor));
   if (tensor->dims() != 0) {
     return absl::InvalidArgumentError(
         StrCat(name, " must be a scalar, not of shape ", tensor->shape().DebugString()));
   }
-  *value = tensor->scalar<float>()();
+  *value = tensor->scalar<T>()();
   return absl::OkStatus();
 }
 

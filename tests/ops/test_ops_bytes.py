@@ -9,7 +9,7 @@ from schedules import Setup
 
 from het_tf import ops, optimizers
 
-REQUEST, PUSH, PADDING, REPLY = 96, 16, 4, 56  # a message's own bytes, whatever it carries
+REQUEST, PUSH, PADDING, REPLY = 96, 32, 4, 56  # a message's own bytes, whatever it carries
 CHECK = 16
 OPTIMIZERS = {  # and their slots of a row, by its dim
     optimizers.SGD(): lambda dim: 0,

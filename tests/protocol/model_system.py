@@ -61,6 +61,18 @@ class ModelSystem:
     def flush(self, worker: int, everything: bool = True) -> Sending:
         return Sending(self.caches[worker], self.caches[worker].flush(everything))
 
+    def begin(self, worker: int, number: int) -> None:
+        self.caches[worker].begin(number)
+
+    def commit(self, worker: int, done: int) -> Sending:
+        return Sending(self.caches[worker], self.caches[worker].commit(done))
+
+    def end(self, worker: int) -> bool:
+        return self.caches[worker].end()
+
+    def give_up(self, worker: int) -> None:
+        pass
+
     def shards_with_requests(self, sending: Sending) -> list[int]:
         return list(sending.step.requests)
 

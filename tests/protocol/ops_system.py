@@ -88,6 +88,7 @@ class OpsSystem:
             for shard in range(setup.num_shards)
         ]
         self.caches = [self._new_cache() for _ in range(setup.num_workers)]
+        self._closures: list[tf.Tensor | None] = [None] * setup.num_workers
         self._open: list[set[Sending]] = [set() for _ in range(setup.num_workers)]
 
     def lookup(self, worker: int, keys: Sequence[int]) -> Sending:
@@ -102,6 +103,25 @@ class OpsSystem:
             self.caches[worker], num_shards=self.setup.num_shards, all=everything
         )
         return self._begin(worker, ticket, requests)
+
+    def begin(self, worker: int, number: int) -> None:
+        self._closures[worker] = ops.cache_begin_closure(self.caches[worker], number)
+
+    def commit(self, worker: int, done: int) -> Sending:
+        ticket, requests = ops.cache_commit_closure(
+            self.caches[worker], self._closures[worker], done, num_shards=self.setup.num_shards
+        )
+        return self._begin(worker, ticket, requests)
+
+    def end(self, worker: int) -> bool:
+        try:
+            ops.cache_end_closure(self.caches[worker], self._closures[worker])
+        except tf.errors.CancelledError:
+            return False
+        return True
+
+    def give_up(self, worker: int) -> None:
+        self._closures[worker] = None
 
     def shards_with_requests(self, sending: Sending) -> list[int]:
         return [shard for shard, request in enumerate(sending.requests) if request.shape[0]]

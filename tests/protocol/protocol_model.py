@@ -68,9 +68,18 @@ class Sent:
 
 
 @dataclasses.dataclass(frozen=True)
+class Closure:
+    """Steps that count once, however often they are run: what they push goes at their end."""
+
+    number: int
+    done: int  # nothing up to this number will be run again
+
+
+@dataclasses.dataclass(frozen=True)
 class Push:
     sequence: int
     rows: dict[int, Sent]
+    closure: Closure | None = None
     carriers: set[int] = dataclasses.field(default_factory=set)  # open steps; empty: not under way
 
 
@@ -89,6 +98,7 @@ class Reply:
     epoch: Epoch
     acknowledged: int  # the last sequence merged; the rows contain these pushes and no later ones
     rows: dict[int, tuple[Row, int]]  # key -> row, clock
+    counted: bool = False  # what was pushed was not merged: its closure was, from another run
 
 
 class Shard:
@@ -103,6 +113,8 @@ class Shard:
         self.rows: dict[int, tuple[Row, int]] = {}
         self.incarnation = next(_unique)
         self.sessions: dict[int, list[int]] = {}  # cache -> [session, last sequence merged]
+        self.closures: set[int] = set()  # merged, after self.done
+        self.done = 0
 
     def forget(self, cache: int) -> None:
         """What happens to a session that was silent for long."""
@@ -112,10 +124,14 @@ class Shard:
         session = self.sessions.setdefault(request.cache, [next(_unique), 0])
         epoch = self.incarnation, session[0]
         known = request.epoch == epoch
+        counted = False
         if known:
             for push in request.pushes:
                 if push.sequence == session[1] + 1:  # neither a repeat nor one that skips
                     session[1] += 1
+                    if push.closure and not self.is_first(push.closure):
+                        counted = True
+                        continue
                     for key, sent in push.rows.items():
                         self.merge(key, sent)
         # A base that counts pushes which are not there says nothing, nor does one of another epoch.
@@ -129,7 +145,16 @@ class Shard:
         if self.config.clock == "lamport":  # the paper evicts what it pushes, and fetches it again
             pushed = [key for push in request.pushes for key in push.rows]
             rows |= {key: self.rows[key] for key in pushed if key in self.rows and key not in rows}
-        return Reply(epoch, session[1], rows)
+        return Reply(epoch, session[1], rows, counted)
+
+    def is_first(self, closure: Closure) -> bool:
+        """Whether no run of the closure was merged here; one is from now on."""
+        self.done = max(self.done, closure.done)
+        self.closures = {number for number in self.closures if number > self.done}
+        if closure.number <= self.done or closure.number in self.closures:
+            return False
+        self.closures.add(closure.number)
+        return True
 
     def is_stale(self, key: int, base: int) -> bool:
         return self.rows[key][1] - base > _or_infinite(self.config.read_bound)
@@ -213,6 +238,38 @@ class Cache:
         self.unsent: dict[int, Unsent] = {}
         self.due: set[int] = set()  # of the unsent: the outbox
         self.pins: collections.Counter[int] = collections.Counter()  # keys of open steps
+        self.closure: Closure | None = None  # in which steps are made: nothing is pushed
+        self.ends = False  # the closure's pushes are cut
+        self.lost = False  # a shard has lost what the closure has done
+
+    # The verbs of a closure: begin, steps, commit, install, end.
+
+    def begin(self, number: int) -> None:
+        """Steps from now on belong to a closure. Those of one that did not end are undone."""
+        if self.closure:
+            self.start_anew()
+        self.closure, self.lost = Closure(number, 0), False
+
+    def commit(self, done: int) -> Step:
+        """Cuts requests that push everything, with the closure's number; to be installed."""
+        self.closure = Closure(self.closure.number, done)
+        self.ends = True
+        return self.push(everything=True)
+
+    def end(self) -> bool:
+        """Whether all of the closure's pushes are merged. If not, it has to be run again."""
+        merged = self.ends and not self.unsent and not self.lost
+        if merged := merged and all(link.acknowledged == link.cut for link in self.links):
+            self.closure, self.ends = None, False
+        return merged
+
+    def start_anew(self) -> None:
+        """As a cache that was just made; nobody will hear of what was not merged."""
+        self.id = next(_unique)
+        for shard in range(self.config.num_shards):
+            self.begin_epoch(shard, None)
+            self.links[shard].open.clear()
+        self.closure, self.ends, self.lost = None, False, False
 
     # The verbs of a step.
 
@@ -237,14 +294,23 @@ class Cache:
                         checks[key] = self.held_clock(key)
                 else:
                     checks[key] = ABSENT
-                    # A value cannot take in what a step that holds the key may still update.
-                    if key not in step.admitted and key not in held:
+                    # A value cannot take in what a step that holds the key may still update, nor
+                    # what stays here until the closure ends.
+                    stays = self.closure is not None and key in self.unsent
+                    if key not in step.admitted and key not in held and not stays:
                         bare.add(key)
             self.request(step, shard, checks, bare)
         return step
 
     def flush(self, everything: bool = True) -> Step:
         """Cuts requests that push what is due, or everything; to be installed like a lookup's."""
+        if self.closure:
+            if not everything:
+                return Step(next(_unique), (), {}, set())
+            self.start_anew()  # nobody flushes while a closure runs: it was given up
+        return self.push(everything)
+
+    def push(self, everything: bool) -> Step:
         step = Step(next(_unique), (), {}, set())
         if everything:
             self.due |= self.unsent.keys()
@@ -337,13 +403,15 @@ class Cache:
         return Sent(tuple(unsent.gradients), made, unsent.units, clock)
 
     def cut(self, shard: int) -> None:
-        """Everything due becomes a push."""
+        """Everything due becomes a push; within a closure, at its end."""
+        if self.closure and not self.ends:
+            return
         due = [key for key in sorted(self.due) if self.config.shard_of(key) == shard]
         if not due:
             return
         link, rows = self.links[shard], {key: self.sent(key) for key in due}
         link.cut += 1
-        link.pushes.append(Push(link.cut, rows))
+        link.pushes.append(Push(link.cut, rows, self.closure))
         for key, sent in rows.items():
             if line := self.lines.get(key):
                 line.base = self.advanced(line.base, sent)
@@ -378,6 +446,9 @@ class Cache:
             self.begin_epoch(shard, reply.epoch)
             link = self.links[shard]
         link.acknowledged = max(link.acknowledged, reply.acknowledged)
+        if reply.counted:  # the shard has what another run did: what is here is not what is there
+            for key in [key for push in request.pushes for key in push.rows]:
+                self.forget(key)
         if request.pushes and request.epoch == reply.epoch:
             for push in link.pushes:  # was skipped, so what went before it did not arrive
                 if reply.acknowledged < push.sequence <= request.pushes[-1].sequence:
@@ -427,15 +498,21 @@ class Cache:
         mine = {
             key for key in self.lines.keys() | self.unsent if self.config.shard_of(key) == shard
         }
+        link = self.links[shard]
+        self.lost |= link.cut > link.acknowledged or not mine.isdisjoint(self.unsent)
         for key in mine:
             self.unsent.pop(key, None)
-            line = self.lines.pop(key, None)
-            if line and self.pins[key]:
-                self.lines[key] = Line(Row(line.row.value, None), 0, admitted=False)
+            self.forget(key)
         self.due -= mine
         steps = self.links[shard].open
         self.links[shard] = Link(epoch)
         self.links[shard].open = dict.fromkeys(steps, 0)
+
+    def forget(self, key: int) -> None:
+        """Drops a line, but for a value that open steps have still to gather."""
+        line = self.lines.pop(key, None)
+        if line and self.pins[key]:
+            self.lines[key] = Line(Row(line.row.value, None), 0, admitted=False)
 
 
 def _or_infinite(bound: int | None) -> float:

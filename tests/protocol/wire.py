@@ -31,7 +31,13 @@ REQUEST_HEADER = np.dtype(
     ]
 )
 PUSH_HEADER = np.dtype(
-    [("sequence", "<u8"), ("num_gradients", "<u4"), ("num_contributions", "<u4")]
+    [
+        ("sequence", "<u8"),
+        ("num_gradients", "<u4"),
+        ("num_contributions", "<u4"),
+        ("closure", "<u8"),
+        ("closures_done", "<u8"),
+    ]
 )
 PUSH_ROW = np.dtype([("key", "<i8"), ("updates", "<u4"), ("clock", "<u4")])
 REPLY_HEADER = np.dtype(

@@ -96,33 +96,44 @@ void Cache::Trim() {
   });
 }
 
-// Its shard has other rows now, or nobody wants them. Steps that hold the line may still read what
+// Its shard has another row now, or nobody wants it. Steps that hold the line may still read what
 // they saw; what they update goes up as a gradient.
-void Cache::ForgetLine(uint32_t slot) {
+void Cache::ForgetRow(uint32_t slot) {
   Line* line = store_.line(slot);
-  num_pending_ -= line->pending;
-  counters_.Add(CacheCounter::kUpdatesLost, line->pending);
-  store_.MakeClean(slot);
   store_.ClearResident(line);
   line->clear(Line::kFull);
   line->base = 0;
 }
 
-void Cache::RestartShard(int shard, const Link::Epoch& epoch) {
-  Shard& state = shards_[shard];
-  state.link.Restart(epoch, [&](const Link::Push& push) {
-    num_pending_ -= push.updates;
-    counters_.Add(CacheCounter::kUpdatesLost, push.updates);
-  });
-  state.outbox.clear();
+// The same with updates that were in no push yet. counter: of them.
+void Cache::ForgetLine(uint32_t slot, CacheCounter counter) {
+  const int64_t pending = store_.line(slot)->pending;
+  num_pending_ -= pending;
+  counters_.Add(counter, pending);
+  closure_lost_ = closure_lost_ || pending > 0;
+  store_.MakeClean(slot);
+  ForgetRow(slot);
+}
+
+void Cache::ForgetShard(int shard, CacheCounter counter) {
+  shards_[shard].outbox.clear();
   for (uint32_t slot = 0; slot < store_.end(); ++slot) {
     Line* line = store_.line(slot);
     if (!store_.exists(slot) || line->shard != shard) continue;
-    ForgetLine(slot);
+    ForgetLine(slot, counter);
     line->clear(Line::kQueued);
     line->pushed = 0;
     Dismiss(slot);
   }
+}
+
+void Cache::RestartShard(int shard, const Link::Epoch& epoch) {
+  shards_[shard].link.Restart(epoch, [&](const Link::Push& push) {
+    num_pending_ -= push.updates;
+    counters_.Add(CacheCounter::kUpdatesLost, push.updates);
+    closure_lost_ = true;
+  });
+  ForgetShard(shard, CacheCounter::kUpdatesLost);
 }
 
 Status Cache::Clear() {
@@ -134,7 +145,7 @@ Status Cache::Clear() {
   }
   for (uint32_t slot = 0; slot < store_.end(); ++slot) {
     if (!store_.exists(slot)) continue;
-    ForgetLine(slot);
+    ForgetLine(slot, CacheCounter::kUpdatesLost);
     Dismiss(slot);
   }
   return Status();

@@ -10,6 +10,11 @@
 //   Flush    writes requests that only push.
 // From Lookup on, a Ticket holds the step's lines. Steps may overlap in any way.
 //
+// Steps that count once, however often they are run (link/closures.h), lie between BeginClosure and
+// EndClosure. Until CommitClosure nothing is pushed: what would be waits in the outbox, rows that
+// leave the cache with it. What a run that did not end has updated is undone: the cache starts
+// anew, as in a process that was just started.
+//
 // A row that is not worth a line comes as a value alone (a visitor), and its gradient goes up. With
 // a capacity of 0 all rows do: that is training without a cache.
 
@@ -25,6 +30,7 @@
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/cache/store.h"
 #include "ops/core/link/ask.h"
+#include "ops/core/link/closures.h"
 #include "ops/core/link/link.h"
 #include "ops/core/parallel.h"
 #include "ops/core/pooling.h"
@@ -87,6 +93,17 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
                std::shared_ptr<RowTicket>* ticket) override;
   Status Clear() override;
   void Freeze() override;
+
+  // closure: a run of that number, until nobody holds it any more. Cancelled while another one is.
+  Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure);
+  // Requests that push everything, with the closure's number. done: no closure up to this number
+  // will be run again.
+  Status CommitClosure(const Closure& closure, uint64_t done, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>* ticket);
+  // All replies to them were installed. Cancelled: some shard has lost what it should have merged,
+  // so the closure must be run again.
+  Status EndClosure(const Closure& closure);
+
   Status GetStats(Stats* stats) override;
   std::vector<uint64_t> incarnations() override;
 
@@ -129,8 +146,15 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void WritePush(Shard* shard, const PushHeader& header, char* bytes);
   void SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
                    const AllocateRequest& allocate, Ticket* ticket);
-  void Acknowledge(Shard* shard, uint64_t number, uint64_t sequence);
-  void ForgetLine(uint32_t slot);
+  void Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted);
+  void ForgetRow(uint32_t slot);
+  void ForgetLine(uint32_t slot, CacheCounter counter);
+  void ForgetShard(int shard, CacheCounter counter);
+  bool HoldsBack() const { return closure_ != nullptr && !commits_; }
+  bool Travels(const Line& line) const { return line.has(Line::kQueued) && !HoldsBack(); }
+  Status CheckClosure(const Closure& closure) const;
+  void LeaveClosure();
+  void StartAnew();
   void RestartShard(int shard, const Link::Epoch& epoch);
   void InstallOld(const Ticket::Asked& asked, const ReplyView& reply);
   void InstallReply(int shard, const Ticket::Asked& asked, const ReplyView& reply,
@@ -142,13 +166,18 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   const CacheConfig config_;
   const RowKit kit_;
   const uint64_t id_;
-  const Asker asker_;
+  Asker asker_;
 
   std::mutex mutex_;
   Store store_;
   Admission admission_;
   std::vector<Shard> shards_;
   bool frozen_ = false;
+  std::shared_ptr<Closure> closure_;  // in which updates are made; nullptr: in none
+  bool commits_ = false;              // its requests are being written
+  bool committed_ = false;            // they were
+  bool closure_lost_ = false;         // a shard has lost updates of it
+  uint64_t closures_done_ = 0;
   int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
   Counters<CacheCounter> counters_;
 

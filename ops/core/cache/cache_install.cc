@@ -12,10 +12,12 @@
 
 namespace het_tf {
 
-void Cache::Acknowledge(Shard* shard, uint64_t number, uint64_t sequence) {
+// counted: the shard has another run's updates in the place of those that were pushed.
+void Cache::Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted) {
   shard->link.Acknowledge(number, sequence, [&](const Link::Push& push) {
     num_pending_ -= push.updates;
     for (const uint32_t slot : push.slots) {
+      if (counted) ForgetRow(slot);
       const Line& line = *store_.line(slot);
       const bool done = line.pushed == push.sequence && line.pending == 0;
       if (done && line.holds == 0 && !line.has(Line::kResident)) store_.Free(slot);
@@ -164,7 +166,8 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
     if (standing == Link::Standing::kOld) {
       InstallOld(asked, views[s]);
     } else {
-      Acknowledge(&shards_[s], asked.request.number, header.acknowledged);
+      Acknowledge(&shards_[s], asked.request.number, header.acknowledged,
+                  (header.flags & kCounted) != 0);
       InstallReply(static_cast<int>(s), asked, views[s], parallel_for);
     }
     link.Close(asked.request.number);

@@ -41,6 +41,7 @@ Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
   std::lock_guard<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
+  LeaveClosure();
   const UniqueIds& keys = made->ids();
   admission_.BeginUse(keys.num_keys());
   const Store::Found found = store_.Find(keys, parallel_for, &made->slots_);
@@ -70,7 +71,7 @@ void Cache::Ask(uint32_t slot, int64_t read_bound, Questions* questions) {
   Line* line = store_.line(slot);
   // A value without slots takes no own update in, so it is enough only if the reply has them all:
   // those queued travel with the request, and no other step may make one before its own.
-  const bool reply_has_all = line->holds == 1 && (line->pending == 0 || line->has(Line::kQueued));
+  const bool reply_has_all = line->holds == 1 && (line->pending == 0 || Travels(*line));
   if (line->has(Line::kFull)) {
     if (config_.capacity > 0) store_.SetResident(line);
     if (read_bound == kUnbounded) {
@@ -96,11 +97,11 @@ int64_t Cache::BaseAfterCut(const Line& line) const {
   const int64_t base = std::max<int64_t>(line.base, 0);
   switch (config_.rows.clock) {
     case ClockRule::kCount:
-      return line.has(Line::kQueued) ? Advance(base, line.pending) : base;
+      return Travels(line) ? Advance(base, line.pending) : base;
     case ClockRule::kLamport:
       return Advance(base, line.pending);
     case ClockRule::kDrift:
-      return line.has(Line::kQueued) ? Advance(base, line.units) : base;
+      return Travels(line) ? Advance(base, line.units) : base;
   }
   return base;
 }
@@ -133,6 +134,10 @@ void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ti
 
 PushHeader Cache::CountOutbox(const Shard& shard) const {
   PushHeader header = {shard.link.NextSequence(), 0, 0};
+  if (closure_ != nullptr) {
+    header.closure = closure_->number;
+    header.closures_done = closures_done_;
+  }
   for (size_t i = 0; i < shard.outbox.size(); ++i) {
     if (i + 8 < shard.outbox.size()) __builtin_prefetch(store_.line(shard.outbox[i + 8]));
     const Line& line = *store_.line(shard.outbox[i]);
@@ -190,7 +195,8 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
                         const AllocateRequest& allocate, Ticket* ticket) {
   Shard& state = shards_[shard];
   Ticket::Asked& asked = ticket->asked_[shard];
-  if (config_.rows.clock == ClockRule::kLamport || config_.rows.half) {
+  const bool pushes = !state.outbox.empty() && !HoldsBack();
+  if (pushes && (config_.rows.clock == ClockRule::kLamport || config_.rows.half)) {
     ForcePushedRows(state, &questions, ticket);
   }
   Queries queries;
@@ -211,7 +217,6 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
     if (q < num_bases) queries.bases[q] = BaseAfterCut(line);
   }
   NewPush push;
-  const bool pushes = !state.outbox.empty();
   if (pushes) push = CutPush(&state);
   const RequestBytes bytes = asker_.Send(shard, everything, read_bound, queries,
                                          pushes ? &push : nullptr, allocate, &state.link, &asked);
@@ -227,6 +232,11 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<R
   *ticket = made;
   std::lock_guard<std::mutex> lock(mutex_);
   TakeReleased();
+  LeaveClosure();
+  if (closure_ != nullptr) {
+    for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
+    return Status();
+  }
   Trim();
   if (all) {
     for (const uint32_t slot : store_.dirty()) Enqueue(slot);

@@ -35,6 +35,7 @@ enum class CacheCounter {
   kEvictions,
   kDirtyEvictions,  // evictions of rows with updates not yet sent
   kUpdatesLost,     // updates not yet merged when their shard was cleared or restored
+  kUpdatesUndone,   // of closures that failed: they are made again by another run
   kMessages,
   kBytesUp,      // of requests
   kBytesUpPush,  // the part of kBytesUp that pushes take
@@ -61,6 +62,7 @@ inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCo
     "evictions",
     "dirty_evictions",
     "updates_lost",
+    "updates_undone",
     "messages",
     "bytes_up",
     "bytes_up_push",

@@ -54,6 +54,7 @@ void Link::SendSkippedAgain(uint64_t number, uint64_t acknowledged) {
 }
 
 Link::Standing Link::StandingOf(const Request& request, const Epoch& answered) const {
+  if (request.number <= last_old_) return Standing::kOld;
   if (answered == epoch_) return Standing::kCurrent;
   return request.epoch == epoch_ ? Standing::kNew : Standing::kOld;
 }

@@ -106,6 +106,15 @@ class Link {
     }
   }
 
+  // As a link that was just made, of another cache: replies to requests from before are old.
+  void StartAnew() {
+    pushes_.clear();
+    open_.clear();
+    epoch_ = Epoch();
+    cut_ = acknowledged_ = 0;
+    last_old_ = last_number_;
+  }
+
   // Forgets all pushes; sequences begin anew in the epoch. Calls lost(push) for each that was not
   // acknowledged.
   template <typename Lost>
@@ -136,6 +145,7 @@ class Link {
   std::deque<Push> pushes_;
   std::vector<OpenRequest> open_;
   uint64_t last_number_ = 0;
+  uint64_t last_old_ = 0;  // the last request before StartAnew
 };
 
 }  // namespace het_tf

@@ -66,6 +66,10 @@ Status Table::CheckRequest(const RequestView& request, const ParallelFor& parall
       return InvalidArgument("request has a push with sequence ", push.sequence, " after ",
                              sequence, ", the last cut is ", header.cut);
     }
+    if (push.closure != 0 && push.closure <= push.closures_done) {
+      return InvalidArgument("request has a push of closure ", push.closure, ", but all up to ",
+                             push.closures_done, " are done");
+    }
     sequence = push.sequence;
     hashed->pushes.emplace_back(push.num_rows());
     uint64_t* hashes = hashed->pushes.back().data();
@@ -137,6 +141,7 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
   const bool restarted =
       request.header.incarnation != 0 &&
       (request.header.incarnation != incarnation_ || request.header.session != session->number);
+  bool counted = false;
   if (!restarted) {
     for (size_t p = 0; p < request.pushes.size(); ++p) {
       const PushView& push = request.pushes[p];
@@ -145,18 +150,35 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
       } else if (push.sequence > session->sequence + 1) {
         counters_.Add(TableCounter::kPushesSkipped, 1);
       } else {
-        const Groups groups(push.num_rows(), kNumStripes, [&](int64_t r) {
-          return StripeOfHash(hashed.pushes[p][r], kNumStripes);
-        });
-        const Reservation reservation(this, groups);
-        HET_RETURN_IF_ERROR(reservation.status());
-        const KeptRows::Room room(&kept_, push.num_rows() * record_bytes_);
-        Merge(push, hashed.pushes[p], groups, parallel_for);
+        HET_RETURN_IF_ERROR(MergeNext(push, hashed.pushes[p], parallel_for, &counted));
         session->sequence = push.sequence;
       }
     }
   }
-  Answer(request, hashed.queries, restarted, *session, parallel_for, allocate);
+  Answer(request, hashed.queries, restarted, counted, *session, parallel_for, allocate);
+  return Status();
+}
+
+Status Table::MergeNext(const PushView& push, const std::vector<uint64_t>& hashes,
+                        const ParallelFor& parallel_for, bool* counted) {
+  std::shared_ptr<Closures::Entry> closure;
+  std::unique_lock<std::mutex> lock;
+  if (push.closure != 0) {
+    closure = closures_.Of(push.closure, push.closures_done);
+    lock = std::unique_lock<std::mutex>(closure->mutex);
+    if (closure->merged) {
+      *counted = true;
+      counters_.Add(TableCounter::kPushesCounted, 1);
+      return Status();
+    }
+  }
+  const Groups groups(push.num_rows(), kNumStripes,
+                      [&](int64_t r) { return StripeOfHash(hashes[r], kNumStripes); });
+  const Reservation reservation(this, groups);
+  HET_RETURN_IF_ERROR(reservation.status());
+  const KeptRows::Room room(&kept_, push.num_rows() * record_bytes_);
+  Merge(push, hashes, groups, parallel_for);
+  if (closure != nullptr) closure->merged = true;
   return Status();
 }
 
@@ -223,7 +245,7 @@ void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, con
 }
 
 void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
-                   const Sessions::Session& session, const ParallelFor& parallel_for,
+                   bool counted, const Sessions::Session& session, const ParallelFor& parallel_for,
                    const std::function<char*(size_t)>& allocate) {
   const RequestHeader& header = request.header;
   const int64_t num_queries = header.num_queries();
@@ -276,7 +298,8 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
     if (found[q] == nullptr) continue;
     place[q] = sends_value(q) ? reply.num_values++ : reply.num_full++;
   }
-  reply.flags = (restarted ? kRestarted : 0) | (header.format().half ? kHalfReply : 0);
+  reply.flags = (restarted ? kRestarted : 0) | (header.format().half ? kHalfReply : 0) |
+                (counted ? kCounted : 0);
   reply.incarnation = incarnation_;
   reply.session = session.number;
   reply.acknowledged = session.sequence;

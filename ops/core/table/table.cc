@@ -60,6 +60,7 @@ Table::Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& li
 void Table::NewIncarnation() {
   incarnation_ = RandomId();
   sessions_.Clear();
+  closures_.Clear();
 }
 
 uint64_t Table::incarnation() const {

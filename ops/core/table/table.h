@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/core/link/closures.h"
 #include "ops/core/link/sessions.h"
 #include "ops/core/memory/arena.h"
 #include "ops/core/memory/hash.h"
@@ -51,6 +52,7 @@ enum class TableCounter {
   kPushesMerged,
   kPushesRepeated,  // arrived again after an answer was lost, and were not merged again
   kPushesSkipped,   // overtook one before them, and were not merged: they come again
+  kPushesCounted,   // of closures of which another run was merged
   kRowsMerged,
   kRowsChecked,
   kRowsSent,
@@ -61,9 +63,9 @@ enum class TableCounter {
   kNumCounters
 };
 inline constexpr std::array<const char*, Counters<TableCounter>::kSize> kTableCounterNames = {
-    "requests",       "bytes_received",  "bytes_sent",   "pushes_merged", "pushes_repeated",
-    "pushes_skipped", "rows_merged",     "rows_checked", "rows_sent",     "nonfinite_skipped",
-    "rows_created",   "updates_refused", "rows_expired"};
+    "requests",          "bytes_received", "bytes_sent",      "pushes_merged", "pushes_repeated",
+    "pushes_skipped",    "pushes_counted", "rows_merged",     "rows_checked",  "rows_sent",
+    "nonfinite_skipped", "rows_created",   "updates_refused", "rows_expired"};
 
 // Where a lookup found rows. Records never move, so an update may go straight to them, as long as
 // the table has lost no row since.
@@ -106,6 +108,8 @@ class Table {
   int64_t num_candidates() const;
   // Caches that it remembers.
   int64_t num_sessions() const { return sessions_.size(); }
+  // Closures that it remembers.
+  int64_t num_closures() const { return closures_.size(); }
 
   // Reads rows; unknown keys read as their initial value and do not enter the table.
   // out: (ids.num_ids(), dim). found: for Apply to the same ids.
@@ -335,8 +339,12 @@ class Table {
   void Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
              const ParallelFor& parallel_for);
   void MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient);
+  // Merges a push that is the next of its session. counted: out, whether instead another run of its
+  // closure was.
+  Status MergeNext(const PushView& push, const std::vector<uint64_t>& hashes,
+                   const ParallelFor& parallel_for, bool* counted);
   void Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
-              const Sessions::Session& session, const ParallelFor& parallel_for,
+              bool counted, const Sessions::Session& session, const ParallelFor& parallel_for,
               const std::function<char*(size_t)>& allocate);
   void NewIncarnation();
 
@@ -361,6 +369,7 @@ class Table {
   std::map<std::string, Reader> readers_;  // guarded by contents_
 
   Sessions sessions_;
+  Closures closures_;
 
   mutable Counters<TableCounter> counters_;
   std::array<std::atomic<int64_t>, kMissedBuckets> missed_{};

@@ -64,7 +64,7 @@ Status ReplyView::Parse(const char* bytes, size_t size, ReplyView* view) {
     return InvalidArgument("reply has version ", header->version, ", this cache speaks ",
                            int{kWireVersion}, ": run one het_tf version everywhere");
   }
-  if ((header->flags & ~(kRestarted | kHalfReply)) != 0) {
+  if ((header->flags & ~(kRestarted | kHalfReply | kCounted)) != 0) {
     return InvalidArgument("reply has unknown flags ", header->flags);
   }
   const uint64_t width = uint64_t{header->dim} + header->slot_dim;

@@ -24,7 +24,8 @@ inline constexpr uint32_t kReplyMagic = 0x52544548;  // "HETR"
 
 // The request knows another incarnation or session: nothing that it pushed was merged, and every
 // check was answered as for a key whose row must come.
-enum ReplyFlags : uint16_t { kRestarted = 1, kHalfReply = 2 };
+// kCounted: what the request pushed was not merged, since another run of its closure was.
+enum ReplyFlags : uint16_t { kRestarted = 1, kHalfReply = 2, kCounted = 4 };
 
 struct ReplyHeader {
   uint32_t magic = kReplyMagic;

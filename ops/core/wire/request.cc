@@ -50,6 +50,8 @@ bool ReadPush(ReadCursor* cursor, const RowFormat& format, int64_t contribution_
   push->sequence = header->sequence;
   push->num_gradients = header->num_gradients;
   push->num_contributions = header->num_contributions;
+  push->closure = header->closure;
+  push->closures_done = header->closures_done;
   push->rows = cursor->Take<PushRow>(push->num_rows());
   if (push->rows == nullptr) return false;
   const uint64_t words =

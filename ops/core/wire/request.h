@@ -32,7 +32,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "messages are little-endian and read in place");
 
 inline constexpr uint32_t kRequestMagic = 0x51544548;  // "HETQ"
-inline constexpr uint8_t kWireVersion = 4;
+inline constexpr uint8_t kWireVersion = 5;
 
 // Values, their gradients and their changes are bfloat16, in the request and in its reply.
 inline constexpr uint8_t kHalf = 1;
@@ -73,6 +73,8 @@ struct PushHeader {
   uint64_t sequence;  // from 1 on
   uint32_t num_gradients;
   uint32_t num_contributions;
+  uint64_t closure = 0;        // whose updates these are (link/closures.h); 0: of none
+  uint64_t closures_done = 0;  // closures up to this number will not be run again
 };
 
 struct PushRow {
@@ -85,7 +87,7 @@ struct PushRow {
   uint32_t clock;
 };
 
-static_assert(sizeof(RequestHeader) == 96 && sizeof(PushHeader) == 16 && sizeof(PushRow) == 16);
+static_assert(sizeof(RequestHeader) == 96 && sizeof(PushHeader) == 32 && sizeof(PushRow) == 16);
 
 // base: not negative.
 inline size_t BaseBytes(int64_t base) {
@@ -185,6 +187,8 @@ struct PushView {
   const float* gradients;                   // (num_gradients, dim)
   const float* contributions;               // (num_contributions, contribution_dim)
   std::shared_ptr<const float[]> unpacked;  // where these are, if they were bfloat16
+  uint64_t closure = 0;                     // PushHeader's, as the next
+  uint64_t closures_done = 0;
 
   int64_t num_rows() const { return num_gradients + num_contributions; }
 };

@@ -1,0 +1,88 @@
+#include "ops/core/link/closures.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "ops/core/table/table.h"
+#include "ops/core/testing.h"
+
+namespace het_tf {
+namespace {
+
+using testing::Buffer;
+using testing::MakeTable;
+using testing::RequestBuilder;
+using testing::RunThreads;
+using testing::Snapshot;
+using testing::Sync;
+using testing::TableRows;
+
+TEST(ClosuresTest, AClosureIsRememberedUntilItIsDone) {
+  Closures closures;
+  closures.Of(2, 0)->merged = true;
+  EXPECT_TRUE(closures.Of(2, 0)->merged);
+  EXPECT_FALSE(closures.Of(3, 1)->merged);
+  EXPECT_EQ(closures.size(), 2);
+  EXPECT_FALSE(closures.Of(4, 3)->merged);
+  EXPECT_EQ(closures.size(), 1);
+  EXPECT_TRUE(closures.Of(2, 0)->merged) << "it comes late";
+  EXPECT_TRUE(closures.Of(3, 0)->merged) << "nothing was pushed here by the run that ended";
+  EXPECT_EQ(closures.size(), 1);
+}
+
+TEST(ClosuresTest, WhatIsRememberedDoesNotGrow) {
+  Closures closures;
+  for (uint64_t number = 1; number < 10000; ++number) {
+    closures.Of(number, number < 8 ? 0 : number - 8)->merged = true;
+    ASSERT_LE(closures.size(), 8);
+  }
+}
+
+// Runs of a closure by several workers, all at once.
+TEST(ClosuresTest, OneRunIsMerged) {
+  constexpr int kRuns = 4;
+  constexpr uint64_t kClosures = 200;
+  const auto table = MakeTable({1, "sgd", "zeros", 0, ClockRule::kCount, 1});
+  std::atomic<int> merged{0};
+  RunThreads(kRuns, [&](int run) {
+    RequestBuilder request;
+    request.header.cache_id = static_cast<uint64_t>(run) + 1;
+    Buffer bytes;
+    ReplyView reply;
+    ASSERT_OK(Sync(table.get(), request.Encode(), &bytes));
+    ASSERT_OK(ReplyView::Parse(bytes.data(), bytes.size(), &reply));
+    request.header.incarnation = reply.header.incarnation;
+    request.header.session = reply.header.session;
+    for (uint64_t number = 1; number <= kClosures; ++number) {
+      request.pushes = {{number, {{5, 1, {1}}, {6, 2, {static_cast<float>(number)}}}}};
+      request.pushes[0].closure = number;
+      ASSERT_OK(Sync(table.get(), request.Encode(), &bytes));
+      ASSERT_OK(ReplyView::Parse(bytes.data(), bytes.size(), &reply));
+      EXPECT_EQ(reply.header.acknowledged, number);
+      if ((reply.header.flags & kCounted) == 0) ++merged;
+    }
+  });
+  EXPECT_EQ(merged, static_cast<int>(kClosures));
+  EXPECT_EQ(table->counter(TableCounter::kPushesCounted),
+            static_cast<int64_t>(kClosures) * (kRuns - 1));
+  constexpr auto kSum = static_cast<float>(kClosures * (kClosures + 1) / 2);
+  EXPECT_EQ(Snapshot(*table),
+            (TableRows{{5, {{kClosures}, {}, kClosures}}, {6, {{kSum}, {}, 2 * kClosures}}}));
+}
+
+TEST(ClosuresTest, AClosureThatIsDoneIsNotPushed) {
+  const auto table = MakeTable({1, "sgd", "zeros", 0, ClockRule::kCount, 1});
+  RequestBuilder request;
+  request.header.incarnation = table->incarnation();
+  request.header.session = 1;
+  request.pushes = {{1, {{5, 1, {1}}}}};
+  request.pushes[0].closure = request.pushes[0].closures_done = 4;
+  Buffer bytes;
+  const Status status = Sync(table.get(), request.Encode(), &bytes);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("closure 4, but all up to 4 are done"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace het_tf

@@ -1,0 +1,27 @@
+"""Updates of rows count once, whichever workers die."""
+
+from __future__ import annotations
+
+import pytest
+import small_models as sm
+from faults import run_program
+
+import het_tf
+
+
+def test_every_example_counts_once_though_workers_are_killed():
+    seen = run_program("exactly_once_program.py")
+    assert len(seen["killed"]) == 5
+    assert seen["epochs"] > 0
+    assert seen["wrong"] == []
+
+
+def test_batches_have_to_be_the_same_for_every_run(strategy):
+    strategy.exactly_once = True
+    try:
+        with strategy.scope():
+            model = sm.make_id_counter(het_tf.keras.Model, 10)
+        with pytest.raises(ValueError, match="the batches of a closure must be the same"):
+            model.fit(lambda context: sm.id_dataset(range(10), 5), verbose=0)
+    finally:
+        strategy.exactly_once = False
