@@ -128,6 +128,8 @@ pooled_sums = _library.het_pooled_sums
 process_tables = _library.het_process_tables
 process_table = _library.het_process_table
 process_caches = _library.het_process_caches
+process_note_ended = _library.het_process_note_ended
+process_ended = _library.het_process_ended
 process_cache = _library.het_process_cache
 
 dense_handle = _library.het_dense_handle

@@ -44,17 +44,41 @@ table: Scalar.
 REGISTER_OP("Het>ProcessCaches")
     .Output("shards: int64")
     .Attr("freeze: bool = false")
+    .Attr("all: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Matrix(c->UnknownDim(), 2));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The caches of this process that hold updates not yet known to be merged.
+The caches of this process that hold updates not yet known to be merged; or (all) every one.
 
 shards: [shards, 2]. One row for each shard of each such cache, in the order of the shards: the
   cache's id and the incarnation of the shard, 0 if the cache never heard from it.
 freeze: Before that, have every later lookup and update of every cache in this process fail.
+)doc");
+
+REGISTER_OP("Het>ProcessNoteEnded")
+    .Input("caches: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {1}); })
+    .Doc(R"doc(
+Has this process remember that caches have ended after they had sent all their updates.
+
+caches: [caches], their ids.
+)doc");
+
+REGISTER_OP("Het>ProcessEnded")
+    .Output("caches: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What ProcessNoteEnded was told in this process.
+
+caches: [caches].
 )doc");
 
 REGISTER_OP("Het>ProcessCache")

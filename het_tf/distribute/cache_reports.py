@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -65,7 +65,9 @@ class CacheReports:
     Thread safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], Collection[int]] = frozenset) -> None:
+        """ended: says which caches, by id, have sent all their updates and ended."""
+        self._ended = ended
         self._lock = threading.Lock()
         # The last report by worker.
         self._last: weakref.WeakKeyDictionary[Holder, dict[int, CacheReport]] = (
@@ -145,6 +147,12 @@ class CacheReports:
             if self._warned.get(report.cache_id, -1) >= report.pending:
                 return
             self._warned[report.cache_id] = report.pending
+        if report.pending and report.cache_id in self._ended():
+            logging.info(
+                "worker %d has ended, after it had sent all updates of its cache %s (id %d)",
+                *(report.worker, cache.name, report.cache_id),
+            )
+            return
         kind, unit = (
             ("cache", "updates") if isinstance(cache, WorkerCache) else ("replica", "steps")
         )

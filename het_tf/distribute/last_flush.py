@@ -64,13 +64,26 @@ def flush_caches(target: str, task: TaskConfig, timeout: float) -> tuple[int, in
     for cache, incarnation in run(lambda: ops.process_caches(freeze=True)).tolist():
         caches[cache].append(incarnation)
     if not caches:
+        run(lambda: _note_ended(up))
         return 0, 0
     devices = run(lambda: _tables(up))
     homes = {i: device for device, found in devices.items() for i in found.tolist()}
     run(lambda: [_push(cache, shards, homes) for cache, shards in caches.items()])
     shards = [incarnation for shards in caches.values() for incarnation in shards if incarnation]
     reached = sum(incarnation in homes for incarnation in shards)
+    if reached == len(shards):
+        run(lambda: _note_ended(up))
     return reached, len(shards) - reached
+
+
+def _note_ended(devices: list[str]) -> list[tf.Operation]:
+    """Ops that tell parameter servers, for whoever asks, that nothing was lost with the caches."""
+    caches = tf.unique(ops.process_caches(all=True)[:, 0]).y
+    notes = []
+    for device in devices:
+        with tf.device(f"{device}/device:CPU:0"):
+            notes.append(ops.process_note_ended(caches))
+    return notes
 
 
 def _tables(devices: list[str]) -> dict[str, tf.Tensor]:

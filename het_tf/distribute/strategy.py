@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import re
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from het_tf import ops
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._threads import call_in_daemon
 from het_tf._visits import CHECK_INTERVAL, COORDINATOR, cache_devices, cluster_devices, visit
@@ -115,7 +117,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         super().__init__(cluster_resolver, variable_partitioner)
         self._marks = recovery.Marks()
         self._manager: tf.train.CheckpointManager | None = None
-        self._reports = CacheReports()
+        self._reports = CacheReports(self._ended_caches)
         self._monitor = health.HealthMonitor(
             self._addresses, self._task_down, self._task_lost, lost_after
         )
@@ -508,6 +510,20 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "variables and tables it held are gone: restart it and the training program, and "
             f"resume from the last checkpoint.{log}"
         )
+
+    def _ended_caches(self) -> set[int]:
+        """What workers that ended have told the parameter servers that answer."""
+
+        def ask(device: str) -> set[int]:
+            with tf.device(device):
+                return set(ops.process_ended().numpy().tolist())
+
+        asked = [call_in_daemon(ask, device) for device in cluster_devices("ps")]
+        ended: set[int] = set()
+        for each in asked:
+            with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
+                ended |= each.result(timeout=health.PROBE_TIMEOUT)
+        return ended
 
     def _task_down(self, task: health.Task, state: health.TaskState) -> None:
         logging.warning("%s %d at %s %s", *task, self._addresses[task], state.value)

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <mutex>
+#include <set>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -41,6 +44,7 @@ class ProcessCachesOp : public OpKernel {
  public:
   explicit ProcessCachesOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("freeze", &freeze_));
+    OP_REQUIRES_OK(context, context->GetAttr("all", &all_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -54,7 +58,7 @@ class ProcessCachesOp : public OpKernel {
       RowCache* cache = resource->cache.get();
       RowCache::Stats stats;
       OP_REQUIRES_OK(context, ToTf(cache->GetStats(&stats)));
-      if (stats[static_cast<size_t>(CacheCounter::kPending)] == 0) continue;
+      if (!all_ && stats[static_cast<size_t>(CacheCounter::kPending)] == 0) continue;
       for (const uint64_t incarnation : cache->incarnations()) {
         rows.emplace_back(cache->id(), incarnation);
       }
@@ -70,7 +74,57 @@ class ProcessCachesOp : public OpKernel {
   }
 
  private:
-  bool freeze_;
+  bool freeze_, all_;
+};
+
+// Caches of other processes that have ended properly.
+class EndedCaches {
+ public:
+  static EndedCaches& Get() {
+    static auto* const ended = new EndedCaches;  // kernels may run while statics die
+    return *ended;
+  }
+
+  void Add(int64_t cache) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    caches_.insert(cache);
+  }
+  std::vector<int64_t> All() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return {caches_.begin(), caches_.end()};
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<int64_t> caches_;
+};
+
+class ProcessNoteEndedOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& caches = context->input(0);
+    OP_REQUIRES(context, caches.dims() == 1,
+                absl::InvalidArgumentError(StrCat("caches must be a vector, not of shape ",
+                                                  caches.shape().DebugString())));
+    for (int64_t i = 0; i < caches.NumElements(); ++i) {
+      EndedCaches::Get().Add(caches.flat<int64_t>()(i));
+    }
+  }
+};
+
+class ProcessEndedOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const std::vector<int64_t> ended = EndedCaches::Get().All();
+    Tensor* caches;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, {static_cast<int64_t>(ended.size())}, &caches));
+    std::copy(ended.begin(), ended.end(), caches->flat<int64_t>().data());
+  }
 };
 
 template <typename Resource>
@@ -99,6 +153,9 @@ class ProcessResourceOp : public OpKernel {
   }
 };
 
+REGISTER_KERNEL_BUILDER(Name("Het>ProcessNoteEnded").Device(tensorflow::DEVICE_CPU),
+                        ProcessNoteEndedOp);
+REGISTER_KERNEL_BUILDER(Name("Het>ProcessEnded").Device(tensorflow::DEVICE_CPU), ProcessEndedOp);
 REGISTER_KERNEL_BUILDER(Name("Het>ProcessTables").Device(tensorflow::DEVICE_CPU), ProcessTablesOp);
 REGISTER_KERNEL_BUILDER(Name("Het>ProcessCaches").Device(tensorflow::DEVICE_CPU), ProcessCachesOp);
 REGISTER_KERNEL_BUILDER(Name("Het>ProcessTable").Device(tensorflow::DEVICE_CPU),

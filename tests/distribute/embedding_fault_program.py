@@ -66,8 +66,10 @@ def main():
     out["worker killed"] = fit(4, AtStep(BATCHES // 2, lambda: cluster.kill_worker(1)))
     out["warnings"] = list(warnings.texts)
     ending = threading.Thread(target=cluster.terminate_worker, args=(2,))  # training goes on
+    before = len(warnings.texts)
     out["worker ended"] = fit(4, AtStep(BATCHES // 2, ending.start))
     ending.join()
+    out["warnings of the ended"] = warnings.texts[before:]
     out["log of the ended"] = cluster.log("worker", 2)
     out["addresses"] = cluster.addresses
     began = time.monotonic()

@@ -44,6 +44,7 @@ def test_a_worker_that_is_told_to_end_sends_its_updates_first(seen):
     log = seen["log of the ended"]
     # It may have been told between two epochs, with nothing left to send.
     assert re.search(r"worker 2 ends; .* last updates to [02] shard\(s\), 0 are down", log), log
+    assert "worker 2 lost its cache" not in "\n".join(seen["warnings of the ended"])
     steps = run["iterations"] - seen["worker killed"]["iterations"]
     assert 4 * program.BATCHES <= steps <= 4 * program.BATCHES + program.STEPS_A_CLOSURE
     made = run["clocks"] - seen["worker killed"]["clocks"]

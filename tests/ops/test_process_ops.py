@@ -50,6 +50,18 @@ def test_what_is_gone_is_not_found():
         ops.process_cache(0)
 
 
+def test_caches_that_ended_are_remembered():
+    cache = new_cache()
+    everything = {row[0] for row in ops.process_caches(all=True).numpy().tolist()}
+    held = {cache_id for cache_id, _ in shards_to_push()}
+    assert everything > held
+    ops.process_note_ended([2**62, -1])
+    assert {2**62, -1} <= set(ops.process_ended().numpy().tolist())
+    with pytest.raises(INVALID, match=r"caches must be a vector, not of shape \[\]"):
+        ops.process_note_ended(1)
+    del cache
+
+
 @pytest.mark.parametrize(
     ("op", "name"), [(ops.process_table, "incarnation"), (ops.process_cache, "id")]
 )
