@@ -99,6 +99,14 @@ def test_expiry(tmp_path: pathlib.Path):
     assert result["rows_created"] == 149 * 20
 
 
+def test_sweep():
+    done = _run("sweep.py", "--rows=20000", "--seconds=0.1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    # Those that a step updated since time moved are not dropped.
+    assert [line.get("dropped", 0) > 0 for line in figures] == [False, False, True, False]
+
+
 def test_checkpoint(tmp_path: pathlib.Path):
     out = tmp_path / "figures.json"
     done = _run("checkpoint.py", "--rows=200000", f"--folder={tmp_path}", f"--out={out}")

@@ -20,12 +20,14 @@ void Table::Bits::Set(uint32_t slot) {
   }
 }
 
-void Table::Bits::Drop(int64_t key) {
+void Table::Bits::Drop(int64_t key, size_t most) {
+  if (!complete) return;
   try {
-    dropped.push_back(key);
+    if (dropped.size() < most) return dropped.push_back(key);
   } catch (const std::bad_alloc&) {
-    complete = false;
   }
+  complete = false;
+  std::vector<int64_t>().swap(dropped);
 }
 
 void Table::Bits::Add(const Bits& other) {

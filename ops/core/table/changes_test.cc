@@ -235,6 +235,31 @@ TEST(ChangesTest, KeysWhoseRowsExpireAreNamedUntilTheyHaveOneAgain) {
   EXPECT_GT(dropped, 1000);
 }
 
+TEST(ChangesTest, WhoNeverReadsTakesNoMemoryForRowsThatExpire) {
+  Lifetimes lifetimes;
+  ASSERT_OK(Lifetimes::Parse("given; expire age=0", &lifetimes));
+  std::unique_ptr<Table> table;
+  ASSERT_OK(Table::Create({1, "sgd", "zeros"}, 0, &table, lifetimes));
+  Reader reader(table.get(), "reader");
+  ASSERT_OK(Update(table.get(), {1}));
+  reader.Read();
+  for (int64_t first = 0; first < 100000; first += 1000) {
+    std::vector<int64_t> keys(1000);
+    for (int64_t i = 0; i < 1000; ++i) keys[i] = first + i;
+    ASSERT_OK(Update(table.get(), keys));
+    Table::Sweep sweep(table.get());
+    while (sweep.Next()) {
+    }
+  }
+  reader.Read();
+  EXPECT_TRUE(reader.whole) << "more rows went than there were places";
+  EXPECT_TRUE(reader.seen.empty());
+  ASSERT_OK(Update(table.get(), {5}));
+  reader.Read();
+  EXPECT_FALSE(reader.whole);
+  EXPECT_EQ(reader.seen, testing::Snapshot(*table));
+}
+
 // Every row of a cut is one that the table had, and in the end the reader has them all.
 TEST(ChangesTest, NothingIsMissedWhileThreadsUpdate) {
   const auto table = MakeTable({4, "sgd", "zeros", 5});

@@ -202,10 +202,11 @@ class Table {
   struct Bits {
     std::vector<uint64_t> words;
     std::vector<int64_t> dropped;  // keys whose rows have expired; some may have one again
-    bool complete = true;          // there was memory for all of them
+    bool complete = true;          // there was room for all of them
 
     void Set(uint32_t slot);
-    void Drop(int64_t key);
+    // most: keys that there is room for.
+    void Drop(int64_t key, size_t most);
     void Add(const Bits& other);
   };
   struct Stripe {
@@ -268,9 +269,10 @@ class Table {
   static void NoteChange(Stripe* stripe, uint32_t slot) {
     for (Bits& bits : stripe->changed) bits.Set(slot);
   }
-  // A row has expired. The contents are locked.
+  // A row has expired. The contents are locked. Who has not read for so long that many more keys
+  // have gone than there are places gets all rows.
   static void NoteDrop(Stripe* stripe, int64_t key) {
-    for (Bits& bits : stripe->changed) bits.Drop(key);
+    for (Bits& bits : stripe->changed) bits.Drop(key, stripe->records.end() + size_t{1024});
   }
   // Whether somebody wants to know. The contents are locked.
   bool notes_changes() const { return !readers_.empty(); }
