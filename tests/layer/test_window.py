@@ -20,7 +20,7 @@ def window():
 
 
 def test_what_a_failed_closure_had_taken_is_free_again(window):
-    assert window.open_op() == 1
+    assert window.open_op(keeps=True) == 1
     call_in_daemon(window.reserve_op).result(timeout=30)
     window.put_op([tf.constant(8)])
     for value in (7, 8):
@@ -29,4 +29,16 @@ def test_what_a_failed_closure_had_taken_is_free_again(window):
             optional=step, output_types=[tf.int32], output_shapes=[[]]
         )
         assert (component, waited) == (value, 0)
-    assert window.open_op() == 0
+    assert window.open_op(keeps=True) == 0
+
+
+def test_steps_of_a_closure_that_brings_its_batches_are_for_nobody_else(window):
+    assert window.open_op(keeps=False) == 0
+    for _ in range(window.size):
+        call_in_daemon(window.reserve_op).result(timeout=30)
+    window.put_op([tf.constant(8)])
+    step, waited = window.take_op()
+    (component,) = tf.raw_ops.OptionalGetValue(
+        optional=step, output_types=[tf.int32], output_shapes=[[]]
+    )
+    assert (component, waited) == (8, 0)
