@@ -84,7 +84,7 @@ def run_json(command: list[str]) -> dict:
 def step_bytes(n: int, keys: int, dim: int) -> int:
     """What a step reads and writes, ids and indices left out."""
     of_ids = 3 * n * dim  # gather reads and writes, segment sum reads
-    of_keys = 2 * keys * dim + 2 * keys * (dim + 1)  # sums, then rows
+    of_keys = 2 * keys * dim + 4 * keys * (dim + 1)  # sums, then rows and records
     return 4 * (of_ids + of_keys)
 
 

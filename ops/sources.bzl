@@ -137,17 +137,15 @@ DEVICE_SOURCES = [
     "ops/cuda/device_cache_install.cc",
     "ops/cuda/device_cache_lookup.cc",
     "ops/cuda/device_cache_update.cc",
-    "ops/cuda/tiered.cc",
 ]
 
 CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
-    "ops/cuda/device_cache_reply_test.cc",
+    "ops/cuda/device_cache_failure_test.cc",
     "ops/cuda/device_cache_test.cc",
     "ops/cuda/lanes_test.cc",
     "ops/cuda/schedule_test.cc",
     "ops/cuda/store_test.cc",
-    "ops/cuda/tiered_test.cc",
 ]
 
 CUDA_BENCHMARK = "ops/cuda/step_bench.cu"

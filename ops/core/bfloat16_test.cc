@@ -51,7 +51,9 @@ TEST(Bfloat16Test, RoundedStochasticallyTheMeanIsWhatItWas) {
       EXPECT_LE(gap, std::max(std::fabs(x) / 128.0, 1e-40)) << "neighbours";
       // Six standard deviations, of at most half a gap each.
       EXPECT_NEAR(sum / kTimes, x, 6 * gap / 2 / std::sqrt(kTimes));
-      if (FromBfloat16(ToBfloat16(x)) == x) EXPECT_EQ(gap, 0);
+      if (FromBfloat16(ToBfloat16(x)) == x) {
+        EXPECT_EQ(gap, 0);
+      }
     }
   }
 }

@@ -20,12 +20,9 @@ Status CheckBound(const char* name, int64_t bound) {
 constexpr int64_t kMostLines = int64_t{1} << 30;
 
 HetStoreConfig StoreConfig(const CacheConfig& config) {
-  return {config.rows.dim,
-          config.rows.optimizer.c_str(),
-          config.capacity,
+  return {config.rows.dim, config.rows.optimizer.c_str(), config.capacity,
           config.policy == Policy::kLru ? HET_LRU : HET_LFU,
-          static_cast<int32_t>(config.rows.clock),
-          1};
+          static_cast<int32_t>(config.rows.clock)};
 }
 
 // A push's arrays for so many rows.
@@ -211,6 +208,7 @@ Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
   state.outbox.Clear();
   Status status;
   if (!first) {
+    ++forgets_;
     auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
     status =
         ToStatus(het_forget(store_, shard, config_.rows.num_shards, &counts->updates_lost, stream_),
@@ -227,6 +225,7 @@ Status DeviceCache::Clear() {
   std::lock_guard<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
+  ++forgets_;
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   HET_RETURN_IF_CUDA_ERROR(het_forget(store_, 0, 1, &counts->updates_lost, stream_));
   HET_RETURN_IF_ERROR(ReadCounts());

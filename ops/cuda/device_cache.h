@@ -102,6 +102,7 @@ class DeviceTicket : public RowTicket {
   std::unique_ptr<Found> forced_;  // lamport: of other keys that this pushes, or nullptr
   std::vector<Asked> asked_;       // (num_shards)
   bool installed_ = false;
+  int64_t forgets_ = 0;  // the cache's when its lines were found
 };
 
 // One lock orders what runs concurrently, and one stream what it has the device do. Device errors
@@ -239,6 +240,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   std::vector<Shard> shards_;
   std::vector<std::unique_ptr<Found>> spare_;  // of steps that are over
   bool frozen_ = false;
+  int64_t forgets_ = 0;      // how often lines were forgotten
   int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
   Counters<CacheCounter> counters_;
 

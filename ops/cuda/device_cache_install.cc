@@ -26,6 +26,12 @@ size_t PlaceRows(void* memory, int64_t n, int64_t stride, RowBlock* block) {
   return scratch.bytes();
 }
 
+// Whether a row comes of a query. full: the reply's row, or -1. (A check without one: fresh enough;
+// or the shard has other rows now, and then nobody has updated it.)
+bool Comes(const Asked& asked, const ReplyView& reply, int64_t q, int64_t full) {
+  return q >= asked.num_checks || full >= 0 || (reply.header.flags & kRestarted);
+}
+
 // Calls visit(query, full row or -1, value row or -1) for each query of a reply, in their order.
 template <typename Visit>
 void ForEachQuery(const ReplyView& reply, const Visit& visit) {
@@ -52,7 +58,7 @@ Status DeviceCache::Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& 
     if (asked.request.number == 0) continue;
     ForEachQuery(replies[s], [&](int64_t q, int64_t full, int64_t) {
       const Subject::List list = asked.subjects[q].list;
-      rows[list] += list != Subject::kMiss && (full >= 0 || q >= asked.num_checks);
+      rows[list] += list != Subject::kMiss && Comes(asked, replies[s], q, full);
     });
   }
   int64_t n = 0;
@@ -91,10 +97,8 @@ void DeviceCache::InstallReply(int shard, const DeviceTicket& ticket, const Repl
   state.outbox.AddTo(&since);
   int64_t refreshed = 0, initialized = 0;
   ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) {
+    if (!Comes(asked, reply, q, full)) return;
     const Subject& subject = asked.subjects[q];
-    const bool is_check = q < asked.num_checks;
-    // Fresh enough; or (kRestarted) not there, and then the line is forgotten with its shard's.
-    if (is_check && full < 0) return;
     const int64_t at =
         subject.list == Subject::kMiss ? int64_t{subject.at} : arriving->next[subject.list]++;
     if (subject.list == Subject::kCheck) {
@@ -118,11 +122,12 @@ void DeviceCache::InstallReply(int shard, const DeviceTicket& ticket, const Repl
       }
       if (!old) clock = since.MergeOnto(key, row, clock);
     }
-    arriving->bases[at] = clock;
-    refreshed += is_check;
+    arriving->bases[at] = old ? -1 : clock;
+    refreshed += q < asked.num_checks && full >= 0;
     if (full >= 0 || value >= 0) return;
     ++initialized;
-    const bool paid = q < asked.num_checks + asked.num_full && subject.list != Subject::kForced;
+    const bool paid =
+        q >= asked.num_checks && q < asked.first_value() && subject.list != Subject::kForced;
     if (paid && !old) admission_.GiveBack(1);
   });
   if (old) return;
@@ -143,10 +148,10 @@ Status DeviceCache::Upload(const DeviceTicket& ticket, const Arriving& arriving)
   const int64_t misses = arriving.end[Subject::kMiss];
   HET_RETURN_IF_CUDA_ERROR(Copy(arriving.index + misses, sizeof(int32_t) * (n - misses),
                                 found->index + misses, stream_));
-  const auto install = [&](Subject::List list, const int32_t* index, const int32_t* slots) {
+  const auto install = [&](Subject::List list, const int32_t* index, int32_t* slots) {
     const int64_t first = arriving.first[list];
     return het_install(store_, index, slots, found->rows + first * stride, found->bases + first,
-                       arriving.end[list] - first, stream_);
+                       arriving.end[list] - first, ticket.forgets_ != forgets_, stream_);
   };
   if (ticket.found_ != nullptr) {
     HET_RETURN_IF_CUDA_ERROR(install(Subject::kMiss, found->misses.index, found->slots));

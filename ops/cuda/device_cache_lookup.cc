@@ -235,6 +235,7 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
+  made->forgets_ = forgets_;
   HET_RETURN_IF_ERROR(NewFound(n, &made->found_));
   const std::vector<int64_t> forced = KeysToForce();
   if (!forced.empty()) {
@@ -276,6 +277,7 @@ Status DeviceCache::Flush(bool all, const AllocateRequest& allocate,
   std::vector<Questions> questions(num_shards());
   const std::vector<int64_t> forced = KeysToForce();
   if (!forced.empty()) {
+    made->forgets_ = forgets_;
     HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &made->forced_));
     HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
   }

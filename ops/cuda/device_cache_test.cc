@@ -136,37 +136,6 @@ TEST(DeviceCacheTest, SlotsForAMissWithoutALineAreGivenBack) {
   EXPECT_EQ(asked.header.num_full, 2u);
 }
 
-TEST(DeviceCacheTest, NonfiniteGradientsAreRefused) {
-  const DeviceCluster cluster(PlainConfig());
-  cluster.Step(0, {1, 2}, {1, 1});
-  DeviceCluster::Call call = cluster.Lookup(0, {1, 2, 3});
-  cluster.Deliver(&call);
-  cluster.Fill(&call);
-  EXPECT_REFUSED(cluster.Update(call, {1, kNan, 1}),
-                 "hold NaN or infinity for 1 of 3 keys; no row was updated");
-  EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 2);
-  EXPECT_EQ(cluster.Gather(call), (Floats{-1, -1, 0}));
-  ASSERT_OK(cluster.Update(call, {1, 1, 1}));
-  cluster.Flush(0);
-  EXPECT_EQ(cluster.Rows(),
-            (TableRows{{1, {{-2}, {}, 2}}, {2, {{-2}, {}, 2}}, {3, {{-1}, {}, 1}}}));
-}
-
-TEST(DeviceCacheTest, NonfiniteGradientsAreSkipped) {
-  CacheConfig config = PlainConfig();
-  config.nonfinite = Nonfinite::kSkip;
-  config.capacity = 2;  // the third is a visitor
-  const DeviceCluster cluster(config);
-  cluster.Step(0, {1, 2, 3}, {1, kNan, 1});
-  cluster.Step(0, {1, 2, 3}, {1, 1, HUGE_VALF});
-  EXPECT_EQ(cluster.count(CacheCounter::kNonfiniteSkipped), 2);
-  EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 4);
-  cluster.Flush(0);
-  EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
-  EXPECT_EQ(cluster.Rows(),
-            (TableRows{{1, {{-2}, {}, 2}}, {2, {{-1}, {}, 1}}, {3, {{-1}, {}, 1}}}));
-}
-
 // By Lamport's rule a row that is pushed comes back, also where no step asks for its key.
 TEST(DeviceCacheTest, LamportAPushedRowComesBack) {
   CacheConfig config = PlainConfig(2);
@@ -183,48 +152,6 @@ TEST(DeviceCacheTest, LamportAPushedRowComesBack) {
   cluster.Step(1, {1, 2}, Floats(2, 1));
   cluster.Flush(1);
   EXPECT_EQ(cluster.Read(1, ids), (Floats{-3, -3, -1, -1}));
-}
-
-TEST(DeviceCacheTest, ARestartDropsLinesAndCountsWhatIsLost) {
-  const DeviceCluster cluster(PlainConfig(2));
-  const int64_t lost_key = 1;
-  int64_t kept_key = 2;
-  while (cluster.table_of(kept_key) == cluster.table_of(lost_key)) ++kept_key;
-  cluster.Step(0, {lost_key, kept_key}, {1, 1});
-  cluster.Flush(0);
-  cluster.Step(0, {lost_key, kept_key}, {2, 2});
-  {
-    DeviceCluster::Call step = cluster.Lookup(0, {lost_key});
-    cluster.Fill(&step);
-    cluster.CutFlush(0, true);             // 1 update, sent in vain
-    ASSERT_OK(cluster.Update(step, {4}));  // 1 more, unsent
-  }
-  cluster.table_of(lost_key)->Clear();
-  cluster.Flush(0);
-  EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 2);
-  EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
-  EXPECT_EQ(cluster.count(CacheCounter::kRows), 1);
-  EXPECT_EQ(cluster.Rows(), (TableRows{{kept_key, {{-3}, {}, 2}}}));
-  EXPECT_EQ(cluster.Step(0, {lost_key, kept_key}, {8, 0}), (Floats{0, -3}));
-  cluster.Flush(0);
-  EXPECT_EQ(cluster.Rows().at(lost_key), (TableRow{{-8}, {}, 1}));
-}
-
-// The step read rows that are gone. Its update was made after the restart, and counts.
-TEST(DeviceCacheTest, ARestartBetweenLookupAndUpdate) {
-  const DeviceCluster cluster(PlainConfig());
-  cluster.Step(0, {1}, {1});
-  DeviceCluster::Call call = cluster.Lookup(0, {1});
-  cluster.Deliver(&call);
-  cluster.Fill(&call);
-  cluster.Flush(0);
-  cluster.table()->Clear();
-  cluster.Read(0, {2});  // here the cache hears of it
-  ASSERT_OK(cluster.Update(call, {4}));
-  EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 0);
-  EXPECT_EQ(cluster.Read(0, {1}), Floats{-4});
-  cluster.Flush(0);
-  EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-4}, {}, 1}}}));
 }
 
 // First contact, or two restarts, with steps under way: a reply of an incarnation that the cache
@@ -255,55 +182,6 @@ TEST(DeviceCacheTest, ALateReplyOfAnUnknownIncarnation) {
     }
     EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-50}, {}, 50}}}));
   }
-}
-
-// A request that carries no push overtakes one that does: its answer lacks the push, though the
-// push was acknowledged by the time it is installed.
-TEST(DeviceCacheTest, AnAnswerOlderThanAnAcknowledgement) {
-  CacheConfig config = PlainConfig();
-  config.read_bound = 0;
-  config.write_bound = 1;
-  const DeviceCluster cluster(config, 2);
-  cluster.Step(0, {1}, {1});
-  cluster.Step(1, {1}, {10});
-  cluster.Flush(1);
-  DeviceCluster::Call carries = cluster.Lookup(0, {2});
-  DeviceCluster::Call overtakes = cluster.Lookup(0, {1});
-  cluster.Deliver(&overtakes);
-  cluster.Deliver(&carries);
-  cluster.Fill(&carries);
-  EXPECT_EQ(cluster.Fill(&overtakes), Floats{-11});
-  EXPECT_EQ(cluster.Rows().at(1).value[0], -11);
-}
-
-TEST(DeviceCacheTest, ClearForgetsRowsAndWhatWasNotSent) {
-  const DeviceCluster cluster(PlainConfig(2));
-  cluster.Step(0, {1, 2, 3}, {1, 1, 1});
-  DeviceCluster::Call under_way = cluster.Lookup(0, {1, 4});
-  cluster.Deliver(&under_way);
-  ASSERT_OK(cluster.cache()->Clear());
-  EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 3);
-  EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
-  cluster.Fill(&under_way);
-  under_way.ticket.reset();
-  EXPECT_EQ(cluster.Read(0, {1, 2, 3, 4}), (Floats{0, 0, 0, 0}));
-  cluster.Step(0, {1}, {5});
-  cluster.Flush(0);
-  EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-5}, {}, 1}}}));
-}
-
-TEST(DeviceCacheTest, AFrozenCacheIsOnlyFlushed) {
-  const DeviceCluster cluster(PlainConfig());
-  DeviceCluster::Call call = cluster.Lookup(0, {1});
-  cluster.Deliver(&call);
-  cluster.Fill(&call);
-  ASSERT_OK(cluster.Update(call, {1}));
-  cluster.cache()->Freeze();
-  EXPECT_EQ(cluster.Update(call, {1}).code(), Code::kCancelled);
-  DeviceCluster::Call refused = cluster.NewCall(0);
-  EXPECT_EQ(cluster.TryLookup({1}, &refused).code(), Code::kCancelled);
-  cluster.Flush(0);
-  EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-1}, {}, 1}}}));
 }
 
 TEST(DeviceCacheTest, ConfigsThatCannotBeAreRefused) {

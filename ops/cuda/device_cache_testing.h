@@ -15,6 +15,7 @@ namespace testing {
 struct DeviceSide {
   using CacheType = cuda::DeviceCache;
   using Array = DeviceArray<float>;
+  static constexpr int kFewer = testing::kFewer;
 
   static Status Create(const CacheConfig& config, std::shared_ptr<cuda::DeviceCache>* cache) {
     return cuda::DeviceCache::Create(config, kStream, cuda::DriverMemory(), cache);

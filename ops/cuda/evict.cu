@@ -69,7 +69,7 @@ struct Evict {
   HET_DEVICE bool GivesWay(int64_t weight, int count, uint32_t now) const {
     if (weight == kFree) return true;
     if (weight == kPinned) return false;
-    if (store.scoring.policy == Policy::kLru || admission == HET_ADMIT_ALWAYS) return true;
+    if (store.scoring.policy == Policy::kLru) return true;
     const int32_t newcomer = Scoring::Weight(store.scoring.New(count, now), now);
     return admission == HET_ADMIT_IF_AS_MUCH ? newcomer >= weight : newcomer > weight;
   }

@@ -91,7 +91,6 @@ typedef struct {
   int64_t lines;          // at least 1, at most 2^30; rounded up to whole buckets
   int32_t policy;         // HET_LRU or HET_LFU
   int32_t clock;          // HET_CLOCK_...
-  int32_t keeps_records;  // 0: there is nobody to push to, and lines need no records
 } HetStoreConfig;
 
 typedef struct {
@@ -150,9 +149,9 @@ int het_count_missed_ids(const HetBatch* batch, const HetList* misses, const Het
                          int64_t* num_ids,  // (1): out
                          HetStream stream);
 
-// Which rows give way to a key without a line, where the policy is HET_LFU: those that were asked
-// for less often lately; as often, too; or any that is not pinned (HET_LRU: always).
-enum { HET_ADMIT_IF_MORE = 0, HET_ADMIT_IF_AS_MUCH = 1, HET_ADMIT_ALWAYS = 2 };
+// Which rows give way to a key without a line: those that were asked for less often lately, or as
+// often, too. (HET_LRU: any that is not pinned.)
+enum { HET_ADMIT_IF_MORE = 0, HET_ADMIT_IF_AS_MUCH = 1 };
 
 // A slot for each miss: a line, pinned, that is free or whose row is the least worth keeping of its
 // bucket, or a visitor's. num_misses: of the list, as the host read it.
@@ -189,13 +188,17 @@ int het_make(HetStore* store, const HetList* misses, int64_t num_misses,
              HetStream stream);
 
 // Rows that came, with all own updates that were pushed; those that were not are merged onto them.
-// A row older than what its line knows is left out, and so is one without a line.
+// A row older than what its line knows is left out, and so is one without a line. A line that was
+// forgotten is there again.
 int het_install(HetStore* store,
-                const int32_t* index,  // (n): which of the batch's keys each row is of
-                const int32_t* slots,  // (num_keys)
-                float* rows,           // (n, row_stride): overwritten
-                const int64_t* bases,  // (n)
-                int64_t n, HetStream stream);
+                const int32_t* index,   // (n): which of the batch's keys each row is of
+                int32_t* slots,         // (num_keys): in, and out for lines that were forgotten
+                float* rows,            // (n, row_stride): overwritten
+                const int64_t* bases,   // (n); -1: the shard has other rows now, so the row is for
+                                        // those that pin its line, if they have seen none
+                int64_t n,              //
+                int32_t any_forgotten,  // 0: no line was since the batch's het_find
+                HetStream stream);
 
 // One update of each key that has a line by now and whose gradient is finite. refuse_if: (1), or
 // NULL: if it is not 0, no row is touched.
@@ -243,12 +246,6 @@ int het_collect_gradients(HetStore* store, const HetBatch* batch,
                           const HetSlots* keys, int64_t most,
                           const int64_t* visitor_bases,  // (visitors): of lamport clocks; or NULL
                           const HetPush* push, HetStream stream);
-
-// Lines' rows as they are, for a store without records. The lines are clean after this.
-int het_collect_rows(HetStore* store, const HetSlots* lines, int64_t most,
-                     int64_t* keys,  // (most)
-                     float* rows,    // (most, row_stride)
-                     HetStream stream);
 
 // The step is over.
 int het_unpin(HetStore* store, const HetBatch* batch,

@@ -113,30 +113,10 @@ struct CollectGradients {
           base = store.lines[slot].base;
         } else if (visitor_bases != nullptr) {
           base = visitor_bases[slot - store.num_lines];
+          if (base < 0) base = 0;  // of rows that are no more
         }
         push.clocks[i] = store.PushedClock(Advance(base, 1), 1);
       }
-    });
-  }
-};
-
-struct CollectRows {
-  StoreView store;
-  HetSlots list;
-  int64_t* keys;
-  float* rows;
-  int32_t row_dim;
-
-  template <typename LanesType>
-  HET_DEVICE void operator()(const LanesType& lanes, int64_t i) const {
-    if (i >= *list.num) return;
-    const int32_t slot = list.slots[i];
-    const float* row = store.row(slot);
-    float* out = rows + i * store.row_stride;
-    lanes.ForEach(row_dim, [&](int c) { out[c] = row[c]; });
-    lanes.Once([&] {
-      keys[i] = store.lines[slot].key;
-      store.MakeClean(&store.lines[slot]);
     });
   }
 };
@@ -211,12 +191,6 @@ int het_collect_gradients(HetStore* store, const HetBatch* batch, const int32_t*
   const CollectGradients collect = {store->view, batch->keys,   slots, sums,
                                     *keys,       visitor_bases, *push, store->dim};
   return LaunchRows(collect, store->dim, most, stream);
-}
-
-int het_collect_rows(HetStore* store, const HetSlots* lines, int64_t most, int64_t* keys,
-                     float* rows, HetStream stream) {
-  return LaunchRows(CollectRows{store->view, *lines, keys, rows, store->row_dim}, store->dim, most,
-                    stream);
 }
 
 }  // extern "C"

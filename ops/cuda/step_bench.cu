@@ -86,7 +86,7 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
   file.read(reinterpret_cast<char*>(ids_here.data()), batches * n * 8);
   if (!file || batches == 0) Must(1, path);
 
-  const HetStoreConfig config = {dim, "row_wise_adagrad", rows, HET_LRU, HET_CLOCK_COUNT, 0};
+  const HetStoreConfig config = {dim, "row_wise_adagrad", rows, HET_LRU, HET_CLOCK_COUNT};
   HetStore* store = nullptr;
   char message[200] = "";
   int64_t bytes = 0;
@@ -135,11 +135,11 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
     MUST(cuda::Copy(batch.num_keys, sizeof(int32_t), &num_keys, kStream));
     MUST(cuda::Synchronize(kStream));
     keys += num_keys;
-    MUST(het_evict(store, &misses, num_misses, ones, HET_ADMIT_ALWAYS, slots, num_visitors,
+    MUST(het_evict(store, &misses, num_misses, ones, HET_ADMIT_IF_AS_MUCH, slots, num_visitors,
                    num_evicted, scratch, kStream));
     MUST(het_make(store, &misses, num_misses, ones, slots, kStream));
     MUST(cuda::Fill(0, sizeof(float) * n * info.row_stride, fresh, kStream));
-    MUST(het_install(store, misses.index, slots, fresh, bases, num_misses, kStream));
+    MUST(het_install(store, misses.index, slots, fresh, bases, num_misses, 0, kStream));
     MUST(het_unpin(store, &batch, slots, kStream));
   }
 

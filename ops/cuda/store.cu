@@ -64,7 +64,7 @@ void Describe(const HetStoreConfig& config, HetStore* store, std::vector<float>*
         store->row_dim = rule.row_dim();
         store->contribution_dim = algorithm.contribution_dim();
         view.row_stride = RoundUpTo4(rule.row_dim());
-        view.record_stride = config.keeps_records ? RoundUpTo4(algorithm.record_dim()) : 0;
+        view.record_stride = RoundUpTo4(algorithm.record_dim());
         if constexpr (std::decay_t<decltype(algorithm)>::kHasTable) *table = algorithm.MakeTable();
       },
       store->rule);

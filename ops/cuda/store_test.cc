@@ -210,7 +210,6 @@ TEST(DeviceStoreTest, LfuKeepsWhatIsUsedMoreUntilItAges) {
   EXPECT_TRUE(use(3, 1, HET_ADMIT_IF_MORE));
   for (int time = 0; time < 20; ++time) use(4, 1, HET_ADMIT_IF_MORE);
   EXPECT_FALSE(use(5, 1, HET_ADMIT_IF_AS_MUCH));
-  EXPECT_TRUE(use(5, 1, HET_ADMIT_ALWAYS));
 }
 
 TEST(DeviceStoreTest, VictimsLeaveWithTheirContributions) {
@@ -416,12 +415,12 @@ TEST(DeviceStoreTest, ConfigsThatCannotBeAreRefused) {
     EXPECT_EQ(store, nullptr);
     return std::string(message);
   };
-  EXPECT_NE(refused({4, "adan", 10, 0, 0, 1}).find("optimizer = 'adan'"), std::string::npos);
-  EXPECT_NE(refused({4, "sgd cowclip=1", 10, 0, 0, 1}).find("no cowclip"), std::string::npos);
-  EXPECT_NE(refused({0, "sgd", 10, 0, 0, 1}).find("dim = 0"), std::string::npos);
-  EXPECT_NE(refused({4, "sgd", 0, 0, 0, 1}).find("lines = 0"), std::string::npos);
-  EXPECT_NE(refused({4, "sgd", 10, 2, 0, 1}).find("policy = 2"), std::string::npos);
-  EXPECT_NE(refused({4, "sgd", 10, 0, 3, 1}).find("clock = 3"), std::string::npos);
+  EXPECT_NE(refused({4, "adan", 10, 0, 0}).find("optimizer = 'adan'"), std::string::npos);
+  EXPECT_NE(refused({4, "sgd cowclip=1", 10, 0, 0}).find("no cowclip"), std::string::npos);
+  EXPECT_NE(refused({0, "sgd", 10, 0, 0}).find("dim = 0"), std::string::npos);
+  EXPECT_NE(refused({4, "sgd", 0, 0, 0}).find("lines = 0"), std::string::npos);
+  EXPECT_NE(refused({4, "sgd", 10, 2, 0}).find("policy = 2"), std::string::npos);
+  EXPECT_NE(refused({4, "sgd", 10, 0, 3}).find("clock = 3"), std::string::npos);
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ namespace testing {
 class DeviceStore {
  public:
   DeviceStore(const std::string& optimizer, int32_t dim, int64_t lines, int32_t policy = HET_LRU,
-              int32_t clock = HET_CLOCK_COUNT, bool keeps_records = true) {
-    const HetStoreConfig config = {dim, optimizer.c_str(), lines, policy, clock, keeps_records};
+              int32_t clock = HET_CLOCK_COUNT) {
+    const HetStoreConfig config = {dim, optimizer.c_str(), lines, policy, clock};
     char message[200] = "";
     int64_t bytes = 0;
     EXPECT_CUDA(het_store_bytes(&config, &bytes, message, sizeof(message))) << message;
@@ -281,7 +281,7 @@ class Step {
     DeviceArray<float> there(flat);
     const DeviceArray<int64_t> bases_there(bases);
     EXPECT_CUDA(het_install(store_.get(), index.get(), slots_.get(), there.get(), bases_there.get(),
-                            n, kStream));
+                            n, 1, kStream));
     return there;
   }
 

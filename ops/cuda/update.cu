@@ -55,16 +55,15 @@ struct Update {
     float* row = store.row(slot);
     float* old_value = before + u * dim;
     if (drifts) lanes.ForEach(dim, [&](int i) { old_value[i] = row[i]; });
-    float* record = store.record_stride > 0 ? store.record(slot) : nullptr;
-    if (record != nullptr && pending == 0) rule.algorithm.BeginRecord(lanes, row, record);
+    float* record = store.record(slot);
+    if (pending == 0) rule.algorithm.BeginRecord(lanes, row, record);
     rule.Update(lanes, row, {sums + u * dim, squares[u]}, learning_rate, record);
     uint32_t units = 1;
     if (drifts) {
       const float square = lanes.SumOfSquares(dim, [&](int i) { return row[i] - old_value[i]; });
       units = DriftUnits(std::sqrt(square));
     }
-    // A store that pushes does so long before; to any other it is enough that there are some.
-    constexpr int32_t kMostPending = 1 << 30;
+    constexpr int32_t kMostPending = 1 << 30;  // at which it is due, whatever the bound
     constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
     lanes.Once([&] {
       line.pending = pending < kMostPending ? pending + 1 : kMostPending;

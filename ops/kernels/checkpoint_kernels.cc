@@ -48,7 +48,7 @@ class TableCutChangedOp : public tensorflow::OpKernel {
                    tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0),
                                               &snapshot->resource));
     std::string reader;
-    OP_REQUIRES_OK(context, GetString(context, "reader", &reader));
+    OP_REQUIRES_OK(context, GetScalar(context, "reader", &reader));
     const Tensor& since = context->input(2);
     OP_REQUIRES(context, since.dims() == 0,
                 absl::InvalidArgumentError(
@@ -73,7 +73,7 @@ class TableForgetReaderOp : public TableKernel {
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     std::string reader;
-    TF_RETURN_IF_ERROR(GetString(context, "reader", &reader));
+    TF_RETURN_IF_ERROR(GetScalar(context, "reader", &reader));
     table->Forget(reader);
     return absl::OkStatus();
   }
@@ -100,9 +100,9 @@ class TableSaveOp : public FileKernel {
     std::shared_ptr<TableSnapshot> snapshot;
     TF_RETURN_IF_ERROR(GetSnapshot(context, table, &snapshot));
     std::string prefix, name, config;
-    TF_RETURN_IF_ERROR(GetString(context, "prefix", &prefix));
-    TF_RETURN_IF_ERROR(GetString(context, "part", &name));
-    TF_RETURN_IF_ERROR(GetString(context, "config", &config));
+    TF_RETURN_IF_ERROR(GetScalar(context, "prefix", &prefix));
+    TF_RETURN_IF_ERROR(GetScalar(context, "part", &name));
+    TF_RETURN_IF_ERROR(GetScalar(context, "config", &config));
     TF_RETURN_IF_ERROR(WriteBundle(prefix, name, config, *table, snapshot->rows.get()));
     return SetScalar(context, 0, snapshot->rows->num_rows());
   }
@@ -126,7 +126,7 @@ class PartsKernel : public FileKernel {
   absl::Status Run(OpKernelContext* context, TableResource* resource) override {
     Table* table = resource->table.get();
     std::string prefix;
-    TF_RETURN_IF_ERROR(GetString(context, "prefix", &prefix));
+    TF_RETURN_IF_ERROR(GetScalar(context, "prefix", &prefix));
     const Tensor& names = context->input(2);
     const Tensor& rows = context->input(3);
     if (names.dims() != 1 || names.shape() != rows.shape()) {

@@ -32,18 +32,6 @@ inline absl::Status SetScalar(tensorflow::OpKernelContext* context, int output, 
   return absl::OkStatus();
 }
 
-inline absl::Status GetString(tensorflow::OpKernelContext* context, const char* name,
-                              std::string* value) {
-  const tensorflow::Tensor* tensor;
-  TF_RETURN_IF_ERROR(context->input(name, &tensor));
-  if (tensor->dims() != 0) {
-    return absl::InvalidArgumentError(
-        StrCat(name, " must be a scalar, not of shape ", tensor->shape().DebugString()));
-  }
-  *value = tensor->scalar<tensorflow::tstring>()();
-  return absl::OkStatus();
-}
-
 // The input "snapshot", if it is of this table.
 inline absl::Status GetSnapshot(tensorflow::OpKernelContext* context, const Table* table,
                                 std::shared_ptr<TableSnapshot>* snapshot) {

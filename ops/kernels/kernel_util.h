@@ -11,6 +11,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -127,6 +128,7 @@ absl::Status GetVariant(tensorflow::OpKernelContext* context, const char* name,
   return absl::OkStatus();
 }
 
+// T: of the tensor; std::string for DT_STRING.
 template <typename T>
 absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value) {
   const tensorflow::Tensor* tensor;
@@ -135,7 +137,8 @@ absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T
     return absl::InvalidArgumentError(
         StrCat(name, " must be a scalar, not of shape ", tensor->shape().DebugString()));
   }
-  *value = tensor->scalar<T>()();
+  using Held = std::conditional_t<std::is_same_v<T, std::string>, tensorflow::tstring, T>;
+  *value = tensor->scalar<Held>()();
   return absl::OkStatus();
 }
 

@@ -37,7 +37,7 @@ class TableSaveRowsOp : public FileKernel {
     std::shared_ptr<TableSnapshot> snapshot;
     TF_RETURN_IF_ERROR(GetSnapshot(context, &table, &snapshot));
     std::string path;
-    TF_RETURN_IF_ERROR(GetString(context, "path", &path));
+    TF_RETURN_IF_ERROR(GetScalar(context, "path", &path));
     int64_t rows = 0, bytes = 0;
     const absl::Status written = Write(path, *resource, snapshot->rows.get(), &rows, &bytes);
     snapshot->rows->End();

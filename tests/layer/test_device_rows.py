@@ -133,3 +133,28 @@ def test_pooled_rows(rows_kind, combiner):
         seen.append((pooled.numpy(), of_weights.numpy(), rows.values[order], rows.clocks[order]))
     for host, on_device in zip(*seen, strict=True):
         np.testing.assert_allclose(on_device, host, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_not_finite_is_an_error_that_names_the_layer(rows_kind):
+    cache = het_tf.CacheConfig(device_capacity=100, device=rows_kind)
+    layer = het_tf.layers.HetEmbedding(2, name="users", optimizer=optimizers.SGD(1.0), cache=cache)
+    ids = tf.constant([5, 6, 6])
+
+    def train(gradients):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids) * tf.constant(gradients))
+        tape.gradient(loss, layer.trainable_variables)
+
+    bad = "users: gradients, or their squares, hold NaN or infinity for 1 of 2 keys; no row was"
+    for one, other in [(np.nan, 1.0), (-np.inf, 1.0), (1e20, 1.0), (3e38, 3e38)]:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=bad):
+            train([[1.0, 1.0], [1.0, one], [1.0, other]])
+    layer.learning_rate.assign(np.inf)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="users: learning_rate = inf"):
+        train(np.ones((3, 2), np.float32))
+    layer.flush()
+    assert layer.table.size() == 0
+    layer.learning_rate.assign(1.0)
+    train(np.ones((3, 2), np.float32))
+    layer.flush()
+    assert layer.table.export().clocks.tolist() == [1, 1]

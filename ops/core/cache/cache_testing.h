@@ -183,6 +183,7 @@ class ClusterOf {
 // Caches whose rows are in the host's memory.
 struct HostSide {
   using CacheType = Cache;
+  static constexpr int kFewer = 1;  // part of its rounds that a random test does
 
   // Floats where the cache takes them.
   class Array {

@@ -143,7 +143,9 @@ TEST(ConvergenceTest, NothingDivergesWith24Workers) {
       // rmsprop's are up to 1 / sqrt(1 - rho) = 3.2 rates long, lamb's a share of the row.
       const double late = kRate * kWorkers * static_cast<double>(std::max<int64_t>(staleness, 1));
       EXPECT_LE(outcome.largest_value, 2 + 32 * late);
-      if (late < 0.2) EXPECT_LE(outcome.distance, 0.6);
+      if (late < 0.2) {
+        EXPECT_LE(outcome.distance, 0.6);
+      }
     }
   }
 }

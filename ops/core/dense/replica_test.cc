@@ -431,7 +431,9 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
           ASSERT_OK(system.Serve(&call, s));
           merged[w][s] += system.clock(s);
         }
-        if (arrives && !Chance(&random, 0.2)) ASSERT_OK(system.Answer(&worker, &call));
+        if (arrives && !Chance(&random, 0.2)) {
+          ASSERT_OK(system.Answer(&worker, &call));
+        }
         call = {};
       } else if (ready[w] && Chance(&random, 0.6)) {
         ready[w] = system.Settle(&worker, 0, false) == Replica::Must::kNothing;
@@ -466,7 +468,9 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
     }
     under_way.clear();
     asked.clear();
-    if (counts && p.workers > 1 && p.staleness > 0) EXPECT_GT(most_missed, 0);
+    if (counts && p.workers > 1 && p.staleness > 0) {
+      EXPECT_GT(most_missed, 0);
+    }
     for (int w = 0; w < p.workers; ++w) system.Flush(&system[w], 0);
     std::vector<int64_t> counters;
     const std::vector<float> values = system.Values(&counters);
@@ -531,7 +535,9 @@ TEST(ReplicaTest, ShardsOfAServerAreDueAtStepsOfTheirOwn) {
     EXPECT_EQ(due(), second) << "all that is not sent";
     system.Flush(&worker, 0);
     // What was sent for the flush does not put them in step.
-    if (!flushed) EXPECT_EQ(due(), none);
+    if (!flushed) {
+      EXPECT_EQ(due(), none);
+    }
   }
   EXPECT_EQ(system.Values()[9], 9 + 32);
 }

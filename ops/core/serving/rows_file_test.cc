@@ -133,9 +133,15 @@ TEST_P(RowsFileTest, HasTheRowsWithinTheBoundsOfItsDtype) {
         for (const float x : row) most = std::max(most, std::fabs(x));
         for (int i = 0; i < dim; ++i) {
           const float error = std::fabs(read[i] - row[i]);
-          if (format.dtype == StoredDtype::kFloat32) ASSERT_EQ(error, 0);
-          if (format.dtype == StoredDtype::kFloat16) ASSERT_LE(error, std::fabs(row[i]) * 0x1p-11f);
-          if (format.dtype == StoredDtype::kInt8) ASSERT_LE(error, most / 254 * 1.0001f);
+          if (format.dtype == StoredDtype::kFloat32) {
+            ASSERT_EQ(error, 0);
+          }
+          if (format.dtype == StoredDtype::kFloat16) {
+            ASSERT_LE(error, std::fabs(row[i]) * 0x1p-11f);
+          }
+          if (format.dtype == StoredDtype::kInt8) {
+            ASSERT_LE(error, most / 254 * 1.0001f);
+          }
         }
         const int64_t unknown = key + 1;
         if (rows.count(unknown) == 0) {
@@ -179,7 +185,9 @@ TEST_P(RowsFileTest, DamageIsNamedOrHarmless) {
       continue;
     }
     LookEverywhere(*opened, rows);
-    if (bad != good) EXPECT_REFUSED(opened->Verify(), file.path);
+    if (bad != good) {
+      EXPECT_REFUSED(opened->Verify(), file.path);
+    }
   }
 }
 

@@ -199,7 +199,9 @@ TEST(ChangesTest, RandomReadersHaveTheTable) {
         if (reader == nullptr) reader = std::make_unique<Reader>(table.get(), name);
         const bool loses = Below(&random, 4) == 0;
         reader->Read(loses);
-        if (!loses) ASSERT_EQ(reader->seen, testing::Snapshot(*table));
+        if (!loses) {
+          ASSERT_EQ(reader->seen, testing::Snapshot(*table));
+        }
     }
   }
 }
@@ -225,7 +227,9 @@ TEST(ChangesTest, KeysWhoseRowsExpireAreNamedUntilTheyHaveOneAgain) {
     if (Below(&random, 2) == 0) {
       const bool loses = Below(&random, 3) == 0;
       often.Read(loses);
-      if (!loses) ASSERT_EQ(often.seen, testing::Snapshot(*table));
+      if (!loses) {
+        ASSERT_EQ(often.seen, testing::Snapshot(*table));
+      }
     }
     if (now % 50 != 0) continue;
     seldom.Read();

@@ -187,7 +187,9 @@ TEST(SnapshotTest, IsAStateThatTheTableHadWhileOthersUpdateIt) {
     for (const auto& [key, n] : updates) {
       ASSERT_EQ(rows.count(key), 1u) << key;
       ASSERT_EQ(rows.at(key).clock, n) << key;
-      if (key < 200) ASSERT_EQ(rows.at(key), row_after(key, n)) << key;
+      if (key < 200) {
+        ASSERT_EQ(rows.at(key), row_after(key, n)) << key;
+      }
     }
   }
 }

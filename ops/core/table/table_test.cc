@@ -87,7 +87,9 @@ TEST(TableTest, MatchesAMapWithThreads) {
     std::vector<float> out(gradients.size());
     FoundRows found;
     // Every other round goes to the rows that a lookup found, some of which were not there yet.
-    if (round % 2 == 1) ASSERT_OK(table->Lookup(unique, ThreadedFor, out.data(), &found));
+    if (round % 2 == 1) {
+      ASSERT_OK(table->Lookup(unique, ThreadedFor, out.data(), &found));
+    }
     ASSERT_OK(table->Apply(unique, found, gradients.data(), 1, Nonfinite::kError, ThreadedFor));
     ASSERT_OK(table->Lookup(unique, ThreadedFor, out.data(), &found));
     for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], expected[ids[i / 3]].value[i % 3]);
