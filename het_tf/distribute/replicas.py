@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
+from het_tf._arguments import INT32_MAX
 from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._replica_variable import ReplicaVariable
 from het_tf._visits import cluster_devices, visit
@@ -44,16 +45,19 @@ class DenseReplicas:
         strategy: HetParameterServerStrategy,
         trainable: Sequence[tf.Variable],
         slots: Sequence[tf.Variable],
+        least: Sequence[tf.Variable],
         seeds: Sequence[tf.Variable],
         others: Sequence[tf.Variable],
     ):
         """Describes the replicas; makes nothing yet.
 
         Args:
-          strategy: says how stale replicas may be, and how contributions are merged.
+          strategy: says how stale replicas may be, and how contributions are merged. Where its
+            `dense_staleness` is None, they have nothing to exchange while steps are made.
           trainable: float32; contributions are averaged, or added.
           slots: float32, of optimizers: they stay with the worker, and are averaged when they are
             written back.
+          least: they stay with the worker, too; the least of all workers' is written back.
           seeds: of random generators, 32-bit integers: every worker has others.
           others: variables that a step assigns are averaged if they are float32, and added if they
             are int64; the others stay as they are.
@@ -63,18 +67,22 @@ class DenseReplicas:
         """
         self.name = f"dense/{uuid.uuid4().hex}"
         self._strategy = strategy
-        self._natives = [*trainable, *slots, *seeds, *others]
-        self._roles = (
-            ["trainable"] * len(trainable)
-            + ["slot"] * len(slots)
-            + ["seed"] * len(seeds)
-            + ["other"] * len(others)
-        )
+        roles = {
+            "trainable": trainable,
+            "slot": slots,
+            "least": least,
+            "seed": seeds,
+            "other": others,
+        }
+        self._natives = [native for natives in roles.values() for native in natives]
+        self._roles = [role for role, natives in roles.items() for _ in natives]
         for native, role in zip(self._natives, self._roles, strict=True):
             _check(native, role)
         servers = cluster_devices("ps")
         floats = sum(native.shape.num_elements() for native in trainable)
-        self._phases = _phases(4 * floats // len(servers), strategy.dense_staleness)
+        bound = strategy.dense_staleness
+        self._staleness = INT32_MAX if bound is None else bound
+        self._phases = _phases(4 * floats // len(servers), self._staleness)
         # Of the shards. A server's are due one after the other: rows that travel with one of them
         # wait for no more.
         self._devices = [server for server in servers for _ in range(self._phases)]
@@ -201,7 +209,7 @@ class DenseReplicas:
         if not changed.any():
             return
         # The workers' slots go on, but for those that were changed, too.
-        for i, value in self._average_own().items():
+        for i, value in self._merge_own().items():
             if not changed[i]:
                 self._natives[i].assign(value)
         # A replica that is there would make a step on what the variables were.
@@ -226,7 +234,7 @@ class DenseReplicas:
             self._function("pull", self._pull)()
             self._values_behind = False
         if slots:
-            for i, value in self._average_own().items():
+            for i, value in self._merge_own().items():
                 self._natives[i].assign(value)
             self._slots_behind = False
         self._fingerprint = self._take_fingerprint()
@@ -277,7 +285,7 @@ class DenseReplicas:
             num_shards=len(self._devices),
             num_phases=self._phases,
             num_workers=self._strategy.num_workers,
-            staleness=self._strategy.dense_staleness,
+            staleness=self._staleness,
             wire=self._strategy.dense_wire_dtype,
         )
 
@@ -372,23 +380,25 @@ class DenseReplicas:
                     value = tf.concat(pieces, 0) if pieces else tf.zeros([0], self._dtypes[i])
                     self._natives[i].assign(tf.reshape(value, self._shapes[i]))
 
-    def _average_own(self) -> dict[int, np.ndarray]:
-        """The slots, averaged over the workers that have made steps, by index of the variable."""
+    def _merge_own(self) -> dict[int, np.ndarray]:
+        """What becomes of the workers' own variables, by index: of those that have made steps."""
         read = self._function("own", lambda: ops.replica_own(self._handle_op()))
         reads = visit(cluster_devices("worker"), read, self._strategy.is_lost)
         owns = [own for own, steps in reads.values() if steps > 0]
         if not owns:
             return {}
-        slots = {}
+        merged = {}
         begin = 0
         for i in self._indices("own", "seed"):
             end = begin + self._shapes[i].num_elements() * self._dtypes[i].size
+            values = [own[begin:end].view(self._dtypes[i].as_numpy_dtype) for own in owns]
             if self._roles[i] == "slot":
-                values = [own[begin:end].view(np.float32) for own in owns]
                 mean = np.mean(values, axis=0, dtype=np.float64).astype(np.float32)
-                slots[i] = mean.reshape(self._shapes[i])
+                merged[i] = mean.reshape(self._shapes[i])
+            elif self._roles[i] == "least":
+                merged[i] = np.min(values, axis=0).reshape(self._shapes[i])
             begin = end
-        return slots
+        return merged
 
     def _take_fingerprint(self) -> np.ndarray:
         """Of the variables on the servers."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import keras
 
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.keras.dense import accumulated_steps
 from het_tf.layers.embedding import embeddings_of
 
 
@@ -31,19 +32,15 @@ def check_placement(variables: Iterable[keras.Variable]) -> None:
             )
 
 
-def check_optimizer(optimizer: keras.optimizers.Optimizer | None) -> None:
-    """Raises a ValueError for an optimizer whose state asynchronous workers would spoil."""
-    if optimizer is None:
-        return
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+def check_optimizer(
+    optimizer: keras.optimizers.Optimizer | None, strategy: HetParameterServerStrategy
+) -> None:
+    """Raises a ValueError for an optimizer that does not do what the strategy promises."""
+    steps = accumulated_steps(optimizer)
+    if steps and strategy.exactly_once:
         raise ValueError(
-            "Loss scaling (mixed_float16) counts good steps in a variable, which asynchronous "
-            "workers would spoil; use mixed_bfloat16 or float32."
-        )
-    if optimizer.gradient_accumulation_steps:
-        raise ValueError(
-            "gradient_accumulation_steps does not work with asynchronous workers, which would mix "
-            "their gradients; use a larger batch."
+            f"gradient_accumulation_steps={steps} does not work with exactly_once=True: a worker "
+            "that dies takes the gradients along that it had accumulated. Use larger batches."
         )
 
 

@@ -21,6 +21,8 @@ from het_tf.keras.dense import DenseVariables
 from het_tf.keras.fused_steps import fused_steps
 from het_tf.keras.lookups import StepLookups, commit_op, find_keys_fn, write_through_op
 from het_tf.keras.metric_state import MetricScope, metric_variables
+from het_tf.keras.one_replica import on_one_replica
+from het_tf.keras.step_count import StepCount, counted_variable
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import embeddings_of
 
@@ -87,7 +89,8 @@ class StepClosure:
         self._training = training
         self._metrics = metric_variables(model)
         self._layer_caches = [x.worker_cache for x in embeddings_of(model) if x.built]
-        self.caches = [*self._layer_caches, *([] if dense is None else [dense.replicas])]
+        self._trained = dense if dense is not None and dense.trains else None
+        self.caches = [*self._layer_caches, *([] if self._trained is None else [dense.replicas])]
         self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
         self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
         self._metric_names: frozenset[str] = frozenset()
@@ -105,7 +108,7 @@ class StepClosure:
         """Decides what is looked up ahead, and what when a step begins."""
         find_keys = find_keys_fn(self._model) if self._training else None
         layers = embeddings_of(self._model) if find_keys is not None else []
-        replicas = None if self._dense is None else self._dense.replicas
+        replicas = None if self._trained is None else self._trained.replicas
         # A replica that writes every step has nothing to say before the step is done.
         travels = replicas if replicas is not None and self._strategy.dense_staleness else None
         self.lookahead = max(
@@ -309,17 +312,14 @@ class StepClosure:
         if optimizer is not None:
             others.extend(optimizer.variables)
         replicas = None if self._dense is None else self._dense.replicas.variables
-        iterations = before = None
-        if optimizer is not None and replicas is None:
-            # Keras counts by reading and assigning, which loses counts when workers overlap.
-            iterations = optimizer.iterations
-            before = tf.identity(iterations.value)
-            captured.append((iterations, before))
-        scope = MetricScope(captured, others, replicas)
-        # The strategy runs the step in a thread of its own, but what Keras' optimizers do there in
-        # this one. A scope is known in the threads that have entered it.
-        with scope:
-            logs = self._strategy.run(self._replica_step, args=(batch, lookups, scope))
+        if self._dense is not None:
+            count = self._dense.begin_count()
+        else:
+            variable = counted_variable(optimizer)
+            count = None if variable is None else StepCount(variable, variable.value)
+        scope = MetricScope(captured, others, replicas, count)
+        with scope, on_one_replica(self._strategy):
+            logs = self._train_or_test(batch, lookups)
             if not self._once:  # sent at the closure's end
                 write_through_op(lookups)
         self._log_names = tuple(logs)
@@ -332,20 +332,17 @@ class StepClosure:
                 f"A step assigns {constant.path!r}, which with dense_staleness only callbacks"
                 " can: use a LearningRateSchedule or dense_staleness=None."
             )
-        if iterations is not None:
-            # A step whose forward pass fails, as on a worker that is about to end, does not count.
-            with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
-                iterations.value.assign_add(scope.get_current_value(iterations) - before)
+        # A step whose forward pass fails, as on a worker that is about to end, does not count.
+        with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
+            scope.count_step()
         scalars = [_scalar(name, logs[name]) for name in self._scalar_log_names()]
         states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
         return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
 
-    def _replica_step(
-        self, batch: Batch, lookups: list[Lookup], scope: MetricScope
-    ) -> dict[str, Any]:
+    def _train_or_test(self, batch: Batch, lookups: list[Lookup]) -> dict[str, Any]:
         model = self._model
-        fused = contextlib.nullcontext() if self._dense is None else fused_steps(model)
-        with scope, prepared(lookups), fused:
+        fused = contextlib.nullcontext() if self._trained is None else fused_steps(model)
+        with prepared(lookups), fused:
             logs = _flat((model.train_step if self._training else model.test_step)(batch))
             self._metric_names = frozenset(model.get_metrics_result())
         return logs
@@ -374,14 +371,8 @@ class PredictClosure:
         @tf.function(input_signature=[tf.TensorSpec([], tf.int32)], autograph=False)
         def step(i: tf.Tensor) -> Any:
             batch = take_batch(self._element_spec, stacked, i)
-            scope = MetricScope(weights, variables)
-
-            def predict_step(batch: Batch) -> Any:
-                with scope:
-                    return self._model.predict_step(batch)
-
-            with scope:
-                return self._strategy.run(predict_step, args=(batch,))
+            with MetricScope(weights, variables), on_one_replica(self._strategy):
+                return self._model.predict_step(batch)
 
         outputs = step.get_concrete_function().structured_outputs
         for output in tf.nest.flatten(outputs):

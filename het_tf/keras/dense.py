@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -10,6 +12,7 @@ import tensorflow as tf
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.keras.metric_state import metric_variables
+from het_tf.keras.step_count import StepCount, counted_variable, innermost
 from het_tf.layers.embedding import embeddings_of
 
 
@@ -17,7 +20,9 @@ class DenseVariables:
     """The variables of a model and its optimizer, sorted by what becomes of them (DESIGN 3.8).
 
     Attributes:
-      replicas: of all variables that steps use, but for the settings.
+      replicas: with `dense_staleness`, of all variables that steps use, but for the settings.
+        Without, of those that every worker has for itself (`has_own`).
+      trains: whether the trained variables are among them.
       settings: variables that only callbacks change: learning rates. Each closure reads them once.
     """
 
@@ -27,28 +32,54 @@ class DenseVariables:
         Raises:
           ValueError: there is no rule for a variable; the message names it.
         """
+        self.trains = strategy.dense_staleness is not None
+        self.settings: list[keras.Variable] = []
         optimizer = model.optimizer
-        rates = [layer.rate_variable for layer in embeddings_of(model)]
-        self.settings = [rate for rate in rates if rate is not None]
-        trainable = list(model.trainable_variables)
+        self._cycle = accumulated_steps(optimizer)
+        self._own_count = None
+        trainable: list[keras.Variable] = []
         slots: list[keras.Variable] = []
+        seeds: list[keras.Variable] = []
         others: list[keras.Variable] = []
-        if isinstance(optimizer, keras.optimizers.Optimizer):
-            others.append(optimizer.iterations)
-            rate = getattr(optimizer, "_learning_rate", None)  # No public way to the variable.
-            if isinstance(rate, keras.Variable):
-                self.settings.append(rate)
-            known = {id(v) for v in [*others, *self.settings]}
-            slots = [v for v in optimizer.variables if id(v) not in known]
-        unread = [layer.compiled_rate for layer in embeddings_of(model)]
-        kinds = [trainable, slots, others, self.settings, metric_variables(model), unread]
-        known = {id(v) for kind in kinds for v in kind}
-        rest = [v for v in model.variables if id(v) not in known]
-        seeds = [v for v in rest if _is_seed(v)]
-        others += [v for v in rest if not _is_seed(v)]
-        self.replicas = DenseReplicas(
-            strategy, *([v.value for v in kind] for kind in (trainable, slots, seeds, others))
-        )
+        least = _scaler_state(optimizer)
+        self._count = counted_variable(optimizer)
+        if self._cycle:
+            slots = list(innermost(optimizer)._accumulated_gradients)
+            with strategy.scope():
+                remainder = self._count.value % self._cycle
+                self._own_count = tf.Variable(remainder, trainable=False, name="own_iterations")
+        if self.trains:
+            rates = [layer.rate_variable for layer in embeddings_of(model)]
+            self.settings = [rate for rate in rates if rate is not None]
+            trainable = list(model.trainable_variables)
+            if isinstance(optimizer, keras.optimizers.Optimizer):
+                others = [*_unchanged_by_scaler(optimizer), self._count]
+                # No public way to the variable.
+                rate = getattr(innermost(optimizer), "_learning_rate", None)
+                if isinstance(rate, keras.Variable):
+                    self.settings.append(rate)
+                known = _ids(others, self.settings, least)
+                slots = [v for v in optimizer.variables if id(v) not in known]
+            unread = [layer.compiled_rate for layer in embeddings_of(model)]
+            known = _ids(
+                *(trainable, slots, least, others, self.settings, metric_variables(model), unread)
+            )
+            rest = [v for v in model.variables if id(v) not in known]
+            seeds = [v for v in rest if _is_seed(v)]
+            others += [v for v in rest if not _is_seed(v)]
+        natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
+        if self._own_count is not None:
+            natives[2].append(self._own_count)
+        self.replicas = DenseReplicas(strategy, *natives)
+
+    def begin_count(self) -> StepCount | None:
+        """The count of a step that begins; None: its optimizer counts as Keras has it."""
+        if self.trains and self._own_count is None:
+            return None
+        replicas = self.replicas.variables
+        shared = replicas.get(id(self._count.value), self._count.value)
+        own = None if self._own_count is None else replicas[id(self._own_count)]
+        return StepCount(self._count, shared, own, self._cycle)
 
     def open_op(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """At the start of a function's graph: makes the replicas usable, reads the settings.
@@ -68,6 +99,36 @@ class DenseVariables:
             for i, setting in enumerate(settings):
                 values.append((setting, tf.cast(packed[i], setting.dtype)))
         return values
+
+
+def has_own(optimizer: keras.optimizers.Optimizer | None) -> bool:
+    """Whether workers have something of it for themselves, wherever the dense variables are."""
+    return bool(_scaler_state(optimizer)) or accumulated_steps(optimizer) > 0
+
+
+def accumulated_steps(optimizer: Any) -> int:
+    """Of how many steps it applies the mean gradient; 0: it does not accumulate gradients."""
+    return getattr(innermost(optimizer), "gradient_accumulation_steps", None) or 0
+
+
+def _scaler_state(optimizer: Any) -> list[keras.Variable]:
+    """The scale of the loss, and since how many steps it stands: each worker tries its own."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    return [optimizer.dynamic_scale, optimizer.step_counter]
+
+
+def _unchanged_by_scaler(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """What a `LossScaleOptimizer` has since it is an optimizer: its inner one has them, too."""
+    inner = innermost(optimizer)
+    if inner is optimizer:
+        return []
+    known = _ids(inner.variables, _scaler_state(optimizer))
+    return [v for v in optimizer.variables if id(v) not in known]
+
+
+def _ids(*kinds: Iterable[keras.Variable]) -> set[int]:
+    return {id(variable) for kind in kinds for variable in kind}
 
 
 def _is_seed(variable: keras.Variable) -> bool:

@@ -15,6 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf.keras.step_count import StepCount
+
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
     """The variables of all metrics of the model, losses included."""
@@ -51,6 +53,7 @@ class MetricScope(keras.StatelessScope):
         captured: Sequence[tuple[keras.Variable, tf.Tensor]],
         others: Sequence[keras.Variable] = (),
         replicas: Mapping[int, tf.Variable] | None = None,
+        count: StepCount | None = None,
     ):
         """Creates the scope, to be entered once.
 
@@ -58,11 +61,16 @@ class MetricScope(keras.StatelessScope):
           captured: variables to take out and their values at the start.
           others: the model's and the optimizer's variables.
           replicas: id of a native variable -> the variable to use in its place.
+          count: of the steps; its variable is captured, too.
         """
+        counts = [] if count is None else [(count.variable, count.seen)]
+        captured = [*captured, *counts]
         super().__init__(
             state_mapping=list(captured), collect_losses=True, initialize_variables=False
         )
         self._captured = {id(variable) for variable, _ in captured}
+        self._count = count
+        self._graph = tf.compat.v1.get_default_graph()
         # `variable.value` asks this scope, so the native variables are looked up before it is
         # entered. Keras asks the scope directly for the variables it regularizes.
         self._native = {id(v): v.value for v in others if id(v) not in self._captured}
@@ -72,12 +80,27 @@ class MetricScope(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Takes an assignment to a Keras variable: into the scope, or on to the variable."""
         variable, value = update
-        if id(variable) in self._captured:
+        if self._is_counted_in_branch(variable):
+            self._count.take(value)
+        elif id(variable) in self._captured:
             super().add_update(update)
-            return
-        native = self._native.get(id(variable))
-        native = variable.value if native is None else native
-        native.assign(tf.cast(value, native.dtype))
+        else:
+            native = self._native.get(id(variable))
+            native = variable.value if native is None else native
+            native.assign(tf.cast(value, native.dtype))
+
+    def _is_counted_in_branch(self, variable: keras.Variable) -> bool:
+        """Whether it is the count, in a branch of `tf.cond`, which keeps its tensors."""
+        if self._count is None or variable is not self._count.variable:
+            return False
+        return tf.compat.v1.get_default_graph() is not self._graph
+
+    def count_step(self) -> None:
+        """Counts what was added to the count, but for what branches have counted."""
+        if self._count is not None:
+            value = self.get_current_value(self._count.variable)
+            if value is not self._count.seen:
+                self._count.take(value)
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | tf.Variable | None:
         """Value of a captured variable; the native variable of a known other one."""

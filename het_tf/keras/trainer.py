@@ -17,7 +17,7 @@ from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
 from het_tf.keras.closures import PredictClosure, StepClosure
 from het_tf.keras.data import eval_feed, predict_feed, train_feed, validation_feed
-from het_tf.keras.dense import DenseVariables
+from het_tf.keras.dense import DenseVariables, has_own
 from het_tf.keras.feeds import Feed, Pass, StreamFeed
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
 from het_tf.keras.rates import RateFollower
@@ -301,10 +301,10 @@ class ParameterServerTrainer:
             checks.check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
             with self._strategy.scope():
                 _compat.build_from_spec(model, element_spec)
-            checks.check_optimizer(model.optimizer)
+            checks.check_optimizer(model.optimizer, self._strategy)
             checks.check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
             check_resets_to_zero(model)
-            if self._strategy.dense_staleness is not None:
+            if self._strategy.dense_staleness is not None or has_own(model.optimizer):
                 self._dense = DenseVariables(model, self._strategy)
                 self._strategy.register_replicas(self._dense.replicas)
             self._built = True

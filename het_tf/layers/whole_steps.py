@@ -9,15 +9,20 @@ and no other, puts a function around `apply` of the one optimizer.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from het_tf import _callers, ops
+from het_tf import _abandoned, _callers, ops
 from het_tf._graph import current_function, function_of
+from het_tf._visits import cache_devices, visit
+
+_ROWS = [tf.int64, tf.float32]  # keys [keys] and their gradients [keys, dim]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +45,9 @@ class Update:
     gradients: list[tf.Tensor]
     sends: bool
 
-    def times(self, factor: tf.Tensor) -> Update:
-        """The same of gradients that are multiplied."""
-        return dataclasses.replace(self, gradients=[g * factor for g in self.gradients])
+    def map(self, change: Callable[[tf.Tensor], tf.Tensor]) -> Update:
+        """The same of gradients that are changed, each by itself."""
+        return dataclasses.replace(self, gradients=[change(g) for g in self.gradients])
 
     def of_keys(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Unique keys, int64 [keys], and the sum of the gradients of each, float32 [keys, dim]."""
@@ -116,7 +121,7 @@ class WaitingUpdates:
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """`optimizer.apply`, with the rows whose gradients were noted in the same function."""
         scale = self._scale()
-        updates = [update.times(1 / scale) for update in self._take()]
+        updates = [update.map(lambda g: g / scale) for update in self._take()]
         optimizer = self._optimizer
         if updates and optimizer.global_clipnorm:
             grads, updates = self._clip(grads, updates)
@@ -125,15 +130,15 @@ class WaitingUpdates:
             for update in updates:
                 update.make_op()
             return
-        before = tf.identity(optimizer.iterations)
+        steps = optimizer.gradient_accumulation_steps
+        # `iterations` counts the times that accumulated gradients are applied.
+        count = tf.convert_to_tensor(optimizer._iterations.value)
+        is_due = tf.equal((count + 1) % steps, 0)
         self._apply(grads, trainable_variables)
-        is_due = optimizer.iterations > before
         for update in updates:
             layer = update.layer()
             if layer not in self._accumulators:
-                with tf.init_scope():
-                    self._accumulators[layer] = _Accumulator(layer.output_dim)
-            steps = optimizer.gradient_accumulation_steps
+                self._accumulators[layer] = _Accumulator(layer)
             self._accumulators[layer].add(update, is_due, steps)
 
     def _take(self) -> list[Update]:
@@ -157,34 +162,56 @@ class WaitingUpdates:
         limit = self._optimizer.global_clipnorm
         factor = limit / tf.maximum(norm, limit)
         grads = [None if g is None else _times(g, factor) for g in grads]
-        return grads, [update.times(factor) for update in updates]
+        return grads, [update.map(lambda g: g * factor) for update in updates]
 
 
 class _Accumulator:
-    """The gradients of a layer's rows in steps that were not applied yet."""
+    """The gradients of a layer's rows in steps that were not applied yet.
 
-    def __init__(self, dim: int):
-        self._dim = dim
-        self._keys = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
-        self._gradients = tf.Variable(tf.zeros([0, dim]), shape=[None, dim], trainable=False)
+    They are in a queue of at most one element, in the process that makes the steps: a variable
+    would be on a parameter server, where there are some.
+    """
+
+    def __init__(self, layer: Any):
+        self._queue_op = functools.partial(_queue_op, f"accumulated/{uuid.uuid4().hex}")
+        devices = ["/device:CPU:0"] if layer.table.is_local else cache_devices()
+        _abandoned.destroy_after(self, functools.partial(_destroy, self._queue_op, devices))
 
     def add(self, update: Update, is_due: tf.Tensor, steps: int) -> None:
         """Adds those of a step, and, where it is due, makes the update of their mean."""
+        layer = update.layer()
+        queue = self._queue_op()
         keys, gradients = update.of_keys()
-        keys = tf.concat([self._keys, keys], 0)
-        gradients = tf.concat([self._gradients, gradients], 0)
+        shape = [None, layer.output_dim]
+
+        def take() -> list[tf.Tensor]:
+            return tf.raw_ops.QueueDequeueV2(handle=queue, component_types=_ROWS)
+
+        there = tf.raw_ops.QueueSizeV2(handle=queue) > 0
+        before = tf.cond(there, take, lambda: [keys[:0], gradients[:0]])
+        keys = tf.concat([tf.ensure_shape(before[0], [None]), keys], 0)
+        gradients = tf.concat([tf.ensure_shape(before[1], shape), gradients], 0)
 
         def train() -> None:
-            found = update.layer().found_op(keys)
-            update.layer().update_op(found, None, [gradients / steps], update.sends)
-            self._keys.assign(keys[:0])
-            self._gradients.assign(gradients[:0])
+            found = layer.found_op(keys)
+            layer.update_op(found, None, [gradients / steps], update.sends)
 
         def keep() -> None:
-            self._keys.assign(keys)
-            self._gradients.assign(gradients)
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[keys, gradients])
 
         tf.cond(is_due, train, keep)
+
+
+def _queue_op(name: str) -> tf.Tensor:
+    with tf.device("/device:CPU:0"):
+        return tf.raw_ops.FIFOQueueV2(component_types=_ROWS, shared_name=name)
+
+
+def _destroy(queue_op: Callable[[], tf.Tensor], devices: list[str]) -> None:
+    def destroy() -> None:
+        tf.raw_ops.DestroyResourceOp(resource=queue_op(), ignore_lookup_error=True)
+
+    visit(devices, destroy, is_lost=lambda device, error: True)
 
 
 def waiting_updates(optimizer: keras.optimizers.Optimizer) -> WaitingUpdates | None:

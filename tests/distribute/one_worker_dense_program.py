@@ -5,6 +5,7 @@ Run by test_dense_one_worker.py.
 
 from __future__ import annotations
 
+import copy
 import json
 
 import keras
@@ -20,7 +21,28 @@ def cases():
     """Name -> (optimizer, dense_staleness)."""
     layers = keras.optimizers
     schedule = layers.schedules.ExponentialDecay(0.05, 20, 0.9)
+
+    # A scale of 2**127 overflows in float32, too. (Keras never comes back from one of 2**128.)
+    def scaled(inner, initial_scale=2.0**127, growth_steps=1000):
+        return layers.LossScaleOptimizer(
+            inner, initial_scale=initial_scale, dynamic_growth_steps=growth_steps
+        )
+
+    accumulated = layers.Adam(schedule, gradient_accumulation_steps=3)
+    accumulated_sgd = layers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=3)
+    clipped = layers.SGD(0.05, global_clipnorm=0.5)
+    of_whole_steps = {
+        "accumulated": (accumulated, (None, 7)),
+        "scaled": (scaled(layers.Adam(0.01)), (None, 0)),
+        "scaled, accumulated": (scaled(accumulated_sgd), (None,)),
+        "scaled, clipped": (scaled(clipped), (7,)),
+        "float16": (scaled(layers.SGD(0.05), 2.0**20, 20), (7,)),
+    }
     return {
+        f"{name}, {bound}": (optimizer, bound)
+        for name, (optimizer, bounds) in of_whole_steps.items()
+        for bound in bounds
+    } | {
         "sgd": (layers.SGD(0.05), 0),
         "momentum, clipnorm": (layers.SGD(0.05, momentum=0.9, nesterov=True, clipnorm=0.5), 1),
         "adam": (layers.Adam(0.01), 16),
@@ -33,6 +55,11 @@ def cases():
     }
 
 
+def is_for_whole_steps(optimizer):
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return scales or bool(optimizer.gradient_accumulation_steps)
+
+
 def train(model_class, optimizer):
     """A model with everything that has a rule: slots, moving statistics, seeds, a frozen layer."""
     keras.utils.set_random_seed(1)
@@ -43,14 +70,15 @@ def train(model_class, optimizer):
     hidden = keras.layers.Dropout(0.2, seed=3)(hidden)
     ids = keras.ops.cast(keras.ops.abs(inputs[:, :2]) * 10, "int64")
     cache = het_tf.CacheConfig(8, staleness=10, lookahead=2)
-    rows = HetEmbedding(4, seed=1, optimizer=het_tf.optimizers.SGD(0.1), cache=cache)(ids)
-    hidden = keras.layers.Concatenate()([hidden, keras.layers.Flatten()(rows)])
+    of_rows = "same" if is_for_whole_steps(optimizer) else het_tf.optimizers.SGD(0.1)
+    embedding = HetEmbedding(4, seed=1, optimizer=of_rows, cache=cache)
+    hidden = keras.layers.Concatenate()([hidden, keras.layers.Flatten()(embedding(ids))])
     model = model_class(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
     model.compile(optimizer, "binary_crossentropy", metrics=["mae"])
     x, y = sm.make_data(100)
 
     def halve(epoch):
-        if epoch == 5 and not isinstance(optimizer.get_config()["learning_rate"], dict):
+        if epoch == 5 and isinstance(model.optimizer.learning_rate, keras.Variable):
             model.optimizer.learning_rate = model.optimizer.learning_rate / 2
 
     history = model.fit(
@@ -66,7 +94,12 @@ def train(model_class, optimizer):
         "history": history.history,
         "weights": [w.value.numpy().tolist() for w in model.weights],
         "slots": [v.numpy().tolist() for v in model.optimizer.variables],
+        "rows": [embedding.table.lookup(range(40)).tolist()],
     }
+
+
+def optimizer_of(config):
+    return keras.optimizers.deserialize(copy.deepcopy(config))  # Keras changes it
 
 
 def main():
@@ -76,9 +109,11 @@ def main():
         for name, (optimizer, staleness) in cases().items():
             strategy.dense_staleness = staleness
             config = keras.optimizers.serialize(optimizer)
+            policy = "mixed_float16" if "float16" in name else "float32"
+            keras.config.set_dtype_policy(policy)
             with strategy.scope():
-                ours = train(het_tf.keras.Model, keras.optimizers.deserialize(config))
-            results[name] = [ours, train(keras.Model, keras.optimizers.deserialize(config))]
+                ours = train(het_tf.keras.Model, optimizer_of(config))
+            results[name] = [ours, train(keras.Model, optimizer_of(config))]
     print(json.dumps(results))
 
 

@@ -218,16 +218,8 @@ def test_what_cannot_be_trained_asynchronously_is_named(strategy):
     x, y = sm.make_data(32)
     with strategy.scope():
         model = sm.make_classifier(het_tf.keras.Model)
-        accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
-        scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     model.compile("sgd", "mse", metrics=[Smallest()])
     with pytest.raises(ValueError, match=r"'smallest.* does not reset to zero"):
-        model.fit(x, y, verbose=0)
-    model.compile(accumulating, "mse")
-    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
-        model.fit(x, y, verbose=0)
-    model.compile(scaling, "mse")
-    with pytest.raises(ValueError, match="mixed_bfloat16"):
         model.fit(x, y, verbose=0)
     with pytest.raises(ValueError, match="run_eagerly"):
         model.compile("sgd", "mse", run_eagerly=True)

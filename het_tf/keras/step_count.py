@@ -1,0 +1,63 @@
+"""The number of steps that a model's optimizer counts, where several workers count it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class StepCount:
+    """`iterations` of an optimizer, as one step sees and counts it.
+
+    Keras counts by reading and assigning, which loses counts when workers overlap: here what a step
+    assigns is taken as what it adds. And an optimizer that accumulates gradients acts at every n-th
+    step: of the worker, whose gradients they are, while rates and the like follow all workers'
+    steps. So what a step sees is a multiple of n by these, and the remainder is the worker's own.
+
+    Attributes:
+      variable: the optimizer's.
+      seen: int64 scalar, its value in the step.
+    """
+
+    def __init__(
+        self,
+        variable: keras.Variable,
+        shared: tf.Variable,
+        own: tf.Variable | None = None,
+        cycle: int = 0,
+    ):
+        """Reads it, when a step begins.
+
+        Args:
+          variable: the optimizer's.
+          shared: in which the steps of all workers are counted.
+          own: the worker's own, modulo `cycle`; None: there is none.
+          cycle: n.
+        """
+        self.variable = variable
+        self._shared = shared
+        self._own = own
+        self._cycle = cycle
+        self.seen = tf.identity(shared)
+        if own is not None:
+            self.seen += own - self.seen % cycle
+
+    def take(self, value: tf.Tensor) -> None:
+        """Counts what is added to `seen` where `value` takes its place."""
+        added = tf.cast(value, tf.int64) - self.seen
+        self._shared.assign_add(added)
+        if self._own is not None:
+            self._own.assign((self._own + added) % self._cycle)
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that steps: that of a `LossScaleOptimizer`, or the same."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if scales else optimizer
+
+
+def counted_variable(optimizer: Any) -> keras.Variable | None:
+    """In which it counts: `iterations` is none where it accumulates gradients. None: nowhere."""
+    return getattr(innermost(optimizer), "_iterations", None)
