@@ -10,8 +10,11 @@ import tensorflow as tf
 from het_tf.optimizers import Optimizer
 
 
-class LearningRate:
-    """The learning rate of a layer: a number that may follow `compile`'s, or a schedule."""
+class LearningRate(tf.Module):
+    """The learning rate of a layer: a number that may follow `compile`'s, or a schedule.
+
+    A module, so that `tf.train.Checkpoint` finds its variables.
+    """
 
     def __init__(
         self,
@@ -26,6 +29,7 @@ class LearningRate:
           optimizer: of the layer; None: not known yet.
           takes_compiled: whether it may come to be another one, with a number or a schedule.
         """
+        super().__init__()
         self.schedule = _schedule_of(optimizer)
         self._iterations = self._own = self._compiled = None
         if self.schedule is not None or takes_compiled:

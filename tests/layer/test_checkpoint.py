@@ -61,6 +61,15 @@ def test_restore_brings_back_values_slots_and_clocks(tmp_path):
     assert_same_rows(sorted_rows(embedding.table), rows)
 
 
+def test_restore_brings_back_the_learning_rate(tmp_path):
+    _, embedding = trained_model()
+    embedding.learning_rate = 0.25
+    path = tf.train.Checkpoint(layer=embedding).save(str(tmp_path / "checkpoint"))
+    embedding.learning_rate = 0.5
+    tf.train.Checkpoint(layer=embedding).restore(path).assert_existing_objects_matched()
+    assert float(embedding.learning_rate.value) == 0.25
+
+
 def test_restore_drops_rows_that_the_checkpoint_does_not_have(tmp_path):
     model, embedding = trained_model()
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
