@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,55 +23,110 @@ from het_tf.table import EmbeddingTable
 
 _FORMAT = 1
 
-# A shard has one snapshot at a time. Whoever cuts several of them waits here for others who do.
-saving = threading.RLock()
+# A shard has one snapshot at a time. Whoever cuts several of them waits here for others who do. A
+# thread may give back what another one took.
+saving = threading.Lock()
+
+# Takes cuts that are to be written later, where somebody wants them.
+_later: contextvars.ContextVar[list[Cut] | None] = contextvars.ContextVar("later", default=None)
+
+
+class Cut:
+    """The rows that tables have when this is made, to be written while they are updated.
+
+    Others who want to cut wait until it is written or dropped.
+    """
+
+    def __init__(self, tables: Mapping[str, EmbeddingTable]):
+        """Cuts all shards.
+
+        Args:
+          tables: by name in the bundles.
+
+        Raises:
+          tf.errors.OpError: a parameter server is down.
+        """
+        self._tables = tables
+        self._shards = [(name, s) for name, each in tables.items() for s in range(each.num_shards)]
+        self._snapshots: dict[tuple[str, int], tuple[tf.Tensor, tf.Tensor]] = {}
+        saving.acquire()
+        try:
+            for name, shard in self._shards:
+                self._snapshots[name, shard] = ops.table_cut(tables[name].handle(shard))
+        except BaseException:
+            self.drop()
+            raise
+
+    def write(self, prefix: str) -> list[str]:
+        """Writes a bundle a shard, in the folder PREFIX_temp.
+
+        Args:
+          prefix: path.
+
+        Returns:
+          The prefixes of the bundles, for `tf.raw_ops.MergeV2Checkpoints`.
+
+        Raises:
+          tf.errors.OpError: a file cannot be written, or a parameter server is down. Then the
+            folder is gone.
+        """
+        folder = f"{prefix}_temp"
+        prefixes = {part: f"{folder}/{i:05d}" for i, part in enumerate(self._shards)}
+
+        def save(name: str, shard: int) -> None:
+            table, (snapshot, rows) = self._tables[name], self._snapshots[name, shard]
+            config = describe(table) | {"shard": shard, "rows": int(rows)}
+            ops.table_save(
+                table.handle(shard),
+                snapshot,
+                prefix=prefixes[name, shard],
+                part=_part(name, shard),
+                config=json.dumps(config),
+            ).numpy()
+
+        try:
+            tf.io.gfile.makedirs(folder)
+            on_shards(self._tables, save)
+        except BaseException:
+            self.drop()
+            remove([folder])
+            raise
+        saving.release()
+        return list(prefixes.values())
+
+    def drop(self) -> None:
+        """Lets go of the rows instead of writing them."""
+        for snapshot, _ in self._snapshots.values():
+            with contextlib.suppress(tf.errors.OpError):  # its server is gone
+                ops.table_cut_end(snapshot)
+        saving.release()
 
 
 def save_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> list[str]:
-    """Writes the rows that the tables have now, as a bundle a shard, in the folder PREFIX_temp.
+    """Writes the rows that the tables have now, or leaves them for `rows_later`: see `Cut`."""
+    cut, later = Cut(tables), _later.get()
+    if later is None:
+        return cut.write(prefix)
+    later.append(cut)
+    return []
 
-    All shards are cut before the first one writes. They can be updated while they do.
 
-    Args:
-      tables: by name in the bundles.
-      prefix: path.
+@contextlib.contextmanager
+def rows_later() -> Iterator[list[Cut]]:
+    """Has checkpoints that are written in this context lack their rows, whose cuts it gives.
 
-    Returns:
-      The prefixes of the bundles, for `tf.raw_ops.MergeV2Checkpoints`.
-
-    Raises:
-      tf.errors.OpError: a file cannot be written, or a parameter server is down. Then the folder
-        is gone again.
+    After an error the cuts are dropped.
     """
-    folder = f"{prefix}_temp"
-    parts = [(name, shard) for name, table in tables.items() for shard in range(table.num_shards)]
-    prefixes = {part: f"{folder}/{i:05d}" for i, part in enumerate(parts)}
-    snapshots: dict[tuple[str, int], tuple[tf.Tensor, tf.Tensor]] = {}
-
-    def save(name: str, shard: int) -> None:
-        table, (snapshot, rows) = tables[name], snapshots[name, shard]
-        config = describe(table) | {"shard": shard, "rows": int(rows)}
-        ops.table_save(
-            table.handle(shard),
-            snapshot,
-            prefix=prefixes[name, shard],
-            part=_part(name, shard),
-            config=json.dumps(config),
-        ).numpy()
-
-    with saving:
-        try:
-            for name, shard in parts:
-                snapshots[name, shard] = ops.table_cut(tables[name].handle(shard))
-            tf.io.gfile.makedirs(folder)
-            on_shards(tables, save)
-        except Exception:
-            for snapshot, _ in snapshots.values():
-                with contextlib.suppress(tf.errors.OpError):  # its server is gone
-                    ops.table_cut_end(snapshot)
-            remove([folder])
-            raise
-    return list(prefixes.values())
+    cuts: list[Cut] = []
+    token = _later.set(cuts)
+    try:
+        yield cuts
+    except BaseException:
+        for cut in cuts:
+            cut.drop()
+        raise
+    finally:
+        _later.reset(token)
 
 
 def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:

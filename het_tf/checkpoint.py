@@ -12,10 +12,11 @@ import tensorflow as tf
 from tensorflow.python.saved_model import registration
 
 from het_tf import _parts
+from het_tf._manager import Manager
 from het_tf._weights_files import rows_in
 from het_tf.table import EmbeddingTable
 
-__all__ = ["TableState", "rows_in"]
+__all__ = ["Manager", "TableState", "rows_in"]
 
 _PACKAGE, _NAME = "het_tf", "Table"
 

@@ -16,6 +16,7 @@ from absl import logging
 
 from het_tf import ops
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
+from het_tf._manager import Manager
 from het_tf._threads import call_in_daemon
 from het_tf._visits import CHECK_INTERVAL, COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
@@ -116,7 +117,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         health.wait_until_up(self._addresses)
         super().__init__(cluster_resolver, variable_partitioner)
         self._marks = recovery.Marks()
-        self._manager: tf.train.CheckpointManager | None = None
+        self._manager: tf.train.CheckpointManager | Manager | None = None
         self._reports = CacheReports(self._ended_caches)
         self._monitor = health.HealthMonitor(
             self._addresses, self._task_down, self._task_lost, lost_after
@@ -324,7 +325,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     # Going on after a parameter server was lost.
 
-    def restore_or_initialize(self, manager: tf.train.CheckpointManager) -> str | None:
+    def restore_or_initialize(self, manager: tf.train.CheckpointManager | Manager) -> str | None:
         """Restores the latest checkpoint, if there is one.
 
         From then on `het_tf.keras.Model.fit` calls it when a parameter server is lost: it waits
@@ -333,7 +334,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         when it gets a `tf.errors.UnavailableError`, and then makes its `tf.function`s anew.
 
         Args:
-          manager: of a `tf.train.Checkpoint(model=model, ...)`.
+          manager: of a `tf.train.Checkpoint(model=model, ...)`: TensorFlow's, or a
+            `het_tf.checkpoint.Manager`.
 
         Returns:
           The path of what was restored. None: the model is as it was initialized.
@@ -344,14 +346,16 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             closed.
           tf.errors.UnavailableError: a parameter server did not come back in `back_within` seconds.
         """
-        if not isinstance(manager, tf.train.CheckpointManager):
-            raise TypeError(f"manager must be a tf.train.CheckpointManager, not {manager!r}")
+        if not isinstance(manager, (tf.train.CheckpointManager, Manager)):
+            raise TypeError(
+                "manager must be a tf.train.CheckpointManager or a het_tf.checkpoint.Manager, not"
+                f" {manager!r}"
+            )
         self.check_open()
         self._manager = manager
         lost = self.recover()
-        latest = manager.latest_checkpoint
+        latest = manager.restore_or_initialize()
         if latest is not None:
-            manager.checkpoint.restore(latest)
             logging.info("restored %s", latest)
         elif lost:
             raise RuntimeError(
@@ -361,7 +365,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return latest
 
     @property
-    def manager(self) -> tf.train.CheckpointManager | None:
+    def manager(self) -> tf.train.CheckpointManager | Manager | None:
         """What `restore_or_initialize` was called with last."""
         return self._manager
 

@@ -28,6 +28,11 @@ def initial_epoch(model: keras.Model) -> int | None:
     return getattr(model, "_initial_epoch", None)
 
 
+def set_initial_epoch(model: keras.Model, epoch: int) -> None:
+    """Has the `fit` whose `on_train_begin` this is begin with that epoch."""
+    model._initial_epoch = epoch
+
+
 def take_initial_epoch(model: keras.Model) -> int:
     """The same, for one `fit` that goes on: it does not hold for the next."""
     epoch = initial_epoch(model) or 0

@@ -12,7 +12,10 @@ from absl import logging
 from het_tf._arguments import INT32_MAX, check_integer
 from het_tf._counters import Counts, add_up, since, with_ratios
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.keras.backup import BackupAndRestore
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
+
+__all__ = ["BackupAndRestore", "CacheMetrics"]
 
 # By name in TensorBoard: counters that say how much of something happened since the last time.
 _COUNTED = {

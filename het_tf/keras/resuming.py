@@ -11,8 +11,9 @@ from absl import logging
 
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.keras import _compat
+from het_tf.keras.backup import BackupAndRestore
 
-# In the folder of a `keras.callbacks.BackupAndRestore`, until it has made its first backup.
+# In the folder of Keras's callback, until it has made its first backup.
 _START = "start.weights.h5"
 
 # Times in a row that training goes on without having done a step.
@@ -28,11 +29,11 @@ class Resuming:
         strategy: HetParameterServerStrategy,
         callbacks: keras.callbacks.CallbackList,
     ):
-        """Looks for a `keras.callbacks.BackupAndRestore` among the callbacks."""
+        """Looks for a `BackupAndRestore` among the callbacks, Keras's or ours."""
         self._model = model
         self._strategy = strategy
-        kind = keras.callbacks.BackupAndRestore
-        self._backup = next((c for c in callbacks.callbacks if isinstance(c, kind)), None)
+        kinds = (keras.callbacks.BackupAndRestore, BackupAndRestore)
+        self._backup = next((c for c in callbacks.callbacks if isinstance(c, kinds)), None)
         manager = strategy.manager
         has_model = manager is not None and any(
             each is model for each in vars(manager.checkpoint).values()
@@ -41,11 +42,13 @@ class Resuming:
         self._steps_made = False
         self._in_vain = 0
 
-    def begin(self) -> None:
-        """Before the first step: saves what there is, where nothing was saved yet."""
+    def begin(self, epoch: int) -> None:
+        """Before the first step, of an epoch: saves what there is, where nothing was saved yet."""
         if self._backup is None:
             if self._manager is not None and self._manager.latest_checkpoint is None:
                 self._manager.save()
+        elif isinstance(self._backup, BackupAndRestore):
+            self._backup.begin(epoch)
         elif not self._backups():
             folder = os.fspath(self._backup.backup_dir)
             tf.io.gfile.makedirs(folder)
@@ -85,6 +88,8 @@ class Resuming:
         return epoch
 
     def _backups(self) -> list[Any]:
+        if isinstance(self._backup, BackupAndRestore):
+            return self._backup.manager.checkpoints
         folder = os.fspath(self._backup.backup_dir)
         if not tf.io.gfile.exists(folder):
             return []

@@ -133,8 +133,8 @@ class ParameterServerTrainer:
         if self._strategy.exactly_once:
             self._strategy.flush()  # A closure takes no updates of before along.
         resuming = Resuming(model, self._strategy, callbacks)
-        resuming.begin()
         self._epoch = _compat.initial_epoch(model) or initial_epoch
+        resuming.begin(self._epoch)
         while True:
             try:
                 logs = self._fit_epochs(feed, epochs, callbacks, validation, resuming)

@@ -108,6 +108,8 @@ def main():
         out["backup"] = fit(make_model(strategy), backup, lose(1))
         backup = keras.callbacks.BackupAndRestore(f"{folder}/early")
         out["before the first backup"] = fit(make_model(strategy), backup, lose(0, at=BATCHES // 2))
+        backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/ours")
+        out["our backup"] = fit(make_model(strategy), backup, lose(1))
         made = make_model(strategy)
         checkpoint = tf.train.Checkpoint(model=made[0])
         manager = tf.train.CheckpointManager(checkpoint, f"{folder}/checkpoints", max_to_keep=2)
@@ -116,7 +118,7 @@ def main():
         # As a training program that was started again does.
         fresh, embedding = make_model(strategy)
         checkpoint = tf.train.Checkpoint(model=fresh)
-        manager = tf.train.CheckpointManager(checkpoint, f"{folder}/checkpoints", max_to_keep=2)
+        manager = het_tf.checkpoint.Manager(checkpoint, f"{folder}/checkpoints")
         out["latest"] = manager.latest_checkpoint
         out["restored"] = strategy.restore_or_initialize(manager)
         out["rows restored"] = embedding.table.size()

@@ -16,6 +16,7 @@ def seen():
     [
         ("backup", [0, 1, 1, 2]),
         ("before the first backup", [0, 0, 1, 2]),
+        ("our backup", [0, 1, 1, 2]),
         ("manager", [0, 1, 1, 2]),
     ],
 )
@@ -34,5 +35,5 @@ def test_one_call_restores_the_latest_checkpoint_if_there_is_one(seen):
 
 
 def test_a_manager_is_a_checkpoint_manager(strategy):
-    with pytest.raises(TypeError, match=r"must be a tf\.train\.CheckpointManager, not 'folder'"):
+    with pytest.raises(TypeError, match=r"must be a .* het_tf\.checkpoint\.Manager, not 'f"):
         strategy.restore_or_initialize("folder")

@@ -24,11 +24,14 @@ from het_tf.table import EmbeddingTable, TableExport
 ROWS, WIDTH = 20_000, 16
 
 
-def save_without_end(folder: str, tell: int) -> None:
+MANAGERS = {"theirs": tf.train.CheckpointManager, "ours": het_tf.checkpoint.Manager}
+
+
+def save_without_end(folder: str, kind: str, tell: int) -> None:
     """Restores the latest checkpoint, tells what is in it, then saves ever greater numbers."""
     table = EmbeddingTable(WIDTH, het_tf.optimizers.Adagrad(0.1))
     number = tf.Variable(0, dtype=tf.int64)
-    manager = tf.train.CheckpointManager(
+    manager = MANAGERS[kind](
         tf.train.Checkpoint(table=TableState(table, lambda: None), number=number),
         folder,
         max_to_keep=2,
@@ -49,10 +52,11 @@ def save_without_end(folder: str, tell: int) -> None:
         filled = np.full((ROWS, WIDTH), int(number), np.float32)
         table.import_(TableExport(keys, filled, filled, np.full(ROWS, int(number))))
         manager.save()
+        getattr(manager, "wait", lambda: None)()
         os.write(tell, b"saved %d\n" % int(number))
 
 
-def main(folder: str, kills: int) -> None:
+def main(folder: str, kind: str, kills: int) -> None:
     rng = random.Random(1)
     runs = []
     for _ in range(kills + 1):
@@ -60,7 +64,7 @@ def main(folder: str, kills: int) -> None:
         pid = os.fork()
         if pid == 0:
             os.close(read)
-            save_without_end(folder, write)
+            save_without_end(folder, kind, write)
         os.close(write)
         with os.fdopen(read) as told:
             run = {"restored": json.loads(told.readline()), "saved": 0}
@@ -77,4 +81,4 @@ def main(folder: str, kills: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

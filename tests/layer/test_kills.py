@@ -6,12 +6,14 @@ import subprocess
 import sys
 
 import kill_program as program
+import pytest
 
 KILLS = 10
 
 
-def test_the_latest_checkpoint_is_complete_whenever_its_writer_is_killed(tmp_path):
-    run = [sys.executable, pathlib.Path(program.__file__), tmp_path / "saved", str(KILLS)]
+@pytest.mark.parametrize("kind", program.MANAGERS)
+def test_the_latest_checkpoint_is_complete_whenever_its_writer_is_killed(tmp_path, kind):
+    run = [sys.executable, pathlib.Path(program.__file__), tmp_path / "saved", kind, str(KILLS)]
     ended = subprocess.run(run, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-5000:]
     runs = json.loads(ended.stdout.splitlines()[-1])

@@ -1,0 +1,212 @@
+"""Checkpoints, one after the other, whose rows are written while training goes on."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import functools
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from het_tf import _parts
+from het_tf._arguments import INT32_MAX, check_integer
+from het_tf._threads import call_in_daemon
+
+# Saves under way, which the end of the process waits for.
+_under_way: set[concurrent.futures.Future[None]] = set()
+
+
+class Manager:
+    """Saves checkpoints of a `tf.train.Checkpoint` into a folder, and keeps the last ones.
+
+    As `tf.train.CheckpointManager`, but that `save` returns when the rows are cut and the variables
+    are written: the servers write the rows while training goes on. A checkpoint is there when all
+    of it is; until then the one before is the latest.
+
+    `save`, `wait`, `restore_or_initialize` and the end of the program wait for the save that is
+    under way. Its error is logged at once, and raised by the next `save` or `wait`.
+
+    Attributes:
+      checkpoint: what is saved.
+      directory: where.
+    """
+
+    def __init__(
+        self,
+        checkpoint: tf.train.Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int = 2,
+        checkpoint_name: str = "ckpt",
+    ):
+        """Goes on with the checkpoints in the folder, which no other manager may use.
+
+        Args:
+          checkpoint: such as `tf.train.Checkpoint(model=model)`.
+          directory: folder. Parameter servers must reach it under the same path. It is made if it
+            is not there.
+          max_to_keep: how many checkpoints stay, at least 1.
+          checkpoint_name: what their names begin with.
+
+        Raises:
+          TypeError: checkpoint is something else.
+          ValueError: max_to_keep is less than 1, or checkpoint_name is no name of a file.
+        """
+        if not isinstance(checkpoint, tf.train.Checkpoint):
+            raise TypeError(f"checkpoint must be a tf.train.Checkpoint, not {checkpoint!r}")
+        if not checkpoint_name or "/" in checkpoint_name:
+            raise ValueError(f"checkpoint_name must be the name of a file, not {checkpoint_name!r}")
+        self.checkpoint = checkpoint
+        self.directory = os.fspath(directory)
+        self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1, INT32_MAX)
+        self._name = checkpoint_name
+        self._saving: concurrent.futures.Future[None] | None = None
+        state = tf.train.get_checkpoint_state(self.directory)
+        paths = [] if state is None else state.all_model_checkpoint_paths
+        number = re.compile(rf"{re.escape(checkpoint_name)}-\d+")
+        self._paths = [
+            path
+            for path in paths
+            if number.fullmatch(os.path.basename(path)) and tf.io.gfile.exists(f"{path}.index")
+        ]
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Paths of the checkpoints that are there, the latest last."""
+        return list(self._paths)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """Path of the last checkpoint that is there; None: there is none."""
+        return self._paths[-1] if self._paths else None
+
+    def save(self) -> str:
+        """Begins a checkpoint of what there is now.
+
+        Returns:
+          Its path, where it is after `wait`.
+
+        Raises:
+          tf.errors.OpError: the variables cannot be written, or a parameter server is down.
+          Exception: what kept the checkpoint before from being written.
+        """
+        self.wait()
+        _wait_at_exit()
+        path = self._next_path()
+        folder = f"{path}_temp"
+        try:
+            with _parts.rows_later() as cuts:
+                variables = self.checkpoint.write(f"{folder}/variables")
+        except BaseException:
+            _parts.remove([folder])
+            raise
+        self._saving = call_in_daemon(self._write, path, variables, cuts)
+        _under_way.add(self._saving)
+        self._saving.add_done_callback(_under_way.discard)
+        return path
+
+    def wait(self) -> None:
+        """Returns when nothing is being written.
+
+        Raises:
+          Exception: what kept the last checkpoint from being written. It is raised once.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the latest checkpoint, if there is one.
+
+        A save under way is waited for. If it fails, which is logged, the latest is the one before.
+
+        Returns:
+          The path of what was restored. None: there is none.
+
+        Raises:
+          ValueError: as `tf.train.Checkpoint.restore`.
+          tf.errors.OpError: the checkpoint is damaged, or a parameter server is down.
+        """
+        with contextlib.suppress(Exception):
+            self.wait()
+        if self.latest_checkpoint is not None:
+            self.checkpoint.restore(self.latest_checkpoint)
+        return self.latest_checkpoint
+
+    # Inside.
+
+    def _next_path(self) -> str:
+        """A number of its own also after an older checkpoint was restored."""
+        numbers = [int(self.checkpoint.save_counter)]
+        numbers += [int(path.rpartition("-")[2]) for path in self._paths]
+        self.checkpoint.save_counter.assign(max(numbers) + 1)
+        return f"{self.directory}/{self._name}-{max(numbers) + 1}"
+
+    # In a thread of its own:
+
+    def _write(self, path: str, variables: str, cuts: Sequence[_parts.Cut]) -> None:
+        try:
+            _remove_checkpoint(path)  # what a process that was killed has left of it
+            bundles = [variables]
+            for cut in cuts:
+                bundles += cut.write(path)
+            with tf.device("/device:CPU:0"):
+                tf.raw_ops.MergeV2Checkpoints(
+                    checkpoint_prefixes=bundles, destination_prefix=path, delete_old_dirs=True
+                )
+            self._take(path)
+        except BaseException as error:
+            logging.error("the checkpoint %s was not written: %s", path, error)
+            _parts.remove([f"{path}_temp"])
+            _remove_checkpoint(path)
+            raise
+
+    def _take(self, path: str) -> None:
+        """Notes a checkpoint that is complete, and removes those that are too many."""
+        paths = [each for each in self._paths if each != path] + [path]
+        keep = paths[-self._max_to_keep :]
+        self._note(keep)
+        self._paths = keep
+        for each in paths:
+            if each not in keep:
+                _remove_checkpoint(each)
+
+    def _note(self, paths: Sequence[str]) -> None:
+        """Writes which checkpoints there are, as TensorFlow's own manager does."""
+        names = [json.dumps(os.path.basename(path)) for path in paths]
+        lines = [f"model_checkpoint_path: {names[-1]}"]
+        lines += [f"all_model_checkpoint_paths: {name}" for name in names]
+        lines += [f"all_model_checkpoint_timestamps: {time.time()!r}" for _ in names]
+        temporary = f"{self.directory}/checkpoint.{uuid.uuid4().hex}"
+        with tf.io.gfile.GFile(temporary, "w") as file:
+            file.write("\n".join(lines) + "\n")
+        tf.io.gfile.rename(temporary, f"{self.directory}/checkpoint", overwrite=True)
+
+
+def _remove_checkpoint(path: str) -> None:
+    """Removes the files of a checkpoint, the one first by which others are found."""
+    folder, name = os.path.split(path)
+    try:
+        files = [file for file in tf.io.gfile.listdir(folder) if file.startswith(f"{name}.")]
+        for file in sorted(files, key=lambda file: not file.endswith(".index")):
+            tf.io.gfile.remove(f"{folder}/{file}")
+    except tf.errors.OpError as error:
+        logging.warning("could not remove %s: %s", path, error)
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    """Before a cluster ends that was started before."""
+
+    def wait() -> None:
+        for saving in list(_under_way):
+            saving.exception()
+
+    atexit.register(wait)

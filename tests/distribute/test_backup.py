@@ -1,0 +1,104 @@
+"""Backups that parameter servers write while workers train."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from exactly_once_program import Minus
+
+import het_tf
+
+BATCH, IDS = 8, 200
+
+
+class Steps(keras.callbacks.Callback):
+    """Counts the steps that were made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.ended = 0, False
+        self.changed = threading.Condition()
+
+    def on_train_batch_end(self, batch, logs=None):
+        with self.changed:
+            self.made = batch + 1
+            self.changed.notify_all()
+
+    def on_train_end(self, logs=None):
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+    def wait_for(self, more: int) -> int:
+        """Until so many more steps were made, or training has ended; how many there were."""
+        with self.changed:
+            begin = self.made
+            assert self.changed.wait_for(lambda: self.ended or self.made >= begin + more, 60)
+            return self.made - begin
+
+
+@pytest.mark.parametrize("dense_staleness", [None, 4])
+def test_each_backup_is_a_state_that_the_model_had(
+    strategy, tmp_path, monkeypatch, dense_staleness
+):
+    """Every example adds 1 to its row; the optimizer counts the batches."""
+    strategy.dense_staleness, before = dense_staleness, strategy.dense_staleness
+    steps, between, save = Steps(), [], het_tf.ops.table_save
+
+    def slow(*args, **kwargs):
+        if steps.made:  # fit waits for the one of the beginning
+            between.append(steps.wait_for(7))
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(het_tf.ops, "table_save", slow)
+    with strategy.scope():
+        ids = keras.Input((1,), dtype="int64")
+        layer = het_tf.layers.HetEmbedding(
+            1,
+            embeddings_initializer="zeros",
+            optimizer=het_tf.optimizers.SGD(1.0),
+            cache=het_tf.CacheConfig(100, staleness=3),
+        )
+        dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+        model = het_tf.keras.Model(ids, dense(keras.layers.Flatten()(layer(ids))))
+        model.compile(keras.optimizers.SGD(0.0), Minus(), steps_per_execution=2)
+    x = np.random.default_rng(1).zipf(1.2, (100 * BATCH, 1)) % IDS
+    backup = het_tf.keras.callbacks.BackupAndRestore(
+        tmp_path, save_freq=20, max_to_keep=100, delete_checkpoint=False
+    )
+    try:
+        model.fit(
+            *(x, np.zeros(len(x))),
+            batch_size=BATCH,
+            shuffle=False,
+            verbose=0,
+            callbacks=[steps, backup],
+        )
+    finally:
+        strategy.dense_staleness = before
+    assert len(backup.manager.checkpoints) == 6
+    # The last one was written when training had ended.
+    assert len(between) == 5 * strategy.num_ps
+    assert min(between[: -strategy.num_ps]) >= 7
+    batches = []
+    for path in backup.manager.checkpoints:
+        reader = tf.train.load_checkpoint(path)
+        names = list(reader.get_variable_to_shape_map())
+        (iterations,) = [n for n in names if "iterations/.ATTRIBUTES/VARIABLE_VALUE" in n]
+        batches.append(int(reader.get_tensor(iterations)))
+        rows = [reader.get_tensor(n) for n in names if n.endswith("/values")]
+        clocks = [reader.get_tensor(n) for n in names if n.endswith("/clocks")]
+        assert len(rows) == strategy.num_ps
+        assert sum(r.sum() for r in rows) == batches[-1] * BATCH
+        assert sum(len(r) for r in rows) == sum((c > 0).sum() for c in clocks)
+    assert batches == sorted(batches)
+    assert batches[0] == 0
+    assert all(20 <= b - a <= 40 for a, b in itertools.pairwise(batches[:-1]))
+    # Restored, it goes on from there.
+    assert strategy.restore_or_initialize(backup.manager) == backup.manager.latest_checkpoint
+    assert layer.table.lookup(np.arange(IDS)).sum() == batches[-1] * BATCH
