@@ -142,6 +142,7 @@ DEVICE_SOURCES = [
 CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
     "ops/cuda/device_cache_failure_test.cc",
+    "ops/cuda/device_cache_memory_test.cc",
     "ops/cuda/device_cache_test.cc",
     "ops/cuda/lanes_test.cc",
     "ops/cuda/schedule_test.cc",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,7 +12,6 @@ import tensorflow as tf
 
 from het_tf._graph import run_beside
 from het_tf._prepared import Lookup, prepared
-from het_tf.cache import WorkerCache
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.ahead import Batch, Source, StepsAhead
@@ -96,8 +94,6 @@ class StepClosure:
         self._metric_names: frozenset[str] = frozenset()
         self._plan_lookups()
         self._once = training and strategy.exactly_once
-        if self._once:
-            _check_on_host(self._layer_caches)
         signature = stacked_signature(element_spec)
         if self._once:
             signature += [tf.TensorSpec([], tf.int64)] * 2  # those of ClosureNumbers
@@ -386,14 +382,6 @@ class PredictClosure:
             fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs),
             parallel_iterations=1,
         )
-
-
-def _check_on_host(caches: Sequence[WorkerCache]) -> None:
-    for cache in caches:
-        if cache.on_device:
-            raise ValueError(
-                f"exactly_once needs rows in host memory, but {cache.name!r} has a device_capacity"
-            )
 
 
 def _read_weights(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:

@@ -38,7 +38,12 @@ size_t PlacePush(void* memory, int64_t rows, int64_t width, HetPush* push) {
 }  // namespace
 
 DeviceTicket::DeviceTicket(std::shared_ptr<DeviceCache> cache)
-    : cache_(std::move(cache)), asked_(cache_->num_shards()) {}
+    : cache_(std::move(cache)),
+      asked_(cache_->num_shards()),
+      keys_in_(cache_->num_shards()),
+      released_(1) {
+  released_.front().requests.reserve(cache_->num_shards());
+}
 
 DeviceTicket::~DeviceTicket() { cache_->Release(this); }
 
@@ -67,10 +72,6 @@ Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
   if (config.capacity < 1 || config.capacity > kMostLines) {
     return InvalidArgument("capacity = ", config.capacity, " rows must be in [1, ", kMostLines,
                            "] on a device");
-  }
-  if (config.rows.half || config.half) {
-    return InvalidArgument(config.rows.half ? "row_dtype" : "wire_dtype",
-                           " = 'bfloat16': there is none of rows on a device");
   }
   HET_RETURN_IF_ERROR(CheckBound("read_bound", config.read_bound));
   HET_RETURN_IF_ERROR(CheckBound("write_bound", config.write_bound));
@@ -108,16 +109,18 @@ DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream
     : config_(config),
       kit_(std::move(kit)),
       id_(RandomId()),
-      asker_{id_, kit_.optimizer.get(), false},
+      asker_{id_, kit_.optimizer.get(), config.half},
       stream_(stream),
       memory_(std::move(memory)),
       store_block_(memory_.get()),
       scratch_(memory_.get()),
       counts_device_(memory_.get()),
       push_device_(memory_.get()),
-      admission_(config.capacity, kit_.optimizer->dim(), kit_.optimizer->slot_dim()),
+      rows_in_(config.rows.num_shards),
+      admission_(config.capacity, static_cast<int>(asker_.format().words(0)),
+                 kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards,
-              {Link(), Outbox(kit_.optimizer->dim(), kit_.optimizer->contribution_dim())}) {}
+              {Link(), Outbox(asker_.format(), kit_.optimizer->contribution_dim())}) {}
 
 DeviceCache::~DeviceCache() {
   SetDevice(device_);
@@ -164,36 +167,56 @@ Status DeviceCache::ReadCounts() {
 }
 
 void DeviceCache::Release(DeviceTicket* ticket) {
-  std::lock_guard<std::mutex> lock(released_mutex_);
-  for (auto* found : {&ticket->found_, &ticket->forced_}) {
-    if (*found != nullptr) released_.found.push_back(std::move(*found));
-  }
+  Holds& holds = ticket->released_.front();
+  holds.found = std::move(ticket->found_);
+  holds.forced = std::move(ticket->forced_);
   for (size_t s = 0; s < ticket->asked_.size(); ++s) {
     const uint64_t number = ticket->asked_[s].request.number;
-    if (number != 0 && !ticket->installed_) released_.requests.emplace_back(s, number);
+    if (number != 0 && !ticket->installed_) holds.requests.emplace_back(s, number);
   }
+  std::lock_guard<std::mutex> lock(released_mutex_);
+  released_.splice(released_.end(), ticket->released_);
 }
 
 Status DeviceCache::TakeReleased() {
-  Released released;
+  std::list<Holds> released;
   {
     std::lock_guard<std::mutex> lock(released_mutex_);
-    std::swap(released, released_);
-  }
-  for (const auto& [shard, number] : released.requests) {
-    shards_[shard].link.Close(number);
-    --shards_[shard].num_open;
+    released.swap(released_);
   }
   Status status;
-  for (auto& found : released.found) {
-    if (found->holds_lines) {
-      const Status unpinned =
-          ToStatus(het_unpin(store_, &found->batch, found->slots, stream_), "het_unpin");
-      if (status.ok()) status = unpinned;
+  for (Holds& holds : released) {
+    for (const auto& [shard, number] : holds.requests) {
+      shards_[shard].link.Close(number);
+      --shards_[shard].num_open;
     }
-    spare_.push_back(std::move(found));
+    for (auto* found : {&holds.found, &holds.forced}) {
+      if (*found == nullptr) continue;
+      if ((*found)->holds_lines) {
+        const Status unpinned =
+            ToStatus(het_unpin(store_, &(*found)->batch, (*found)->slots, stream_), "het_unpin");
+        if (status.ok()) status = unpinned;
+      }
+      spare_.push_back(std::move(*found));
+    }
   }
   return status;
+}
+
+// updates_lost: out, in no push.
+Status DeviceCache::ForgetShard(int shard, int num_shards, int64_t* updates_lost) {
+  ++forgets_;
+  auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
+  HET_RETURN_IF_CUDA_ERROR(het_forget(store_, shard, num_shards, &counts->updates_lost, stream_));
+  HET_RETURN_IF_ERROR(ReadCounts());
+  *updates_lost = reinterpret_cast<const Counts*>(counts_pinned_.get())->updates_lost;
+  return Status();
+}
+
+void DeviceCache::Lose(int64_t updates) {
+  num_pending_ -= updates;
+  counters_.Add(CacheCounter::kUpdatesLost, updates);
+  if (updates > 0) closure_.Lose();
 }
 
 // Its shard has other rows now, or forgot this cache.
@@ -203,21 +226,11 @@ Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
   // were cut then, too, one of them may have been answered by an older incarnation, and what it
   // says is only shown to its step, through lines that are forgotten.
   const bool first = state.link.epoch() == Link::Epoch() && state.num_open == 1;
-  int64_t lost = state.outbox.updates();
+  int64_t lost = state.outbox.updates(), unsent = 0;
   state.link.Restart(epoch, [&](const Link::Push& push) { lost += push.updates; });
   state.outbox.Clear();
-  Status status;
-  if (!first) {
-    ++forgets_;
-    auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
-    status =
-        ToStatus(het_forget(store_, shard, config_.rows.num_shards, &counts->updates_lost, stream_),
-                 "het_forget");
-    if (status.ok()) status = ReadCounts();
-    if (status.ok()) lost += reinterpret_cast<Counts*>(counts_pinned_.get())->updates_lost;
-  }
-  num_pending_ -= lost;
-  counters_.Add(CacheCounter::kUpdatesLost, lost);
+  const Status status = first ? Status() : ForgetShard(shard, num_shards(), &unsent);
+  Lose(lost + unsent);
   return status;
 }
 
@@ -225,17 +238,13 @@ Status DeviceCache::Clear() {
   std::lock_guard<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
-  ++forgets_;
-  auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
-  HET_RETURN_IF_CUDA_ERROR(het_forget(store_, 0, 1, &counts->updates_lost, stream_));
-  HET_RETURN_IF_ERROR(ReadCounts());
-  int64_t lost = reinterpret_cast<Counts*>(counts_pinned_.get())->updates_lost;
+  int64_t lost = 0;
+  HET_RETURN_IF_ERROR(ForgetShard(0, 1, &lost));
   for (Shard& shard : shards_) {
     lost += shard.outbox.updates();
     shard.outbox.Clear();
   }
-  num_pending_ -= lost;
-  counters_.Add(CacheCounter::kUpdatesLost, lost);
+  Lose(lost);
   return Status();
 }
 
@@ -251,6 +260,58 @@ Status DeviceCache::GetStats(Stats* stats) {
   counters_.Set(CacheCounter::kMemoryBytes, info_.bytes);
   counters_.Read(stats);
   return Status();
+}
+
+// Undoes a closure whose run is over without having ended. Nobody hears any more of what was not
+// merged.
+Status DeviceCache::LeaveClosure() {
+  if (!closure_.is_abandoned()) return Status();
+  int64_t unsent = 0;  // of num_pending_
+  HET_RETURN_IF_ERROR(ForgetShard(0, 1, &unsent));
+  asker_.cache_id = RandomId();
+  for (Shard& shard : shards_) {
+    shard.link.StartAnew();
+    shard.outbox.Clear();
+  }
+  counters_.Add(CacheCounter::kUpdatesUndone, num_pending_);
+  num_pending_ = 0;
+  closure_.GiveUp();
+  return Status();
+}
+
+Status DeviceCache::BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) {
+  return OrOutOfMemory([&]() -> Status {
+    std::lock_guard<std::mutex> lock(mutex_);
+    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    HET_RETURN_IF_ERROR(Begin());
+    HET_RETURN_IF_ERROR(TakeReleased());
+    HET_RETURN_IF_ERROR(LeaveClosure());
+    return closure_.Begin(number, num_pending_, closure);
+  });
+}
+
+Status DeviceCache::CommitClosure(const Closure& closure, uint64_t done,
+                                  const AllocateRequest& allocate,
+                                  std::shared_ptr<RowTicket>* ticket) {
+  return OrOutOfMemory([&]() -> Status {
+    auto made = std::make_shared<DeviceTicket>(shared_from_this());
+    std::lock_guard<std::mutex> lock(mutex_);
+    HET_RETURN_IF_ERROR(closure_.Check(closure));
+    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    HET_RETURN_IF_ERROR(Begin());
+    HET_RETURN_IF_ERROR(TakeReleased());
+    HET_RETURN_IF_ERROR(
+        closure_.Commit(closure, done, [&] { return WriteFlush(true, allocate, made.get()); }));
+    *ticket = std::move(made);
+    return Status();
+  });
+}
+
+Status DeviceCache::EndClosure(const Closure& closure) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(closure_.Check(closure));
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  return closure_.End(closure, num_pending_);
 }
 
 void DeviceCache::Freeze() {

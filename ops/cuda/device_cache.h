@@ -12,12 +12,15 @@
 #define HET_TF_OPS_CUDA_DEVICE_CACHE_H_
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "ops/core/cache/admission.h"
+#include "ops/core/cache/closure_run.h"
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
@@ -73,6 +76,12 @@ struct Found {
 
 class DeviceCache;
 
+// What a ticket holds of its cache.
+struct Holds {
+  std::unique_ptr<Found> found, forced;
+  std::vector<std::pair<int, uint64_t>> requests;  // shard, number: whose replies were not taken
+};
+
 class DeviceTicket : public RowTicket {
  public:
   explicit DeviceTicket(std::shared_ptr<DeviceCache> cache);
@@ -102,12 +111,15 @@ class DeviceTicket : public RowTicket {
   std::unique_ptr<Found> forced_;  // lamport: of other keys that this pushes, or nullptr
   std::vector<Asked> asked_;       // (num_shards)
   bool installed_ = false;
-  int64_t forgets_ = 0;  // the cache's when its lines were found
+  int64_t forgets_ = 0;           // the cache's when its lines were found
+  std::vector<int64_t> keys_in_;  // (num_shards): how many of its keys each has
+  std::list<Holds> released_;     // (1): of its end, which gets no memory
 };
 
 // One lock orders what runs concurrently, and one stream what it has the device do. Device errors
-// are ResourceExhausted where memory is short, else FailedPrecondition; where memory is short no
-// row, update or message has changed. What takes a ParallelFor does without.
+// are ResourceExhausted where memory is short, the host's too, else FailedPrecondition; where
+// memory is short no update is lost, and the call can be made again. What takes a ParallelFor does
+// without.
 class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceCache> {
  public:
   // config.capacity: lines, at least 1. stream: of the calling thread's device, as is the memory;
@@ -144,6 +156,10 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
 
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
+  Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) override;
+  Status CommitClosure(const Closure& closure, uint64_t done, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>* ticket) override;
+  Status EndClosure(const Closure& closure) override;
   Status Clear() override;
   void Freeze() override;
   Status GetStats(Stats* stats) override;
@@ -175,6 +191,12 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
     int32_t first_slots, second_slots;  // of a HetSlots each
   };
 
+  // What a reply brought.
+  struct Came {
+    int64_t refreshed, initialized;
+    int64_t unused;  // slots that were asked for, of rows that nobody has updated
+  };
+
   // A step's rows on their way to the device: those of misses, then those of checks, then forced.
   struct Arriving {
     float* rows;                        // (rows, row_stride), pinned
@@ -195,26 +217,35 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status Wait();
   Status ReadCounts();
   Status TakeReleased();
+  Status LeaveClosure();
+  Status ForgetShard(int shard, int num_shards, int64_t* updates_lost);
   Status NewFound(int64_t n, std::unique_ptr<Found>* found);
   Status Find(const int64_t* ids, Found* found);
   Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line);
+  std::vector<int64_t> WaitingKeys() const;
   std::vector<int64_t> KeysToForce() const;
+  static int64_t AskInFull(const std::unordered_set<int64_t>& keys, const DeviceTicket& ticket,
+                           std::vector<Subject>* subjects, std::vector<Subject>* full);
+  void AskForWaiting(const DeviceTicket& ticket, std::vector<Questions>* questions);
+  Status WriteFlush(bool all, const AllocateRequest& allocate, DeviceTicket* ticket);
   Status Force(const std::vector<int64_t>& keys, DeviceTicket* ticket,
                std::vector<Questions>* questions);
-  void Ask(const DeviceTicket& ticket, const std::vector<char>& has_line, int64_t read_bound,
+  void Ask(const std::vector<char>& has_line, int64_t read_bound, DeviceTicket* ticket,
            std::vector<Questions>* questions);
   void SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
                    const AllocateRequest& allocate, DeviceTicket* ticket);
   Status CollectLines(const int32_t* slots, int64_t n);
   Status CollectGradients(const Found& found, const int32_t* keys, int64_t n, const float* sums,
                           float learning_rate);
-  // The rows in push_there_, to the outboxes.
+  // The rows in push_there_, to the outboxes; where memory is short, none of them.
   Status TakePushed(int64_t n, bool gradients, float learning_rate);
 
   Status RestartShard(int shard, const Link::Epoch& epoch);
+  void Lose(int64_t updates);
   Status Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies, Arriving* arriving);
-  void InstallReply(int shard, const DeviceTicket& ticket, const ReplyView& reply, bool old,
-                    Arriving* arriving);
+  Came FillRows(int shard, const DeviceTicket& ticket, const ReplyView& reply,
+                Link::Standing standing, Arriving* arriving) const;
+  Status TakeReply(int shard, const DeviceTicket& ticket, const ReplyView& reply, const Came& came);
   Status Upload(const DeviceTicket& ticket, const Arriving& arriving);
 
   // Needs nothing: a ticket's end.
@@ -223,7 +254,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   const CacheConfig config_;
   const RowKit kit_;
   const uint64_t id_;
-  const Asker asker_;
+  Asker asker_;
   const HetStream stream_;
   const std::shared_ptr<DeviceMemory> memory_;
   int device_ = 0;
@@ -236,21 +267,20 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Block counts_device_, counts_pinned_{nullptr};
   Block push_device_, push_pinned_{nullptr};  // (kPushRows)
   HetPush push_there_ = {}, push_here_ = {};
+  std::vector<int64_t> rows_in_;  // (num_shards): TakePushed's
   Admission admission_;
   std::vector<Shard> shards_;
-  std::vector<std::unique_ptr<Found>> spare_;  // of steps that are over
+  std::vector<std::unique_ptr<Found>> spare_;  // of steps that are over, with room for all
+  size_t num_found_ = 0;                       // those and the steps'
   bool frozen_ = false;
+  ClosureRun closure_;
   int64_t forgets_ = 0;      // how often lines were forgotten
   int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
   Counters<CacheCounter> counters_;
 
   // What dead tickets held. A ticket may die on any thread, at any time, and must not wait.
-  struct Released {
-    std::vector<std::unique_ptr<Found>> found;
-    std::vector<std::pair<int, uint64_t>> requests;  // shard, number
-  };
   std::mutex released_mutex_;
-  Released released_;
+  std::list<Holds> released_;
 };
 
 }  // namespace cuda

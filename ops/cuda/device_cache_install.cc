@@ -85,17 +85,23 @@ Status DeviceCache::Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& 
   return Status();
 }
 
-// old: the reply is about rows that the shard has no more. The lines of its step are forgotten, so
-// it serves the step and no other, and own pushes are of another epoch than what it acknowledges.
-void DeviceCache::InstallReply(int shard, const DeviceTicket& ticket, const ReplyView& reply,
-                               bool old, Arriving* arriving) {
+// Writes the rows that came to arriving; changes nothing else. kOld: the reply is about rows that
+// the shard has no more. The lines of its step are forgotten, so it serves the step and no other,
+// and own pushes are of another epoch than what it acknowledges.
+DeviceCache::Came DeviceCache::FillRows(int shard, const DeviceTicket& ticket,
+                                        const ReplyView& reply, Link::Standing standing,
+                                        Arriving* arriving) const {
   const Shard& state = shards_[shard];
   const Asked& asked = ticket.asked_[shard];
-  const ReplyHeader& header = reply.header;
   const int row_dim = kit_.optimizer->row_dim();
-  PushesSince since(state.link, header.acknowledged, *kit_.optimizer, config_.rows.clock, false);
-  state.outbox.AddTo(&since);
-  int64_t refreshed = 0, initialized = 0;
+  const bool old = standing == Link::Standing::kOld;
+  // A shard that started again has none of the own pushes, nor is it to have them.
+  const Link none;
+  const bool current = standing == Link::Standing::kCurrent;
+  PushesSince since(current ? state.link : none, reply.header.acknowledged, *kit_.optimizer,
+                    config_.rows.clock, config_.half);
+  if (current) state.outbox.AddTo(&since);
+  Came came = {0, 0, 0};
   ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) {
     if (!Comes(asked, reply, q, full)) return;
     const Subject& subject = asked.subjects[q];
@@ -120,22 +126,16 @@ void DeviceCache::InstallReply(int shard, const DeviceTicket& ticket, const Repl
       } else {  // nobody has updated it
         kit_.InitRow(key, row);
       }
-      if (!old) clock = since.MergeOnto(key, row, clock);
+      clock = since.MergeOnto(key, row, clock);
     }
     arriving->bases[at] = old ? -1 : clock;
-    refreshed += q < asked.num_checks && full >= 0;
+    came.refreshed += q < asked.num_checks && full >= 0;
     if (full >= 0 || value >= 0) return;
-    ++initialized;
-    const bool paid =
+    ++came.initialized;
+    came.unused +=
         q >= asked.num_checks && q < asked.first_value() && subject.list != Subject::kForced;
-    if (paid && !old) admission_.GiveBack(1);
   });
-  if (old) return;
-  admission_.Came(header.num_full, header.num_values);
-  if (!(header.flags & kRestarted)) admission_.Spared(asked.num_checks - refreshed);
-  counters_.Add(CacheCounter::kStaleHits, refreshed);
-  counters_.Add(CacheCounter::kInitialized, initialized);
-  counters_.Add(CacheCounter::kVisitors, header.num_values);
+  return came;
 }
 
 Status DeviceCache::Upload(const DeviceTicket& ticket, const Arriving& arriving) {
@@ -166,41 +166,68 @@ Status DeviceCache::Upload(const DeviceTicket& ticket, const Arriving& arriving)
 
 Status DeviceCache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& replies,
                             const ParallelFor&, int64_t* rows) {
-  auto* ticket = static_cast<DeviceTicket*>(row_ticket);
-  std::vector<ReplyView> views;
-  HET_RETURN_IF_ERROR(ReadReplies(asker_, ticket->asked_, replies, &views));
+  return OrOutOfMemory([&]() -> Status {
+    auto* ticket = static_cast<DeviceTicket*>(row_ticket);
+    std::vector<ReplyView> views;
+    HET_RETURN_IF_ERROR(ReadReplies(asker_, ticket->asked_, replies, &views));
 
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (ticket->installed_) return FailedPrecondition("ticket was installed before");
-  HET_RETURN_IF_ERROR(Begin());
-  HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
-  Arriving arriving;
-  HET_RETURN_IF_ERROR(Reserve(ticket, views, &arriving));
-  HET_RETURN_IF_ERROR(TakeReleased());
-  *rows = 0;
-  for (size_t s = 0; s < replies.size(); ++s) {
-    const Asked& asked = ticket->asked_[s];
-    if (asked.request.number == 0) continue;
-    const ReplyHeader& header = views[s].header;
-    Link& link = shards_[s].link;
-    const Link::Epoch epoch = {header.incarnation, header.session};
-    const Link::Standing standing = link.StandingOf(asked.request, epoch);
-    if (standing == Link::Standing::kNew) {
-      HET_RETURN_IF_ERROR(RestartShard(static_cast<int>(s), epoch));
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ticket->installed_) return FailedPrecondition("ticket was installed before");
+    HET_RETURN_IF_ERROR(Begin());
+    HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
+    Arriving arriving;
+    HET_RETURN_IF_ERROR(Reserve(ticket, views, &arriving));
+    // What takes memory comes before what changes something.
+    std::vector<Came> came(views.size());
+    for (size_t s = 0; s < views.size(); ++s) {
+      const Asked& asked = ticket->asked_[s];
+      if (asked.request.number == 0) continue;
+      const ReplyHeader& header = views[s].header;
+      const Link::Standing standing =
+          shards_[s].link.StandingOf(asked.request, {header.incarnation, header.session});
+      came[s] = FillRows(static_cast<int>(s), *ticket, views[s], standing, &arriving);
     }
-    if (standing != Link::Standing::kOld) {
-      link.Acknowledge(asked.request.number, header.acknowledged,
-                       [&](const Link::Push& push) { num_pending_ -= push.updates; });
+    HET_RETURN_IF_ERROR(TakeReleased());
+    *rows = 0;
+    for (size_t s = 0; s < views.size(); ++s) {
+      if (ticket->asked_[s].request.number == 0) continue;
+      HET_RETURN_IF_ERROR(TakeReply(static_cast<int>(s), *ticket, views[s], came[s]));
+      *rows += int64_t{views[s].header.num_full} + views[s].header.num_values;
+      counters_.Add(CacheCounter::kBytesDown, static_cast<int64_t>(replies[s].size));
     }
-    InstallReply(static_cast<int>(s), *ticket, views[s], standing == Link::Standing::kOld,
-                 &arriving);
-    link.Close(asked.request.number);
-    --shards_[s].num_open;
-    *rows += int64_t{header.num_full} + header.num_values;
-    counters_.Add(CacheCounter::kBytesDown, static_cast<int64_t>(replies[s].size));
+    ticket->installed_ = true;
+    return Upload(*ticket, arriving);
+  });
+}
+
+// What a reply says of its shard, its pushes and what was asked.
+Status DeviceCache::TakeReply(int shard, const DeviceTicket& ticket, const ReplyView& reply,
+                              const Came& came) {
+  const Asked& asked = ticket.asked_[shard];
+  const ReplyHeader& header = reply.header;
+  Link& link = shards_[shard].link;
+  const Link::Epoch epoch = {header.incarnation, header.session};
+  const Link::Standing standing = link.StandingOf(asked.request, epoch);
+  if (standing == Link::Standing::kNew) HET_RETURN_IF_ERROR(RestartShard(shard, epoch));
+  if (standing != Link::Standing::kOld) {
+    link.Acknowledge(asked.request.number, header.acknowledged,
+                     [&](const Link::Push& push) { num_pending_ -= push.updates; });
+    if (header.flags & kCounted) {
+      // The shard has another run's updates in the place of those that were pushed.
+      int64_t unsent = 0;
+      HET_RETURN_IF_ERROR(ForgetShard(shard, num_shards(), &unsent));
+      Lose(unsent);
+    }
+    admission_.Came(header.num_full, header.num_values);
+    admission_.GiveBack(came.unused);
+    if (!(header.flags & kRestarted)) admission_.Spared(asked.num_checks - came.refreshed);
+    counters_.Add(CacheCounter::kStaleHits, came.refreshed);
+    counters_.Add(CacheCounter::kInitialized, came.initialized);
+    counters_.Add(CacheCounter::kVisitors, header.num_values);
   }
-  ticket->installed_ = true;
-  return Upload(*ticket, arriving);
+  link.Close(asked.request.number);
+  --shards_[shard].num_open;
+  return Status();
 }
 
 Status DeviceCache::Gather(const RowTicket& row_ticket, const ParallelFor&, float* out) {

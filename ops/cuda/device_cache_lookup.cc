@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <unordered_set>
 #include <utility>
 
 #include "ops/core/memory/hash.h"
@@ -61,7 +60,12 @@ size_t PlacePinned(void* memory, int64_t n, Found* found) {
 
 // All that a lookup of n ids needs of a device, so that nothing fails half-way.
 Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
-  if (spare_.empty()) spare_.push_back(std::make_unique<Found>(memory_.get()));
+  if (spare_.empty()) {
+    auto another = std::make_unique<Found>(memory_.get());
+    spare_.reserve(num_found_ + 1);  // a ticket's end gets no memory
+    ++num_found_;
+    spare_.push_back(std::move(another));
+  }
   Found* spare = spare_.back().get();
   Found sizes(memory_.get());
   HET_RETURN_IF_ERROR(spare->device.Reserve(PlaceOnDevice(nullptr, n, &sizes)));
@@ -141,10 +145,10 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   HET_RETURN_IF_CUDA_ERROR(
       Copy(found->slots, sizeof(int32_t) * found->here.keys, found->slots_here, stream_));
   HET_RETURN_IF_ERROR(ReadCounts());
-  const int64_t num_victims = read->first_slots;
-  counters_.Add(CacheCounter::kEvictions, read->evicted);
-  counters_.Add(CacheCounter::kDirtyEvictions, num_victims);
+  const int64_t num_evicted = read->evicted, num_victims = read->first_slots;
   HET_RETURN_IF_ERROR(CollectLines(found->victims, num_victims));
+  counters_.Add(CacheCounter::kEvictions, num_evicted);
+  counters_.Add(CacheCounter::kDirtyEvictions, num_victims);
   HET_RETURN_IF_CUDA_ERROR(het_make(store_, &found->misses, m, found->uses, found->slots, stream_));
   for (int64_t j = 0; j < m; ++j) {
     (*has_line)[j] = found->slots_here[found->miss_index[j]] < info_.lines;
@@ -156,27 +160,51 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   return Status();
 }
 
-// What is about to be pushed, where the clocks say that a pushed row comes back.
-std::vector<int64_t> DeviceCache::KeysToForce() const {
+std::vector<int64_t> DeviceCache::WaitingKeys() const {
   std::vector<int64_t> keys;
-  if (config_.rows.clock != ClockRule::kLamport) return keys;
   for (const Shard& shard : shards_) {
     shard.outbox.ForEachKey([&](int64_t key) { keys.push_back(key); });
   }
   return keys;
 }
 
-// Lamport clocks: a row that is pushed comes back, where it has a line. keys: that are pushed;
-// ticket->forced_: for so many.
+// What is about to be pushed, where a pushed row comes back: by Lamport clocks, and where the shard
+// rounds what it merges, since roundings that the worker did not hear of would add up.
+std::vector<int64_t> DeviceCache::KeysToForce() const {
+  const bool come_back = config_.rows.clock == ClockRule::kLamport || config_.rows.half;
+  return come_back && !closure_.holds_back() ? WaitingKeys() : std::vector<int64_t>();
+}
+
+// Asks for the whole rows of those that are among these keys.
+int64_t DeviceCache::AskInFull(const std::unordered_set<int64_t>& keys, const DeviceTicket& ticket,
+                               std::vector<Subject>* subjects, std::vector<Subject>* full) {
+  const auto first = std::stable_partition(
+      subjects->begin(), subjects->end(),
+      [&](const Subject& subject) { return keys.count(ticket.KeyOf(subject)) == 0; });
+  const int64_t moved = subjects->end() - first;
+  full->insert(full->end(), first, subjects->end());
+  subjects->erase(first, subjects->end());
+  return moved;
+}
+
+// A closure holds back what waits, so the shards will answer without it. A value without slots does
+// not take it in, and the clocks of lines have it already.
+void DeviceCache::AskForWaiting(const DeviceTicket& ticket, std::vector<Questions>* questions) {
+  const std::vector<int64_t> waiting = WaitingKeys();
+  const std::unordered_set<int64_t> keys(waiting.begin(), waiting.end());
+  if (keys.empty()) return;
+  for (Questions& each : *questions) {
+    AskInFull(keys, ticket, &each.checks, &each.full);
+    admission_.Ask(AskInFull(keys, ticket, &each.values, &each.full));
+  }
+}
+
+// Has the rows of these keys come back, where they have a line. ticket->forced_: for so many.
 Status DeviceCache::Force(const std::vector<int64_t>& keys, DeviceTicket* ticket,
                           std::vector<Questions>* questions) {
   std::unordered_set<int64_t> forced(keys.begin(), keys.end());
   for (Questions& each : *questions) {
-    const auto first = std::stable_partition(
-        each.checks.begin(), each.checks.end(),
-        [&](const Subject& check) { return forced.count(ticket->KeyOf(check)) == 0; });
-    each.full.insert(each.full.end(), first, each.checks.end());
-    each.checks.erase(first, each.checks.end());
+    AskInFull(forced, *ticket, &each.checks, &each.full);
     for (const auto* asked : {&each.full, &each.values}) {
       for (const Subject& subject : *asked) forced.erase(ticket->KeyOf(subject));
     }
@@ -194,16 +222,20 @@ Status DeviceCache::Force(const std::vector<int64_t>& keys, DeviceTicket* ticket
 }
 
 // What a step must ask about its keys. has_line: (misses)
-void DeviceCache::Ask(const DeviceTicket& ticket, const std::vector<char>& has_line,
-                      int64_t read_bound, std::vector<Questions>* questions) {
-  const Found& found = *ticket.found_;
+void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, DeviceTicket* ticket,
+                      std::vector<Questions>* questions) {
+  const Found& found = *ticket->found_;
   for (int32_t j = 0; j < found.here.misses; ++j) {
-    Questions& each = (*questions)[ShardOf(found.miss_keys[j])];
+    const uint32_t shard = ShardOf(found.miss_keys[j]);
+    Questions& each = (*questions)[shard];
+    ++ticket->keys_in_[shard];
     (has_line[j] ? each.full : each.values).push_back({Subject::kMiss, j});
   }
   int64_t hits = 0;
   for (int32_t c = 0; c < found.here.checks; ++c) {
-    Questions& each = (*questions)[ShardOf(found.check_keys[c])];
+    const uint32_t shard = ShardOf(found.check_keys[c]);
+    Questions& each = (*questions)[shard];
+    ++ticket->keys_in_[shard];
     if (found.check_bases[c] < 0) {  // another step made the line, and its row is still to come
       admission_.Ask(1);
       each.full.push_back({Subject::kCheck, c});
@@ -230,38 +262,56 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
   if (n < 0 || n > kMostIds) {
     return InvalidArgument("ids holds ", n, " ids, a lookup at most ", kMostIds);
   }
-  auto made = std::make_shared<DeviceTicket>(shared_from_this());
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
-  HET_RETURN_IF_ERROR(Begin());
-  HET_RETURN_IF_ERROR(TakeReleased());
-  made->forgets_ = forgets_;
-  HET_RETURN_IF_ERROR(NewFound(n, &made->found_));
-  const std::vector<int64_t> forced = KeysToForce();
-  if (!forced.empty()) {
-    HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &made->forced_));
-  }
-  HET_RETURN_IF_ERROR(Find(ids, made->found_.get()));
-  admission_.BeginUse(made->found_->here.keys);
-  std::vector<char> has_line(made->found_->here.misses);
-  HET_RETURN_IF_ERROR(MakeLines(made.get(), &has_line));
-  const int64_t read_bound = fresh ? 0 : config_.read_bound;
-  std::vector<Questions> questions(num_shards());
-  Ask(*made, has_line, read_bound, &questions);
-  if (!forced.empty()) HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
-  for (int s = 0; s < num_shards(); ++s) {
-    SendRequest(s, false, read_bound, std::move(questions[s]), allocate, made.get());
-  }
-  *ticket = std::move(made);
-  return Status();
+  return OrOutOfMemory([&]() -> Status {
+    auto made = std::make_shared<DeviceTicket>(shared_from_this());
+    std::lock_guard<std::mutex> lock(mutex_);
+    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    HET_RETURN_IF_ERROR(Begin());
+    HET_RETURN_IF_ERROR(TakeReleased());
+    HET_RETURN_IF_ERROR(LeaveClosure());
+    made->forgets_ = forgets_;
+    HET_RETURN_IF_ERROR(NewFound(n, &made->found_));
+    const std::vector<int64_t> forced = KeysToForce();
+    if (!forced.empty()) {
+      HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &made->forced_));
+    }
+    HET_RETURN_IF_ERROR(Find(ids, made->found_.get()));
+    admission_.BeginUse(made->found_->here.keys);
+    std::vector<char> has_line(made->found_->here.misses);
+    HET_RETURN_IF_ERROR(MakeLines(made.get(), &has_line));
+    const int64_t read_bound = fresh ? 0 : config_.read_bound;
+    std::vector<Questions> questions(num_shards());
+    Ask(has_line, read_bound, made.get(), &questions);
+    if (!forced.empty()) HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
+    if (closure_.holds_back()) AskForWaiting(*made, &questions);
+    for (int s = 0; s < num_shards(); ++s) {
+      SendRequest(s, false, read_bound, std::move(questions[s]), allocate, made.get());
+    }
+    *ticket = std::move(made);
+    return Status();
+  });
 }
 
 Status DeviceCache::Flush(bool all, const AllocateRequest& allocate,
                           std::shared_ptr<RowTicket>* ticket) {
-  auto made = std::make_shared<DeviceTicket>(shared_from_this());
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(Begin());
-  HET_RETURN_IF_ERROR(TakeReleased());
+  return OrOutOfMemory([&]() -> Status {
+    auto made = std::make_shared<DeviceTicket>(shared_from_this());
+    std::lock_guard<std::mutex> lock(mutex_);
+    HET_RETURN_IF_ERROR(Begin());
+    HET_RETURN_IF_ERROR(TakeReleased());
+    HET_RETURN_IF_ERROR(LeaveClosure());
+    if (closure_.is_open()) {
+      for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
+    } else {
+      HET_RETURN_IF_ERROR(WriteFlush(all, allocate, made.get()));
+    }
+    *ticket = std::move(made);
+    return Status();
+  });
+}
+
+// Requests that push what is due, or all that there is.
+Status DeviceCache::WriteFlush(bool all, const AllocateRequest& allocate, DeviceTicket* ticket) {
   if (all) {
     Scratch sizes;
     sizes.Take<int32_t>(info_.lines);
@@ -277,14 +327,13 @@ Status DeviceCache::Flush(bool all, const AllocateRequest& allocate,
   std::vector<Questions> questions(num_shards());
   const std::vector<int64_t> forced = KeysToForce();
   if (!forced.empty()) {
-    made->forgets_ = forgets_;
-    HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &made->forced_));
-    HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
+    ticket->forgets_ = forgets_;
+    HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &ticket->forced_));
+    HET_RETURN_IF_ERROR(Force(forced, ticket, &questions));
   }
   for (int s = 0; s < num_shards(); ++s) {
-    SendRequest(s, true, config_.read_bound, std::move(questions[s]), allocate, made.get());
+    SendRequest(s, true, config_.read_bound, std::move(questions[s]), allocate, ticket);
   }
-  *ticket = std::move(made);
   return Status();
 }
 
@@ -303,17 +352,25 @@ void DeviceCache::SendRequest(int shard, bool everything, int64_t read_bound, Qu
     queries.bases.push_back(ticket->found_->check_bases[check.at]);
   }
   NewPush push;
-  const bool pushes = state.outbox.num_rows() > 0;
+  const bool pushes = state.outbox.num_rows() > 0 && !closure_.holds_back();
   if (pushes) {
     push.header = state.outbox.Header(state.link.NextSequence());
+    closure_.Stamp(&push.header);
     push.updates = state.outbox.updates();
-    counters_.Add(CacheCounter::kRowsPushed, state.outbox.num_rows());
-    counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
-    push.write = [&state, &push](char* bytes) {
-      state.outbox.Write(push.header, bytes);
-      state.outbox.Clear();
-    };
+    push.write = [&state, &push](char* bytes) { state.outbox.Write(push.header, bytes); };
   }
+  // Once the link has the push the outbox does not, whatever fails after that.
+  const struct Cut {
+    ~Cut() {
+      if (state.link.cut() == before) return;
+      counters.Add(CacheCounter::kRowsPushed, state.outbox.num_rows());
+      counters.Add(CacheCounter::kUpdatesPushed, state.outbox.updates());
+      state.outbox.Clear();
+    }
+    Shard& state;
+    Counters<CacheCounter>& counters;
+    const uint64_t before;
+  } cut = {state, counters_, state.link.cut()};
   const RequestBytes bytes = asker_.Send(shard, everything, read_bound, queries,
                                          pushes ? &push : nullptr, allocate, &state.link, &asked);
   if (bytes.all == 0) return;

@@ -42,6 +42,11 @@ Status DeviceCache::TakePushed(int64_t n, bool gradients, float learning_rate) {
   HET_RETURN_IF_CUDA_ERROR(copy(push_there_.clocks, n, push_here_.clocks));
   HET_RETURN_IF_CUDA_ERROR(copy(push_there_.floats, n * width, push_here_.floats));
   HET_RETURN_IF_ERROR(Wait());
+  std::fill(rows_in_.begin(), rows_in_.end(), 0);
+  for (int64_t i = 0; i < n; ++i) ++rows_in_[ShardOf(push_here_.keys[i])];
+  for (int s = 0; s < num_shards(); ++s) {
+    shards_[s].outbox.Reserve(gradients ? rows_in_[s] : 0, gradients ? 0 : rows_in_[s]);
+  }
   for (int64_t i = 0; i < n; ++i) {
     Outbox& outbox = shards_[ShardOf(push_here_.keys[i])].outbox;
     const float* floats = push_here_.floats + i * width;
@@ -63,6 +68,7 @@ Status DeviceCache::CollectLines(const int32_t* slots, int64_t n) {
     const HetSlots lines = {const_cast<int32_t*>(slots) + first, num};
     HET_RETURN_IF_CUDA_ERROR(het_collect(store_, &lines, some, &push_there_, stream_));
     HET_RETURN_IF_ERROR(TakePushed(some, false, 0));
+    HET_RETURN_IF_CUDA_ERROR(het_clean(store_, &lines, nullptr, some, stream_));
   }
   return Status();
 }
@@ -77,54 +83,64 @@ Status DeviceCache::CollectGradients(const Found& found, const int32_t* keys, in
     HET_RETURN_IF_CUDA_ERROR(het_collect_gradients(store_, &found.batch, found.slots, sums, &slots,
                                                    some, found.bases, &push_there_, stream_));
     HET_RETURN_IF_ERROR(TakePushed(some, true, learning_rate));
+    HET_RETURN_IF_CUDA_ERROR(het_clean(store_, &slots, found.slots, some, stream_));
   }
   return Status();
 }
 
 Status DeviceCache::Update(RowTicket* row_ticket, const float* gradients, float learning_rate,
                            const ParallelFor&) {
-  auto* ticket = static_cast<DeviceTicket*>(row_ticket);
-  HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
-  HET_RETURN_IF_ERROR(Begin());
-  HET_RETURN_IF_ERROR(TakeReleased());
-  if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
-  const int64_t n = ticket->num_ids();
-  if (n == 0) return Status();
-  Found& found = *ticket->found_;
-  const size_t scratch_bytes =
-      std::max({het_segment_sum_scratch_bytes(n, dim()), het_update_scratch_bytes(store_, n),
-                het_list_due_scratch_bytes(n)});
-  UpdateArrays arrays;
-  HET_RETURN_IF_ERROR(scratch_.Reserve(PlaceUpdate(nullptr, n, dim(), scratch_bytes, &arrays)));
-  PlaceUpdate(scratch_.get(), n, dim(), scratch_bytes, &arrays);
-  auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
-  const bool refuses = config_.nonfinite == Nonfinite::kError;
-  const HetSlots due_lines = {arrays.lines, &counts->first_slots};
-  const HetSlots due_gradients = {arrays.gradients, &counts->second_slots};
-  HET_RETURN_IF_CUDA_ERROR(het_segment_sum(&found.batch, gradients, dim(), arrays.sums,
-                                           arrays.squares, &counts->nonfinite, arrays.scratch,
-                                           stream_));
-  HET_RETURN_IF_CUDA_ERROR(
-      het_update(store_, &found.batch, found.slots, arrays.sums, arrays.squares, learning_rate,
-                 refuses ? &counts->nonfinite : nullptr, arrays.scratch, stream_));
-  HET_RETURN_IF_CUDA_ERROR(het_list_due(store_, &found.batch, found.slots, arrays.squares,
-                                        config_.write_bound, &due_gradients, &due_lines,
-                                        arrays.scratch, stream_));
-  HET_RETURN_IF_ERROR(ReadCounts());
-  const Counts read = *reinterpret_cast<const Counts*>(counts_pinned_.get());
-  if (refuses && read.nonfinite > 0) {
-    return InvalidArgument("gradients, or their squares, hold NaN or infinity for ", read.nonfinite,
-                           " of ", found.here.keys, " keys; no row was updated");
-  }
-  const int64_t updates = found.here.keys - read.nonfinite;
-  num_pending_ += updates;
-  counters_.Add(CacheCounter::kUpdates, updates);
-  counters_.Add(CacheCounter::kNonfiniteSkipped, read.nonfinite);
-  HET_RETURN_IF_ERROR(
-      CollectGradients(found, arrays.gradients, read.second_slots, arrays.sums, learning_rate));
-  return CollectLines(arrays.lines, read.first_slots);
+  return OrOutOfMemory([&]() -> Status {
+    auto* ticket = static_cast<DeviceTicket*>(row_ticket);
+    HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
+    std::lock_guard<std::mutex> lock(mutex_);
+    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    HET_RETURN_IF_ERROR(Begin());
+    HET_RETURN_IF_ERROR(TakeReleased());
+    if (!ticket->installed_)
+      return FailedPrecondition("ticket was not installed before its update");
+    const int64_t n = ticket->num_ids();
+    if (n == 0) return Status();
+    Found& found = *ticket->found_;
+    const size_t scratch_bytes =
+        std::max({het_segment_sum_scratch_bytes(n, dim()), het_update_scratch_bytes(store_, n),
+                  het_list_due_scratch_bytes(n)});
+    UpdateArrays arrays;
+    HET_RETURN_IF_ERROR(scratch_.Reserve(PlaceUpdate(nullptr, n, dim(), scratch_bytes, &arrays)));
+    PlaceUpdate(scratch_.get(), n, dim(), scratch_bytes, &arrays);
+    // Whatever of it is due, the outboxes have room: an update that was made is not lost.
+    for (int s = 0; s < num_shards(); ++s) {
+      shards_[s].outbox.Reserve(ticket->keys_in_[s], ticket->keys_in_[s]);
+    }
+    auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
+    // What a closure holds back stays on its line, so that checks say what the shard has heard of.
+    const int64_t write_bound = closure_.holds_back() ? kUnbounded : config_.write_bound;
+    const bool refuses = config_.nonfinite == Nonfinite::kError;
+    const HetSlots due_lines = {arrays.lines, &counts->first_slots};
+    const HetSlots due_gradients = {arrays.gradients, &counts->second_slots};
+    HET_RETURN_IF_CUDA_ERROR(het_segment_sum(&found.batch, gradients, dim(), arrays.sums,
+                                             arrays.squares, &counts->nonfinite, arrays.scratch,
+                                             stream_));
+    HET_RETURN_IF_CUDA_ERROR(
+        het_update(store_, &found.batch, found.slots, arrays.sums, arrays.squares, learning_rate,
+                   refuses ? &counts->nonfinite : nullptr, arrays.scratch, stream_));
+    HET_RETURN_IF_CUDA_ERROR(het_list_due(store_, &found.batch, found.slots, arrays.squares,
+                                          write_bound, &due_gradients, &due_lines, arrays.scratch,
+                                          stream_));
+    HET_RETURN_IF_ERROR(ReadCounts());
+    const Counts read = *reinterpret_cast<const Counts*>(counts_pinned_.get());
+    if (refuses && read.nonfinite > 0) {
+      return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
+                             read.nonfinite, " of ", found.here.keys, " keys; no row was updated");
+    }
+    const int64_t updates = found.here.keys - read.nonfinite;
+    num_pending_ += updates;
+    counters_.Add(CacheCounter::kUpdates, updates);
+    counters_.Add(CacheCounter::kNonfiniteSkipped, read.nonfinite);
+    HET_RETURN_IF_ERROR(
+        CollectGradients(found, arrays.gradients, read.second_slots, arrays.sums, learning_rate));
+    return CollectLines(arrays.lines, read.first_slots);
+  });
 }
 
 }  // namespace cuda

@@ -3,6 +3,8 @@
 #ifndef HET_TF_OPS_CUDA_ERROR_H_
 #define HET_TF_OPS_CUDA_ERROR_H_
 
+#include <new>
+
 #include "ops/core/status.h"
 #include "ops/cuda/het_cuda.h"
 
@@ -15,6 +17,16 @@ inline Status ToStatus(int error, const char* what) {
   if (error == 0) return Status();
   if (error == kOutOfMemory) return ResourceExhausted(what, ": ", het_error_string(error));
   return FailedPrecondition(what, ": ", het_error_string(error));
+}
+
+// What call() returns, or ResourceExhausted where it runs out of the host's memory.
+template <typename Call>
+Status OrOutOfMemory(const Call& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("a device cache's part on the host: out of memory");
+  }
 }
 
 }  // namespace cuda

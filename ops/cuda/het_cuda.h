@@ -236,16 +236,22 @@ typedef struct {
   float* floats;     // (n, dim) gradients or (n, contribution_dim) contributions
 } HetPush;
 
-// Lines' contributions. The lines are clean after this.
+// Lines' contributions.
 int het_collect(HetStore* store, const HetSlots* lines, int64_t most,  // what num cannot exceed
                 const HetPush* push, HetStream stream);
-// Keys' gradients. Their lines, where they have some, are clean after this.
+// Keys' gradients.
 int het_collect_gradients(HetStore* store, const HetBatch* batch,
                           const int32_t* slots,  // (num_keys)
                           const float* sums,     // (num_keys, dim)
                           const HetSlots* keys, int64_t most,
                           const int64_t* visitor_bases,  // (visitors): of lamport clocks; or NULL
                           const HetPush* push, HetStream stream);
+
+// What was collected is in a push: its lines are clean.
+int het_clean(HetStore* store,
+              const HetSlots* some,  // that were collected
+              const int32_t* slots,  // (num_keys); or NULL: some are no keys, but slots
+              int64_t most, HetStream stream);
 
 // The step is over.
 int het_unpin(HetStore* store, const HetBatch* batch,

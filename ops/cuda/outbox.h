@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/core/cache/pushes_since.h"
+#include "ops/core/row/row_format.h"
 #include "ops/core/wire/request.h"
 
 namespace het_tf {
@@ -15,7 +16,16 @@ namespace cuda {
 
 class Outbox {
  public:
-  Outbox(int dim, int contribution_dim) : dim_(dim), contribution_dim_(contribution_dim) {}
+  Outbox(const RowFormat& format, int contribution_dim)
+      : format_(format), dim_(format.dim), contribution_dim_(contribution_dim) {}
+
+  // Makes room for so many more rows of each kind: adding them cannot fail. Throws std::bad_alloc.
+  void Reserve(int64_t gradients, int64_t contributions) {
+    Grow(gradients, &gradient_rows_);
+    Grow(gradients * dim_, &gradients_);
+    Grow(contributions, &contribution_rows_);
+    Grow(contributions * contribution_dim_, &contributions_);
+  }
 
   // gradient: (dim)
   void AddGradient(int64_t key, float learning_rate, uint32_t clock, const float* gradient) {
@@ -64,7 +74,7 @@ class Outbox {
   }
   // bytes: (PushBytes(...)), aligned to 8.
   void Write(const PushHeader& header, char* bytes) const {
-    PushWriter writer(bytes, header, {dim_, false}, contribution_dim_);
+    PushWriter writer(bytes, header, format_, contribution_dim_);
     const float* gradient = gradients_.data();
     for (const PushRow& row : gradient_rows_) {
       writer.AddGradient(row.key, row.learning_rate, row.clock, gradient);
@@ -87,6 +97,13 @@ class Outbox {
   }
 
  private:
+  template <typename T>
+  static void Grow(int64_t more, std::vector<T>* to) {
+    const size_t needed = to->size() + more;
+    if (needed > to->capacity()) to->reserve(std::max(needed, to->capacity() * 3 / 2));
+  }
+
+  const RowFormat format_;
   const int dim_, contribution_dim_;
   std::vector<PushRow> gradient_rows_, contribution_rows_;
   std::vector<float> gradients_, contributions_;  // (rows, dim), (rows, contribution_dim)

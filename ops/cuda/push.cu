@@ -71,14 +71,13 @@ struct Collect {
   HET_DEVICE void operator()(const LanesType& lanes, int64_t i) const {
     if (i >= *list.num) return;
     const int32_t slot = list.slots[i];
-    DeviceLine& line = store.lines[slot];
+    const DeviceLine& line = store.lines[slot];
     float* contribution = push.floats + i * rule.algorithm.contribution_dim();
     rule.algorithm.Contribute(lanes, store.row(slot), store.record(slot), contribution);
     lanes.Once([&] {
       push.keys[i] = line.key;
       push.updates[i] = line.pending;
       push.clocks[i] = store.PushedClock(store.BaseAfterPush(line), line.units);
-      store.MakeClean(&line);
     });
   }
 };
@@ -104,9 +103,8 @@ struct CollectGradients {
       push.keys[i] = keys[u];
       push.updates[i] = 1;
       if (store.live(slot)) {
-        DeviceLine& line = store.lines[slot];
+        const DeviceLine& line = store.lines[slot];
         push.clocks[i] = store.PushedClock(store.BaseAfterPush(line), line.units);
-        store.MakeClean(&line);
       } else {
         int64_t base = 0;
         if (slot < store.num_lines) {
@@ -118,6 +116,18 @@ struct CollectGradients {
         push.clocks[i] = store.PushedClock(Advance(base, 1), 1);
       }
     });
+  }
+};
+
+struct Clean {
+  StoreView store;
+  HetSlots some;
+  const int32_t* slots;
+
+  HET_DEVICE void operator()(int64_t i) const {
+    if (i >= *some.num) return;
+    const int32_t slot = slots == nullptr ? some.slots[i] : slots[some.slots[i]];
+    if (store.live(slot)) store.MakeClean(&store.lines[slot]);
   }
 };
 
@@ -191,6 +201,11 @@ int het_collect_gradients(HetStore* store, const HetBatch* batch, const int32_t*
   const CollectGradients collect = {store->view, batch->keys,   slots, sums,
                                     *keys,       visitor_bases, *push, store->dim};
   return LaunchRows(collect, store->dim, most, stream);
+}
+
+int het_clean(HetStore* store, const HetSlots* some, const int32_t* slots, int64_t most,
+              HetStream stream) {
+  return Launch(Clean{store->view, *some, slots}, most, stream);
 }
 
 }  // extern "C"

@@ -120,9 +120,12 @@ Floats OneForEachKey(const UniqueIds& unique) {
 // never.
 class Schedule {
  public:
-  Schedule(uint64_t seed, ClockRule clock) : random_(seed), clock_(clock) {
+  Schedule(uint64_t seed, ClockRule clock, bool half_rows, bool half_wire)
+      : random_(seed), clock_(clock) {
     CacheConfig config = PlainConfig(static_cast<int>(1 + Below(&random_, 4)));
     config.rows.clock = clock;
+    config.rows.half = half_rows;
+    config.half = half_wire;
     config.capacity = 1 + Below(&random_, 40);
     config.policy = Chance(&random_, 0.5) ? Policy::kLru : Policy::kLfu;
     config.read_bound = kBounds[Below(&random_, 5)];
@@ -235,10 +238,11 @@ class Schedule {
   std::vector<Counts> own_;
 };
 
-void RunSchedules(ClockRule clock) {
-  for (uint64_t seed = 0; seed < 40 / kFewer; ++seed) {
+void RunSchedules(ClockRule clock, bool half_rows = false, bool half_wire = false) {
+  const uint64_t seeds = (half_rows || half_wire ? 10 : 40) / kFewer;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Schedule schedule(seed, clock);
+    Schedule schedule(seed, clock, half_rows, half_wire);
     schedule.Run(300);
     schedule.ExpectExactSums();
     EXPECT_GT(schedule.num_updates(), 50);
@@ -254,6 +258,15 @@ TEST(DeviceScheduleTest, EveryUpdateIsMergedOnceWithLamportClocks) {
 
 TEST(DeviceScheduleTest, EveryUpdateIsMergedOnceWithDriftClocks) {
   RunSchedules(ClockRule::kDrift);
+}
+
+// Of integers that bfloat16 has, nothing is rounded: each counts once here, too.
+TEST(DeviceScheduleTest, EveryUpdateIsMergedOnceInBfloat16) {
+  for (const ClockRule clock : {ClockRule::kCount, ClockRule::kLamport, ClockRule::kDrift}) {
+    RunSchedules(clock, true, false);
+    RunSchedules(clock, false, true);
+    RunSchedules(clock, true, true);
+  }
 }
 
 // DESIGN 3.2: without losses and with one step at a time, a read misses at most

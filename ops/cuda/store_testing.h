@@ -136,6 +136,7 @@ inline std::vector<PushedRow> Collect(const DeviceStore& store, const Slots& lin
   std::vector<PushedRow> rows;
   EXPECT_CUDA(het_collect(store.get(), &lines.list, n, &push.push, kStream));
   push.AppendTo(&rows, n, width, false);
+  EXPECT_CUDA(het_clean(store.get(), &lines.list, nullptr, n, kStream));
   return rows;
 }
 
@@ -250,6 +251,7 @@ class Step {
                                       &push.push, kStream));
     std::vector<PushedRow> rows;
     push.AppendTo(&rows, num_gradients, dim_, true);
+    EXPECT_CUDA(het_clean(store_.get(), &gradients.list, slots_.get(), num_gradients, kStream));
     for (PushedRow& row : Collect(store_, lines)) rows.push_back(std::move(row));
     return rows;
   }

@@ -174,26 +174,18 @@ class CacheFlushOp : public RequestKernel {
   bool all_;
 };
 
-absl::Status OnDevice() {
-  return absl::UnimplementedError(
-      "steps that count once need caches with their rows on the host: this one has them on a"
-      " device");
-}
-
 class CacheBeginClosureOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
 
   absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
-    if (cache->on_device()) return OnDevice();
     int64_t number = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "number", &number));
     std::shared_ptr<Closure> closure;
     // What TensorFlow has given up may take a moment to end.
     const auto until = std::chrono::steady_clock::now() + kPatience;
     while (true) {
-      const Status status =
-          static_cast<Cache*>(cache)->BeginClosure(static_cast<uint64_t>(number), &closure);
+      const Status status = cache->BeginClosure(static_cast<uint64_t>(number), &closure);
       if (status.ok()) break;
       if (status.code() != Code::kCancelled || std::chrono::steady_clock::now() > until) {
         return ToTf(status);
@@ -213,13 +205,11 @@ class CacheCommitClosureOp : public RequestKernel {
 
   absl::Status Request(OpKernelContext* context, RowCache* cache, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) override {
-    if (cache->on_device()) return OnDevice();
     std::shared_ptr<Closure> closure;
     int64_t done = 0;
     TF_RETURN_IF_ERROR(GetVariant(context, "closure", &closure));
     TF_RETURN_IF_ERROR(GetScalar(context, "done", &done));
-    return ToTf(static_cast<Cache*>(cache)->CommitClosure(*closure, static_cast<uint64_t>(done),
-                                                          allocate, ticket));
+    return ToTf(cache->CommitClosure(*closure, static_cast<uint64_t>(done), allocate, ticket));
   }
 };
 
@@ -228,10 +218,9 @@ class CacheEndClosureOp : public CacheKernel {
   using CacheKernel::CacheKernel;
 
   absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
-    if (cache->on_device()) return OnDevice();
     std::shared_ptr<Closure> closure;
     TF_RETURN_IF_ERROR(GetVariant(context, "closure", &closure));
-    return ToTf(static_cast<Cache*>(cache)->EndClosure(*closure));
+    return ToTf(cache->EndClosure(*closure));
   }
 };
 
@@ -373,6 +362,15 @@ REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheUpdate").HostMemory("ticket").HostMemor
                         CacheUpdateOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheFlush").HostMemory("ticket").HostMemory("requests"),
                         CacheFlushOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheBeginClosure").HostMemory("number").HostMemory("closure"),
+                        CacheBeginClosureOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheCommitClosure")
+                            .HostMemory("closure")
+                            .HostMemory("done")
+                            .HostMemory("ticket")
+                            .HostMemory("requests"),
+                        CacheCommitClosureOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheEndClosure").HostMemory("closure"), CacheEndClosureOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheClear"), CacheClearOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheStats").HostMemory("names").HostMemory("values"),
                         CacheStatsOp);
@@ -384,6 +382,7 @@ REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheReport").HostMemory("report"), CacheRep
 // leave a branch.
 const StaysOnHost<RowTicket> tickets_stay_on_host;
 const StaysOnHost<DeviceIds> ids_stay_on_host;
+const StaysOnHost<Closure> closures_stay_on_host;
 
 }  // namespace
 }  // namespace het_tf

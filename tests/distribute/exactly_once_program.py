@@ -82,6 +82,8 @@ def main():
             embedding(het_tf.CacheConfig(40, staleness=None)),  # rows leave within a closure
             embedding(None),
         ]
+        if het_tf.ops.build()["cuda"] is None:
+            layers.append(embedding(het_tf.CacheConfig(device_capacity=40, device="CPU")))
         values = [keras.layers.Flatten()(layer(ids)) for layer in layers]
         model = het_tf.keras.Model(ids, keras.layers.Add()(values))
         model.compile(keras.optimizers.SGD(0.0), Minus(), steps_per_execution=5)

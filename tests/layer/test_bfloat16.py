@@ -135,9 +135,17 @@ def test_other_dtypes_are_refused(name):
             ones(**{name: value})
 
 
-def test_rows_on_a_device_are_float32():
-    layer = ones(row_dtype="bfloat16", cache=het_tf.CacheConfig(device_capacity=9, device="CPU"))
-    if het_tf.ops.build()["cuda"] is not None:
-        pytest.skip("the host takes no GPU's place in this build")
-    with pytest.raises(Exception, match="row_dtype = 'bfloat16': there is none of rows on a dev"):
-        layer(IDS)
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("row_dtype", ["float32", "bfloat16"])
+def test_rows_on_a_device(rows_kind, row_dtype, wire_dtype):
+    cache = het_tf.CacheConfig(device_capacity=1000, device=rows_kind)
+    layer = ones(row_dtype=row_dtype, wire_dtype=wire_dtype, cache=cache)
+    for _ in range(5):
+        fitted(layer)
+        layer.flush()
+    rows = layer.table.export().values
+    exact = 1 + 20 * 0.001 * len(IDS)
+    assert on_the_grid(rows) == (row_dtype == "bfloat16")
+    assert abs(rows.mean() - exact) < 0.05 * (exact - 1)
+    if row_dtype == "bfloat16":  # a pushed row came back
+        np.testing.assert_array_equal(layer(IDS), layer.table.lookup(IDS))

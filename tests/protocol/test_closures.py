@@ -35,6 +35,16 @@ def test_closures_count_once_in_the_ops(setup, seed):
         system.close()
 
 
+@pytest.mark.parametrize("setup", [s for s in SETUPS if s.capacity > 0], ids=str)
+@pytest.mark.parametrize("seed", range(10))
+def test_closures_count_once_with_rows_on_a_device(rows_kind, setup, seed):
+    system = OpsSystem(setup, device=f"/device:{rows_kind}:0")
+    try:
+        Closures(system, setup, seed, num_closures=15, faults=0.15).play()
+    finally:
+        system.close()
+
+
 @pytest.mark.parametrize("parts", closure_faults.FAULTS, ids=lambda parts: "-".join(parts[-1:]))
 def test_faults_are_found(parts):
     shard, cache, _ = parts

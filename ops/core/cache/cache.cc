@@ -110,7 +110,7 @@ void Cache::ForgetLine(uint32_t slot, CacheCounter counter) {
   const int64_t pending = store_.line(slot)->pending;
   num_pending_ -= pending;
   counters_.Add(counter, pending);
-  closure_lost_ = closure_lost_ || pending > 0;
+  if (pending > 0) closure_.Lose();
   store_.MakeClean(slot);
   ForgetRow(slot);
 }
@@ -131,7 +131,7 @@ void Cache::RestartShard(int shard, const Link::Epoch& epoch) {
   shards_[shard].link.Restart(epoch, [&](const Link::Push& push) {
     num_pending_ -= push.updates;
     counters_.Add(CacheCounter::kUpdatesLost, push.updates);
-    closure_lost_ = true;
+    closure_.Lose();
   });
   ForgetShard(shard, CacheCounter::kUpdatesLost);
 }

@@ -27,10 +27,10 @@
 #include <vector>
 
 #include "ops/core/cache/admission.h"
+#include "ops/core/cache/closure_run.h"
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/cache/store.h"
 #include "ops/core/link/ask.h"
-#include "ops/core/link/closures.h"
 #include "ops/core/link/link.h"
 #include "ops/core/parallel.h"
 #include "ops/core/pooling.h"
@@ -94,15 +94,10 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Status Clear() override;
   void Freeze() override;
 
-  // closure: a run of that number, until nobody holds it any more. Cancelled while another one is.
-  Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure);
-  // Requests that push everything, with the closure's number. done: no closure up to this number
-  // will be run again.
+  Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) override;
   Status CommitClosure(const Closure& closure, uint64_t done, const AllocateRequest& allocate,
-                       std::shared_ptr<RowTicket>* ticket);
-  // All replies to them were installed. Cancelled: some shard has lost what it should have merged,
-  // so the closure must be run again.
-  Status EndClosure(const Closure& closure);
+                       std::shared_ptr<RowTicket>* ticket) override;
+  Status EndClosure(const Closure& closure) override;
 
   Status GetStats(Stats* stats) override;
   std::vector<uint64_t> incarnations() override;
@@ -150,11 +145,8 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void ForgetRow(uint32_t slot);
   void ForgetLine(uint32_t slot, CacheCounter counter);
   void ForgetShard(int shard, CacheCounter counter);
-  bool HoldsBack() const { return closure_ != nullptr && !commits_; }
-  bool Travels(const Line& line) const { return line.has(Line::kQueued) && !HoldsBack(); }
-  Status CheckClosure(const Closure& closure) const;
+  bool Travels(const Line& line) const { return line.has(Line::kQueued) && !closure_.holds_back(); }
   void LeaveClosure();
-  void StartAnew();
   void RestartShard(int shard, const Link::Epoch& epoch);
   void InstallOld(const Ticket::Asked& asked, const ReplyView& reply);
   void InstallReply(int shard, const Ticket::Asked& asked, const ReplyView& reply,
@@ -173,11 +165,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Admission admission_;
   std::vector<Shard> shards_;
   bool frozen_ = false;
-  std::shared_ptr<Closure> closure_;  // in which updates are made; nullptr: in none
-  bool commits_ = false;              // its requests are being written
-  bool committed_ = false;            // they were
-  bool closure_lost_ = false;         // a shard has lost updates of it
-  uint64_t closures_done_ = 0;
+  ClosureRun closure_;
   int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
   Counters<CacheCounter> counters_;
 

@@ -134,10 +134,7 @@ void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ti
 
 PushHeader Cache::CountOutbox(const Shard& shard) const {
   PushHeader header = {shard.link.NextSequence(), 0, 0};
-  if (closure_ != nullptr) {
-    header.closure = closure_->number;
-    header.closures_done = closures_done_;
-  }
+  closure_.Stamp(&header);
   for (size_t i = 0; i < shard.outbox.size(); ++i) {
     if (i + 8 < shard.outbox.size()) __builtin_prefetch(store_.line(shard.outbox[i + 8]));
     const Line& line = *store_.line(shard.outbox[i]);
@@ -195,7 +192,7 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
                         const AllocateRequest& allocate, Ticket* ticket) {
   Shard& state = shards_[shard];
   Ticket::Asked& asked = ticket->asked_[shard];
-  const bool pushes = !state.outbox.empty() && !HoldsBack();
+  const bool pushes = !state.outbox.empty() && !closure_.holds_back();
   if (pushes && (config_.rows.clock == ClockRule::kLamport || config_.rows.half)) {
     ForcePushedRows(state, &questions, ticket);
   }
@@ -233,7 +230,7 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<R
   std::lock_guard<std::mutex> lock(mutex_);
   TakeReleased();
   LeaveClosure();
-  if (closure_ != nullptr) {
+  if (closure_.is_open()) {
     for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
     return Status();
   }

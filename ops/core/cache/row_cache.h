@@ -11,6 +11,7 @@
 
 #include "ops/core/cache/score.h"
 #include "ops/core/link/ask.h"
+#include "ops/core/link/closures.h"
 #include "ops/core/parallel.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
@@ -123,6 +124,17 @@ class RowCache {
   // more: when the replies were taken, the shards have it.
   virtual Status Flush(bool all, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) = 0;
+
+  // closure: a run of that number, until nobody holds it any more. Cancelled while another one is.
+  virtual Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) = 0;
+  // Requests that push everything, with the closure's number. done: no closure up to this number
+  // will be run again.
+  virtual Status CommitClosure(const Closure& closure, uint64_t done,
+                               const AllocateRequest& allocate,
+                               std::shared_ptr<RowTicket>* ticket) = 0;
+  // All replies to them were installed. Cancelled: some shard has lost what it should have merged,
+  // so the closure must be run again.
+  virtual Status EndClosure(const Closure& closure) = 0;
 
   // Forgets all rows, and with them what was not sent.
   virtual Status Clear() = 0;

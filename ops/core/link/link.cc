@@ -6,8 +6,8 @@
 namespace het_tf {
 
 void Link::AddPush(Push push) {
-  cut_ = push.sequence;
-  pushes_.push_back(std::move(push));
+  pushes_.push_back(std::move(push));  // or, where memory is short, nothing was cut
+  cut_ = pushes_.back().sequence;
 }
 
 std::vector<const Link::Push*> Link::ToCarry(bool everything) const {
@@ -20,14 +20,15 @@ std::vector<const Link::Push*> Link::ToCarry(bool everything) const {
 }
 
 Link::Request Link::Open(bool everything) {
-  OpenRequest open = {{++last_number_, epoch_}, acknowledged_, 0};
-  for (const Push* push : ToCarry(everything)) open.last_carried = push->sequence;
+  open_.push_back({{last_number_ + 1, epoch_}, acknowledged_, 0});
+  OpenRequest& open = open_.back();
+  ++last_number_;
   for (Push& push : pushes_) {
     if (push.sequence > acknowledged_ && (everything || push.carrier == 0)) {
       push.carrier = open.request.number;
+      open.last_carried = push.sequence;
     }
   }
-  open_.push_back(open);
   return open.request;
 }
 
