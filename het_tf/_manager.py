@@ -18,6 +18,7 @@ from absl import logging
 
 from het_tf import _parts
 from het_tf._arguments import INT32_MAX, check_integer
+from het_tf._chains import Chain, base_of
 from het_tf._threads import call_in_daemon
 
 # Saves under way, which the end of the process waits for.
@@ -45,6 +46,7 @@ class Manager:
         directory: str | os.PathLike[str],
         max_to_keep: int = 2,
         checkpoint_name: str = "ckpt",
+        full_every: int = 1,
     ):
         """Goes on with the checkpoints in the folder, which no other manager may use.
 
@@ -54,10 +56,16 @@ class Manager:
             is not there.
           max_to_keep: how many checkpoints stay, at least 1.
           checkpoint_name: what their names begin with.
+          full_every: one in so many checkpoints has all rows of the tables. The others have those
+            that changed since the one before, and all variables; they are restored together with
+            those that they build on, which stay as long, beyond max_to_keep. The first of a
+            manager, and one before which rows were replaced, or half of the rows changed since the
+            last such one, has all rows in any case.
 
         Raises:
           TypeError: checkpoint is something else.
-          ValueError: max_to_keep is less than 1, or checkpoint_name is no name of a file.
+          ValueError: max_to_keep or full_every is less than 1, or checkpoint_name is no name of a
+            file.
         """
         if not isinstance(checkpoint, tf.train.Checkpoint):
             raise TypeError(f"checkpoint must be a tf.train.Checkpoint, not {checkpoint!r}")
@@ -66,7 +74,11 @@ class Manager:
         self.checkpoint = checkpoint
         self.directory = os.fspath(directory)
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1, INT32_MAX)
+        full_every = check_integer("full_every", full_every, 1, INT32_MAX)
+        self._chain = None if full_every == 1 else Chain(full_every)
         self._name = checkpoint_name
+        # Of checkpoints, what they build on.
+        self._bases: dict[str, str | None] = {}
         self._saving: concurrent.futures.Future[None] | None = None
         state = tf.train.get_checkpoint_state(self.directory)
         paths = [] if state is None else state.all_model_checkpoint_paths
@@ -79,7 +91,10 @@ class Manager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """Paths of the checkpoints that are there, the latest last."""
+        """Paths of the checkpoints that are there, the latest last.
+
+        With `full_every`, those on which others build are among them, however many stay.
+        """
         return list(self._paths)
 
     @property
@@ -102,7 +117,7 @@ class Manager:
         path = self._next_path()
         folder = f"{path}_temp"
         try:
-            with _parts.rows_later() as cuts:
+            with _parts.rows_later(self._chain) as cuts:
                 variables = self.checkpoint.write(f"{folder}/variables")
         except BaseException:
             _parts.remove([folder])
@@ -162,6 +177,9 @@ class Manager:
                     checkpoint_prefixes=bundles, destination_prefix=path, delete_old_dirs=True
                 )
             self._take(path)
+            for cut in cuts:
+                if self._chain is not None:
+                    self._chain.take(os.path.basename(path), cut.numbers, cut.rows, cut.whole)
         except BaseException as error:
             logging.error("the checkpoint %s was not written: %s", path, error)
             _parts.remove([f"{path}_temp"])
@@ -170,12 +188,19 @@ class Manager:
 
     def _take(self, path: str) -> None:
         """Notes a checkpoint that is complete, and removes those that are too many."""
-        paths = [each for each in self._paths if each != path] + [path]
-        keep = paths[-self._max_to_keep :]
+        paths = [*self._paths, path]
+        needed = set(paths[-self._max_to_keep :])
+        for each in reversed(paths):
+            if each in needed:
+                if each not in self._bases:
+                    self._bases[each] = base_of(each)
+                needed.add(self._bases[each])
+        keep = [each for each in paths if each in needed]
         self._note(keep)
         self._paths = keep
+        self._bases = {each: self._bases.get(each) for each in keep}
         for each in paths:
-            if each not in keep:
+            if each not in needed:
                 _remove_checkpoint(each)
 
     def _note(self, paths: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """The rows of tables in tensor bundles: every shard writes and reads its own part.
 
 A part is what one shard wrote: the tensors NAME/shard_S/keys, values, slots and clocks, in slices
-of a few MB with a checksum each, and NAME/shard_S/config, JSON text that says what they are.
+of a few MB with a checksum each, and NAME/shard_S/config, JSON text that says what they are. A part
+may hold only what changed since that of another bundle, which its config then names: `_chains.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf import ops
+from het_tf._chains import Chain, Link, Numbers, part_name, read_links
 from het_tf._threads import call_in_daemon
 from het_tf.table import EmbeddingTable
 
@@ -28,34 +30,68 @@ _FORMAT = 1
 saving = threading.Lock()
 
 # Takes cuts that are to be written later, where somebody wants them.
-_later: contextvars.ContextVar[list[Cut] | None] = contextvars.ContextVar("later", default=None)
+_later: contextvars.ContextVar[tuple[list[Cut], Chain | None] | None] = contextvars.ContextVar(
+    "later", default=None
+)
 
 
 class Cut:
     """The rows that tables have when this is made, to be written while they are updated.
 
     Others who want to cut wait until it is written or dropped.
+
+    Attributes:
+      whole: whether it has all rows, or those that changed since the last one of the chain.
+      rows: how many.
+      numbers: of the cuts, for the chain; empty without one.
     """
 
-    def __init__(self, tables: Mapping[str, EmbeddingTable]):
+    def __init__(self, tables: Mapping[str, EmbeddingTable], chain: Chain | None = None):
         """Cuts all shards.
 
         Args:
           tables: by name in the bundles.
+          chain: whose next checkpoint this is.
 
         Raises:
           tf.errors.OpError: a parameter server is down.
         """
         self._tables = tables
         self._shards = [(name, s) for name, each in tables.items() for s in range(each.num_shards)]
-        self._snapshots: dict[tuple[str, int], tuple[tf.Tensor, tf.Tensor]] = {}
+        # What the ops gave, and what else configs say, by shard.
+        self._cuts: dict[tuple[str, int], Any] = {}
+        self._links: dict[tuple[str, int], dict[str, Any]] = {}
+        self.whole = True
+        self.numbers: Numbers = {}
         saving.acquire()
         try:
-            for name, shard in self._shards:
-                self._snapshots[name, shard] = ops.table_cut(tables[name].handle(shard))
+            if chain is None:
+                for name, shard in self._shards:
+                    self._cuts[name, shard] = ops.table_cut(tables[name].handle(shard))
+            else:
+                self._continue(chain)
+            self.rows = sum(int(cut.rows) for cut in self._cuts.values())
         except BaseException:
             self.drop()
             raise
+
+    def _continue(self, chain: Chain) -> None:
+        chain.handles[:] = [self._tables[name].handle(shard) for name, shard in self._shards]
+        self.whole = chain.ends
+        while True:
+            for shard, handle in zip(self._shards, chain.handles, strict=True):
+                since = 0 if self.whole else chain.cuts.get(shard, 0)
+                self._cuts[shard] = ops.table_cut_changed(handle, chain.reader, since)
+            if self.whole or not any(bool(cut.whole) for cut in self._cuts.values()):
+                break
+            self.whole = True
+            self._end()
+        for shard, cut in self._cuts.items():
+            self.numbers[shard] = int(cut.number)
+            self._links[shard] = {"cut": int(cut.number), "at": int(cut.time)}
+            if not self.whole:
+                since = {"checkpoint": chain.name, "cut": chain.cuts[shard]}
+                self._links[shard] |= {"since": since, "dropped": int(cut.dropped)}
 
     def write(self, prefix: str) -> list[str]:
         """Writes a bundle a shard, in the folder PREFIX_temp.
@@ -74,13 +110,14 @@ class Cut:
         prefixes = {part: f"{folder}/{i:05d}" for i, part in enumerate(self._shards)}
 
         def save(name: str, shard: int) -> None:
-            table, (snapshot, rows) = self._tables[name], self._snapshots[name, shard]
-            config = describe(table) | {"shard": shard, "rows": int(rows)}
+            table, cut = self._tables[name], self._cuts[name, shard]
+            config = describe(table) | {"shard": shard, "rows": int(cut.rows)}
+            config |= self._links.get((name, shard), {})
             ops.table_save(
                 table.handle(shard),
-                snapshot,
+                cut.snapshot,
                 prefix=prefixes[name, shard],
-                part=_part(name, shard),
+                part=part_name(name, shard),
                 config=json.dumps(config),
             ).numpy()
 
@@ -96,29 +133,36 @@ class Cut:
 
     def drop(self) -> None:
         """Lets go of the rows instead of writing them."""
-        for snapshot, _ in self._snapshots.values():
-            with contextlib.suppress(tf.errors.OpError):  # its server is gone
-                ops.table_cut_end(snapshot)
+        self._end()
         saving.release()
+
+    def _end(self) -> None:
+        for cut in self._cuts.values():
+            with contextlib.suppress(tf.errors.OpError):  # its server is gone
+                ops.table_cut_end(cut.snapshot)
+        self._cuts.clear()
 
 
 def save_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> list[str]:
     """Writes the rows that the tables have now, or leaves them for `rows_later`: see `Cut`."""
-    cut, later = Cut(tables), _later.get()
-    if later is None:
-        return cut.write(prefix)
-    later.append(cut)
+    if _later.get() is None:
+        return Cut(tables).write(prefix)
+    cuts, chain = _later.get()
+    cuts.append(Cut(tables, chain))
     return []
 
 
 @contextlib.contextmanager
-def rows_later() -> Iterator[list[Cut]]:
+def rows_later(chain: Chain | None = None) -> Iterator[list[Cut]]:
     """Has checkpoints that are written in this context lack their rows, whose cuts it gives.
 
     After an error the cuts are dropped.
+
+    Args:
+      chain: whose next checkpoint it is.
     """
     cuts: list[Cut] = []
-    token = _later.set(cuts)
+    token = _later.set((cuts, chain))
     try:
         yield cuts
     except BaseException:
@@ -145,9 +189,9 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
       tf.errors.OpError: a part is damaged, which the message names, and no table has changed; or a
         parameter server is down or out of memory.
     """
-    # `tf.train.load_checkpoint` would take a folder of this name for its latest checkpoint.
-    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-    configs = {name: _read_configs(reader, prefix, name) for name in tables}
+    links = {name: read_links(prefix, name) for name in tables}
+    # All of a table's say the same of it.
+    configs = {name: of_table[-1].configs for name, of_table in links.items()}
     slots = {
         name: takes_slots(configs[name][0], table, f"checkpoint {prefix}, {name}")
         for name, table in tables.items()
@@ -157,14 +201,10 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
         op: Callable[..., tf.Tensor], attributes: Callable[[str], dict[str, int]]
     ) -> dict[tuple[str, int], int]:
         def of_shard(name: str, shard: int) -> int:
-            table, parts = tables[name], configs[name]
-            # With as many shards as there were, each finds its rows in its own part.
-            mine = [shard] if len(parts) == table.num_shards else range(len(parts))
+            table = tables[name]
             owned = op(
                 table.handle(shard),
-                prefix=prefix,
-                parts=[_part(name, part) for part in mine],
-                rows=tf.constant([parts[part]["rows"] for part in mine], tf.int64),
+                **_parts_of(links[name], name, shard, table.num_shards),
                 slots=slots[name],
                 ages=_takes_ages(configs[name][0], table),
                 **attributes(name),
@@ -176,7 +216,7 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
     owned = run(ops.table_check, lambda name: {})
     for name, table in tables.items():
         found = sum(owned[name, shard] for shard in range(table.num_shards))
-        expected = sum(part["rows"] for part in configs[name])
+        expected = sum(part["rows"] for link in links[name] for part in link.configs)
         if found != expected:
             raise tf.errors.DataLossError(
                 None,
@@ -194,6 +234,27 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
         for name, table in tables.items():
             table.time = times[name]
             table.clear_caches()
+
+
+def _parts_of(
+    links: Sequence[Link], name: str, shard: int, num_shards: int
+) -> dict[str, list[str] | tf.Tensor]:
+    """The parts that a shard reads, as the ops take them."""
+    newest = links[-1].configs
+    # With as many shards as there were, each finds its rows in its own part.
+    mine = [shard] if len(newest) == num_shards else range(len(newest))
+    parts = [(link.prefix, link.configs[part], newest[part]) for link in links for part in mine]
+
+    def numbers(of: Callable[[dict[str, Any], dict[str, Any]], int]) -> tf.Tensor:
+        return tf.constant([of(config, last) for _, config, last in parts], tf.int64)
+
+    return {
+        "prefixes": [prefix for prefix, _, _ in parts],
+        "parts": [part_name(name, config["shard"]) for _, config, _ in parts],
+        "rows": numbers(lambda config, last: config["rows"]),
+        "dropped": numbers(lambda config, last: config.get("dropped", 0)),
+        "elapsed": numbers(lambda config, last: last.get("at", 0) - config.get("at", 0)),
+    }
 
 
 def describe(table: EmbeddingTable) -> dict[str, Any]:
@@ -240,35 +301,6 @@ def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
 def _takes_ages(config: Mapping[str, Any], table: EmbeddingTable) -> bool:
     """Whether the ages of saved rows mean something in the table."""
     return table.age_time is not None and config.get("ages") == table.age_time
-
-
-def _part(name: str, shard: int) -> str:
-    return f"{name}/shard_{shard}"
-
-
-def _read_configs(reader: Any, prefix: str, name: str) -> list[dict[str, Any]]:
-    """The configs of all parts of a table."""
-    configs: list[dict[str, Any]] = []
-    while not configs or len(configs) < configs[0]["num_shards"]:
-        key = f"{_part(name, len(configs))}/config"
-        where = f"checkpoint {prefix}, {key}"
-        if not reader.has_tensor(key):
-            raise tf.errors.NotFoundError(None, None, f"{where} is missing")
-        try:
-            config = json.loads(reader.get_tensor(key))
-            complete = {"format", "dim", "slot_dim", "optimizer", "initializer", "seed"} <= set(
-                config
-            )
-            numbers = [config[x] for x in ("shard", "rows", "num_shards")]
-            if not complete or numbers[0] != len(configs) or min(numbers) < 0:
-                raise ValueError(f"it says {config}")
-            if configs and config["num_shards"] != configs[0]["num_shards"]:
-                raise ValueError(f"it is of {config['num_shards']} shards, the first is not")
-        # The reader's errors have no common class.
-        except Exception as error:
-            raise tf.errors.DataLossError(None, None, f"{where} is damaged: {error}") from error
-        configs.append(config)
-    return configs
 
 
 def on_shards(

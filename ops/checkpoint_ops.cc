@@ -36,6 +36,8 @@ REGISTER_OP("Het>TableCutChanged")
     .Output("rows: int64")
     .Output("number: int64")
     .Output("whole: bool")
+    .Output("dropped: int64")
+    .Output("time: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 0}));
@@ -55,6 +57,8 @@ rows: Scalar, how many they are.
 number: Scalar, of this cut, not 0.
 whole: Scalar, whether the rows are all that there are: where since is 0 or another table's, or all
   rows were replaced or dropped meanwhile.
+dropped: Scalar, how many keys had a row then, and now have none.
+time: Scalar, of the table, from which ages are counted.
 )doc");
 
 REGISTER_OP("Het>TableForgetReader")
@@ -95,7 +99,8 @@ REGISTER_OP("Het>TableSave")
     .Doc(R"doc(
 Writes a shard as a tensor bundle of its own, in blocks, as tensors PART/keys (int64 [rows]),
 PART/values (float [rows, dim]), PART/slots (float [rows, slot_dim], where there are slots),
-PART/clocks (int64 [rows]), PART/ages (int64 [rows], where rows expire) and PART/config. After an error there is no file.
+PART/clocks (int64 [rows]), PART/ages (int64 [rows], where rows expire), PART/dropped (int64 [keys
+that have no row any longer], where there are some) and PART/config. After an error there is no file.
 
 table: A shard.
 snapshot: Scalar, of TableCut, which is then used up.
@@ -136,29 +141,33 @@ bytes: Scalar, of the file.
 )doc");
 
 absl::Status PartsShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 1, 1}));
+  TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1, 1, 1, 1, 1}));
   c->set_output(0, c->Scalar());
   return absl::OkStatus();
 }
 
 REGISTER_OP("Het>TableCheck")
     .Input("table: resource")
-    .Input("prefix: string")
+    .Input("prefixes: string")
     .Input("parts: string")
     .Input("rows: int64")
+    .Input("dropped: int64")
+    .Input("elapsed: int64")
     .Attr("slots: bool = true")
     .Attr("ages: bool = false")
     .Output("owned: int64")
     .SetIsStateful()
     .SetShapeFn(PartsShape)
     .Doc(R"doc(
-Reads the parts of a table in a tensor bundle, checksums included, without loading them. It fails,
+Reads the parts of a table in tensor bundles, checksums included, without loading them. It fails,
 and names the part, if TableRestore would.
 
 table: A shard of the table that is to have the rows.
-prefix: Scalar, path of the bundle.
+prefixes: [parts], paths of the bundles. Later ones go over earlier ones.
 parts: [parts], as TableSave was given each.
 rows: [parts], how many each must have.
+dropped: [parts], how many keys each says to have no row any longer.
+elapsed: [parts], what is to be added to the ages of its rows.
 slots: Whether the optimizer's slots are read, too.
 ages: Whether the rows' ages are read, too.
 owned: Scalar, how many of the rows are this shard's.
@@ -166,9 +175,11 @@ owned: Scalar, how many of the rows are this shard's.
 
 REGISTER_OP("Het>TableRestore")
     .Input("table: resource")
-    .Input("prefix: string")
+    .Input("prefixes: string")
     .Input("parts: string")
     .Input("rows: int64")
+    .Input("dropped: int64")
+    .Input("elapsed: int64")
     .Attr("slots: bool = true")
     .Attr("ages: bool = false")
     .Attr("time: int = -1")
@@ -176,13 +187,15 @@ REGISTER_OP("Het>TableRestore")
     .SetIsStateful()
     .SetShapeFn(PartsShape)
     .Doc(R"doc(
-Replaces a shard's rows with those of them that the parts in a tensor bundle hold. After an error
+Replaces a shard's rows with those of them that the parts in tensor bundles hold. After an error
 the shard is empty: check before. Caches of the table drop theirs when they next hear from it.
 
 table: A shard.
-prefix: Scalar, path of the bundle.
+prefixes: [parts], paths of the bundles. Later ones go over earlier ones.
 parts: [parts], as TableSave was given each.
 rows: [parts], how many each must have.
+dropped: [parts], how many keys each says to have no row any longer.
+elapsed: [parts], what is to be added to the ages of its rows.
 slots: Whether the optimizer's slots are read, too; if not, rows get those of a new row.
 ages: Whether the rows' ages are read, too; if not, they are as if updated now.
 time: TableExpire's last now when the rows were saved; negative: there was none.

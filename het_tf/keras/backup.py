@@ -39,6 +39,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         save_freq: str | int = "epoch",
         max_to_keep: int = 1,
         delete_checkpoint: bool = True,
+        full_every: int = 1,
     ):
         """Describes the backups.
 
@@ -48,6 +49,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             from its first batch, on the model as it was saved.
           max_to_keep: how many backups stay, at least 1.
           delete_checkpoint: remove the folder when `fit` has come to its end.
+          full_every: one in so many backups has all rows, as of `het_tf.checkpoint.Manager`.
 
         Raises:
           ValueError: an argument is out of its range.
@@ -60,6 +62,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.backup_dir = os.fspath(backup_dir)
         self._save_freq = save_freq
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1, INT32_MAX)
+        self._full_every = check_integer("full_every", full_every, 1, INT32_MAX)
         self._delete = bool(delete_checkpoint)
         self._progress = _Progress()
         self._manager: Manager | None = None
@@ -86,7 +89,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         super().set_model(model)
         if self._manager is None or self._manager.checkpoint.model is not model:
             checkpoint = tf.train.Checkpoint(model=model, progress=self._progress)
-            self._manager = Manager(checkpoint, self.backup_dir, self._max_to_keep)
+            self._manager = Manager(
+                checkpoint, self.backup_dir, self._max_to_keep, full_every=self._full_every
+            )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the latest backup, if there is one.

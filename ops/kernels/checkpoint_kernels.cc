@@ -63,6 +63,8 @@ class TableCutChangedOp : public tensorflow::OpKernel {
     Tensor* is_whole;
     OP_REQUIRES_OK(context, context->allocate_output(3, {}, &is_whole));
     is_whole->scalar<bool>()() = whole;
+    OP_REQUIRES_OK(context, SetScalar(context, 4, snapshot->rows->dropped().size()));
+    OP_REQUIRES_OK(context, SetScalar(context, 5, snapshot->rows->time()));
     OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(snapshot)));
   }
 };
@@ -123,42 +125,54 @@ class PartsKernel : public FileKernel {
                            int64_t* owned) = 0;
 
  private:
+  // Of the inputs, each of them (parts).
+  static absl::Status CheckShapes(OpKernelContext* context) {
+    const Tensor& first = context->input(1);
+    for (int i = 1; i < context->num_inputs(); ++i) {
+      const Tensor& input = context->input(i);
+      if (input.dims() != 1 || input.shape() != first.shape()) {
+        return absl::InvalidArgumentError(
+            StrCat("prefixes, parts, rows, dropped and elapsed must be vectors of one length, not "
+                   "of shapes ",
+                   first.shape().DebugString(), " and ", input.shape().DebugString()));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Run(OpKernelContext* context, TableResource* resource) override {
     Table* table = resource->table.get();
-    std::string prefix;
-    TF_RETURN_IF_ERROR(GetScalar(context, "prefix", &prefix));
-    const Tensor& names = context->input(2);
-    const Tensor& rows = context->input(3);
-    if (names.dims() != 1 || names.shape() != rows.shape()) {
-      return absl::InvalidArgumentError(
-          StrCat("parts and rows must be vectors of one length, not of shapes ",
-                 names.shape().DebugString(), " and ", rows.shape().DebugString()));
-    }
-    BundleReader bundle(context->env(), prefix);
-    if (!bundle.status().ok()) {
-      return absl::Status(bundle.status().code(),
-                          StrCat("checkpoint ", prefix, ": ", bundle.status().message()));
-    }
+    TF_RETURN_IF_ERROR(CheckShapes(context));
+    const auto prefixes = context->input(1).vec<tensorflow::tstring>();
+    const auto names = context->input(2).vec<tensorflow::tstring>();
+    const auto rows = context->input(3).vec<int64_t>();
+    const auto dropped = context->input(4).vec<int64_t>();
+    const auto elapsed = context->input(5).vec<int64_t>();
+    std::unique_ptr<BundleReader> bundle;
     std::unique_ptr<PartReader> part;
     int64_t p = 0;
+    const auto of_part = [&](const absl::Status& status, int64_t p) {
+      return absl::Status(status.code(), StrCat("checkpoint ", prefixes(p), ", part ", names(p),
+                                                ": ", status.message()));
+    };
     const Next next = [&](Table::ConstRows* block, int64_t* num_rows) -> absl::Status {
       while (true) {
         *num_rows = 0;
         if (part != nullptr) TF_RETURN_IF_ERROR(part->Next(block, num_rows));
-        if (*num_rows > 0 || p == names.NumElements()) return absl::OkStatus();
-        part = std::make_unique<PartReader>(&bundle, names.vec<tensorflow::tstring>()(p), *table,
-                                            slots_, ages_);
+        if (*num_rows > 0 || p == names.size()) return absl::OkStatus();
+        part.reset();
+        if (p == 0 || prefixes(p) != prefixes(p - 1)) {
+          bundle = std::make_unique<BundleReader>(context->env(), prefixes(p));
+        }
         ++p;
-        TF_RETURN_IF_ERROR(part->Open(rows.vec<int64_t>()(p - 1)));
+        TF_RETURN_IF_ERROR(bundle->status());
+        part = std::make_unique<PartReader>(bundle.get(), names(p - 1), *table, slots_, ages_);
+        TF_RETURN_IF_ERROR(part->Open(rows(p - 1), dropped(p - 1), elapsed(p - 1)));
       }
     };
     int64_t owned = 0;
     const absl::Status used = Use(table, next, PoolOf(context), &owned);
-    if (!used.ok() && p > 0) {
-      const std::string name = names.vec<tensorflow::tstring>()(p - 1);
-      return absl::Status(used.code(),
-                          StrCat("checkpoint ", prefix, ", part ", name, ": ", used.message()));
-    }
+    if (!used.ok() && p > 0) return of_part(used, p - 1);
     TF_RETURN_IF_ERROR(used);
     return SetScalar(context, 0, owned);
   }
@@ -178,6 +192,7 @@ class TableCheckOp : public PartsKernel {
       int64_t num_rows = 0, of_block = 0;
       TF_RETURN_IF_ERROR(next(&rows, &num_rows));
       if (num_rows == 0) return absl::OkStatus();
+      if (rows.values == nullptr) continue;
       TF_RETURN_IF_ERROR(ToTf(table->CheckRows(rows, num_rows, parallel_for, &of_block)));
       *owned += of_block;
     }

@@ -28,7 +28,10 @@ absl::Status NotOfTheNetwork(const absl::Status& status) {
   return absl::InternalError(status.message());
 }
 
-constexpr const char* kColumnNames[] = {"keys", "values", "clocks", "slots", "ages"};
+// Beyond every time of a table.
+constexpr int64_t kMaxAge = int64_t{1} << 32;
+
+constexpr const char* kColumnNames[] = {"keys", "values", "clocks", "slots", "ages", "dropped"};
 
 absl::Status OfColumn(int column, const absl::Status& status) {
   const absl::Status error = NotOfTheNetwork(status);
@@ -77,6 +80,14 @@ absl::Status WriteBundle(const std::string& prefix, const std::string& name,
         TF_RETURN_IF_ERROR(writer.Add(key, column.Slice(0, 0)));
       }
     }
+    // Keys that have no row any longer, in as many blocks.
+    const std::vector<int64_t>& dropped = snapshot->dropped();
+    Tensor keys(tensorflow::DT_INT64, {capacity});
+    for (int64_t at = 0; at < static_cast<int64_t>(dropped.size()); at += capacity) {
+      const int64_t n = std::min<int64_t>(capacity, dropped.size() - at);
+      std::copy_n(dropped.data() + at, n, keys.flat<int64_t>().data());
+      TF_RETURN_IF_ERROR(AddRows(&writer, name + "/dropped", keys, dropped.size(), at, n));
+    }
     absl::Status added;
     int64_t first = 0;
     const Status read = snapshot->Read(rows, capacity, [&](int64_t n) {
@@ -108,74 +119,102 @@ TensorShape PartReader::ShapeOf(int column, int64_t rows) const {
   return shape;
 }
 
-absl::Status PartReader::Open(int64_t rows) {
-  const auto invalid = [&](int column, const auto&... what) {
+absl::Status PartReader::Find(int column, int64_t rows, std::vector<int64_t>* starts) {
+  const auto invalid = [&](const auto&... what) {
     return OfColumn(column, absl::InvalidArgumentError(StrCat(what...)));
   };
-  for (int c = 0; c < kNumColumns; ++c) {
-    if (!has(c)) continue;
-    const std::string key = StrCat(name_, "/", kColumnNames[c]);
-    tensorflow::DataType dtype;
-    TensorShape shape;
-    const absl::Status found = bundle_->LookupDtypeAndShape(key, &dtype, &shape);
-    if (!found.ok()) return OfColumn(c, found);
-    const tensorflow::DataType expected =
-        c == kValues || c == kSlots ? tensorflow::DT_FLOAT : tensorflow::DT_INT64;
-    if (dtype != expected || shape != ShapeOf(c, rows)) {
-      return invalid(c, "is ", tensorflow::DataTypeString(dtype), " ", shape.DebugString(),
-                     ", expected ", tensorflow::DataTypeString(expected), " ",
-                     ShapeOf(c, rows).DebugString());
-    }
-    tensors_[c] = Tensor(expected, ShapeOf(c, 0));
-    std::vector<TensorSlice> slices;
-    const absl::Status listed = bundle_->LookupTensorSlices(key, &slices);
-    if (!listed.ok()) return OfColumn(c, listed);
-    std::sort(slices.begin(), slices.end(),
-              [](const TensorSlice& a, const TensorSlice& b) { return a.start(0) < b.start(0); });
-    // A single slice of everything is stored as no slice at all.
-    if (slices.empty() && rows > 0) slices.push_back(TensorSlice(shape.dims()));
-    std::vector<int64_t> starts = {0};
-    const int64_t most = std::max(kMaxBlockBytes / RowBytes(table_), int64_t{1});
-    for (const TensorSlice& slice : slices) {
-      // A slice of all rows has no length of its own.
-      const int64_t length = slice.IsFullAt(0) ? rows : slice.length(0);
-      const int64_t start = slice.IsFullAt(0) ? 0 : slice.start(0);
-      const bool whole_rows = slice.dims() == shape.dims() && (c != kValues || slice.IsFullAt(1)) &&
-                              (c != kSlots || slice.IsFullAt(1));
-      if (!whole_rows || start != starts.back() || length < 1 || length > most ||
-          length > rows - start) {
-        return invalid(c, "has a slice ", slice.DebugString(), " after ", starts.back(),
-                       " rows, expected up to ", most, " whole rows");
-      }
-      starts.push_back(start + length);
-    }
-    if (starts.back() != rows) {
-      return invalid(c, "has ", starts.back(), " of ", rows, " rows in slices");
-    }
-    if (c == kKeys) starts_ = starts;
-    if (starts != starts_) return invalid(c, "is sliced in another way than keys");
+  const std::string key = StrCat(name_, "/", kColumnNames[column]);
+  tensorflow::DataType dtype;
+  TensorShape shape;
+  const absl::Status found = bundle_->LookupDtypeAndShape(key, &dtype, &shape);
+  if (!found.ok()) return OfColumn(column, found);
+  const tensorflow::DataType expected =
+      column == kValues || column == kSlots ? tensorflow::DT_FLOAT : tensorflow::DT_INT64;
+  if (dtype != expected || shape != ShapeOf(column, rows)) {
+    return invalid("is ", tensorflow::DataTypeString(dtype), " ", shape.DebugString(),
+                   ", expected ", tensorflow::DataTypeString(expected), " ",
+                   ShapeOf(column, rows).DebugString());
   }
-  return absl::OkStatus();
+  tensors_[column] = Tensor(expected, ShapeOf(column, 0));
+  std::vector<TensorSlice> slices;
+  const absl::Status listed = bundle_->LookupTensorSlices(key, &slices);
+  if (!listed.ok()) return OfColumn(column, listed);
+  std::sort(slices.begin(), slices.end(),
+            [](const TensorSlice& a, const TensorSlice& b) { return a.start(0) < b.start(0); });
+  // A single slice of everything is stored as no slice at all.
+  if (slices.empty() && rows > 0) slices.push_back(TensorSlice(shape.dims()));
+  *starts = {0};
+  const int64_t most = std::max(kMaxBlockBytes / RowBytes(table_), int64_t{1});
+  for (const TensorSlice& slice : slices) {
+    // A slice of all rows has no length of its own.
+    const int64_t length = slice.IsFullAt(0) ? rows : slice.length(0);
+    const int64_t start = slice.IsFullAt(0) ? 0 : slice.start(0);
+    const bool whole_rows =
+        slice.dims() == shape.dims() && (shape.dims() == 1 || slice.IsFullAt(1));
+    if (!whole_rows || start != starts->back() || length < 1 || length > most ||
+        length > rows - start) {
+      return invalid("has a slice ", slice.DebugString(), " after ", starts->back(),
+                     " rows, expected up to ", most, " whole rows");
+    }
+    starts->push_back(start + length);
+  }
+  if (starts->back() == rows) return absl::OkStatus();
+  return invalid("has ", starts->back(), " of ", rows, " rows in slices");
+}
+
+absl::Status PartReader::Open(int64_t rows, int64_t dropped, int64_t elapsed) {
+  if (std::min({rows, dropped, elapsed}) < 0 || elapsed > kMaxAge) {
+    return absl::InvalidArgumentError(StrCat("rows = ", rows, ", dropped = ", dropped,
+                                             " and elapsed = ", elapsed, " are no such numbers"));
+  }
+  elapsed_ = elapsed;
+  TF_RETURN_IF_ERROR(Find(kKeys, rows, &starts_));
+  for (int c = kKeys + 1; c < kNumColumns; ++c) {
+    if (!has(c)) continue;
+    std::vector<int64_t> starts;
+    TF_RETURN_IF_ERROR(Find(c, rows, &starts));
+    if (starts == starts_) continue;
+    return OfColumn(c, absl::InvalidArgumentError("is sliced in another way than keys"));
+  }
+  return dropped == 0 ? absl::OkStatus() : Find(kDropped, dropped, &drops_);
+}
+
+absl::Status PartReader::Read(int column, const std::vector<int64_t>& starts, size_t block) {
+  Tensor& tensor = tensors_[column];
+  const int64_t first = starts[block], last = starts[block + 1];
+  const TensorShape shape = ShapeOf(column, last - first);
+  if (tensor.shape() != shape) tensor = Tensor(tensor.dtype(), shape);
+  TensorSlice slice(shape.dims());
+  slice.set_start(0, first);
+  slice.set_length(0, last - first);
+  const std::string key = StrCat(name_, "/", kColumnNames[column]);
+  const absl::Status read = starts.size() == 2 ? bundle_->Lookup(key, &tensor)
+                                               : bundle_->LookupSlice(key, slice, &tensor);
+  return read.ok() ? read : OfColumn(column, read);
 }
 
 absl::Status PartReader::Next(Table::ConstRows* rows, int64_t* num_rows) {
   *num_rows = 0;
-  if (block_ + 1 >= starts_.size()) return absl::OkStatus();
-  const int64_t first = starts_[block_], last = starts_[block_ + 1];
-  ++block_;
-  for (int c = 0; c < kNumColumns; ++c) {
-    if (!has(c)) continue;
-    const TensorShape shape = ShapeOf(c, last - first);
-    if (tensors_[c].shape() != shape) tensors_[c] = Tensor(tensors_[c].dtype(), shape);
-    TensorSlice slice(shape.dims());
-    slice.set_start(0, first);
-    slice.set_length(0, last - first);
-    const std::string key = StrCat(name_, "/", kColumnNames[c]);
-    const absl::Status read = starts_.size() == 2 ? bundle_->Lookup(key, &tensors_[c])
-                                                  : bundle_->LookupSlice(key, slice, &tensors_[c]);
-    if (!read.ok()) return OfColumn(c, read);
+  if (drop_ + 1 < drops_.size()) {
+    TF_RETURN_IF_ERROR(Read(kDropped, drops_, drop_++));
+    const auto keys = tensors_[kDropped].flat<int64_t>();
+    *num_rows = keys.size();
+    *rows = {keys.data(), nullptr, nullptr, nullptr, nullptr};
+    return absl::OkStatus();
   }
-  *num_rows = last - first;
+  if (block_ + 1 >= starts_.size()) return absl::OkStatus();
+  for (int c = 0; c < kNumColumns; ++c) {
+    if (has(c)) TF_RETURN_IF_ERROR(Read(c, starts_, block_));
+  }
+  *num_rows = starts_[block_ + 1] - starts_[block_];
+  ++block_;
+  if (ages_ && elapsed_ > 0) {
+    auto ages = tensors_[kAges].flat<int64_t>();
+    for (int64_t r = 0; r < *num_rows; ++r) {
+      // A negative one is refused as it is.
+      if (ages(r) >= 0) ages(r) = std::min(ages(r), kMaxAge) + elapsed_;
+    }
+  }
   *rows = {tensors_[kKeys].flat<int64_t>().data(), tensors_[kValues].flat<float>().data(),
            slots_ ? tensors_[kSlots].flat<float>().data() : nullptr,
            tensors_[kClocks].flat<int64_t>().data(),

@@ -29,28 +29,33 @@ class PartReader {
              bool slots, bool ages)
       : bundle_(bundle), name_(name), table_(table), slots_(slots), ages_(ages) {}
 
-  // Finds the blocks. Fails unless the part has so many rows, of the table's width.
-  absl::Status Open(int64_t rows);
+  // Finds the blocks. Fails unless the part has so many rows, of the table's width, and so many
+  // keys without one. elapsed: to be added to the rows' ages.
+  absl::Status Open(int64_t rows, int64_t dropped, int64_t elapsed);
 
-  // The next rows, which are there until the next call; 0 rows: there are no more. Checksums are
-  // verified.
+  // The next rows, or keys for Table::Replace to drop, which are there until the next call; 0 rows:
+  // there are no more. Checksums are verified.
   absl::Status Next(Table::ConstRows* rows, int64_t* num_rows);
 
  private:
-  enum Column { kKeys, kValues, kClocks, kSlots, kAges, kNumColumns };
+  enum Column { kKeys, kValues, kClocks, kSlots, kAges, kNumColumns, kDropped = kNumColumns };
 
   bool has(int column) const {
     return column == kAges ? ages_ : column != kSlots || (slots_ && table_.slot_dim() > 0);
   }
   tensorflow::TensorShape ShapeOf(int column, int64_t rows) const;
+  // Finds where the blocks of a column begin; the last of them is the number of rows.
+  absl::Status Find(int column, int64_t rows, std::vector<int64_t>* starts);
+  absl::Status Read(int column, const std::vector<int64_t>& starts, size_t block);
 
   tensorflow::BundleReader* const bundle_;
   const std::string name_;
   const Table& table_;
   const bool slots_, ages_;
-  std::vector<int64_t> starts_;  // of the blocks; the last is the number of rows
-  size_t block_ = 0;
-  std::array<tensorflow::Tensor, kNumColumns> tensors_;
+  std::vector<int64_t> starts_, drops_;  // of the blocks of rows, and of dropped keys
+  size_t block_ = 0, drop_ = 0;
+  int64_t elapsed_ = 0;
+  std::array<tensorflow::Tensor, kNumColumns + 1> tensors_;
 };
 
 }  // namespace het_tf

@@ -81,6 +81,33 @@ def test_any_number_of_servers_goes_on_where_another_stopped(strategy, tmp_path,
     assert_same_rows(sorted_rows(table), expected)
 
 
+def test_any_number_of_servers_restores_a_chain(strategy, tmp_path):
+    table, cache = make_table(het_tf.optimizers.Adam(0.1), 3)
+    manager = het_tf.checkpoint.Manager(checkpoint(table), tmp_path, full_every=10)
+    for step in range(4):
+        train(table, cache, range(20 * step, 20 * step + (1 if step else 20)))
+        path = manager.save()
+        manager.wait()
+    assert len(manager.checkpoints) == 4  # none of which has all rows but the first
+    expected = sorted_rows(table)
+    full = checkpoint(table).write(str(tmp_path / "full"))
+    for num_shards in (1, 2, 3, 5, 0):
+        for saved in (path, full):
+            other, _ = make_table(het_tf.optimizers.Adam(0.1), num_shards)
+            checkpoint(other).restore(saved).expect_partial()
+            assert_same_rows(sorted_rows(other), expected)
+    # From this process to servers, with another optimizer.
+    manager = het_tf.checkpoint.Manager(checkpoint(other), tmp_path / "none", full_every=10)
+    for step in range(2):
+        train(other, None, range(step, step + 1))
+        path = manager.save()
+        manager.wait()
+    assert len(manager.checkpoints) == 2
+    table, _ = make_table(het_tf.optimizers.SGD(0.1), 2)
+    checkpoint(table).restore(path).expect_partial()
+    assert_same_rows(sorted_rows(table)[:2], sorted_rows(other)[:2])
+
+
 def test_a_damaged_part_leaves_all_shards_as_they_were(strategy, tmp_path):
     table, cache = make_table(het_tf.optimizers.Adam(0.1), 3)
     train(table, cache, range(4))

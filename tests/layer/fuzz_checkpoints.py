@@ -2,10 +2,10 @@
 
     python tests/layer/fuzz_checkpoints.py [seconds [seed]]
 
-A checkpoint of one table is damaged at random: bytes of its files, which checksums should notice,
-or its tensors, written anew with correct checksums. The table must be as before, or have exactly
-what the checkpoint says, also where TensorFlow finds its own part of it damaged. Prints the seed of
-what went wrong; a crash shows as one.
+A checkpoint of one table, or one of three that build on one another, is damaged at random: bytes of
+its files, which checksums should notice, or its tensors, written anew with correct checksums. The
+table must be as before, or have exactly what the checkpoint says, also where TensorFlow finds its
+own part of it damaged. Prints the seed of what went wrong; a crash shows as one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import tempfile
 import time
 
 import numpy as np
+import tensorflow as tf
+import test_chains as chains
 import test_checkpoint as cases
 
 import het_tf
@@ -29,17 +31,32 @@ from het_tf.table import EmbeddingTable, TableExport
 ROWS, WIDTH = 2000, 8
 
 
-def make_table(rows: int, seed: int) -> EmbeddingTable:
+def make_table(rows: int, seed: int, lifetimes: str = "") -> EmbeddingTable:
     rng = np.random.default_rng(seed)
-    table = EmbeddingTable(WIDTH, het_tf.optimizers.Adagrad(0.1), name="fuzzed")
+    table = EmbeddingTable(
+        WIDTH, het_tf.optimizers.Adagrad(0.1), name="fuzzed", lifetimes=lifetimes
+    )
     values, slots = (rng.random((rows, WIDTH), np.float32) for _ in range(2))
     table.import_(TableExport(np.arange(rows) * 3, values, slots, np.arange(rows)))
     return table
 
 
-def damage_bytes(rng: random.Random, folder: pathlib.Path) -> None:
+def save_chain(folder: pathlib.Path) -> EmbeddingTable:
+    """Rows that come, change and go, in ckpt-1, ckpt-2 and ckpt-3."""
+    table = make_table(ROWS, 0, chains.SOME_EXPIRE)
+    manager = chains.manager_of(table, folder, full_every=10)
+    for now in (1, 4, 8):
+        table.expire(now)
+        keys = tf.constant(np.arange(10 * now, 10 * now + 20))
+        gradients = tf.ones([20, WIDTH])
+        table.apply_op(table.lookup_op(keys)[1], gradients, tf.constant(0.1), "error")
+        chains.save(manager)
+    return table
+
+
+def damage_bytes(rng: random.Random, folder: pathlib.Path, name: str) -> None:
     """Changes one to three ranges of a file."""
-    files = sorted(folder.glob("ckpt-1.*"))
+    files = sorted(folder.glob(f"{name}.*"))
     path = rng.choice(files)
     content = bytearray(path.read_bytes())
     for _ in range(rng.randint(1, 3)):
@@ -70,7 +87,8 @@ def damage_tensors(rng: random.Random, tensors: dict) -> None:
     if name.endswith("config"):
         config = json.loads(tensors[name])
         key = rng.choice(list(config))
-        others = ["", "sgd", None, [], {}, *numbers, float("nan")]
+        others = ["", "sgd", "ckpt-1", "ckpt-2", "ckpt-3", None, [], {}, *numbers, float("nan")]
+        others += [{"checkpoint": rng.choice(others), "cut": rng.choice(others)}]
         config[key] = rng.choice(others)
         if rng.random() < 0.2:
             del config[key]
@@ -99,25 +117,28 @@ def damage_tensors(rng: random.Random, tensors: dict) -> None:
 def main(seconds: float, seed: int) -> None:
     logging.disable()  # of values that were not restored
     folder = pathlib.Path(tempfile.mkdtemp())
-    original = make_table(ROWS, 0)
-    (folder / "good").mkdir()
-    cases.checkpoint_of(original).save(str(folder / "good" / "ckpt"))
-    rows = cases.sorted_rows(original)
-    table = make_table(10, 1)
-    before = cases.sorted_rows(table)
+    (folder / "one").mkdir()
+    one = make_table(ROWS, 0)
+    cases.checkpoint_of(one).save(str(folder / "one" / "ckpt"))
+    kinds = {"one": (one, ""), "chain": (save_chain(folder / "chain"), chains.SOME_EXPIRE)}
+    saved = {kind: cases.sorted_rows(table) for kind, (table, _) in kinds.items()}
+    tables = {kind: make_table(10, 1, lifetimes) for kind, (_, lifetimes) in kinds.items()}
+    before = cases.sorted_rows(tables["one"])
     end = time.monotonic() + seconds
     runs = refused = 0
     while time.monotonic() < end:
         rng = random.Random(seed + runs)
         copy = folder / "copy"
+        kind = rng.choice(["one", "chain"])
+        name = "ckpt-1" if kind == "one" else f"ckpt-{rng.randint(1, 3)}"
+        shutil.copytree(folder / kind, copy)
         if by_bytes := rng.random() < 0.6:
-            shutil.copytree(folder / "good", copy)
-            damage_bytes(rng, copy)
+            damage_bytes(rng, copy, name)
         else:
-            copy.mkdir()
-            cases.rewrite(folder / "good", copy, functools.partial(damage_tensors, rng))
-        error = cases.error_of(cases.restore, table, copy)
-        after = cases.sorted_rows(table)
+            chains.rewrite(copy, name, functools.partial(damage_tensors, rng))
+        restore = cases.restore if kind == "one" else chains.restore
+        error = cases.error_of(restore, tables[kind], copy)
+        after = cases.sorted_rows(tables[kind])
         try:
             refused += error is not None
             if error is not None and len(after[0]) == len(before[0]):
@@ -126,10 +147,10 @@ def main(seconds: float, seed: int) -> None:
                 # Bytes without a meaning, or of something else than the table; or another value
                 # that is as good.
                 if by_bytes:
-                    cases.assert_same_rows(after, rows)
+                    cases.assert_same_rows(after, saved[kind])
                 assert by_bytes or error is None
                 assert all(np.isfinite(column).all() for column in after)
-                table = make_table(10, 1)
+                tables[kind] = make_table(10, 1, kinds[kind][1])
         except AssertionError:
             print(f"seed {seed + runs}: {error!r}", flush=True)
             raise

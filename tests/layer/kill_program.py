@@ -6,6 +6,7 @@ takes no time.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -24,7 +25,13 @@ from het_tf.table import EmbeddingTable, TableExport
 ROWS, WIDTH = 20_000, 16
 
 
-MANAGERS = {"theirs": tf.train.CheckpointManager, "ours": het_tf.checkpoint.Manager}
+MANAGERS = {
+    "theirs": tf.train.CheckpointManager,
+    "ours": het_tf.checkpoint.Manager,
+    "chain": functools.partial(het_tf.checkpoint.Manager, full_every=4),
+}
+# Of a chain, one in so many rows is changed between two checkpoints.
+PARTS = 16
 
 
 def save_without_end(folder: str, kind: str, tell: int) -> None:
@@ -38,19 +45,22 @@ def save_without_end(folder: str, kind: str, tell: int) -> None:
     )
     manager.restore_or_initialize()
     rows = table.export()
+    # What a row has, if it is right, and what was not changed since is older.
+    behind = np.minimum((int(number) - rows.keys) % PARTS, int(number) - 1) * (kind == "chain")
+    columns = [rows.values + behind[:, None], rows.slots + behind[:, None], rows.clocks + behind]
     told = {
         "number": int(number),
         "rows": len(rows.keys),
-        "numbers": sorted(
-            {*np.unique(rows.values).tolist(), *np.unique(rows.slots).tolist(), *rows.clocks}
-        ),
+        "numbers": sorted({x for column in columns for x in np.unique(column).tolist()}),
     }
-    os.write(tell, json.dumps(told, default=int).encode() + b"\n")
-    keys = np.arange(ROWS)
+    os.write(tell, json.dumps(told).encode() + b"\n")
     while True:
         number.assign_add(1)
-        filled = np.full((ROWS, WIDTH), int(number), np.float32)
-        table.import_(TableExport(keys, filled, filled, np.full(ROWS, int(number))))
+        keys = np.arange(ROWS)
+        if kind == "chain" and number > 1:
+            keys = keys[keys % PARTS == int(number) % PARTS]
+        filled = np.full((len(keys), WIDTH), int(number), np.float32)
+        table.import_(TableExport(keys, filled, filled, np.full(len(keys), int(number))))
         manager.save()
         getattr(manager, "wait", lambda: None)()
         os.write(tell, b"saved %d\n" % int(number))

@@ -182,6 +182,7 @@ def test_so_many_checkpoints_stay_also_of_a_program_before(tmp_path):
     [
         ({"checkpoint": "model"}, TypeError, "must be a tf.train.Checkpoint, not 'model'"),
         ({"max_to_keep": 0}, ValueError, "max_to_keep must be an integer from 1 .* not 0"),
+        ({"full_every": 0}, ValueError, "full_every must be an integer from 1 .* not 0"),
         ({"checkpoint_name": "a/b"}, ValueError, "checkpoint_name .* not 'a/b'"),
     ],
 )
@@ -255,18 +256,20 @@ def backup(folder, **arguments):
     return het_tf.keras.callbacks.BackupAndRestore(folder, **arguments)
 
 
-def test_fit_goes_on_from_the_last_backup(tmp_path):
+@pytest.mark.parametrize("full_every", [1, 2])
+def test_fit_goes_on_from_the_last_backup(tmp_path, full_every):
     model, embedding = build_model()
     fit(model, epochs=3)
     expected = state_of(model, embedding)
 
     model, embedding = build_model()
     with pytest.raises(KeyboardInterrupt):
-        fit(model, backup(tmp_path / "backup"), Interrupt(15), epochs=3)
+        # Of the second epoch's end.
+        fit(model, backup(tmp_path / "backup", full_every=full_every), Interrupt(25), epochs=3)
     model, embedding = build_model()
     seen = Interrupt(-1)
     fit(model, backup(tmp_path / "backup"), seen, epochs=3)
-    assert seen.epochs == [1, 2]
+    assert seen.epochs == [2]
     assert_same_rows(state_of(model, embedding), expected)
     assert not (tmp_path / "backup").exists()
 
@@ -312,6 +315,7 @@ def test_a_model_without_variables_is_refused(tmp_path):
         ({"backup_dir": ""}, "backup_dir must be"),
         ({"save_freq": 0}, 'save_freq must be an integer from 1 .* or "epoch", not 0'),
         ({"max_to_keep": 0}, "max_to_keep must be an integer from 1 .* not 0"),
+        ({"full_every": 0}, "full_every must be an integer from 1 .* not 0"),
     ],
 )
 def test_wrong_arguments_of_backups_are_named(tmp_path, arguments, message):

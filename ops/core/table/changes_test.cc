@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/core/table/lifetimes.h"
@@ -130,6 +131,37 @@ TEST(ChangesTest, ACutThatWasLostComesAgainWithTheNext) {
   EXPECT_FALSE(reader.whole);
   EXPECT_EQ(reader.seen, testing::Snapshot(*table));
   EXPECT_EQ(reader.Read(), 0);
+}
+
+TEST(ChangesTest, WhatIsPutOverAnotherReplacesItAndDropsKeys) {
+  const auto table = MakeTable({2, "sgd", "zeros", 1});
+  ASSERT_OK(Update(table.get(), Range(0, 5)));
+  using Block = std::pair<std::vector<int64_t>, float>;  // of keys, 0: dropped
+  // Key 7 comes again after it went, 14 goes for good, and 1000 was never there.
+  const std::vector<Block> blocks = {
+      {{7, 14, 21}, 1}, {{7, 14, 1000}, 0}, {{7, 28}, 2}, {{28}, 3}, {{}, 1}};
+  size_t at = 0;
+  std::vector<float> values;
+  std::vector<int64_t> clocks;
+  ASSERT_OK(table->Replace(
+      [&](Table::ConstRows* rows, int64_t* num_rows) {
+        const auto& [keys, value] = blocks[at++];
+        *num_rows = keys.size();
+        values.assign(2 * keys.size(), value);
+        clocks.assign(keys.size(), static_cast<int64_t>(value));
+        *rows = {keys.data(), value == 0 ? nullptr : values.data(), nullptr, clocks.data()};
+        return Status();
+      },
+      SerialFor));
+  const TableRows expected = {{7, {{2, 2}, {}, 2}}, {21, {{1, 1}, {}, 1}}, {28, {{3, 3}, {}, 3}}};
+  EXPECT_EQ(testing::Snapshot(*table), expected);
+  EXPECT_EQ(table->size(), 3);
+  // The place of a key that went is free, and no snapshot reads it.
+  Reader reader(table.get(), "a");
+  EXPECT_EQ(reader.Read(), 3);
+  EXPECT_EQ(reader.seen, expected);
+  ASSERT_OK(Update(table.get(), Range(0, 100)));
+  EXPECT_EQ(table->size(), 100);
 }
 
 TEST(ChangesTest, WhereTheTableDoesNotKnowAllRowsCome) {

@@ -104,6 +104,25 @@ void Table::DropRows() {
   readers_.clear();
 }
 
+void Table::Erase(Stripe* stripe, uint64_t hash, uint32_t slot) {
+  char* record = stripe->records[slot];
+  if (lives_) clocks_.Ended(ClockOf(record));
+  stripe->index.Erase(hash, slot);
+  SetRowTime(record, kFree);
+  stripe->records.Free(slot);
+}
+
+void Table::DropKeys(const int64_t* keys, int64_t num_keys) {
+  for (int64_t k = 0; k < num_keys; ++k) {
+    const uint64_t hash = HashKey(keys[k]);
+    Stripe* stripe = stripes_[StripeOfHash(hash, kNumStripes)].get();
+    const uint32_t slot = Find(*stripe, hash, keys[k]);
+    if (slot == Index::kNone) continue;
+    stripe->records.ReserveFree(1);
+    Erase(stripe, hash, slot);
+  }
+}
+
 Status Table::Import(const ConstRows& rows, int64_t num_rows) {
   std::vector<int64_t> numbers(num_rows);
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -144,6 +163,10 @@ Status Table::Replace(const std::function<Status(ConstRows*, int64_t*)>& next,
       int64_t num_rows = 0;
       HET_RETURN_IF_ERROR(next(&rows, &num_rows));
       if (num_rows == 0) return Status();
+      if (rows.values == nullptr) {
+        DropKeys(rows.keys, num_rows);
+        continue;
+      }
       std::vector<int64_t> owned;
       for (int64_t r = 0; r < num_rows; ++r) {
         if (Owns(HashKey(rows.keys[r]))) owned.push_back(r);

@@ -30,6 +30,8 @@ class Table::Snapshot {
   Snapshot& operator=(const Snapshot&) = delete;
 
   int64_t num_rows() const { return num_rows_; }
+  // The table's time at the cut, from which ages are counted.
+  uint32_t time() const { return now_; }
   // Of CutChanged.
   const std::vector<int64_t>& dropped() const { return dropped_; }
 

@@ -114,11 +114,8 @@ int64_t Table::Sweep::Drop(Stripe* stripe, uint64_t incarnation, const std::vect
       const int64_t key = KeyOf(record);
       const uint64_t hash = HashKey(key);
       if (!stripe->unread.empty()) table.KeepRecord(stripe, hash, key);
-      table.clocks_.Ended(ClockOf(record));
       NoteDrop(stripe, key);
-      stripe->index.Erase(hash, slot);
-      table.SetRowTime(record, kFree);
-      stripe->records.Free(slot);
+      table.Erase(stripe, hash, slot);
       ++dropped;
     }
     table.num_drops_ += dropped;

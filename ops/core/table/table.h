@@ -180,8 +180,9 @@ class Table {
                    int64_t* owned) const;
 
   // Puts those rows into the table's place that next(&rows, &num_rows) gives until it gives 0 and
-  // that are this shard's; slots as for Import. Others wait meanwhile. Starts a new incarnation.
-  // After an error the table is empty.
+  // that are this shard's; slots as for Import. A key that comes again replaces its row. Rows whose
+  // values are nullptr are only keys: they have no row any longer. Others wait meanwhile. Starts a
+  // new incarnation. After an error the table is empty.
   // time: that of SetTime when the rows were saved; negative: not known.
   Status Replace(const std::function<Status(ConstRows*, int64_t*)>& next,
                  const ParallelFor& parallel_for, int64_t time = -1);
@@ -291,6 +292,10 @@ class Table {
   Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
                  const ParallelFor& parallel_for);
   void DropRows();
+  // The stripe is locked, and has memory to take note of a free slot.
+  void Erase(Stripe* stripe, uint64_t hash, uint32_t slot);
+  // The contents are locked. Drops those of the keys that have a row.
+  void DropKeys(const int64_t* keys, int64_t num_keys);
 
   // Calls body(s) for each stripe, with it locked. One that another call holds is left to the
   // calling thread.
