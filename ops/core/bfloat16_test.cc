@@ -142,6 +142,48 @@ TEST(Bfloat16RowsTest, SmallUpdatesCountOnAverage) {
   EXPECT_EQ(testing::LookupRows(*again, keys), values) << "another run rounds alike";
 }
 
+// The mean of what rows of a bfloat16 table are after updates, and its deviation as they differ.
+struct Spread {
+  double mean = 0, deviation = 0;
+};
+
+Spread SpreadOf(const Floats& values) {
+  Spread spread;
+  const auto n = static_cast<double>(values.size());
+  for (const float value : values) spread.mean += value / n;
+  double squares = 0;
+  for (const float value : values) squares += (value - spread.mean) * (value - spread.mean);
+  spread.deviation = std::sqrt(squares / (n - 1) / n);
+  return spread;
+}
+
+// FTRL's value follows from its slots, which are floats, and the slots from the value as it was
+// rounded: in z that adds up, each time as likely up as down.
+TEST(Bfloat16RowsTest, FtrlsWeightsAreRightOnAverage) {
+  constexpr int kKeys = 2000, kDim = 2, kUpdates = 100;
+  for (const char* optimizer : {"ftrl", "ftrl l1=0.02 l2=0.01 l2_shrinkage=0.01 beta=0.1"}) {
+    SCOPED_TRACE(optimizer);
+    Ids keys(kKeys);
+    std::iota(keys.begin(), keys.end(), 0);
+    Floats values[2];
+    for (const bool half : {false, true}) {
+      RowConfig config = HalfRows(kDim, optimizer, "zeros");
+      config.half = half;
+      const auto table = MakeTable(config);
+      for (int t = 0; t < kUpdates; ++t) {
+        // Mostly to one side, and with turns, so that n grows while z does not.
+        const Floats gradients(kKeys * kDim, t % 3 == 0 ? -0.07f : 0.05f);
+        ASSERT_OK(testing::ApplyRows(table.get(), keys, gradients, 0.1f));
+      }
+      values[half] = testing::LookupRows(*table, keys);
+    }
+    const Spread rounded = SpreadOf(values[true]);
+    EXPECT_GT(rounded.deviation, 0) << "nothing was rounded at random";
+    EXPECT_GT(std::fabs(values[false][0]), 100 * rounded.deviation) << "too few to show anything";
+    EXPECT_NEAR(rounded.mean, values[false][0], 6 * rounded.deviation);
+  }
+}
+
 TEST(Bfloat16RowsTest, SlotsAreFloatsAndRowsComeBackAsTheyWere) {
   const auto table = MakeTable(HalfRows(3, "adagrad", "zeros"));
   ASSERT_OK(testing::ApplyRows(table.get(), {5, 6}, {1, 2, 3, 0.1f, 0.2f, 0.3f}));
@@ -214,6 +256,38 @@ TEST(Bfloat16WireTest, WhatIsPushedCountsOnAverage) {
     EXPECT_NEAR(sum / kKeys, expected, 6 * gap_of_all / 2 / std::sqrt(kKeys));
     const Floats seen = cluster.Read(0, keys);
     for (const float value : seen) EXPECT_NEAR(value, expected, 0.01 * -expected);
+  }
+}
+
+// Of FTRL's rows gradients travel in bfloat16, or the sums of their squares, from which the shard
+// makes the value.
+TEST(Bfloat16WireTest, FtrlsWeightsAreRightOnAverage) {
+  constexpr int kKeys = 2000, kUpdates = 40;
+  Ids keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0);
+  for (const int64_t staleness : {int64_t{0}, int64_t{7}}) {
+    SCOPED_TRACE(staleness);
+    Floats values[2];
+    for (const bool half : {false, true}) {
+      CacheConfig config = PlainConfig();
+      config.rows.optimizer = "ftrl l1=0.02 l2=0.01";
+      config.half = half;
+      config.capacity = kKeys;
+      SetStaleness(&config, staleness);
+      Cluster cluster(config);
+      for (int t = 0; t < kUpdates; ++t) {
+        cluster.Step(0, keys, Floats(kKeys, t % 3 == 0 ? -0.07f : 0.0501f));
+        if (staleness == 0) cluster.Flush(0, false);
+      }
+      cluster.Flush(0);
+      for (const auto& [key, row] : cluster.Rows()) values[half].push_back(row.value[0]);
+    }
+    const Spread rounded = SpreadOf(values[true]);
+    EXPECT_GT(rounded.deviation, 0) << "nothing was rounded at random";
+    EXPECT_GT(std::fabs(values[false][0]), 100 * rounded.deviation) << "too few to show anything";
+    // A rounded gradient's square is larger on average, by up to a 2^-16th.
+    EXPECT_NEAR(rounded.mean, values[false][0],
+                6 * rounded.deviation + 0x1p-16 * std::fabs(values[false][0]));
   }
 }
 

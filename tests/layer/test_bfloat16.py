@@ -50,6 +50,23 @@ def test_rows_of_a_local_table(tmp_path):
     np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), layer(IDS))
 
 
+@pytest.mark.parametrize("l1", [0.0, 1e-4])
+def test_weights_of_ftrl(l1):
+    """They follow from slots, which follow from the rounded weights."""
+    layers = {
+        dtype: ones(optimizers.Ftrl(0.1, l1=l1), row_dtype=dtype, seed=3)
+        for dtype in ("float32", "bfloat16")
+    }
+    for layer in layers.values():
+        fitted(layer, steps=20)
+    exact, rounded = (layer.table.export().values for layer in layers.values())
+    assert on_the_grid(rounded)
+    assert rounded.std() > 0
+    deviation = rounded.std() / np.sqrt(rounded.size)
+    assert exact.mean() > 100 * deviation
+    assert abs(rounded.mean() - exact.mean()) < 6 * deviation
+
+
 def test_checkpoints_have_the_rows(tmp_path):
     layer = ones(optimizers.Adagrad(1.0), row_dtype="bfloat16")
     saved = tf.train.Checkpoint(fitted(layer)).save(str(tmp_path / "rows"))

@@ -25,7 +25,8 @@ int64_t LinesExpected(int64_t capacity) {
 
 }  // namespace
 
-Store::Store(const RowKit& kit, const RowConfig& rows, Policy policy, int64_t capacity)
+Store::Store(const RowKit& kit, const RowConfig& rows, const RowFormat& wire, Policy policy,
+             int64_t capacity)
     : kit_(kit),
       dim_(kit.optimizer->dim()),
       row_dim_(kit.optimizer->row_dim()),
@@ -33,7 +34,7 @@ Store::Store(const RowKit& kit, const RowConfig& rows, Policy policy, int64_t ca
       drift_(rows.clock == ClockRule::kDrift),
       capacity_(capacity),
       lines_(RoundUpTo8(sizeof(Line) + sizeof(float) * row_dim_), &arena_),
-      unsent_(*kit.optimizer, &arena_),
+      unsent_(*kit.optimizer, wire, &arena_),
       eviction_(policy, std::max<int64_t>(capacity, 1)) {
   index_.Reserve(LinesExpected(capacity), [](uint32_t) { return uint64_t{0}; });
   dirty_.reserve(LinesExpected(capacity));

@@ -28,8 +28,9 @@ namespace het_tf {
 
 class Store {
  public:
-  // capacity: resident lines; 0: none stays.
-  Store(const RowKit& kit, const RowConfig& rows, Policy policy, int64_t capacity);
+  // wire: how values travel. capacity: resident lines; 0: none stays.
+  Store(const RowKit& kit, const RowConfig& rows, const RowFormat& wire, Policy policy,
+        int64_t capacity);
 
   Line* line(uint32_t slot) const { return reinterpret_cast<Line*>(lines_[slot]); }
   float* row(uint32_t slot) const {  // (row_dim)

@@ -16,10 +16,10 @@ using Floats = std::vector<float>;
 
 class StoreTest : public ::testing::Test {
  protected:
-  void Make(const std::string& optimizer, int64_t capacity) {
+  void Make(const std::string& optimizer, int64_t capacity, bool half = false) {
     const RowConfig rows = {2, optimizer, "zeros"};
     EXPECT_OK(RowKit::Create(rows, &kit_));
-    store_ = std::make_unique<Store>(kit_, rows, Policy::kLru, capacity);
+    store_ = std::make_unique<Store>(kit_, rows, RowFormat{2, half}, Policy::kLru, capacity);
   }
 
   static UniqueIds Ids(const std::vector<int64_t>& ids) {
@@ -103,6 +103,32 @@ TEST_F(StoreTest, UpdatesAreMadeHereAndTravelAsGradientsWhileThatIsShorter) {
   EXPECT_TRUE(store_->dirty().empty());
 }
 
+// As gradients travel 16 bytes for each and its columns; as a contribution the same once, and its
+// rest in float32.
+TEST_F(StoreTest, WhichIsShorterIsWeighedAsItTravels) {
+  RowKit kit;
+  EXPECT_OK(RowKit::Create({64, "adam", "zeros"}, &kit));
+  const int rest = kit.optimizer->contribution_dim() - 64;
+  EXPECT_EQ(rest, 2 * 64 + 1);
+  EXPECT_EQ(Unsent::MaxGradients(*kit.optimizer, {64, false}), 2);
+  EXPECT_LT(2 * (16 + 4 * 64), 16 + 4 * (64 + rest));
+  EXPECT_GE(3 * (16 + 4 * 64), 16 + 4 * (64 + rest));
+  EXPECT_EQ(Unsent::MaxGradients(*kit.optimizer, {64, true}), 4);
+  EXPECT_LT(4 * (16 + 2 * 64), 16 + 2 * 64 + 4 * rest);
+  EXPECT_GE(5 * (16 + 2 * 64), 16 + 2 * 64 + 4 * rest);
+}
+
+TEST_F(StoreTest, AsBfloat16MoreUpdatesTravelAsGradients) {
+  for (const bool half : {false, true}) {
+    Make("rmsprop momentum=0.5 centered=1", 10, half);
+    const uint32_t slot = MakeFull(1, 0);
+    Update({1}, {slot}, {1, 2});
+    EXPECT_TRUE(Unsent::TravelsAsGradients(*store_->line(slot)));
+    Update({1}, {slot}, {1, 2});
+    EXPECT_EQ(Unsent::TravelsAsGradients(*store_->line(slot)), half);
+  }
+}
+
 TEST_F(StoreTest, ALineWithoutSlotsKeepsGradientsUntilItsRowComes) {
   Make("momentum momentum=0.5", 10);
   const uint32_t slot = store_->Make(1, HashKey(1), 1);
@@ -152,7 +178,7 @@ TEST_F(StoreTest, TrimEvictsWhatNobodyHolds) {
 TEST_F(StoreTest, ADriftClockCountsLengths) {
   const RowConfig rows = {2, "sgd", "zeros", 0, ClockRule::kDrift};
   EXPECT_OK(RowKit::Create(rows, &kit_));
-  store_ = std::make_unique<Store>(kit_, rows, Policy::kLru, 2);
+  store_ = std::make_unique<Store>(kit_, rows, RowFormat{2, false}, Policy::kLru, 2);
   const uint32_t slot = MakeFull(1, 0);
   Update({1}, {slot}, {3, 4});
   Update({1}, {slot}, {0, 0});
@@ -163,7 +189,7 @@ TEST_F(StoreTest, ADriftClockCountsLengths) {
 TEST_F(StoreTest, CleanLinesAreLean) {
   const RowConfig rows = {64, "row_wise_adagrad", "zeros"};
   EXPECT_OK(RowKit::Create(rows, &kit_));
-  store_ = std::make_unique<Store>(kit_, rows, Policy::kLru, 100000);
+  store_ = std::make_unique<Store>(kit_, rows, RowFormat{2, false}, Policy::kLru, 100000);
   const Floats row(65);
   for (int64_t key = 0; key < 100000; ++key) {
     store_->InstallFull(store_->Make(key, HashKey(key), 1), row.data(), 0);

@@ -6,10 +6,12 @@
 
 namespace het_tf {
 
-int Unsent::MaxGradients(const Optimizer& optimizer) {
-  const auto row_bytes = [](int floats) { return sizeof(PushRow) + floats * sizeof(float); };
-  return static_cast<int>((row_bytes(optimizer.contribution_dim()) - 1) /
-                          row_bytes(optimizer.dim()));
+int Unsent::MaxGradients(const Optimizer& optimizer, const RowFormat& wire) {
+  const auto row_bytes = [&](int64_t gradients, int64_t contributions) {
+    return sizeof(PushRow) +
+           sizeof(float) * PushWords(gradients, contributions, wire, optimizer.contribution_dim());
+  };
+  return static_cast<int>((row_bytes(0, 1) - 1) / row_bytes(1, 0));
 }
 
 void Unsent::Append(Line* line, uint32_t at) {

@@ -14,19 +14,21 @@
 #include "ops/core/memory/prefetch.h"
 #include "ops/core/memory/slab.h"
 #include "ops/core/row/optimizer.h"
+#include "ops/core/row/row_format.h"
 
 namespace het_tf {
 
 class Unsent {
  public:
-  Unsent(const Optimizer& optimizer, Arena* arena)
+  // wire: how values travel.
+  Unsent(const Optimizer& optimizer, const RowFormat& wire, Arena* arena)
       : optimizer_(optimizer),
-        max_gradients_(MaxGradients(optimizer)),
+        max_gradients_(MaxGradients(optimizer, wire)),
         records_(sizeof(float) * optimizer.record_dim(), arena),
         gradients_(sizeof(KeptGradient) + sizeof(float) * optimizer.dim(), arena) {}
 
   // The most updates whose gradients are shorter on the wire than one contribution.
-  static int MaxGradients(const Optimizer& optimizer);
+  static int MaxGradients(const Optimizer& optimizer, const RowFormat& wire);
 
   // Whether the line's updates travel as gradients, one for each.
   static bool TravelsAsGradients(const Line& line) { return line.gradients != Line::kNone; }
