@@ -40,7 +40,7 @@ from absl import app, flags
 from embedding_network import EmbeddingNetwork
 
 from het_tf import optimizers
-from het_tf.cache import CacheConfig
+from het_tf.cache_config import CacheConfig
 
 _MOVIELENS_100K = flags.DEFINE_string(
     "movielens_100k", None, "data_dir of tensorflow-datasets with movielens/100k-ratings"

@@ -77,7 +77,8 @@ def table_program(rows: int, dim: int) -> Program:
 def cache_program(rows: int, dim: int) -> Program:
     """A cache that holds all rows, and its shard."""
     from het_tf import ops, optimizers
-    from het_tf.cache import CacheConfig, WorkerCache
+    from het_tf.cache import WorkerCache
+    from het_tf.cache_config import CacheConfig
     from het_tf.table import EmbeddingTable
 
     table = EmbeddingTable(dim, optimizers.RowWiseAdagrad())

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import initializers, ops, optimizers
-from het_tf.cache import DRIFT_UNIT
+from het_tf.cache_config import DRIFT_UNIT
 
 _unique = itertools.count()
 

@@ -25,7 +25,8 @@ from absl import app, flags
 from zipf import zipf_ids
 
 from het_tf import ops, optimizers
-from het_tf.cache import CacheConfig, WorkerCache
+from het_tf.cache import WorkerCache
+from het_tf.cache_config import CacheConfig
 from het_tf.table import EmbeddingTable
 
 _BAGS = flags.DEFINE_integer("bags", 1_024, "bags in a batch")

@@ -15,7 +15,7 @@ from het_tf import (
     optimizers,
     serving,
 )
-from het_tf.cache import CacheConfig
+from het_tf.cache_config import CacheConfig
 from het_tf.export import export_saved_model
 from het_tf.lifetimes import Admission, Expiry, KeyRange
 from het_tf.table import EmbeddingTable, TableExport

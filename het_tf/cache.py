@@ -1,175 +1,24 @@
-"""The cache that every worker keeps of an embedding table, and its configuration."""
+"""The cache that every worker keeps of an embedding table."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 from absl import logging
 
 from het_tf import _abandoned, ops
-from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer, check_number
+from het_tf._arguments import check_float_dtype
 from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._places import device_here, devices_beside, host_here, task_of
 from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
-from het_tf.table import NO_CACHE, EmbeddingTable, check_clock, sum_stats
-
-_UNBOUNDED = -1
-_UNSET: Any = "unset"
-
-# The drift clock counts in integers, too: of this length, in the units of a row's value.
-DRIFT_UNIT = 2.0**-14
-_MAX_DRIFT = 2.0**10
-
-# Lines of a store; as many numbers are left for rows without a line.
-_MAX_DEVICE_ROWS = 2**30
+from het_tf.cache_config import UNBOUNDED, CacheConfig
+from het_tf.table import NO_CACHE, EmbeddingTable, sum_stats
 
 # Attribute of a cache that has as many rows on its device as memory allows.
 _AUTO = -1
-
-# Steps whose rows and batches a worker holds at once.
-_MAX_LOOKAHEAD = 1024
-
-# Total staleness where no bound is given: of count, what costs the fewest bytes with an AUC within
-# one standard deviation of no cache's on two data sets, with 2 and with 4 workers; of drift the
-# tightest that was tried (docs/staleness_auc.md).
-_DEFAULT_TOTAL = {"count": 4, "drift": 0.1}
-
-
-@keras.saving.register_keras_serializable("het_tf")
-@dataclasses.dataclass(frozen=True)
-class CacheConfig:
-    """How workers cache rows (HET, VLDB 2022, sections 3 and 4).
-
-    What a read of a row misses of the other workers' updates is bounded, and it misses none of its
-    own. `total_staleness` is the bound; `staleness` is the paper's knob, under which a read misses
-    at most `workers * staleness`, so that the same number means more with more workers.
-
-    The looser the bounds, the fewer the messages, and the later a worker learns where the others
-    have moved a row. From some bound on that delay alone makes training diverge, as it would
-    without a cache: near `workers * staleness * learning rate * curvature = 2`, with the largest
-    curvature of the loss along a row (for momentum and Adam with the rate over `1 - momentum`).
-    Stay well below: with a higher rate, choose a smaller bound.
-
-    Attributes:
-      capacity: rows that a worker keeps in its host's memory, from 1 to 2**31 - 1; with
-        device_capacity: where it has no such device.
-      policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
-        as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
-      staleness: read_bound and write_bound, where they are not given; None: unbounded.
-      read_bound: what a cached row may miss of the other workers' updates that its shard has merged
-        before it is fetched again.
-      write_bound: what may wait of a row's own updates before it is sent; 0: it is sent within the
-        step.
-      clock: in what bounds are. "count": numbers of updates. "drift": how far the updates have
-        moved the row's value, as lengths (L2, in the units of the value), from 0 to 1024.
-        "lamport": the rule of the paper, which bounds the difference of two workers' clocks of a
-        row by `2 * staleness`. Numbers of updates are integers below 2**31.
-      total_staleness: bound on all that a read misses, for any number of workers: half of it is the
-        read bound, and the other workers' write bounds share the other half. Not together with
-        another bound, nor with "lamport". Default, where no bound is given: 4 under "count", 0.1
-        under "drift".
-      lookahead: under `het_tf.keras.Model.fit`, how many steps before it needs its rows a step
-        begins to look them up, while those before it compute; 0: not before it begins. What a read
-        misses is bounded as of then. Up to (lookahead + 1) / 2 steps share a message: no step waits
-        once that many take longer than a message and its answer. The window's rows are kept
-        whatever the capacity.
-      device_capacity: rows that a worker keeps in the memory of its GPU, from 1 to 2**30, so that a
-        step of hits leaves it for their ids alone (MixCache: Guo et al., SIGIR 2021); "auto": as
-        many as three quarters of the memory hold that TensorFlow has not handed out when the cache
-        is made. A worker without a GPU keeps `capacity` rows on its host; without `capacity` that
-        is an error. None: rows are on the host.
-      device: "GPU"; "CPU": the host takes a GPU's place, slowly, for tests of programs where there
-        is none, in builds of the ops without CUDA.
-
-    Raises:
-      ValueError: an attribute is out of its range; the message names it and its value.
-    """
-
-    capacity: int | None = None
-    policy: str = "lfu"
-    staleness: float | None = _UNSET
-    read_bound: float | None = _UNSET
-    write_bound: float | None = _UNSET
-    clock: str = "count"
-    total_staleness: float | None = None
-    lookahead: int = 1
-    device_capacity: int | str | None = None
-    device: str = "GPU"
-
-    def __post_init__(self) -> None:
-        if self.policy not in ("lfu", "lru"):
-            raise ValueError(f'policy must be "lfu" or "lru", not {self.policy!r}')
-        if self.device_capacity is None or self.capacity is not None:
-            capacity = check_integer("capacity", self.capacity, 1, INT32_MAX)
-            object.__setattr__(self, "capacity", capacity)
-        if self.device_capacity not in (None, "auto"):
-            device_capacity = check_integer(
-                "device_capacity", self.device_capacity, 1, _MAX_DEVICE_ROWS, ' or "auto"'
-            )
-            object.__setattr__(self, "device_capacity", device_capacity)
-        if self.device not in ("GPU", "CPU"):
-            raise ValueError(f'device must be "GPU" or "CPU", not {self.device!r}')
-        bounds = ("staleness", "read_bound", "write_bound")
-        given = [name for name in bounds if getattr(self, name) is not _UNSET]
-        check_clock(self.clock)
-        lookahead = check_integer("lookahead", self.lookahead, 0, _MAX_LOOKAHEAD)
-        object.__setattr__(self, "lookahead", lookahead)
-        if self.total_staleness is not None:
-            if given:
-                raise ValueError(
-                    f"{given[0]} = {getattr(self, given[0])!r} and total_staleness ="
-                    f" {self.total_staleness!r} exclude each other"
-                )
-            if self.clock == "lamport":
-                raise ValueError('total_staleness has no meaning with clock = "lamport"')
-            total = self._checked_bound("total_staleness", self.total_staleness)
-            object.__setattr__(self, "total_staleness", total)
-        elif not given and self.clock in _DEFAULT_TOTAL:
-            object.__setattr__(self, "total_staleness", _DEFAULT_TOTAL[self.clock])
-        else:
-            staleness = self.staleness
-            if staleness is _UNSET:
-                if self.clock == "drift" and len(given) < 2:
-                    raise ValueError(f'clock = "drift" needs staleness beside {given[0]}')
-                staleness = None if self.clock == "drift" else 100
-            for name in bounds:
-                value = getattr(self, name)
-                value = self._checked_bound(name, staleness if value is _UNSET else value)
-                object.__setattr__(self, name, value)
-
-    def _checked_bound(self, name: str, value: Any) -> float | None:
-        if value is None:
-            return None
-        unbounded = "" if name == "total_staleness" else " or None (unbounded)"
-        if self.clock == "drift":
-            return check_number(name, value, 0.0, _MAX_DRIFT, unbounded)
-        return check_integer(name, value, 0, INT32_MAX, unbounded)
-
-    def bound_attributes(self, num_workers: int) -> dict[str, int]:
-        """The bounds as the ops take them, in the clock's unit, for that many workers."""
-        unit = DRIFT_UNIT if self.clock == "drift" else 1
-        if self.total_staleness is None:
-            bounds = {"read_bound": self.read_bound, "write_bound": self.write_bound}
-            return {n: _UNBOUNDED if b is None else round(b / unit) for n, b in bounds.items()}
-        total = round(self.total_staleness / unit)
-        others = num_workers - 1
-        # A worker alone misses nothing, and may keep all of it back.
-        write_bound = total // (2 * others) if others else total
-        return {"read_bound": total - others * write_bound, "write_bound": write_bound}
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras serialization."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not _UNSET}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> CacheConfig:
-        """The inverse of `get_config`."""
-        return cls(**config)
 
 
 class WorkerCache:
@@ -232,7 +81,7 @@ class WorkerCache:
         self.on_device = bool(devices)
         if self.on_device and table.is_local:
             # Nobody else reads or writes the table without a flush.
-            self._attributes |= {"read_bound": _UNBOUNDED, "write_bound": _UNBOUNDED}
+            self._attributes |= {"read_bound": UNBOUNDED, "write_bound": UNBOUNDED}
         self.writes_through = self._attributes.get("write_bound", 0) == 0
         self._handles = _Handles(self._attributes, devices, config)
         self._functions: dict[str, Any] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from het_tf import ops
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._manager import Manager
 from het_tf._threads import call_in_daemon
-from het_tf._visits import CHECK_INTERVAL, COORDINATOR, cache_devices, cluster_devices, visit
+from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health, recovery
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, Holder
@@ -28,13 +27,13 @@ from het_tf.distribute.current import note_strategy
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
+from het_tf.distribute.watching import Watching
 from het_tf.table import sum_stats
 
-_POLL = 1.0  # seconds between looks at the health of the parameter servers
-_PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
+_POLL = 1.0  # seconds between looks at closures that waited for a lost parameter server
 
 
-class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
+class HetParameterServerStrategy(Watching, tf.distribute.ParameterServerStrategy):
     """`tf.distribute.ParameterServerStrategy` with caches on the workers.
 
     Everything of the base class works as it does there. Added are the one `coordinator`, running
@@ -395,13 +394,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         recovery.wait_until_reached(self, replaced, until)
         return True
 
-    def is_down(self, device: str) -> bool:
-        """Whether the task of a device does not answer now; this process does."""
-        spec = tf.DeviceSpec.from_string(device)
-        task = (spec.job, spec.task)
-        return task in self._addresses and self._probe(task) is not health.TaskState.UP
-
-    # Waiting and errors.
+    # Waiting.
 
     def join(self) -> None:
         """`coordinator.join()`, with an error that names the parameter server if one died.
@@ -413,66 +406,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if self._cluster_coordinator is None:
             return
         self.call_watched(self.coordinator.join)
-
-    def call_watched(self, fn: Callable[[], Any]) -> Any:
-        """Calls `fn`, which talks to parameter servers, in a thread; returns what it returns.
-
-        Raises:
-          tf.errors.UnavailableError: a parameter server is down, or was lost meanwhile: with one
-            that hangs, `fn` might not end.
-          Exception: what `fn` raised.
-        """
-        with self._monitor:
-            waiting = call_in_daemon(fn)
-            while True:
-                try:
-                    return waiting.result(timeout=_POLL)
-                except concurrent.futures.TimeoutError:
-                    self.raise_if_ps_lost()
-                except Exception as error:
-                    raise self.explain(error) from error
-
-    def raise_if_ps_lost(self) -> None:
-        """Raises if a parameter server has left every probe unanswered for `lost_after` seconds.
-
-        Raises:
-          tf.errors.UnavailableError: names the parameter server. Only while `health` is started.
-        """
-        for task, state in self._monitor.lost("ps").items():
-            raise tf.errors.UnavailableError(None, None, self._ps_lost_message(task, state))
-
-    def explain(self, error: Exception) -> Exception:
-        """The error to show for `error`: one that names the parameter server that is down, if so.
-
-        Args:
-          error: what a closure, `run_on_worker` or the coordinator raised.
-
-        Returns:
-          A `tf.errors.UnavailableError` naming the task and its address, or the error itself.
-        """
-        # The coordinator wraps what happened when a closure's dataset was made.
-        error = getattr(error, "original_exception", error)
-        if not isinstance(error, tf.errors.OpError):
-            return error
-        # The answer of a server that lives; so short of memory it may fail a probe.
-        if isinstance(error, tf.errors.ResourceExhaustedError):
-            return error
-        named = {("ps", int(i)) for i in _PS_DEVICE.findall(str(error))} & set(self._addresses)
-        transport = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
-        if not named and not transport:
-            return error
-        suspects = sorted(named) or [task for task in self._addresses if task[0] == "ps"]
-        for task in suspects:
-            state = self._probe(task)
-            if state is not health.TaskState.UP:
-                return tf.errors.UnavailableError(
-                    None, None, f"{self._ps_lost_message(task, state)} ({error})"
-                )
-        if named and transport:
-            # It answers, so it was restarted: the variables and tables it held are gone.
-            message = self._ps_lost_message(sorted(named)[0], None)
-            return tf.errors.UnavailableError(None, None, f"{message} ({error})")
-        return error
 
     # Inside.
 
@@ -492,29 +425,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def _cluster_closed(self) -> None:
         self._closed = True
 
-    def _probe(self, task: health.Task) -> health.TaskState:
-        """As `health.probe`; a task that answers slowly is up."""
-        return health.probe(self._addresses[task], self.lost_after)
-
-    def _ps_lost_message(self, task: health.Task, state: health.TaskState | None) -> str:
-        what = "was restarted or unreachable" if state is None else state.value
-        log = "" if self._local_cluster is None else f" {self._local_cluster.describe(*task)}"
-        if state is health.TaskState.SILENT:
-            what += (
-                f" (for {self.lost_after:g} s, the `lost_after` of the strategy). End it if it "
-                "still runs"
-            )
-            return (
-                f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {what}, "
-                "restart it and the training program, and resume from the last checkpoint, or wait "
-                f"longer.{log}"
-            )
-        return (
-            f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {what}. The "
-            "variables and tables it held are gone: restart it and the training program, and "
-            f"resume from the last checkpoint.{log}"
-        )
-
     def _ended_caches(self) -> set[int]:
         """What workers that ended have told the parameter servers that answer."""
 
@@ -528,46 +438,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
                 ended |= each.result(timeout=health.PROBE_TIMEOUT)
         return ended
-
-    def _task_down(self, task: health.Task, state: health.TaskState) -> None:
-        logging.warning("%s %d at %s %s", *task, self._addresses[task], state.value)
-        if task[0] == "worker" and state is health.TaskState.REFUSED:
-            self._reports.worker_lost(task[1])
-
-    def _task_lost(self, task: health.Task, state: health.TaskState) -> None:
-        # A killed worker's connections are closed by its kernel. One that hangs, or whose host is
-        # gone, would keep its closure for ever, and then TensorFlow, which tries to reconnect.
-        if task[0] == "worker" and state is not health.TaskState.REFUSED:
-            health.disconnect(self._addresses[task])
-
-    def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool | None:
-        """Whether a flush goes on without `device` (see `visit`)."""
-        if error is None:
-            self._raise_if_ps_down()
-        elif (explained := self.explain(error)) is not error:
-            raise explained from error
-        spec = tf.DeviceSpec.from_string(device)
-        if spec.job != "worker":
-            return False
-        index = spec.task
-        address = self._addresses["worker", index]
-        state = self._probe(("worker", index))
-        if state is health.TaskState.UP:
-            if error is None or not _is_stale_worker_error(error):
-                return False
-            # A call on one worker may fail of the end of another.
-            if _runs_ops(device):
-                return None
-        what = "was restarted" if state is health.TaskState.UP else state.value
-        logging.warning("not flushed: worker %d at %s %s", index, address, what)
-        self._reports.worker_lost(index)
-        return True
-
-    def _raise_if_ps_down(self) -> None:
-        for task in self._addresses:
-            if task[0] == "ps" and (state := self._probe(task)) is not health.TaskState.UP:
-                message = self._ps_lost_message(task, state)
-                raise tf.errors.UnavailableError(None, None, message)
 
 
 @functools.cache
@@ -607,31 +477,3 @@ def _checked_addresses(
         for task_type in ("ps", "worker")
         for i, address in enumerate(cluster[task_type])
     }
-
-
-def _runs_ops(device: str) -> bool:
-    """Whether the task of a device is still the process that this one connected to."""
-
-    def run() -> None:
-        with tf.device(device):
-            tf.zeros([]).numpy()
-
-    try:
-        call_in_daemon(run).result(timeout=CHECK_INTERVAL)
-    except (tf.errors.OpError, concurrent.futures.TimeoutError):
-        return False
-    return True
-
-
-def _is_stale_worker_error(error: tf.errors.OpError) -> bool:
-    """Whether a worker that answers fails because it is a new process at the old address."""
-    return isinstance(
-        error,
-        (
-            tf.errors.UnavailableError,
-            tf.errors.AbortedError,
-            tf.errors.CancelledError,
-            tf.errors.InvalidArgumentError,
-            tf.errors.NotFoundError,
-        ),
-    ) and "/job:worker" in str(error)

@@ -1,4 +1,4 @@
-"""The functions that run on the workers: several steps of training, evaluation or prediction."""
+"""The functions that run on the workers: several steps of training or evaluation."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from het_tf.keras.fused_steps import fused_steps
 from het_tf.keras.lookups import StepLookups, commit_op, find_keys_fn, write_through_op
 from het_tf.keras.metric_state import MetricScope, metric_variables
 from het_tf.keras.one_replica import on_one_replica
+from het_tf.keras.stacked import read_weights, stacked_signature, take_batch
 from het_tf.keras.step_count import StepCount, counted_variable
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import embeddings_of
@@ -203,7 +204,7 @@ class StepClosure:
         if self._dense is not None:
             self._constants = self._dense.open_op()
         else:
-            self._constants = [] if self._training else _read_weights(self._model)
+            self._constants = [] if self._training else read_weights(self._model)
         # Their number is known only once the loop's body is traced, hence the unknown shape.
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
         run = self._run_inline if self.window is None else self._run_ahead
@@ -346,68 +347,6 @@ class StepClosure:
     def _scalar_log_names(self) -> tuple[str, ...]:
         """The logs that come back as they are; metrics come back as states."""
         return tuple(name for name in self._log_names if name not in self._metric_names)
-
-
-class PredictClosure:
-    """Runs `model.predict_step` over several batches on a worker."""
-
-    def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy, element_spec: Any):
-        """Prepares the function; it is traced on first use. Arguments as for `StepClosure`."""
-        self._model = model
-        self._strategy = strategy
-        self._element_spec = element_spec
-        signature = stacked_signature(element_spec)
-        self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
-
-    def _on_batches(self, *stacked: tf.Tensor) -> Any:
-        """Outputs of the model, each stacked over the steps: [steps, batch, ...]."""
-        weights = _read_weights(self._model)
-        variables = list(self._model.variables)
-
-        @tf.function(input_signature=[tf.TensorSpec([], tf.int32)], autograph=False)
-        def step(i: tf.Tensor) -> Any:
-            batch = take_batch(self._element_spec, stacked, i)
-            with MetricScope(weights, variables), on_one_replica(self._strategy):
-                return self._model.predict_step(batch)
-
-        outputs = step.get_concrete_function().structured_outputs
-        for output in tf.nest.flatten(outputs):
-            if not isinstance(output, tf.Tensor):
-                raise ValueError(
-                    f"predict under HetParameterServerStrategy needs dense outputs, got {output}."
-                )
-        return tf.map_fn(
-            step,
-            tf.range(tf.shape(stacked[0])[0]),
-            fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs),
-            parallel_iterations=1,
-        )
-
-
-def _read_weights(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """The weights that are trained, with their values, for steps that only read them.
-
-    Each step would read them from the servers otherwise.
-    """
-    return [(weight, tf.identity(weight.value)) for weight in model.trainable_variables]
-
-
-def stacked_signature(element_spec: Any) -> list[tf.TensorSpec]:
-    """Specs of the components of a batch, each stacked over any number of steps."""
-    return [
-        tf.TensorSpec(tf.TensorShape([None]).concatenate(spec.shape), spec.dtype)
-        for spec in tf.nest.flatten(element_spec, expand_composites=True)
-    ]
-
-
-def take_batch(element_spec: Any, stacked: tuple[tf.Tensor, ...], step: tf.Tensor) -> Batch:
-    """The batch of one step out of components stacked over steps, shaped as `element_spec`."""
-    flat_spec = tf.nest.flatten(element_spec, expand_composites=True)
-    components = [
-        tf.ensure_shape(component[step], spec.shape)
-        for component, spec in zip(stacked, flat_spec, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(element_spec, components, expand_composites=True)
 
 
 def _flat(logs: dict[str, Any]) -> dict[str, Any]:

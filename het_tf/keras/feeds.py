@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.closures import ClosureRunner
 from het_tf.distribute.health import TaskState
 from het_tf.keras.inputs import worker_dataset_fn
 
@@ -334,3 +335,12 @@ class _SharesPass(_WorkerPass):
             self._ended.add(worker)
         if steps == 0:
             time.sleep(_IDLE_WAIT)
+
+
+def fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
+    """Schedules closures of `fn` for as much of a pass as there is room for, unless `stop`."""
+    while runner.has_room and not stop:
+        work = data.next_work(runner.in_flight)
+        if work is None:
+            return
+        runner.schedule(fn, work.args, work)

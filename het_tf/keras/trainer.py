@@ -15,11 +15,12 @@ from absl import logging
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
-from het_tf.keras.closures import PredictClosure, StepClosure
+from het_tf.keras.closures import StepClosure
 from het_tf.keras.data import eval_feed, predict_feed, train_feed, validation_feed
 from het_tf.keras.dense import DenseVariables, has_own
-from het_tf.keras.feeds import Feed, Pass, StreamFeed
+from het_tf.keras.feeds import Feed, fill
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
+from het_tf.keras.predictions import PredictClosure, predict_in_order
 from het_tf.keras.rates import RateFollower
 from het_tf.keras.resuming import Resuming
 from het_tf.keras.status import StatusCallback
@@ -285,7 +286,16 @@ class ParameterServerTrainer:
         self._strategy.flush(slots=False)
         self._model.stop_predicting = False
         callbacks.on_predict_begin()
-        outputs = self._run_predictions(feed, callbacks)
+        key = ("predict", _hashable(feed.element_spec))
+        if key not in self._closures:
+            self._closures[key] = PredictClosure(self._model, self._strategy, feed.element_spec)
+        outputs = predict_in_order(
+            self._closures[key],
+            feed,
+            self._steps_per_closure(feed),
+            callbacks,
+            lambda: self._model.stop_predicting,
+        )
         callbacks.on_predict_end()
         return outputs
 
@@ -359,7 +369,7 @@ class ParameterServerTrainer:
             if closure.window is not None:
                 closure.window.begin(data.name)
             while True:
-                _fill(runner, data, fn, should_stop())
+                fill(runner, data, fn, should_stop())
                 if not runner.in_flight:
                     break
                 work, packed = runner.wait()
@@ -399,35 +409,6 @@ class ParameterServerTrainer:
         )
         callbacks.on_test_end(logs)
         return logs
-
-    def _run_predictions(self, feed: StreamFeed, callbacks: keras.callbacks.CallbackList) -> Any:
-        key = ("predict", _hashable(feed.element_spec))
-        if key not in self._closures:
-            self._closures[key] = PredictClosure(self._model, self._strategy, feed.element_spec)
-        closure = self._closures[key]
-        results: dict[int, Any] = {}
-        handed_on = done = 0  # Closures, and steps, that the callbacks have seen.
-        with ClosureRunner(self._strategy) as runner:
-            data = feed.start(self._steps_per_closure(feed))
-            while True:
-                _fill(runner, data, closure.on_batches, self._model.stop_predicting)
-                if not runner.in_flight:
-                    break
-                work, stacked = runner.wait()
-                results[work.index] = stacked
-                while handed_on in results:
-                    steps = tf.nest.flatten(results[handed_on])[0].shape[0]
-                    results[handed_on] = outputs = tf.nest.map_structure(
-                        lambda a: a.reshape(-1, *a.shape[2:]) if a.ndim > 1 else a,
-                        results[handed_on],
-                    )
-                    callbacks.on_predict_batch_begin(done)
-                    callbacks.on_predict_batch_end(done + steps - 1, {"outputs": outputs})
-                    handed_on, done = handed_on + 1, done + steps
-        if not results:
-            raise ValueError("The data has no batches.")
-        in_order = [results[i] for i in range(handed_on)]
-        return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *in_order)
 
     # Around.
 
@@ -486,14 +467,6 @@ class ParameterServerTrainer:
             except Exception:
                 logging.exception("could not flush the caches after training failed")
             raise
-
-
-def _fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
-    while runner.has_room and not stop:
-        work = data.next_work(runner.in_flight)
-        if work is None:
-            return
-        runner.schedule(fn, work.args, work)
 
 
 def _batch_hooks(

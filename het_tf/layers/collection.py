@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from het_tf import initializers, lifetimes, ops, pooling
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
-from het_tf.cache import CacheConfig
+from het_tf.cache_config import CacheConfig
 from het_tf.layers.embedding import HetEmbedding
 from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values

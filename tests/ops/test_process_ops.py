@@ -7,7 +7,8 @@ import tensorflow as tf
 from small_tables import INVALID, installed_ticket, new_cache, new_table, unique
 
 from het_tf import ops, optimizers
-from het_tf.cache import CacheConfig, WorkerCache
+from het_tf.cache import WorkerCache
+from het_tf.cache_config import CacheConfig
 from het_tf.table import EmbeddingTable
 
 
