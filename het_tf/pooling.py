@@ -170,9 +170,12 @@ def _of_dense(ids: tf.Tensor, weights: Any, combiner: str | None, what: str) -> 
         if static.rank != 1:
             shape = tf.shape(ids)[:-1] if pools else tf.shape(ids)
             outputs = tf.reshape(outputs, tf.concat([shape, outputs.shape[-1:]], 0))
-        return tf.ensure_shape(outputs, static.concatenate(outputs.shape[-1:]))
+        outputs.set_shape(static.concatenate(outputs.shape[-1:]))
+        return outputs
 
-    return Bags(tf.reshape(ids, [-1]), splits, weights, combiner or "sum", restore, size)
+    # No op where none is needed: a collection has as many of each as features.
+    flat = ids if ids.shape.rank == 1 else tf.reshape(ids, [-1])
+    return Bags(flat, splits, weights, combiner or "sum", restore, size)
 
 
 def _dense_weights(weights: Any, ids: tf.Tensor, what: str) -> tf.Tensor:

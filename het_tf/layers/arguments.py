@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf.cache_config import CacheConfig
+from het_tf.lifetimes import KeyRange
 
 
 def dimensions(
@@ -53,3 +57,25 @@ def first_values(weights: Any, input_dim: int | None, output_dim: int) -> np.nda
     if not np.isfinite(values).all():
         raise ValueError("weights must be finite; they hold NaN or infinity")
     return values
+
+
+def check_cache_hears(
+    name: str, cache: CacheConfig | None, expiry: Any, key_ranges: Sequence[KeyRange]
+) -> None:
+    """Warns where rows expire, and workers never ask whether those that they have did.
+
+    Args:
+      name: of the layer.
+      cache: of it, or None.
+      expiry: of it, or nothing.
+      key_ranges: of it.
+    """
+    expires = expiry or any(each.expiry for each in key_ranges)
+    if cache is None or not cache.is_unbounded or not expires:
+        return
+    warnings.warn(
+        f"layer {name}: rows expire, but its cache has no read bound (staleness=None), and so never"
+        " asks for a row that it has: a worker goes on with a row that has expired until it evicts"
+        " it. Give its CacheConfig a read_bound.",
+        stacklevel=2,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -25,11 +24,13 @@ from het_tf import (
 from het_tf._arguments import INT64_MAX, check_float_dtype, check_integer
 from het_tf._counters import with_ratios
 from het_tf._weights_files import load_rows, save_rows
-from het_tf.cache import CacheConfig, WorkerCache
+from het_tf.cache import WorkerCache
+from het_tf.cache_config import CacheConfig
 from het_tf.checkpoint import TableState
 from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
 from het_tf.layers import arguments
 from het_tf.layers.anchor import Anchor
+from het_tf.layers.compiled import CompiledOptimizer
 from het_tf.layers.exporting import exported_table, served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
@@ -39,7 +40,7 @@ from het_tf.table import EmbeddingTable
 
 
 @keras.saving.register_keras_serializable("het_tf")
-class HetEmbedding(keras.layers.Layer):
+class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
     """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
 
     It is called as that layer is, `HetEmbedding(input_dim, output_dim, ...)`, and then ids have to
@@ -214,6 +215,8 @@ class HetEmbedding(keras.layers.Layer):
 
     def _make_table(self) -> None:
         devices = self._devices
+        if devices:
+            arguments.check_cache_hears(self.name, self.cache, self.expiry, self.key_ranges)
         self._table = EmbeddingTable(
             self.output_dim,
             optimizers.constrained(self.optimizer, self.embeddings_constraint),
@@ -265,111 +268,6 @@ class HetEmbedding(keras.layers.Layer):
                 f'layer {self.name} has optimizer="same", and no table before its model is compiled'
                 " and called: compile it, or give the layer an optimizer of its own"
             )
-
-    # What the model is compiled with.
-
-    def compiled_with(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Takes note of what the model is compiled with.
-
-        `het_tf.keras.Model.compile` calls it; in a plain `keras.Model` the first step does.
-
-        Raises:
-          ValueError: the layer's optimizer is "same", and that one has no row form, or is of
-            another kind than the one for which the layer made its table.
-        """
-        if self._takes_compiled:
-            self._take_optimizer(_row_forms.row_form(optimizer, of_compile=True))
-        self._compiled_optimizer = weakref.ref(optimizer)
-        if not self.built or self.rate_variable is None:
-            return
-        rate = optimizer.learning_rate
-        rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else None
-        self.compiled_rate.value.assign(rate or 0.0)
-        if rate == 0 and self.trainable and not self._takes_compiled:
-            warnings.warn(
-                f"compile's optimizer has a learning rate of 0, but layer {self.name} trains with"
-                f" its own optimizer {type(self.optimizer).__name__}, at"
-                f' {float(self.learning_rate.numpy()):g}: give it optimizer="same" or'
-                " trainable=False if it should not",
-                stacklevel=3,
-            )
-
-    def _take_optimizer(self, optimizer: optimizers.Optimizer) -> None:
-        before, self.optimizer = self.optimizer, optimizer
-        if not self.built:
-            return
-        if before is None:
-            self._make_table()
-        elif optimizer.spec() != before.spec():
-            if self.table.size():
-                self.optimizer = before
-                raise ValueError(
-                    f'layer {self.name} has optimizer="same" and rows with the slots of {before},'
-                    f" with which its model was compiled before, so it cannot take {optimizer}"
-                )
-            self._make_table()
-        self._rate.take(optimizer)
-
-    def follow_rate(self, rate: float) -> None:
-        """Moves the learning rate by the factor by which that of `compile`'s optimizer moved.
-
-        Args:
-          rate: of `compile`'s optimizer. The factor is counted from when the model was compiled or
-            from the last call.
-        """
-        if self.rate_variable is not None:
-            self._rate.follow_op(tf.constant(rate, tf.float32))
-
-    def _note_compiled(self, optimizer: keras.optimizers.Optimizer) -> None:
-        known = self._compiled_optimizer
-        if known is not None and known() is optimizer:
-            return
-        with tf.init_scope():
-            # A rate that was loaded goes with the layer's own, which was loaded with it.
-            counts = self.rate_variable is not None and not self._takes_compiled
-            if counts and known is None and float(self.compiled_rate.value):
-                self._compiled_optimizer = weakref.ref(optimizer)
-            else:
-                self.compiled_with(optimizer)
-
-    def _rate_op(self) -> tf.Tensor:
-        """The learning rate of a step."""
-        model = _callers.compiled_model() if self._table.is_local else None
-        if model is not None:
-            self._note_compiled(model.optimizer)
-        followed = None if model is None else model.optimizer.learning_rate
-        return self._rate.step_op(followed if isinstance(followed, keras.Variable) else None)
-
-    @property
-    def rate_variable(self) -> keras.Variable | None:
-        """The learning rate's variable; None with a schedule, or before the layer is built."""
-        return self._rate.variable if self.built else None
-
-    @property
-    def compiled_rate(self) -> keras.Variable | None:
-        """What the rate of `compile`'s optimizer was when `learning_rate` was last moved with it.
-
-        If that was 0: minus its quotient by `learning_rate` before. None before the layer is built,
-        or where there is no `learning_rate`; no step of a worker reads it.
-        """
-        return self._rate.compiled if self.built else None
-
-    @property
-    def learning_rate(self) -> keras.Variable:
-        """The learning rate, where it is a number. Assign to it, and the next step uses it.
-
-        Raises:
-          ValueError: the layer is not built yet, or its learning rate follows a schedule.
-        """
-        if self.rate_variable is None:
-            raise ValueError(
-                f"layer {self.name} has no learning rate until it is built, nor with a schedule"
-            )
-        return self.rate_variable
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self.learning_rate.assign(value)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks ids up; under a gradient tape, the backward pass updates their rows.

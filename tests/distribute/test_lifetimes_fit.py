@@ -1,7 +1,10 @@
 """Rows that come and go under fit: two parameter servers, three workers with a cache each."""
 
+import warnings
+
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import het_tf
@@ -59,3 +62,22 @@ def test_rows_that_went_are_new_rows_to_all_workers(strategy):
     np.testing.assert_array_equal(after[:10], -3 * STEPS)
     np.testing.assert_array_equal(after[10:], 0)
     assert table.stats()["rows_created"] == 10 + 3 * (IDS - 10)
+
+
+def test_a_cache_that_never_asks_is_warned_of(strategy):
+    def build(cache, **arguments):
+        with strategy.scope():
+            het_tf.layers.HetEmbedding(2, cache=cache, name="users", **arguments).build()
+
+    unbounded = het_tf.CacheConfig(10, staleness=None)
+    expiry = het_tf.Expiry(age=10)
+    with pytest.warns(UserWarning, match=r"layer users: rows expire, .* no read bound"):
+        build(unbounded, expiry=expiry)
+    with pytest.warns(UserWarning, match=r"no read bound"):
+        build(unbounded, key_ranges=[het_tf.KeyRange(0, 9, expiry=expiry)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(unbounded)
+        build(None, expiry=expiry)
+        build(het_tf.CacheConfig(10), expiry=expiry)
+        build(het_tf.CacheConfig(10, read_bound=100, write_bound=None), expiry=expiry)

@@ -1,0 +1,136 @@
+"""What a layer makes of the optimizer that its model is compiled with."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from het_tf import _callers, _row_forms, optimizers
+from het_tf.layers.rate import LearningRate
+from het_tf.table import EmbeddingTable
+
+
+class CompiledOptimizer:
+    """The part of `HetEmbedding` that takes that optimizer, or follows its learning rate.
+
+    Attributes:
+      optimizer: of the rows; None: it is to be the compiled one, which is not known yet.
+    """
+
+    built: bool
+    name: str
+    trainable: bool
+    optimizer: optimizers.Optimizer | None
+    table: EmbeddingTable
+    _takes_compiled: bool
+    _compiled_optimizer: weakref.ref | None
+    _rate: LearningRate
+    _table: EmbeddingTable
+    _make_table: Any
+
+    def compiled_with(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Takes note of what the model is compiled with.
+
+        `het_tf.keras.Model.compile` calls it; in a plain `keras.Model` the first step does.
+
+        Raises:
+          ValueError: the layer's optimizer is "same", and that one has no row form, or is of
+            another kind than the one for which the layer made its table.
+        """
+        if self._takes_compiled:
+            self._take_optimizer(_row_forms.row_form(optimizer, of_compile=True))
+        self._compiled_optimizer = weakref.ref(optimizer)
+        if not self.built or self.rate_variable is None:
+            return
+        rate = optimizer.learning_rate
+        rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else None
+        self.compiled_rate.value.assign(rate or 0.0)
+        if rate == 0 and self.trainable and not self._takes_compiled:
+            warnings.warn(
+                f"compile's optimizer has a learning rate of 0, but layer {self.name} trains with"
+                f" its own optimizer {type(self.optimizer).__name__}, at"
+                f' {float(self.learning_rate.numpy()):g}: give it optimizer="same" or'
+                " trainable=False if it should not",
+                stacklevel=3,
+            )
+
+    def _take_optimizer(self, optimizer: optimizers.Optimizer) -> None:
+        before, self.optimizer = self.optimizer, optimizer
+        if not self.built:
+            return
+        if before is None:
+            self._make_table()
+        elif optimizer.spec() != before.spec():
+            if self.table.size():
+                self.optimizer = before
+                raise ValueError(
+                    f'layer {self.name} has optimizer="same" and rows with the slots of {before},'
+                    f" with which its model was compiled before, so it cannot take {optimizer}"
+                )
+            self._make_table()
+        self._rate.take(optimizer)
+
+    def follow_rate(self, rate: float) -> None:
+        """Moves the learning rate by the factor by which that of `compile`'s optimizer moved.
+
+        Args:
+          rate: of `compile`'s optimizer. The factor is counted from when the model was compiled or
+            from the last call.
+        """
+        if self.rate_variable is not None:
+            self._rate.follow_op(tf.constant(rate, tf.float32))
+
+    def _note_compiled(self, optimizer: keras.optimizers.Optimizer) -> None:
+        known = self._compiled_optimizer
+        if known is not None and known() is optimizer:
+            return
+        with tf.init_scope():
+            # A rate that was loaded goes with the layer's own, which was loaded with it.
+            counts = self.rate_variable is not None and not self._takes_compiled
+            if counts and known is None and float(self.compiled_rate.value):
+                self._compiled_optimizer = weakref.ref(optimizer)
+            else:
+                self.compiled_with(optimizer)
+
+    def _rate_op(self) -> tf.Tensor:
+        """The learning rate of a step."""
+        model = _callers.compiled_model() if self._table.is_local else None
+        if model is not None:
+            self._note_compiled(model.optimizer)
+        followed = None if model is None else model.optimizer.learning_rate
+        return self._rate.step_op(followed if isinstance(followed, keras.Variable) else None)
+
+    @property
+    def rate_variable(self) -> keras.Variable | None:
+        """The learning rate's variable; None with a schedule, or before the layer is built."""
+        return self._rate.variable if self.built else None
+
+    @property
+    def compiled_rate(self) -> keras.Variable | None:
+        """What the rate of `compile`'s optimizer was when `learning_rate` was last moved with it.
+
+        If that was 0: minus its quotient by `learning_rate` before. None before the layer is built,
+        or where there is no `learning_rate`; no step of a worker reads it.
+        """
+        return self._rate.compiled if self.built else None
+
+    @property
+    def learning_rate(self) -> keras.Variable:
+        """The learning rate, where it is a number. Assign to it, and the next step uses it.
+
+        Raises:
+          ValueError: the layer is not built yet, or its learning rate follows a schedule.
+        """
+        if self.rate_variable is None:
+            raise ValueError(
+                f"layer {self.name} has no learning rate until it is built, nor with a schedule"
+            )
+        return self.rate_variable
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.learning_rate.assign(value)
