@@ -13,6 +13,7 @@ from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
 from het_tf.keras import _compat
 from het_tf.keras.trainer import ParameterServerTrainer
+from het_tf.keras.whole_files import whole_file
 from het_tf.layers.embedding import embeddings_of
 
 
@@ -300,8 +301,16 @@ class _ParameterServerFit:
             if layer.built:
                 layer.anchor.numpy()
 
-    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+    def save(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        zipped: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
         """As `keras.Model.save`, with what all workers made of weights and slots until now.
+
+        After an error, such as of a full disk, the file is as it was before.
 
         Raises:
           ValueError: the model has a `HetEmbedding`, and the file is of the old format `.h5`, which
@@ -310,12 +319,21 @@ class _ParameterServerFit:
         if os.fspath(filepath).endswith((".h5", ".hdf5")):
             self._check_has_no_table()
         self._sync(slots=True)
-        super().save(filepath, *args, **kwargs)
+        kwargs |= {"overwrite": overwrite, "zipped": zipped}
+        with whole_file(filepath, kwargs) as file:
+            super().save(file, **kwargs)
 
-    def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """As `keras.Model.save_weights`, with what all workers made of the weights until now."""
+    def save_weights(
+        self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any
+    ) -> None:
+        """As `keras.Model.save_weights`, with what all workers made of the weights until now.
+
+        After an error, such as of a full disk, the file is as it was before.
+        """
         self._sync(slots=False)
-        super().save_weights(*args, **kwargs)
+        kwargs["overwrite"] = overwrite
+        with whole_file(filepath, kwargs) as file:
+            super().save_weights(file, **kwargs)
 
     def _sync(self, slots: bool) -> None:
         trainer = self._parameter_server_trainer

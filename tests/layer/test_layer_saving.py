@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import resource
 
 import keras
 import numpy as np
@@ -281,3 +282,28 @@ def test_a_config_runs_no_code(argument):
     config = het_tf.layers.HetEmbedding(2).get_config() | {argument: code}
     with pytest.raises(ValueError, match=r"safe_mode|Could not interpret"):
         het_tf.layers.HetEmbedding.from_config(config)
+
+
+@pytest.mark.parametrize("file", ["model.weights.h5", "model.keras"])
+def test_a_full_disk_leaves_what_was_there(tmp_path, file):
+    ids = keras.Input((1,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(64, name="rows")
+    model = het_tf.keras.Model(ids, embedding(ids))
+    model.compile("sgd", "mse")
+    save = model.save if file.endswith(".keras") else model.save_weights
+    save(tmp_path / file)
+    before = (tmp_path / file).read_bytes()
+    values = np.random.default_rng(1).normal(size=(20_000, 64)).astype(np.float32)
+    embedding.table.assign(np.arange(20_000), values)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(tmp_path / file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert (tmp_path / file).read_bytes() == before
+    np.testing.assert_array_equal(embedding.table.lookup(np.arange(20_000)), values)
+    save(tmp_path / file)
+    assert (tmp_path / file).stat().st_size > values.nbytes / 2
