@@ -160,7 +160,7 @@ def run(case: Case, sizes: Sizes, drift: float) -> Figures:
     workers.flush()
     stats = workers.stats()
     workers.close()
-    hits = (stats["hits"] - stats["stale_hits"]) / stats["keys"]
+    hits = (stats["hits"] - stats["stale_hits"] - stats["rows_unasked"]) / stats["keys"]
     return Figures(case, stats["bytes_up"], stats["bytes_down"], hits)
 
 

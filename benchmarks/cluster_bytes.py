@@ -127,7 +127,7 @@ class Run:
             mode,
             1000 * seconds * _WORKERS.value / steps,
             counted["hits"] / counted["keys"],
-            counted["stale_hits"] / counted["keys"],
+            counted["refreshes"] / counted["keys"],
             counted["bytes_up"] / steps,
             kernel_up / steps,
             counted["bytes_down"] / steps,

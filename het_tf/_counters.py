@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 Counts = dict[str, int]
 
 # Counters that say how things are; all others only grow.
-GAUGES = frozenset({"rows", "pending", "memory_bytes"})
+GAUGES = frozenset({"rows", "pending", "memory_bytes", "candidates", "rows_watched"})
 
 
 def add_up(several: Iterable[Mapping[str, int]]) -> Counts:
@@ -28,12 +28,15 @@ def since(now: Mapping[str, int], before: Mapping[str, int]) -> Counts:
 
 
 def with_ratios(counters: Mapping[str, int]) -> dict[str, int | float]:
-    """Adds "hit_rate" and "key_hit_rate", from 0 to 1; 0 where nothing was looked up."""
+    """Adds "hit_rate" and "key_hit_rate", from 0 to 1, 0 where nothing was looked up; and
+    "refreshes": rows that came again since they had passed the read bound.
+    """
     if not counters:
         return {}
     ids, keys = counters["ids"], counters["keys"]
     return {
         **counters,
+        "refreshes": counters["stale_hits"] + counters["rows_unasked"],
         "hit_rate": counters["hit_ids"] / ids if ids else 0.0,
         "key_hit_rate": counters["hits"] / keys if keys else 0.0,
     }

@@ -383,9 +383,10 @@ class EmbeddingTable:
           "pushes_repeated", "pushes_skipped", "pushes_counted" (of closures that another run of
           was merged), "rows_merged", "rows_checked", "rows_sent", "nonfinite_skipped";
           "rows_created" by updates, "updates_refused" of keys that were not admitted,
-          "rows_expired"; and "reads_missing_N": reads of cached rows that missed from N to 2N - 1
-          of the other workers' updates (0: none), in the unit of the clock. Now: "rows",
-          "memory_bytes", and "candidates": keys without a row that are counted.
+          "rows_expired"; and "reads_missing_N": reads of cached rows that were checked and missed
+          from N to 2N - 1 of the other workers' updates (0: none), in the unit of the clock. Now:
+          "rows", "memory_bytes"; "candidates": keys without a row that are counted;
+          "rows_watched": rows that caches need not check, those of every cache counted.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.

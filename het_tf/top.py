@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from het_tf import _status_files
-from het_tf._counters import GAUGES
+from het_tf._counters import GAUGES, with_ratios
 
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -52,11 +52,10 @@ def render(now: Status, before: Status | None) -> str:
     rows = []
     for layer, workers in now["caches"].items():
         for worker, counters in workers.items():
-            c = counted("caches", layer, worker, counters)
-            hits = c["hit_ids"] / c["ids"] if c["ids"] else 0.0
+            c = with_ratios(counted("caches", layer, worker, counters))
             rows.append(
-                [layer, worker, f"{c['rows']:,.0f}", _mb(c["memory_bytes"]), f"{hits:.1%}"]
-                + [f"{c[n]:,.0f}" for n in ("misses", "stale_hits", "rows_pushed", "evictions")]
+                [layer, worker, f"{c['rows']:,.0f}", _mb(c["memory_bytes"]), f"{c['hit_rate']:.1%}"]
+                + [f"{c[n]:,.0f}" for n in ("misses", "refreshes", "rows_pushed", "evictions")]
                 + [_mb(c["bytes_up"]), _mb(c["bytes_down"]), f"{c['pending']:,.0f}"]
             )
     lines += _table(

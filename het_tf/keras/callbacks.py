@@ -20,7 +20,7 @@ __all__ = ["BackupAndRestore", "CacheMetrics"]
 # By name in TensorBoard: counters that say how much of something happened since the last time.
 _COUNTED = {
     "misses": "misses",
-    "refreshes": "stale_hits",
+    "refreshes": "refreshes",
     "rows_pushed": "rows_pushed",
     "evictions": "evictions",
     "bytes_pushes": "bytes_up_push",
@@ -38,8 +38,9 @@ class CacheMetrics(keras.callbacks.Callback):
       evictions;
     - bytes_pushes and bytes_requests (the two parts of what goes up), bytes_down;
     - unsent_updates: now;
-    - reads_missing: a histogram of how many of the other workers' updates reads of cached rows
-      missed, in the unit of the cache's clock; asked of the parameter servers, the rest is not.
+    - reads_missing: a histogram of how many of the other workers' updates those reads of cached
+      rows missed that were checked, in the unit of the cache's clock; asked of the parameter
+      servers, the rest is not.
 
     And of the dense variables, with `dense_staleness`: dense/bytes_up, dense/bytes_down,
     dense/unsent_steps.

@@ -381,7 +381,10 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
           - "lookups"; "ids", occurrences and all; "keys".
           - "hit_ids", "hits": ids and keys whose row was in the cache; "hit_rate": hit_ids / ids;
             "key_hit_rate": hits / keys.
-          - "stale_hits": hits whose row was fetched again, since it had passed the read bound.
+          - "stale_hits": hits whose row was fetched again, since it had passed the read bound;
+            "checks_spared": hits that no server was asked about, since it sends the row by itself
+            once it has passed the bound; "rows_unasked": rows that came that way; "refreshes":
+            stale_hits + rows_unasked.
           - "misses": keys whose row was not there; "initialized": those of them that nobody had
             updated, and that were computed here; "visitors": those whose value came without
             optimizer slots, since they are not worth a line.

@@ -143,7 +143,7 @@ class TableStatsOp : public TableKernel {
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     constexpr int64_t kCounters = Counters<TableCounter>::kSize;
-    constexpr int64_t kAll = kCounters + 3 + Table::kMissedBuckets;
+    constexpr int64_t kAll = kCounters + 4 + Table::kMissedBuckets;
     Tensor* names;
     Tensor* values;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {kAll}, &names));
@@ -160,9 +160,11 @@ class TableStatsOp : public TableKernel {
     value(kCounters + 1) = table->memory_bytes();
     name(kCounters + 2) = "candidates";
     value(kCounters + 2) = table->num_candidates();
+    name(kCounters + 3) = "rows_watched";
+    value(kCounters + 3) = table->num_watched();
     for (int b = 0; b < Table::kMissedBuckets; ++b) {
-      name(kCounters + 3 + b) = StrCat("reads_missing_", b == 0 ? 0 : int64_t{1} << (b - 1));
-      value(kCounters + 3 + b) = table->reads_that_missed(b);
+      name(kCounters + 4 + b) = StrCat("reads_missing_", b == 0 ? 0 : int64_t{1} << (b - 1));
+      value(kCounters + 4 + b) = table->reads_that_missed(b);
     }
     return absl::OkStatus();
   }

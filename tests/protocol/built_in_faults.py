@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 from protocol_model import Cache, Epoch, Link, Reply, Request, Sent, Shard
+from watch_model import Watching
 
 
 class MergesRepeats(Shard):
@@ -214,3 +215,52 @@ class DropsVisitorsWithTheirUpdates(Cache):
                 self.unsent.pop(key, None)
                 self.due.discard(key)
         super().drop(step)
+
+
+class DoesNotSendWhatItWatches(Shard):
+    def with_watched(self, request, reply, behind):
+        return dataclasses.replace(super().with_watched(request, reply, behind), unasked={})
+
+
+class SendsWhatItWatchesOnce(Shard):
+    """A step that was cut before the reply with the row came does not get it."""
+
+    def with_watched(self, request, reply, behind):
+        reply = super().with_watched(request, reply, behind)
+        watch = self.watch_of(request)
+        for key in watch.sent:
+            del watch.rows[key]
+        return reply
+
+
+class WatchesFromBasesThatCountPushesUnderWay(Shard):
+    def with_watched(self, request, reply, behind):
+        return super().with_watched(request, reply, False)
+
+
+class BelievingWatching(Watching):
+    def take(self, step, number):
+        super().take(step, number)
+        return True
+
+
+class BelievesAnswersThatWereOvertaken(Cache):
+    """A check was answered with nothing, then another reply brought the row, and was quicker."""
+
+    def lookup(self, keys):
+        for link in self.links:
+            link.watching.__class__ = BelievingWatching
+        return super().lookup(keys)
+
+
+class HastyWatching(Watching):
+    def counts(self):
+        self.open.clear()
+        return super().counts()
+
+
+class ForgetsAWatchThatOpenStepsCountOn(Cache):
+    def lookup(self, keys):
+        for link in self.links:
+            link.watching.__class__ = HastyWatching
+        return super().lookup(keys)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from protocol_model import ABSENT, Config, Reply, Request, Sent, Shard
+from optimizer_model import Row
+from protocol_model import Config, Sent, Shard
 
 ERA = 2**36  # of clocks: further apart than any bound, and more updates than a row gets
 
@@ -69,15 +70,13 @@ class MortalShard(Shard):
                 self.gone = (clock // ERA + 2) * ERA
         return len(ended)
 
-    def sync(self, request: Request) -> Reply:
-        known = request.cache in self.sessions
-        reply = super().sync(request)
-        known = known and request.epoch == reply.epoch
-        gone = {}
-        for key, base in request.checks.items():
-            if known and base not in (ABSENT, 0, self.gone) and key not in self.rows:
-                gone[key] = self.config.new_row(key), max(self.gone, base)
-        return dataclasses.replace(reply, rows=reply.rows | gone)
+    def beyond(self, key: int, base: int) -> tuple[Row, int] | None:
+        if key not in self.rows and base not in (0, self.gone):
+            return self.present(key, base)
+        return super().beyond(key, base)
+
+    def present(self, key: int, base: int) -> tuple[Row, int]:
+        return self.rows.get(key) or (self.config.new_row(key), max(self.gone, base))
 
     def merge(self, key: int, sent: Sent) -> None:
         for part in _parts(sent):

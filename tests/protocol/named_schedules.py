@@ -161,4 +161,57 @@ EXAMPLES: dict[str, Schedule] = {
         *step(0) * 3,
         Deliver(0, 3, 0, keep=False),
     ),
+    # The row is watched after two steps; then hits are not checked until it is beyond the bound.
+    "row_comes_unasked_to_the_step_before": schedule(
+        *step(0) * 3,
+        *others_push() * 3,
+        Lookup(0, (KEY,)),
+        Lookup(0, (KEY,)),
+        Deliver(0, 1, 0, keep=True),  # has the row
+        Install(0, 1),
+        Update(0, 1),
+        Update(0, 0),
+        read_bound=1,
+    ),
+    "check_counts_on_a_push_under_way": schedule(
+        step(0),
+        Lookup(0, (OTHER,)),  # carries the push
+        Lookup(0, (KEY,)),
+        LATEST,  # the row is not there yet
+        Install(0, 1),
+        Drop(0, 1),
+        Install(0, 0),
+        Drop(0, 0),
+        *others_push() * 2,
+        step(0),
+        read_bound=1,
+    ),
+    "row_overtakes_the_answer_to_a_check": schedule(
+        step(0),
+        Flush(0),
+        Lookup(0, (KEY,)),
+        LATEST,  # watched from here
+        *others_push() * 2,
+        Lookup(0, (KEY,)),
+        LATEST,  # to here
+        Install(0, 1),
+        Install(0, 0),
+        Drop(0, 0),
+        Drop(0, 0),
+        *others_push() * 2,
+        *step(0) * 2,
+        read_bound=1,
+    ),
+    "watch_begins_anew_beside_a_step_that_counts_on_it": schedule(
+        *step(0) * 3,
+        *others_push() * 2,
+        Lookup(0, (KEY,)),
+        Lookup(0, (OTHER,)),
+        Drop(0, 1),
+        Lookup(0, (OTHER,)),
+        LATEST,
+        Install(0, 0),
+        Update(0, 0),
+        read_bound=1,
+    ),
 }

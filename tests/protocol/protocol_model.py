@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from optimizer_model import Array, Contribution, Optimizer, Row
+from watch_model import Watch, Watching
 
 ABSENT = -1  # the base of a key that a cache holds no row of
 Epoch = tuple[int, int] | None  # (incarnation of a shard, session of a cache there); None: unknown
@@ -39,6 +40,11 @@ class Config:
     def new_row(self, key: int) -> Row:
         value = self.init(key)
         return Row(value, self.optimizer.initial_slots(len(value)))
+
+    @property
+    def watches(self) -> bool:
+        """Whether hits may go without a check."""
+        return (self.read_bound or 0) >= 1 and self.clock != "lamport" and self.capacity > 0
 
     def shard_of(self, key: int) -> int:
         return key % self.num_shards
@@ -91,6 +97,8 @@ class Request:
     pushes: tuple[Push, ...]
     checks: dict[int, int]  # key -> base or ABSENT
     bare: frozenset[int]  # absent keys whose value is enough
+    watch: int = 0  # the epoch whose rows are not checked; 0: none
+    seen: int = 0  # replies of it that were taken, all up to this number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +107,9 @@ class Reply:
     acknowledged: int  # the last sequence merged; the rows contain these pushes and no later ones
     rows: dict[int, tuple[Row, int]]  # key -> row, clock
     counted: bool = False  # what was pushed was not merged: its closure was, from another run
+    number: int | None = None  # of the watch
+    watched: frozenset[int] = frozenset()  # checks that need not be made again
+    unasked: dict[int, tuple[Row, int]] = dataclasses.field(default_factory=dict)
 
 
 class Shard:
@@ -113,12 +124,14 @@ class Shard:
         self.rows: dict[int, tuple[Row, int]] = {}
         self.incarnation = next(_unique)
         self.sessions: dict[int, list[int]] = {}  # cache -> [session, last sequence merged]
+        self.watches: dict[int, Watch] = {}
         self.closures: set[int] = set()  # merged, after self.done
         self.done = 0
 
     def forget(self, cache: int) -> None:
         """What happens to a session that was silent for long."""
         self.sessions.pop(cache, None)
+        self.watches.pop(cache, None)
 
     def sync(self, request: Request) -> Reply:
         session = self.sessions.setdefault(request.cache, [next(_unique), 0])
@@ -134,18 +147,45 @@ class Shard:
                         continue
                     for key, sent in push.rows.items():
                         self.merge(key, sent)
+                        self.watch_of(request).push(key, sent.units)
         # A base that counts pushes which are not there says nothing, nor does one of another epoch.
         behind = not known or session[1] < request.cut
         rows = {}
         for key, base in request.checks.items():
-            if key in self.rows and (base == ABSENT or behind or self.is_stale(key, base)):
-                row, clock = self.rows[key]
+            found = self.beyond(key, base) if known and base != ABSENT else None
+            if behind or base == ABSENT:
+                found = self.rows.get(key, found)
+            if found:
                 bare = key in request.bare and not behind
-                rows[key] = (Row(row.value, None) if bare else row), clock
+                rows[key] = (Row(found[0].value, None) if bare else found[0]), found[1]
         if self.config.clock == "lamport":  # the paper evicts what it pushes, and fetches it again
             pushed = [key for push in request.pushes for key in push.rows]
             rows |= {key: self.rows[key] for key in pushed if key in self.rows and key not in rows}
-        return Reply(epoch, session[1], rows, counted)
+        reply = Reply(epoch, session[1], rows, counted)
+        return self.with_watched(request, reply, behind) if known and request.watch else reply
+
+    def with_watched(self, request: Request, reply: Reply, behind: bool) -> Reply:
+        """Adds rows that are watched and beyond the bound; begins to watch what is not."""
+        watch = self.watch_of(request)
+        number = watch.begin_reply(request.watch, request.seen)
+        if number is None:
+            return reply
+        for key in reply.rows:
+            watch.send(key)
+        for key, watched in watch.rows.items():
+            if self.beyond(key, watched.base):
+                watch.send(key)
+        unasked = watch.sent.keys() - reply.rows.keys()
+        unasked = {key: self.present(key, watch.sent[key].base) for key in unasked}
+        fresh = set() if behind else request.checks.keys() - reply.rows.keys() - request.bare
+        fresh = frozenset(key for key in fresh if request.checks[key] != ABSENT)
+        for key in fresh:
+            watch.begin(key, request.checks[key])
+            unasked.pop(key, None)
+        return dataclasses.replace(reply, number=number, watched=fresh, unasked=unasked)
+
+    def watch_of(self, request: Request) -> Watch:
+        return self.watches.setdefault(request.cache, Watch())
 
     def is_first(self, closure: Closure) -> bool:
         """Whether no run of the closure was merged here; one is from now on."""
@@ -155,6 +195,13 @@ class Shard:
             return False
         self.closures.add(closure.number)
         return True
+
+    def beyond(self, key: int, base: int) -> tuple[Row, int] | None:
+        """What must go to a cache for a row that has this clock there."""
+        return self.rows[key] if key in self.rows and self.is_stale(key, base) else None
+
+    def present(self, key: int, base: int) -> tuple[Row, int]:
+        return self.rows[key]
 
     def is_stale(self, key: int, base: int) -> bool:
         return self.rows[key][1] - base > _or_infinite(self.config.read_bound)
@@ -203,9 +250,11 @@ class Link:
         # Requests without a reply: step -> what was acknowledged when it was cut. A reply can
         # acknowledge no less, so these pushes are in its rows.
         self.open: dict[int, int] = {}
+        self.watching = Watching()
 
     def close(self, step: int) -> None:
         self.open.pop(step, None)
+        self.watching.close(step)
         for push in self.pushes:
             push.carriers.discard(step)
         contained = min([self.acknowledged, *self.open.values()])
@@ -282,6 +331,8 @@ class Cache:
         for shard in range(self.config.num_shards):
             self.cut(shard)
             checks, bare = {}, set()
+            watching = self.links[shard].watching
+            watches, spared = self.config.watches and watching.counts(), 0
             for key in unique:
                 if self.config.shard_of(key) != shard:
                     continue
@@ -290,7 +341,9 @@ class Cache:
                     step.admitted.add(key)
                 if line and line.row.slots is not None:
                     line.admitted |= key in step.admitted
-                    if self.config.read_bound is not None:
+                    if watches and key in watching.rows:
+                        spared += 1
+                    elif self.config.read_bound is not None:
                         checks[key] = self.held_clock(key)
                 else:
                     checks[key] = ABSENT
@@ -299,7 +352,7 @@ class Cache:
                     stays = self.closure is not None and key in self.unsent
                     if key not in step.admitted and key not in held and not stays:
                         bare.add(key)
-            self.request(step, shard, checks, bare)
+            self.request(step, shard, checks, bare, watches, spared)
         return step
 
     def flush(self, everything: bool = True) -> Step:
@@ -359,6 +412,7 @@ class Cache:
 
     def evict(self, key: int) -> None:
         line = self.lines.pop(key)
+        self.watching(key).rows.discard(key)
         if unsent := self.unsent.get(key):
             if unsent.contribution:
                 optimizer = self.config.optimizer
@@ -367,6 +421,9 @@ class Cache:
             self.due.add(key)
 
     # What they are made of.
+
+    def watching(self, key: int) -> Watching:
+        return self.links[self.config.shard_of(key)].watching
 
     def unpinned(self) -> list[int]:
         return [key for key in self.lines if not self.pins[key]]
@@ -421,18 +478,30 @@ class Cache:
     def advanced(self, base: int, sent: Sent) -> int:
         return max(base, sent.clock) if self.config.clock == "lamport" else base + sent.units
 
-    def request(self, step: Step, shard: int, checks: dict[int, int], bare: set[int]) -> None:
-        """A lookup carries what is not under way, a flush all that is not acknowledged."""
+    def request(
+        self,
+        step: Step,
+        shard: int,
+        checks: dict[int, int],
+        bare: set[int],
+        watches: bool = False,
+        spared: int = 0,
+    ) -> None:
+        """A lookup carries what is not under way, a flush all that is not acknowledged. spared:
+        rows that are not checked since the shard watches them, so that it has to be heard."""
         link, flush = self.links[shard], not step.keys
         pushes = [push for push in link.pushes if push.sequence > link.acknowledged]
         pushes = tuple(push for push in pushes if flush or not push.carriers)
-        if not pushes and not checks:
+        if not pushes and not checks and not spared:
             return
         for push in pushes:
             push.carriers.add(step.id)
         link.open[step.id] = link.acknowledged
+        watch, seen = (link.watching.epoch, link.watching.seen) if watches else (0, 0)
+        if watches:
+            link.watching.open.add(step.id)
         step.requests[shard] = Request(
-            self.id, link.epoch, link.cut, pushes, checks, frozenset(bare)
+            self.id, link.epoch, link.cut, pushes, checks, frozenset(bare), watch, seen
         )
 
     def take(self, step: Step, shard: int, request: Request, reply: Reply) -> None:
@@ -453,9 +522,24 @@ class Cache:
             for push in link.pushes:  # was skipped, so what went before it did not arrive
                 if reply.acknowledged < push.sequence <= request.pushes[-1].sequence:
                     push.carriers.clear()
+        latest = False
+        if reply.number is not None and request.watch == link.watching.epoch:
+            latest = link.watching.take(step.id, reply.number)
         for key, (row, clock) in reply.rows.items():
+            link.watching.rows.discard(key)
             if self.pins[key] or key in self.lines:
                 self.put(step, key, row, clock, reply.acknowledged)
+        for key, (row, clock) in reply.unasked.items():
+            link.watching.rows.discard(key)
+            if key in self.lines and self.lines[key].row.slots is not None:
+                self.put(step, key, row, clock, reply.acknowledged)
+        if latest:
+            full = {
+                key
+                for key in reply.watched & self.lines.keys()
+                if self.lines[key].row.slots is not None
+            }
+            link.watching.rows |= full
         for key in request.checks.keys() - reply.rows.keys():
             # Nobody has updated it, so what it is is known here.
             if request.checks[key] == ABSENT or request.epoch != reply.epoch:
@@ -511,6 +595,7 @@ class Cache:
     def forget(self, key: int) -> None:
         """Drops a line, but for a value that open steps have still to gather."""
         line = self.lines.pop(key, None)
+        self.watching(key).rows.discard(key)
         if line and self.pins[key]:
             self.lines[key] = Line(Row(line.row.value, None), 0, admitted=False)
 

@@ -87,6 +87,13 @@ class Setup:
     def dim(self) -> int:
         return self.num_workers + SPARE_LIVES + 1
 
+    @property
+    def checks_every_hit(self) -> bool:
+        """Whether a step asks for every row that it reads. If not, one that finds out that a shard
+        has other rows now reads of this shard's what it saw."""
+        watches = self.capacity and self.clock != "lamport"
+        return self.read_bound == 0 or (self.read_bound is not None and not watches)
+
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:

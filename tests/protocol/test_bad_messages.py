@@ -66,7 +66,7 @@ BAD_REQUESTS = [
     (REQUEST_HEADER, "magic", b"HTTP", 0, "request does not start with HETQ"),
     (REQUEST_HEADER, "flags", 1, 0, NOT_ANNOUNCED),
     (REQUEST_HEADER, "flags", 2, 0, "request has unknown flags 2"),
-    (REQUEST_HEADER, "version", 1, 0, "request has version 1, this shard speaks 5: run one het_tf"),
+    (REQUEST_HEADER, "version", 1, 0, "request has version 1, this shard speaks 6: run one het_tf"),
     (REQUEST_HEADER, "key_bytes", 0, 0, "request has key_bytes = 0"),
     (REQUEST_HEADER, "key_bytes", 2, 0, NOT_ANNOUNCED),
     (REQUEST_HEADER, "key_bytes", 9, 0, "request has key_bytes = 9"),
@@ -114,9 +114,9 @@ def test_altered_requests(dtype, field, value, at, message):
 
 BAD_REPLIES = [
     (REPLY_HEADER, "magic", b"HETQ", 0, "reply does not start with HETR"),
-    (REPLY_HEADER, "version", 0, 0, "reply has version 0, this cache speaks 5: run one het_tf"),
+    (REPLY_HEADER, "version", 0, 0, "reply has version 0, this cache speaks 6: run one het_tf"),
     (REPLY_HEADER, "flags", 2, 0, NOT_ANNOUNCED),
-    (REPLY_HEADER, "flags", 8, 0, "reply has unknown flags 8"),
+    (REPLY_HEADER, "flags", 16, 0, "reply has unknown flags 16"),
     (REPLY_HEADER, "incarnation", 0, 0, "reply has incarnation = 0"),
     (REPLY_HEADER, "acknowledged", 2, 0, "reply acknowledges push 2, the last cut is 1"),
     (

@@ -210,6 +210,10 @@ RARE = {  # by which example, where it takes too much luck
     faults.TakesEveryReplyForNews: "first_contact_overlaps_a_clear",
     faults.ForgetsPushesWhenARowComes: "flush_overtakes_a_reply",
     faults.MovesBasesTwice: "others_push_after_own",
+    faults.SendsWhatItWatchesOnce: "row_comes_unasked_to_the_step_before",
+    faults.WatchesFromBasesThatCountPushesUnderWay: "check_counts_on_a_push_under_way",
+    faults.BelievesAnswersThatWereOvertaken: "row_overtakes_the_answer_to_a_check",
+    faults.ForgetsAWatchThatOpenStepsCountOn: "watch_begins_anew_beside_a_step_that_counts_on_it",
 }
 OFTEN = [
     each

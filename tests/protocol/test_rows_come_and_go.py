@@ -125,9 +125,16 @@ class MortalOps(OpsSystem):
         request, answer = parse_request(sending.requests[shard]), parse_reply(reply)
         said = self.ask_plain(shard, request, bool(answer.header["flags"] & RESTARTED))
         assert answer.header["acknowledged"] == said.acknowledged
-        queries = [request.queries[q] for q in answer.rows["query"]]
-        clocks = dict(zip(queries, answer.rows["clock"].tolist(), strict=True))
-        assert clocks == {key: clock for key, (_, clock) in said.rows.items()}
+        asked, unasked = np.split(
+            answer.rows, [len(answer.rows) - int(answer.header["num_unasked"])]
+        )
+        queries = [request.queries[q] for q in asked["query"]]
+        for keys, rows, expected in (
+            (queries, asked, said.rows),
+            (unasked["query"].tolist(), unasked, said.unasked),
+        ):
+            clocks = dict(zip(keys, rows["clock"].tolist(), strict=True))
+            assert clocks == {key: clock for key, (_, clock) in expected.items()}
 
     def ask_plain(self, shard: int, request, restarted: bool) -> Reply:
         plain, cache, dim = self.plain[shard], int(request.header["cache_id"]), self.setup.dim
@@ -148,10 +155,11 @@ class MortalOps(OpsSystem):
         checks = dict.fromkeys(request.queries, ABSENT)
         checks |= zip(request.checked_keys, request.bases, strict=True)
         epoch = None if restarted else (plain.incarnation, plain.sessions[cache][0])
-        cut = int(request.header["cut"])
+        bare = frozenset(request.checked_keys[int(request.header["num_checks"]) :])
+        cut, watch, seen = (int(request.header[name]) for name in ("cut", "watch", "seen"))
         bound = int(request.header["read_bound"])
         plain.config = dataclasses.replace(plain.config, read_bound=bound)
-        return plain.sync(Request(cache, epoch, cut, tuple(pushes), checks, frozenset()))
+        return plain.sync(Request(cache, epoch, cut, tuple(pushes), checks, bare, watch, seen))
 
     def restart(self, shard: int) -> None:
         super().restart(shard)

@@ -18,6 +18,8 @@ REQUEST_HEADER = np.dtype(
         ("cut", "<u8"),
         ("read_bound", "<i8"),
         ("lowest_key", "<i8"),
+        ("watch", "<u8"),
+        ("seen", "<u8"),
         ("dim", "<u4"),
         ("slot_dim", "<u4"),
         ("contribution_dim", "<u4"),
@@ -48,12 +50,13 @@ REPLY_HEADER = np.dtype(
         ("incarnation", "<u8"),
         ("session", "<u8"),
         ("acknowledged", "<u8"),
+        ("number", "<u8"),
         ("num_queries", "<u4"),
         ("num_full", "<u4"),
         ("num_values", "<u4"),
         ("dim", "<u4"),
         ("slot_dim", "<u4"),
-        ("padding", "<u4"),
+        ("num_unasked", "<u4"),
     ]
 )
 REPLY_ROW = np.dtype([("clock", "<i8"), ("query", "<i8")])
@@ -97,7 +100,7 @@ class Request:
 @dataclasses.dataclass(frozen=True)
 class Reply:
     header: np.void
-    rows: np.ndarray  # REPLY_ROW [full rows and values]
+    rows: np.ndarray  # REPLY_ROW [full rows, values, rows that were not asked for]
     num_bytes: int
 
 
@@ -156,9 +159,9 @@ def parse_reply(message: tf.Tensor) -> Reply:
     cursor = _Cursor(message)
     header = cursor.take(REPLY_HEADER, 1)[0]
     assert header["magic"] == b"HETR"
-    full, values = int(header["num_full"]), int(header["num_values"])
-    rows = cursor.take(REPLY_ROW, full + values)
+    full, values, unasked = (int(header[f"num_{what}"]) for what in ("full", "values", "unasked"))
+    rows = cursor.take(REPLY_ROW, full + values + unasked)
     dim = int(header["dim"])
-    cursor.take(np.dtype("<f4"), full * (dim + int(header["slot_dim"])) + values * dim)
+    cursor.take(np.dtype("<f4"), (full + unasked) * (dim + int(header["slot_dim"])) + values * dim)
     assert cursor.at == len(cursor.bytes)
     return Reply(header, rows, cursor.at)

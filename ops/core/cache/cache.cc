@@ -50,8 +50,9 @@ void Cache::Release(const Ticket& ticket) {
     released_.slots.insert(released_.slots.end(), slots->begin(), slots->end());
   }
   for (size_t s = 0; s < ticket.asked_.size(); ++s) {
-    const uint64_t number = ticket.asked_[s].request.number;
-    if (number != 0 && !ticket.installed_) released_.requests.emplace_back(s, number);
+    const Ticket::Asked& asked = ticket.asked_[s];
+    if (asked.request.number == 0 || ticket.installed_) continue;
+    released_.requests.push_back({s, asked.request.number, asked.watch});
   }
 }
 
@@ -61,7 +62,11 @@ void Cache::TakeReleased() {
     std::lock_guard<std::mutex> lock(released_mutex_);
     std::swap(released, released_);
   }
-  for (const auto& [shard, number] : released.requests) shards_[shard].link.Close(number);
+  for (const Released::Request& request : released.requests) {
+    Shard& shard = shards_[request.shard];
+    shard.link.Close(request.number);
+    shard.watching.GiveUp(request.watch);
+  }
   store_.ForEachAhead(released.slots, [&](uint32_t slot) {
     if (store_.Unhold(slot)) Dismiss(slot);
   });
@@ -101,7 +106,7 @@ void Cache::Trim() {
 void Cache::ForgetRow(uint32_t slot) {
   Line* line = store_.line(slot);
   store_.ClearResident(line);
-  line->clear(Line::kFull);
+  line->clear(Line::kFull | Line::kWatched);
   line->base = 0;
 }
 
@@ -117,6 +122,7 @@ void Cache::ForgetLine(uint32_t slot, CacheCounter counter) {
 
 void Cache::ForgetShard(int shard, CacheCounter counter) {
   shards_[shard].outbox.clear();
+  shards_[shard].watching.Begin();
   for (uint32_t slot = 0; slot < store_.end(); ++slot) {
     Line* line = store_.line(slot);
     if (!store_.exists(slot) || line->shard != shard) continue;

@@ -32,6 +32,7 @@
 #include "ops/core/cache/store.h"
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
+#include "ops/core/link/watch.h"
 #include "ops/core/parallel.h"
 #include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
@@ -115,12 +116,15 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
 
   struct Shard {
     Link link;
+    Watching watching;
     std::vector<uint32_t> outbox;  // lines to be pushed with the next request
   };
 
   // What a lookup asks of a shard.
   struct Questions {
     std::vector<uint32_t> checks, value_checks, full, values;  // lines
+    bool watches = false;    // lines that are watched are not checked
+    int64_t num_spared = 0;  // such lines
   };
 
   Cache(const CacheConfig& config, RowKit kit);
@@ -133,6 +137,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void Dismiss(uint32_t slot);
   bool Due(const Line& line) const;
   int64_t MakeMissing(Ticket* ticket);
+  bool Watches(int shard);
   void Ask(uint32_t slot, int64_t read_bound, Questions* questions);
   int64_t BaseAfterCut(const Line& line) const;
   void ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket);
@@ -151,6 +156,8 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void InstallOld(const Ticket::Asked& asked, const ReplyView& reply);
   void InstallReply(int shard, const Ticket::Asked& asked, const ReplyView& reply,
                     const ParallelFor& parallel_for);
+  Status CheckUnasked(const std::vector<Ticket::Asked>& asked,
+                      const std::vector<ReplyView>& views) const;
 
   // Needs nothing: a ticket's end.
   void Release(const Ticket& ticket);
@@ -171,8 +178,12 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
 
   // What dead tickets held. A ticket may die on any thread, at any time, and must not wait.
   struct Released {
+    struct Request {
+      size_t shard;
+      uint64_t number, watch;
+    };
     std::vector<uint32_t> slots;
-    std::vector<std::pair<int, uint64_t>> requests;  // shard, number
+    std::vector<Request> requests;  // without a reply
   };
   std::mutex released_mutex_;
   Released released_;

@@ -8,6 +8,7 @@
 
 #include "ops/core/cache/cache.h"
 #include "ops/core/cache/pushes_since.h"
+#include "ops/core/memory/hash.h"
 #include "ops/core/wire/reply.h"
 
 namespace het_tf {
@@ -54,6 +55,13 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   const int row_dim = optimizer.row_dim();
   const PushesSince since(link, header.acknowledged, optimizer, config_.rows.clock, config_.half);
   const bool restarted = header.flags & kRestarted;
+  bool is_latest = false;  // of the replies that say what is watched
+  Watching& watching = shards_[shard].watching;
+  if (asked.watch == watching.epoch() && header.number != 0) {
+    is_latest = watching.Take(header.number) && (header.flags & kWatches) != 0;
+  } else {
+    watching.GiveUp(asked.watch);
+  }
 
   const auto keep = [&](uint32_t slot, const float* row, int64_t clock) {
     Line* line = store_.line(slot);
@@ -82,8 +90,9 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   for (int64_t r = 0; r < header.num_full; ++r) {
     const int64_t query = reply.full_rows[r].query;
     answered[query] = 1;
-    const uint32_t slot = asked.slots[query];
-    stay(store_.line(slot));
+    Line* line = store_.line(asked.slots[query]);
+    line->clear(Line::kWatched);
+    stay(line);
     refreshed += query < asked.num_bases();
   }
   parallel_for(header.num_full, 20 + 2 * row_dim, [&](int64_t first, int64_t last) {
@@ -106,6 +115,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
     const int64_t query = reply.value_rows[r].query;
     answered[query] = 1;
     Line* line = store_.line(asked.slots[query]);
+    line->clear(Line::kWatched);
     if (query < asked.num_bases()) {
       // The slots are out of date, and not worth what they cost.
       ++refreshed;
@@ -118,7 +128,27 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
     if (line->has(Line::kFull)) continue;
     store_.InstallValue(asked.slots[query], reply.values + r * dim(), reply.value_rows[r].clock);
   }
-  admission_.Came(header.num_full, header.num_values);
+  int64_t num_came = 0;  // unasked, and of use
+  for (int64_t r = 0; r < header.num_unasked; ++r) {
+    const int64_t key = reply.unasked_rows[r].query;
+    const uint32_t slot = store_.Find(HashKey(key), key);
+    if (slot == Line::kNone || !store_.line(slot)->has(Line::kFull)) continue;
+    ++num_came;
+    store_.line(slot)->clear(Line::kWatched);
+    merge_and_keep(slot, reply.unasked + r * row_dim, reply.unasked_rows[r].clock);
+  }
+  admission_.Came(header.num_full + header.num_unasked, header.num_values);
+
+  // A row that is watched now need not be checked again.
+  int64_t num_watched = 0;
+  for (int64_t q = 0; is_latest && q < asked.num_checks; ++q) {
+    Line* line = store_.line(asked.slots[q]);
+    if (answered[q] || !line->has(Line::kFull) || line->has(Line::kWatched)) continue;
+    line->set(Line::kWatched);
+    ++num_watched;
+  }
+  watching.Count(num_watched, int64_t{header.num_unasked} + refreshed,
+                 config_.capacity / num_shards() + 1024);
 
   // No row for a key whose row must come: nobody has updated it, and the whole of it is known here.
   int64_t initialized = 0;
@@ -141,8 +171,24 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   }
   if (!restarted) admission_.Spared(asked.num_bases() - refreshed);
   counters_.Add(CacheCounter::kStaleHits, refreshed);
+  counters_.Add(CacheCounter::kRowsUnasked, num_came);
   counters_.Add(CacheCounter::kInitialized, initialized);
   counters_.Add(CacheCounter::kVisitors, header.num_values);
+}
+
+// Whether the rows that nobody asked for are those of the shard that sends them.
+Status Cache::CheckUnasked(const std::vector<Ticket::Asked>& asked,
+                           const std::vector<ReplyView>& views) const {
+  for (size_t s = 0; s < asked.size(); ++s) {
+    if (asked[s].request.number == 0) continue;
+    for (int64_t r = 0; r < views[s].header.num_unasked; ++r) {
+      const int64_t key = views[s].unasked_rows[r].query;
+      if (ShardOfHash(HashKey(key), num_shards()) == s) continue;
+      return InvalidArgument("replies[", s, "] has a row of key ", key,
+                             ", which is of another shard");
+    }
+  }
+  return Status();
 }
 
 Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& replies,
@@ -154,6 +200,7 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
   if (ticket->installed_) return FailedPrecondition("ticket was installed before");
   TakeReleased();
   HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
+  HET_RETURN_IF_ERROR(CheckUnasked(ticket->asked_, views));
   *rows = 0;
   for (size_t s = 0; s < replies.size(); ++s) {
     const Ticket::Asked& asked = ticket->asked_[s];
@@ -171,7 +218,7 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
       InstallReply(static_cast<int>(s), asked, views[s], parallel_for);
     }
     link.Close(asked.request.number);
-    *rows += int64_t{header.num_full} + header.num_values;
+    *rows += static_cast<int64_t>(header.num_rows());
     counters_.Add(CacheCounter::kBytesDown, static_cast<int64_t>(replies[s].size));
   }
   ticket->installed_ = true;

@@ -59,6 +59,7 @@ class Schedule {
     config.rows.half = half_rows;
     config.half = half_wire;
     clock_ = clock;
+    read_bound_ = config.capacity == 0 ? 0 : config.read_bound;
     const int num_workers = static_cast<int>(1 + Below(&random_, 4));
     cluster_ = std::make_unique<Cluster>(config, num_workers);
     own_.resize(num_workers);
@@ -122,11 +123,16 @@ class Schedule {
  private:
   struct Step {
     Cluster::Call call;
-    Counts own;  // the worker's updates when the lookup was made
+    // When the lookup was made:
+    Counts own;     // the worker's updates
+    Counts others;  // those of others that a shard had merged, at least
   };
 
   void Lookup(int w) {
-    under_way_.push_back({cluster_->Lookup(w, RandomIds(&random_, 60)), own_[w]});
+    under_way_.push_back({cluster_->Lookup(w, RandomIds(&random_, 60)), own_[w], {}});
+    for (const auto& [key, row] : cluster_->Rows()) {
+      under_way_.back().others[key] = static_cast<int64_t>(-row.value[0]) - own_[w][key];
+    }
   }
 
   // Any request of any call, also one that was there before.
@@ -143,6 +149,16 @@ class Schedule {
     }
   }
 
+  // What a read that misses no more than the bound sees of others. (A row that was updated once has
+  // gone further than the bounds of drift clocks here, and Lamport's bound nothing of this kind.)
+  int64_t LeastOfOthers(const Step& step, int64_t key) {
+    if (read_bound_ == kUnbounded || clock_ == ClockRule::kLamport) return 0;
+    const auto merged = step.others.find(key);
+    if (merged == step.others.end()) return 0;
+    const int64_t bound = clock_ == ClockRule::kDrift ? 0 : read_bound_;
+    return std::max<int64_t>(merged->second - bound, 0);
+  }
+
   void FinishOne() {
     if (under_way_.empty()) return;
     std::swap(under_way_[Below(&random_, under_way_.size())], under_way_.back());
@@ -155,6 +171,8 @@ class Schedule {
     for (size_t i = 0; i < values.size(); ++i) {
       const int64_t key = unique.keys[unique.key_of[i]];
       EXPECT_GE(-values[i], step.own[key]) << "own updates of key " << key << " are missing";
+      EXPECT_GE(-values[i], step.own[key] + LeastOfOthers(step, key))
+          << "the read of key " << key << " misses more than the bound of " << read_bound_;
       EXPECT_LE(-values[i], total_[key]) << "key " << key << " has updates that nobody made";
     }
     EXPECT_OK(cluster_->Update(step.call, OneForEachKey(unique)));
@@ -176,6 +194,7 @@ class Schedule {
 
   Random random_;
   ClockRule clock_;
+  int64_t read_bound_;
   std::unique_ptr<Cluster> cluster_;
   std::vector<Step> under_way_;
   std::vector<Cluster::Call> flushes_;

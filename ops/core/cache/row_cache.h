@@ -26,6 +26,8 @@ enum class CacheCounter {
   kHits,              // keys whose row was in the cache
   kHitIds,            // ids of those keys
   kStaleHits,         // hits whose row the shard sent again, since it had passed the read bound
+  kChecksSpared,      // hits that the shard was not asked about, since it watches their rows
+  kRowsUnasked,       // rows that came unasked, since they had passed the read bound
   kMisses,            // keys whose row was not in the cache
   kInitialized,       // misses of rows that nobody had updated: computed here, not sent
   kVisitors,          // misses of rows not worth a line: their value came without slots
@@ -53,6 +55,8 @@ inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCo
     "hits",
     "hit_ids",
     "stale_hits",
+    "checks_spared",
+    "rows_unasked",
     "misses",
     "initialized",
     "visitors",

@@ -60,6 +60,11 @@ class Store {
   // slots: (num_keys), the line of each key, held, or Line::kNone. The line counts as used.
   Found Find(const UniqueIds& ids, const ParallelFor& parallel_for, std::vector<uint32_t>* slots);
 
+  // The line of a key, or Line::kNone.
+  uint32_t Find(uint64_t hash, int64_t key) const {
+    return index_.Find(hash, [&](uint32_t slot) { return line(slot)->key == key; });
+  }
+
   // A line for a key that has none, held once, of which nothing is known yet. uses: how often the
   // key was asked for lately, this time included.
   uint32_t Make(int64_t key, uint64_t hash, int uses);

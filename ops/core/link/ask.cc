@@ -9,7 +9,7 @@ RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Q
                          NewPush* push, const AllocateRequest& allocate, Link* link,
                          Asked* asked) const {
   const std::vector<const Link::Push*> again = link->ToCarry(everything);
-  if (again.empty() && push == nullptr && queries.keys.empty()) {
+  if (again.empty() && push == nullptr && queries.keys.empty() && queries.num_spared == 0) {
     allocate(shard, 0);
     return RequestBytes();
   }
@@ -20,6 +20,8 @@ RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Q
   header.session = link->epoch().session;
   header.cut = link->cut() + (push != nullptr ? 1 : 0);
   header.read_bound = read_bound;
+  header.watch = queries.watch;
+  header.seen = queries.seen;
   header.dim = static_cast<uint32_t>(optimizer->dim());
   header.slot_dim = static_cast<uint32_t>(optimizer->slot_dim());
   header.contribution_dim = static_cast<uint32_t>(optimizer->contribution_dim());
@@ -69,6 +71,7 @@ RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Q
   asked->num_checks = header.num_checks;
   asked->num_value_checks = header.num_value_checks;
   asked->num_full = header.num_full;
+  asked->watch = header.watch;
   return bytes;
 }
 
@@ -85,6 +88,10 @@ Status Asker::Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply
   if (header.format().half != half) {
     return InvalidArgument("reply has ", half ? "floats" : "bfloat16",
                            ", which were not asked for");
+  }
+  if (asked.watch == 0 && (header.number != 0 || header.num_unasked > 0)) {
+    return InvalidArgument("reply has number = ", header.number,
+                           ", num_unasked = ", header.num_unasked, " where nothing is watched");
   }
   for (int64_t r = 0; r < header.num_values; ++r) {
     const int64_t query = reply->value_rows[r].query;

@@ -32,6 +32,8 @@ struct Queries {
   std::vector<int64_t> keys;
   std::vector<int64_t> bases;                                   // (num_checks + num_value_checks)
   uint32_t num_checks = 0, num_value_checks = 0, num_full = 0;  // the other keys: values
+  uint64_t watch = 0, seen = 0;                                 // RequestHeader's
+  int64_t num_spared = 0;  // watched rows that are not checked: the shard must be heard
 };
 
 // A push that is cut with a request.
@@ -49,6 +51,7 @@ struct Asked {
   int64_t num_checks = 0;
   int64_t num_value_checks = 0;
   int64_t num_full = 0;
+  uint64_t watch = 0;
 
   int64_t num_bases() const { return num_checks + num_value_checks; }
   int64_t first_value() const { return num_bases() + num_full; }

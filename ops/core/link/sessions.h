@@ -1,12 +1,16 @@
-// What a shard remembers of the caches that write to it: the last push merged of each.
+// What a shard remembers of the caches that write to it: the last push merged of each, and the rows
+// that it watches for it.
 
 #ifndef HET_TF_OPS_CORE_LINK_SESSIONS_H_
 #define HET_TF_OPS_CORE_LINK_SESSIONS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+
+#include "ops/core/link/watch.h"
 
 namespace het_tf {
 
@@ -23,7 +27,9 @@ class Sessions {
     // Held over merging and answering a request, so that the rows of the answer hold what it
     // acknowledges, and a repeat is not answered before the first was merged.
     std::mutex mutex;
-    uint64_t sequence = 0;  // the last push merged; guarded by mutex
+    uint64_t sequence = 0;                // the last push merged; guarded by mutex
+    Watch watch;                          // guarded by mutex
+    std::atomic<int64_t> num_watched{0};  // watch.size()
   };
 
   // Caches that were silent while the shard heard this many requests are forgotten. Should one
@@ -50,6 +56,13 @@ class Sessions {
     sessions_.clear();
   }
 
+  // Rows that are watched, those of every cache counted.
+  int64_t num_watched() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    int64_t watched = 0;
+    for (const auto& entry : sessions_) watched += entry.second.session->num_watched;
+    return watched;
+  }
   int64_t size() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return static_cast<int64_t>(sessions_.size());

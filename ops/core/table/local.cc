@@ -183,11 +183,12 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
   HET_RETURN_IF_ERROR(reservation.status());
   const KeptRows::Room room(&kept_, ids.num_keys() * record_bytes_);
   const auto locks = LockStripes<UniqueLock>(0, kNumStripes);
-  if (kept_.open() || notes_changes()) {
+  if (kept_.open() || notes_changes() || watches_) {
     for (int64_t u = 0; u < ids.num_keys(); ++u) {
       if (!sums.finite(u)) continue;
-      KeepRecord(stripes_[StripeOfHash(ids.hashes[u], kNumStripes)].get(), ids.hashes[u],
-                 ids.keys[u]);
+      Stripe* stripe = stripes_[StripeOfHash(ids.hashes[u], kNumStripes)].get();
+      KeepRecord(stripe, ids.hashes[u], ids.keys[u]);
+      stripe->log.Add(ids.keys[u]);
     }
   }
   if (!missing.empty()) InsertRecords(ids, missing, groups, parallel_for, &records);

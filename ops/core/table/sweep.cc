@@ -115,6 +115,7 @@ int64_t Table::Sweep::Drop(Stripe* stripe, uint64_t incarnation, const std::vect
       const uint64_t hash = HashKey(key);
       if (!stripe->unread.empty()) table.KeepRecord(stripe, hash, key);
       NoteDrop(stripe, key);
+      stripe->log.Add(key);
       table.Erase(stripe, hash, slot);
       ++dropped;
     }

@@ -1,7 +1,4 @@
-// Sync: a cache's pushes merged, its questions answered.
-//
-// Where rows come and go, a check of a row that is not there is answered with its initial value: so
-// a cache learns that it has expired, or that what it pushed was refused (lifetimes.h).
+// Sync: a cache's pushes merged, its questions answered (answer.cc).
 
 #include <algorithm>
 #include <atomic>
@@ -19,20 +16,6 @@
 #include "ops/core/wire/request.h"
 
 namespace het_tf {
-namespace {
-
-// A client's numbers may be anything; wrapping is harmless, signed overflow is not.
-int64_t WrappingSubtract(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
-}
-
-// Of Table::reads_that_missed.
-int MissedBucket(int64_t missed) {
-  if (missed <= 0) return 0;
-  return std::min(64 - __builtin_clzll(missed), Table::kMissedBuckets - 1);
-}
-
-}  // namespace
 
 // The hash of every key of a request, computed once.
 struct Table::HashedRequest {
@@ -150,16 +133,17 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
       } else if (push.sequence > session->sequence + 1) {
         counters_.Add(TableCounter::kPushesSkipped, 1);
       } else {
-        HET_RETURN_IF_ERROR(MergeNext(push, hashed.pushes[p], parallel_for, &counted));
+        HET_RETURN_IF_ERROR(
+            MergeNext(push, hashed.pushes[p], &session->watch, parallel_for, &counted));
         session->sequence = push.sequence;
       }
     }
   }
-  Answer(request, hashed.queries, restarted, counted, *session, parallel_for, allocate);
+  Answer(request, hashed.queries, restarted, counted, session.get(), parallel_for, allocate);
   return Status();
 }
 
-Status Table::MergeNext(const PushView& push, const std::vector<uint64_t>& hashes,
+Status Table::MergeNext(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
                         const ParallelFor& parallel_for, bool* counted) {
   std::shared_ptr<Closures::Entry> closure;
   std::unique_lock<std::mutex> lock;
@@ -177,7 +161,7 @@ Status Table::MergeNext(const PushView& push, const std::vector<uint64_t>& hashe
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
   const KeptRows::Room room(&kept_, push.num_rows() * record_bytes_);
-  Merge(push, hashes, groups, parallel_for);
+  Merge(push, hashes, groups, watch, parallel_for);
   if (closure != nullptr) closure->merged = true;
   return Status();
 }
@@ -213,12 +197,13 @@ void Table::MergeRow(char* record, const PushRow& row, const float* floats, bool
 }
 
 void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
-                  const ParallelFor& parallel_for) {
+                  Watch* watch, const ParallelFor& parallel_for) {
   const int contribution_dim = kit_.optimizer->contribution_dim();
   const uint32_t now = time_.now();
   ForEachStripe<UniqueLock>(parallel_for, StripeCost(push.num_rows(), row_dim_), [&](int64_t s) {
     Stripe& stripe = *stripes_[s];
     const int32_t* rows = groups.order.data() + groups.begin[s];
+    WatchedRows* watched = watch->stripe(s);
     Newcomers newcomers;
     if (!stripe.unread.empty()) {
       for (int32_t i = 0; i < groups.size(s); ++i) {
@@ -234,110 +219,20 @@ void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, con
           const float* floats =
               is_gradient ? push.gradients + r * dim()
                           : push.contributions + (r - push.num_gradients) * contribution_dim;
-          char* record = FindOrAdmit(&stripe, hashes[r], push.rows[r].key,
-                                     is_gradient ? 1 : push.rows[r].updates, now, &newcomers);
-          if (record != nullptr) MergeRow(record, push.rows[r], floats, is_gradient);
+          const PushRow& row = push.rows[r];
+          const uint32_t updates = is_gradient ? 1 : row.updates;
+          char* record = FindOrAdmit(&stripe, hashes[r], row.key, updates, now, &newcomers);
+          if (record != nullptr) MergeRow(record, row, floats, is_gradient);
+          // What the cache did itself it does not miss.
+          if (watched != nullptr) {
+            watched->Pushed(hashes[r], row.key,
+                            config_.clock == ClockRule::kDrift ? row.clock : updates);
+          }
         });
     Note(newcomers);
   });
   counters_.Add(TableCounter::kPushesMerged, 1);
   counters_.Add(TableCounter::kRowsMerged, push.num_rows());
-}
-
-void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
-                   bool counted, const Sessions::Session& session, const ParallelFor& parallel_for,
-                   const std::function<char*(size_t)>& allocate) {
-  const RequestHeader& header = request.header;
-  const int64_t num_queries = header.num_queries();
-  const Groups groups(num_queries, kNumStripes,
-                      [&](int64_t q) { return StripeOfHash(hashes[q], kNumStripes); });
-  // Pushes that the bases count, and that a value without slots would lack, are still to come.
-  const bool behind = !restarted && session.sequence < header.cut;
-  const auto sends_value = [&](int64_t q) { return !behind && request.wants_value(q); };
-
-  // First which rows go, then, once the reply has its memory, the rows themselves. Records never
-  // move and are not freed while contents_ is held, so a pointer to one stays good in between.
-  static const char gone = 0;
-  std::vector<const char*> found(num_queries, nullptr);
-  ForEachStripe<SharedLock>(parallel_for, StripeCost(num_queries, 0), [&](int64_t s) {
-    const Stripe& stripe = *stripes_[s];
-    const int32_t* queries = groups.order.data() + groups.begin[s];
-    std::array<int32_t, kMissedBuckets> reads{};
-    VisitAhead(
-        groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[queries[i]]}; },
-        [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
-        [&](int64_t i) {
-          const int32_t q = queries[i];
-          const uint32_t slot = Find(stripe, hashes[q], request.keys[q]);
-          if (slot == Index::kNone) {
-            // A line with a row that is not there, or not any more.
-            if (lives_ && !restarted && request.is_check(q) && request.bases[q] > 0 &&
-                request.bases[q] != clocks_.gone()) {
-              ++reads[0];
-              found[q] = &gone;
-            }
-            return;
-          }
-          const char* record = stripe.records[slot];
-          if (request.is_check(q) && !restarted && !behind) {
-            const int64_t missed = WrappingSubtract(ClockOf(record), request.bases[q]);
-            const bool stays = header.read_bound == kUnbounded || missed <= header.read_bound;
-            ++reads[stays ? MissedBucket(missed) : 0];
-            if (stays) return;
-          }
-          found[q] = record;
-        });
-    for (int b = 0; b < kMissedBuckets; ++b) {
-      if (reads[b] > 0) missed_[b].fetch_add(reads[b], std::memory_order_relaxed);
-    }
-  });
-
-  ReplyHeader reply;
-  std::vector<uint32_t> place(num_queries);
-  for (int64_t q = 0; q < num_queries; ++q) {
-    if (found[q] == nullptr) continue;
-    place[q] = sends_value(q) ? reply.num_values++ : reply.num_full++;
-  }
-  reply.flags = (restarted ? kRestarted : 0) | (header.format().half ? kHalfReply : 0) |
-                (counted ? kCounted : 0);
-  reply.incarnation = incarnation_;
-  reply.session = session.number;
-  reply.acknowledged = session.sequence;
-  reply.num_queries = static_cast<uint32_t>(num_queries);
-  reply.dim = header.dim;
-  reply.slot_dim = header.slot_dim;
-  const size_t bytes = ReplyWriter::Size(reply);
-  ReplyWriter writer(allocate(bytes), reply);
-  const int64_t num_rows = int64_t{reply.num_full} + reply.num_values;
-  ForEachStripe<SharedLock>(parallel_for, StripeCost(num_rows, row_dim_), [&](int64_t s) {
-    std::vector<float> unpacked(format_.half || lives_ ? row_dim_ : 0);
-    for (int32_t i = groups.begin[s]; i < groups.begin[s + 1]; ++i) {
-      const int32_t q = groups.order[i];
-      if (found[q] == nullptr) continue;
-      const bool value = sends_value(q);
-      ReplyRow row = {0, q};
-      const float* floats = unpacked.data();
-      if (found[q] == &gone) {
-        kit_.InitRow(request.keys[q], unpacked.data());
-        row.clock = std::min(std::max(clocks_.gone(), request.bases[q]), kMaxClock);
-      } else {
-        row.clock = ClockOf(found[q]);
-        floats = WordsOf(found[q]);
-      }
-      if (format_.half && found[q] != &gone) {
-        format_.Read(floats, slot_dim(), unpacked.data());
-        floats = unpacked.data();
-      }
-      if (value) {
-        writer.SetValue(place[q], row, floats);
-      } else {
-        writer.SetFull(place[q], row, floats);
-      }
-    }
-  });
-  counters_.Add(TableCounter::kRowsChecked, header.num_bases());
-  counters_.Add(TableCounter::kRowsSent, num_rows);
-  counters_.Add(TableCounter::kBytesSent, bytes);
 }
 
 }  // namespace het_tf

@@ -140,6 +140,7 @@ char* Table::FindOrAdmit(Stripe* stripe, uint64_t hash, int64_t key, uint32_t up
   if (stripe->gate != nullptr && Find(*stripe, hash, key) == Index::kNone &&
       !stripe->gate->Admits(hash, key, updates, now)) {
     newcomers->refused += updates;
+    stripe->log.Add(key);  // whoever pushed it has a row that is not here
     return nullptr;
   }
   bool is_new;
@@ -167,6 +168,7 @@ char* Table::FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new)
   if (*is_new) slot = stripe->records.Allocate();
   // Nobody asks for a record here that he does not change.
   NoteChange(stripe, slot);
+  stripe->log.Add(key);
   if (!*is_new) return stripe->records[slot];
   char* record = stripe->records[slot];
   StoreInt64(record, key);

@@ -108,6 +108,8 @@ class Table {
   int64_t num_candidates() const;
   // Caches that it remembers.
   int64_t num_sessions() const { return sessions_.size(); }
+  // Rows that it watches for caches, those of every cache counted.
+  int64_t num_watched() const { return sessions_.num_watched(); }
   // Closures that it remembers.
   int64_t num_closures() const { return closures_.size(); }
 
@@ -222,6 +224,7 @@ class Table {
     // bits while it shares the lock, others while they have it alone.
     std::vector<uint64_t> unread;
     std::vector<Bits> changed;  // by the place of a reader
+    ChangeLog log;
   };
   // Who reads what has changed.
   struct Reader {
@@ -344,15 +347,26 @@ class Table {
   void UpdateRow(char* record, float* row, const Gradient& gradient, float learning_rate,
                  int64_t units);
   void Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
-             const ParallelFor& parallel_for);
+             Watch* watch, const ParallelFor& parallel_for);
   void MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient);
-  // Merges a push that is the next of its session. counted: out, whether instead another run of its
-  // closure was.
-  Status MergeNext(const PushView& push, const std::vector<uint64_t>& hashes,
+  // Merges a push that is the next of its session, which is locked. counted: out, whether instead
+  // another run of its closure was.
+  Status MergeNext(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
                    const ParallelFor& parallel_for, bool* counted);
+
+  // Answers a request (answer.cc). session: of the cache, locked.
   void Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
-              bool counted, const Sessions::Session& session, const ParallelFor& parallel_for,
+              bool counted, Sessions::Session* session, const ParallelFor& parallel_for,
               const std::function<char*(size_t)>& allocate);
+  // What must go to a cache for a row that has this clock there: its record, kGone, or nullptr if
+  // it stays. bucket: out, of reads_that_missed; -1: there is no row. The stripe is locked.
+  const char* IfBeyond(const Stripe& stripe, uint64_t hash, int64_t key, int64_t base,
+                       int64_t bound, int* bucket) const;
+  // Rows that are watched and changed since the last reply, and are beyond the bound, go with this
+  // one. The stripe is locked.
+  void SendWatched(const Stripe& stripe, int64_t bound, uint64_t reply, WatchedRows* watched) const;
+  // Begins to watch for a cache.
+  void StartLogs(Watch* watch);
   void NewIncarnation();
 
   const RowConfig config_;
@@ -377,6 +391,7 @@ class Table {
 
   Sessions sessions_;
   Closures closures_;
+  std::atomic<bool> watches_{false};  // whether a cache ever had rows watched
 
   mutable Counters<TableCounter> counters_;
   std::array<std::atomic<int64_t>, kMissedBuckets> missed_{};

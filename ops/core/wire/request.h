@@ -32,7 +32,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "messages are little-endian and read in place");
 
 inline constexpr uint32_t kRequestMagic = 0x51544548;  // "HETQ"
-inline constexpr uint8_t kWireVersion = 5;
+inline constexpr uint8_t kWireVersion = 6;
 
 // Values, their gradients and their changes are bfloat16, in the request and in its reply.
 inline constexpr uint8_t kHalf = 1;
@@ -49,6 +49,8 @@ struct RequestHeader {
   uint64_t cut = 0;          // the last sequence cut before this request
   int64_t read_bound = 0;    // kUnbounded: cached rows are never sent again
   int64_t lowest_key = 0;    // KeyPacking's
+  uint64_t watch = 0;        // the epoch whose watched rows are not checked (link/watch.h); 0: none
+  uint64_t seen = 0;         // replies of that epoch up to this number were taken
   uint32_t dim = 0;
   uint32_t slot_dim = 0;
   uint32_t contribution_dim = 0;
@@ -87,7 +89,7 @@ struct PushRow {
   uint32_t clock;
 };
 
-static_assert(sizeof(RequestHeader) == 96 && sizeof(PushHeader) == 32 && sizeof(PushRow) == 16);
+static_assert(sizeof(RequestHeader) == 112 && sizeof(PushHeader) == 32 && sizeof(PushRow) == 16);
 
 // base: not negative.
 inline size_t BaseBytes(int64_t base) {

@@ -1,0 +1,89 @@
+#include "ops/core/link/watch.h"
+
+namespace het_tf {
+
+void WatchedRows::Watch(uint64_t hash, int64_t key, int64_t base) {
+  if (Row* row = Find(hash, key)) {
+    row->base = base;
+    if (row->sent != 0) row->sent = kWatchedAgain;
+    return;
+  }
+  if (free_.empty()) {
+    rows_.emplace_back();
+    free_.reserve(rows_.capacity());  // so that Seen and Send need no memory
+    sent_.reserve(rows_.capacity());
+    free_.push_back(static_cast<uint32_t>(rows_.size() - 1));
+  }
+  const uint32_t slot = free_.back();
+  index_.Insert(hash, slot, [&](uint32_t s) { return HashKey(rows_[s].key); });
+  free_.pop_back();
+  rows_[slot] = {key, base, 0};
+}
+
+void WatchedRows::Send(Row* row, uint64_t reply) {
+  if (IsSent(*row)) return;
+  if (row->sent == 0) sent_.push_back(static_cast<uint32_t>(row - rows_.data()));
+  row->sent = reply;
+}
+
+void WatchedRows::Seen(uint64_t reply) {
+  const auto is_over = [&](uint32_t slot) {
+    Row& row = rows_[slot];
+    if (row.sent == kWatchedAgain) {
+      row.sent = 0;
+      return true;
+    }
+    if (row.sent > reply) return false;
+    index_.Erase(HashKey(row.key), slot);
+    free_.push_back(slot);
+    return true;
+  };
+  sent_.erase(std::remove_if(sent_.begin(), sent_.end(), is_over), sent_.end());
+}
+
+uint64_t Watch::BeginReply(uint64_t epoch, size_t num_stripes, bool* begins) {
+  *begins = epoch > epoch_;
+  if (epoch < epoch_) return 0;
+  if (*begins) {
+    stripes_.clear();
+    stripes_.resize(num_stripes);
+    epoch_ = epoch;
+    replies_ = 0;
+  }
+  return ++replies_;
+}
+
+void Watching::Begin() {
+  ++epoch_;
+  over_ = false;
+  open_ = 0;
+  seen_ = last_ = 0;
+  ahead_.clear();
+  num_watched_ = 0;
+}
+
+bool Watching::Take(uint64_t reply) {
+  --open_;
+  const bool latest = reply > last_;
+  last_ = std::max(last_, reply);
+  if (reply > seen_) ahead_.insert(reply);
+  while (!ahead_.empty() && *ahead_.begin() == seen_ + 1) {
+    ++seen_;
+    ahead_.erase(ahead_.begin());
+  }
+  over_ = over_ || ahead_.size() > kMostAhead;
+  return latest;
+}
+
+void Watching::GiveUp(uint64_t epoch) {
+  if (epoch != epoch_) return;
+  --open_;
+  over_ = true;
+}
+
+void Watching::Count(int64_t watched, int64_t came, int64_t most) {
+  num_watched_ = std::max<int64_t>(num_watched_ + watched - came, 0);
+  over_ = over_ || num_watched_ > 2 * most;
+}
+
+}  // namespace het_tf
