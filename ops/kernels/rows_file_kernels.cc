@@ -67,19 +67,28 @@ class TableSaveRowsOp : public FileKernel {
     std::vector<int64_t> keys(capacity), clocks(capacity);
     std::vector<float> values(capacity * dim), slots(capacity * slot_dim);
     const Table::Rows rows = {keys.data(), values.data(), slots.data(), clocks.data()};
+    std::vector<float> initial(dim);
+    const auto add_initial_value = [&](int64_t key) {
+      resource.table->InitialValue(key, initial.data());
+      return writer.Add(key, initial.data());
+    };
+    const std::vector<int64_t>& returned = snapshot->returned();
     Status status = snapshot->Read(rows, capacity, [&](int64_t n) {
       for (int64_t r = 0; r < n; ++r) {
         const float* value = &values[r * dim];
-        if (clocks[r] < min_clock_ || !IsLongEnough(value, dim)) continue;
-        HET_RETURN_IF_ERROR(writer.Add(keys[r], value));
+        if (clocks[r] >= min_clock_ && IsLongEnough(value, dim)) {
+          HET_RETURN_IF_ERROR(writer.Add(keys[r], value));
+        } else if (std::binary_search(returned.begin(), returned.end(), keys[r])) {
+          // The row before this one may have been written once.
+          HET_RETURN_IF_ERROR(add_initial_value(keys[r]));
+        }
       }
       return Status();
     });
     // A key that has lost its row reads as its initial value, whatever is left out otherwise.
     for (const int64_t key : snapshot->dropped()) {
       if (!status.ok()) break;
-      resource.table->InitialValue(key, values.data());
-      status = writer.Add(key, values.data());
+      status = add_initial_value(key);
     }
     if (status.ok()) status = writer.Finish();
     TF_RETURN_IF_ERROR(appended);

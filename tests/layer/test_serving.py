@@ -360,6 +360,42 @@ def test_rows_that_expire_are_served_as_their_initial_value(tmp_path):
     np.testing.assert_array_equal(answer[95:], np.full((5, 4), 3))
 
 
+def test_a_row_that_falls_under_the_filter_is_served_as_its_initial_value(tmp_path):
+    ids = keras.Input((None,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(
+        4, seed=3, expiry=het_tf.Expiry(age=2, time="given"), optimizer=het_tf.optimizers.SGD(0.1)
+    )
+    model = het_tf.keras.Model(ids, embedding(ids))
+    keys = np.arange(100)
+    initial = embedding.table.lookup(keys)
+
+    def set_rows(keys, value, clock):
+        clocks = np.full(len(keys), clock)
+        values, slots = np.full((len(keys), 4), value, np.float32), np.zeros((len(keys), 0))
+        embedding.table.import_(het_tf.TableExport(keys, values, slots.astype("f4"), clocks))
+
+    embedding.table.expire(10)
+    set_rows(keys, 1, clock=3)
+    with het_tf.serving.publish(model, tmp_path / "model", every="1h", min_updates=3) as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        embedding.table.expire(11)
+        set_rows(keys[:60], 2, clock=4)
+        assert embedding.table.expire(12) == 40
+        # These have a row again, of fewer updates: never published, as well as published.
+        set_rows(keys[90:], 3, clock=1)
+        embedding.table.assign(keys[:5], np.full((5, 4), 3, np.float32))
+        publisher.publish()
+        wait_until(lambda: version_of(served) == 1)
+        answer = served.serve(keys[np.newaxis]).numpy()[0]
+        np.testing.assert_array_equal(answer[5:60], np.full((55, 4), 2))
+        np.testing.assert_array_equal(answer[60:], initial[60:])
+        np.testing.assert_array_equal(answer[:5], initial[:5])
+        set_rows(keys[:5], 4, clock=5)
+        publisher.publish()
+        wait_until(lambda: version_of(served) == 2)
+        np.testing.assert_array_equal(served.serve(keys[np.newaxis]).numpy()[0, :5], 4)
+
+
 def test_a_version_that_cannot_be_written_leaves_no_file_and_comes_with_the_next(tmp_path):
     counter = Counter(1000)
     folder = tmp_path / "model/assets.extra/het_tf"

@@ -54,17 +54,18 @@ Status Table::CutChanged(const std::string& name, uint64_t since,
     *whole = !has_last && !lost_last;
     std::vector<Bits> taken;
     std::vector<std::vector<uint64_t>> unread;
-    std::vector<int64_t> dropped;
+    std::vector<int64_t> dropped, returned;
     for (size_t s = 0; s < stripes_.size() && !*whole; ++s) {
       taken.push_back(stripes_[s]->changed[reader.place]);
       if (lost_last) taken[s].Add(reader.taken[s]);
       unread.push_back(taken[s].words);
-      // Each once, and none that has a row again.
+      // Each once.
       std::vector<int64_t>& keys = taken[s].dropped;
       std::sort(keys.begin(), keys.end());
       keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
       for (const int64_t key : keys) {
-        if (Find(*stripes_[s], HashKey(key), key) == Index::kNone) dropped.push_back(key);
+        const bool has_row = Find(*stripes_[s], HashKey(key), key) != Index::kNone;
+        (has_row ? returned : dropped).push_back(key);
       }
       *whole = !taken[s].complete;
     }
@@ -72,10 +73,13 @@ Status Table::CutChanged(const std::string& name, uint64_t since,
       taken.clear();
       unread.clear();
       dropped.clear();
+      returned.clear();
       for (const auto& stripe : stripes_) unread.push_back(AllRows(*stripe));
     }
     HET_RETURN_IF_ERROR(CutBits(std::move(unread), snapshot));
+    std::sort(returned.begin(), returned.end());
     (*snapshot)->dropped_.swap(dropped);
+    (*snapshot)->returned_.swap(returned);
     for (const auto& stripe : stripes_) stripe->changed[reader.place] = Bits();
     reader.taken.swap(taken);
     reader.whole = *whole;

@@ -45,6 +45,7 @@ class Reader {
     std::vector<float> values(64 * table_->dim()), slots(64 * table_->slot_dim());
     if (whole) seen.clear();
     for (const int64_t key : snapshot->dropped()) seen.erase(key);
+    returned = snapshot->returned();
     EXPECT_OK(snapshot->Read(
         {keys.data(), values.data(), slots.data(), clocks.data()}, 64, [&](int64_t n) {
           for (int64_t r = 0; r < n; ++r) {
@@ -61,6 +62,7 @@ class Reader {
 
   bool whole = false;
   TableRows seen;
+  std::vector<int64_t> returned;  // of the last cut that was read
 
  private:
   Table* const table_;
@@ -269,6 +271,35 @@ TEST(ChangesTest, KeysWhoseRowsExpireAreNamedUntilTheyHaveOneAgain) {
     ASSERT_EQ(seldom.seen, testing::Snapshot(*table));
   }
   EXPECT_GT(dropped, 1000);
+}
+
+TEST(ChangesTest, KeysThatHaveAnotherRowAreNamedApart) {
+  Lifetimes lifetimes;
+  ASSERT_OK(Lifetimes::Parse("given; expire age=1", &lifetimes));
+  std::unique_ptr<Table> table;
+  ASSERT_OK(Table::Create({1, "sgd", "zeros"}, 0, &table, lifetimes));
+  ASSERT_OK(table->SetTime(0));
+  ASSERT_OK(Update(table.get(), {1, 2, 3, 4, 5}));
+  Reader reader(table.get(), "reader");
+  reader.Read();
+  EXPECT_TRUE(reader.returned.empty());
+  ASSERT_OK(table->SetTime(1));
+  ASSERT_OK(Update(table.get(), {4, 5}));
+  Table::Sweep sweep(table.get());
+  while (sweep.Next()) {
+  }
+  EXPECT_EQ(sweep.num_expired(), 3);
+  ASSERT_OK(Update(table.get(), {3, 2}));  // have one again
+  const std::vector<int64_t> keys = {4, 5};
+  const std::vector<float> values = {7, 8};
+  const std::vector<int64_t> clocks = {0, 2};  // 4 begins anew, 5 was updated twice
+  ASSERT_OK(table->Import({keys.data(), values.data(), nullptr, clocks.data()}, 2));
+  reader.Read(true);
+  reader.Read();
+  EXPECT_EQ(reader.returned, (std::vector<int64_t>{2, 3, 4})) << "also if a cut got lost";
+  EXPECT_EQ(reader.seen, testing::Snapshot(*table));
+  reader.Read();
+  EXPECT_TRUE(reader.returned.empty());
 }
 
 TEST(ChangesTest, WhoNeverReadsTakesNoMemoryForRowsThatExpire) {

@@ -68,6 +68,10 @@ Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers
     bool is_new;
     char* record = FindOrAdd(stripe, hash, rows.keys[r], &is_new);
     if (is_new && stripe->gate != nullptr) stripe->gate->Forget(hash, rows.keys[r]);
+    const int64_t clock = ClockOf(record);
+    if (!is_new && (lives_ ? ClockOfLife::UpdatesOf(clock) : clock) > rows.clocks[r]) {
+      NoteDrop(stripe, rows.keys[r]);  // It is the row of another life.
+    }
     SetClock(record,
              lives_ ? clocks_.born() + ClockOfLife::UpdatesOf(rows.clocks[r]) : rows.clocks[r]);
     SetRowTime(record, time_.TimeOfAge(rows.ages == nullptr ? 0 : rows.ages[r]));

@@ -32,8 +32,10 @@ class Table::Snapshot {
   int64_t num_rows() const { return num_rows_; }
   // The table's time at the cut, from which ages are counted.
   uint32_t time() const { return now_; }
-  // Of CutChanged.
+  // Of CutChanged: keys that have lost their row and have none, and, in order, those that have
+  // another one since.
   const std::vector<int64_t>& dropped() const { return dropped_; }
+  const std::vector<int64_t>& returned() const { return returned_; }
 
   // Reads all rows, in no particular order, and ends the snapshot. Puts up to `capacity` rows at a
   // time into `columns` and calls write(rows) for them; its error ends the reading. May be called
@@ -55,7 +57,7 @@ class Table::Snapshot {
 
   Table* const table_;
   int64_t num_rows_ = 0;
-  std::vector<int64_t> dropped_;
+  std::vector<int64_t> dropped_, returned_;
   uint32_t now_ = 0;  // the table's time at the cut
   std::mutex mutex_;
   bool ended_ = false;  // guarded by mutex_

@@ -204,7 +204,7 @@ class Table {
   // A bit for each record of a stripe.
   struct Bits {
     std::vector<uint64_t> words;
-    std::vector<int64_t> dropped;  // keys whose rows have expired; some may have one again
+    std::vector<int64_t> dropped;  // keys that have lost their row; some have another one
     bool complete = true;          // there was room for all of them
 
     void Set(uint32_t slot);
@@ -273,8 +273,8 @@ class Table {
   static void NoteChange(Stripe* stripe, uint32_t slot) {
     for (Bits& bits : stripe->changed) bits.Set(slot);
   }
-  // A row has expired. The contents are locked. Who has not read for so long that many more keys
-  // have gone than there are places gets all rows.
+  // A row has expired, or begins anew. The contents are locked. Who has not read for so long that
+  // many more keys have gone than there are places gets all rows.
   static void NoteDrop(Stripe* stripe, int64_t key) {
     for (Bits& bits : stripe->changed) bits.Drop(key, stripe->records.end() + size_t{1024});
   }
