@@ -7,7 +7,7 @@ import contextlib
 import gc
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -56,14 +56,12 @@ class ClosureRunner:
         self._in_flight = 0
         self._numbered = numbered
         self._numbers: dict[int, int] = {}  # Of closures in flight, by id of their tag.
-        self._to_schedule: queue.SimpleQueue[tuple[Any, Any, Any] | None] = queue.SimpleQueue()
-        self._scheduling: concurrent.futures.Future[None] | None = None
+        self._scheduling: concurrent.futures.Future[None] | None = None  # The last one.
         self._finished: queue.SimpleQueue[tuple[Any, Any, Exception | None]] = queue.SimpleQueue()
         self._abandoned = threading.Event()
 
     def __enter__(self) -> ClosureRunner:
         self._strategy.health.start()
-        self._scheduling = call_in_daemon(self._schedule_in_order)
         return self
 
     def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
@@ -77,7 +75,7 @@ class ClosureRunner:
           Exception: what a closure raised that somebody else scheduled, if the block had no error.
         """
         drained = self._abandoned.is_set()
-        self._abandon()
+        self._abandoned.set()
         try:
             first = None if drained else self._drain()
         finally:
@@ -99,13 +97,22 @@ class ClosureRunner:
         return self._in_flight < self._max_in_flight
 
     def schedule(self, fn: tf.types.experimental.PolymorphicFunction, args: Any, tag: Any) -> None:
-        """Schedules `fn(*args)` on any worker; `wait` returns `tag` with its result."""
+        """Schedules `fn(*args)` on any worker; `wait` returns `tag` with its result.
+
+        When this returns the coordinator has it, so that `HetParameterServerStrategy.join` waits
+        for it.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down; the message names it.
+        """
         self._in_flight += 1
         if self._numbered:
             number, done = self._strategy.closure_numbers.take()
             self._numbers[id(tag)] = number
             args = (*args, tf.constant(number, tf.int64), tf.constant(done, tf.int64))
-        self._to_schedule.put((fn, args, tag))
+        self._scheduling = concurrent.futures.Future()
+        call_in_daemon(self._run, fn, args, tag, self._scheduling)
+        self._wait_for(self._scheduling.result)
 
     def wait(self) -> tuple[Any, Any]:
         """Blocks until some closure has finished.
@@ -117,16 +124,7 @@ class ClosureRunner:
           tf.errors.UnavailableError: a parameter server is down; the message names it.
           Exception: what the closure raised. The remaining closures are then cancelled.
         """
-        while True:
-            try:
-                tag, result, error = self._finished.get(timeout=_POLL)
-                break
-            except queue.Empty:
-                try:
-                    self._strategy.raise_if_ps_lost()
-                except tf.errors.UnavailableError:
-                    self._abandon()  # The closures under way may never end.
-                    raise
+        tag, result, error = self._wait_for(self._finished.get)
         self._in_flight -= 1
         if error is not None:
             self._raise(error)
@@ -134,9 +132,21 @@ class ClosureRunner:
             self._strategy.closure_numbers.finish([self._numbers.pop(id(tag))])
         return tag, result
 
+    def _wait_for(self, get: Callable[..., Any]) -> Any:
+        """What `get(timeout=seconds)` returns once it does, unless a parameter server is lost."""
+        while True:
+            try:
+                return get(timeout=_POLL)
+            except (queue.Empty, concurrent.futures.TimeoutError):
+                try:
+                    self._strategy.raise_if_ps_lost()
+                except tf.errors.UnavailableError:
+                    self._abandoned.set()  # The closures under way may never end.
+                    raise
+
     def _raise(self, error: Exception) -> None:
         """Ends the other closures and raises what is to be said about `error`."""
-        self._abandon()
+        self._abandoned.set()
         explained = self._strategy.explain(error)
         first = self._drain()
         # A cancelled closure's result may be seen before that of the one which failed.
@@ -146,27 +156,17 @@ class ClosureRunner:
             raise error
         raise explained from error
 
-    def _abandon(self) -> None:
-        """Schedules no more."""
-        self._abandoned.set()
-        self._to_schedule.put(None)
-
     def _drain(self) -> Exception | None:
-        """After `_abandon`: waits until no closure is under way, or a parameter server is lost.
+        """Waits until no closure is under way, or a parameter server is lost.
 
         The coordinator cancels its other closures once one has failed.
 
         Returns:
           What that closure raised, or that a parameter server is lost.
         """
-        assert self._scheduling is not None
         try:
-            while True:
-                try:
-                    self._scheduling.result(timeout=_POLL)
-                    break
-                except concurrent.futures.TimeoutError:
-                    self._strategy.raise_if_ps_lost()
+            if self._scheduling is not None:  # An interrupt may have ended the wait for it.
+                self._wait_for(self._scheduling.result)
             self._strategy.join()
         except Exception as error:
             return error
@@ -179,19 +179,19 @@ class ClosureRunner:
             if error is not None and not isinstance(error, tf.errors.CancelledError):
                 return self._strategy.explain(error)
 
-    def _schedule_in_order(self) -> None:
+    def _run(
+        self, fn: Any, args: Any, tag: Any, scheduled: concurrent.futures.Future[None]
+    ) -> None:
         # In a thread since scheduling waits for all closures under way once one has failed, which
         # takes minutes where they wait for a parameter server that hangs.
-        while (item := self._to_schedule.get()) is not None:
-            if self._abandoned.is_set():
-                continue
-            fn, args, tag = item
-            try:
-                remote = self._schedule(fn, args)
-            except Exception as error:
-                self._finished.put((tag, None, error))
-            else:
-                call_in_daemon(self._fetch, remote, tag)
+        try:
+            remote = self._schedule(fn, args)
+        except Exception as error:
+            self._finished.put((tag, None, error))
+            scheduled.set_result(None)
+        else:
+            scheduled.set_result(None)
+            self._fetch(remote, tag)
 
     def _schedule(self, fn: Any, args: Any) -> tf.distribute.coordinator.RemoteValue:
         traces = _num_traces(fn)

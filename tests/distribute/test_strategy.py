@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 import time
 
 import pytest
@@ -149,6 +150,29 @@ def test_runner_hands_back_every_result_once(strategy):
             results[tag] = int(value)
     assert results == {i: i * i for i in range(50)}
     assert strategy.idle()
+
+
+def test_join_waits_for_what_a_runner_schedules(strategy, monkeypatch):
+    """Or else a flush would leave out what a step adds meanwhile, and a checkpoint would, too."""
+    schedule, joined = strategy.coordinator.schedule, threading.Event()
+
+    def slow(*args, **kwargs):
+        joined.wait(1)  # It cannot be, but where scheduling goes on while others join.
+        return schedule(*args, **kwargs)
+
+    monkeypatch.setattr(strategy.coordinator, "schedule", slow)
+    with strategy.scope():
+        steps = tf.Variable(0)
+
+    @tf.function
+    def step():
+        return steps.assign_add(1)
+
+    with ClosureRunner(strategy) as runner:
+        runner.schedule(step, (), None)
+        strategy.join()
+        assert int(steps) == 1
+        joined.set()
 
 
 def test_runner_raises_what_a_closure_raised(strategy):
