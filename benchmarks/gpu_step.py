@@ -8,6 +8,9 @@ ids drawn Zipf(1.05); all rows are on the device. `make gpu-bench` builds the pr
                  a copy of as many bytes in the same run
   step           the same of the whole step: gather, gradients read, sums written and read, rows
                  read and written
+  pool           the rows of each ten ids summed to one, in the place of gather: its bytes are each
+                 id's row read, and each bag's sum written
+  pooled_sum     the segment sum of gradients of those
   index_select   PyTorch: torch.unique, index_select, index_add_ of the gradients by key, row-wise
                  Adagrad on the rows by index_add_
   embedding_bag  PyTorch: embedding_bag(sparse=True) forward and backward, and SGD with the sparse
@@ -123,9 +126,14 @@ def report(n: int, rows: int, dim: int, times: dict) -> None:
         print(f"  {times['error']}")
         return
     copied = times["copied_gb_s"] * 1e6  # bytes in a millisecond
-    moved = {"gather": 8 * n * dim, "step": step_bytes(n, times["keys"], dim)}
+    moved = {
+        "gather": 8 * n * dim,
+        "step": step_bytes(n, times["keys"], dim),
+        "pool": 4 * (n + times["bags"]) * dim,
+    }
     print(f"  {times['keys']:,} keys a batch; a copy moves {times['copied_gb_s']:,.0f} GB/s")
-    for verb in ("unique", "find", "gather", "segment_sum", "update", "unpin", "step"):
+    of_a_step = ("unique", "find", "gather", "segment_sum", "update", "unpin", "step")
+    for verb in (*of_a_step, "pool", "pooled_sum"):
         share = f" {moved[verb] / times[verb] / copied:6.0%} of a copy" if verb in moved else ""
         print(f"  {verb:14} {times[verb]:8.3f} ms{share}")
     for way, ms in times.get("torch", {}).items():

@@ -77,7 +77,7 @@ OP_SOURCES = [
 ]
 
 # Those of them that know of GPUs: compiled anew with HET_TF_CUDA where nvcc compiles the kernels.
-GPU_OP_SOURCES = ["ops/kernels/cache_kernels.cc"]
+GPU_OP_SOURCES = ["ops/kernels/cache_kernels.cc", "ops/kernels/pooling_kernels.cc"]
 
 # googletest files, one beside each source it tests.
 CORE_TESTS = [
@@ -127,6 +127,7 @@ CUDA_SOURCES = [
     "ops/cuda/gather.cu",
     "ops/cuda/install.cu",
     "ops/cuda/memory.cu",
+    "ops/cuda/pool.cu",
     "ops/cuda/push.cu",
     "ops/cuda/segment_sum.cu",
     "ops/cuda/store.cu",
@@ -140,6 +141,7 @@ DEVICE_SOURCES = [
     "ops/cuda/device_cache.cc",
     "ops/cuda/device_cache_install.cc",
     "ops/cuda/device_cache_lookup.cc",
+    "ops/cuda/device_cache_pool.cc",
     "ops/cuda/device_cache_update.cc",
 ]
 
@@ -147,6 +149,7 @@ CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
     "ops/cuda/device_cache_failure_test.cc",
     "ops/cuda/device_cache_memory_test.cc",
+    "ops/cuda/device_cache_pool_test.cc",
     "ops/cuda/device_cache_test.cc",
     "ops/cuda/lanes_test.cc",
     "ops/cuda/schedule_test.cc",

@@ -29,8 +29,7 @@ def lookup(
     Returns:
       Of each feature float32 [bags, dim].
     """
-    if layer.worker_cache.on_device and not _are_rows(features):
-        # Ours pools on the host.
+    if layer.worker_cache.on_device and not _are_rows(features) and _needs_rows(features):
         every_id = Bags(keys, tf.size(keys, tf.int64), None, "sum", restore=tf.identity)
         (rows,) = lookup(layer, keys, [every_id], training)
         of_features = tf.split(rows, [tf.size(bags.ids) for bags in features])
@@ -76,6 +75,11 @@ def lookup(
 
 def _are_rows(features: Sequence[Bags]) -> bool:
     return len(features) == 1 and not features[0].pools
+
+
+def _needs_rows(features: Sequence[Bags]) -> bool:
+    """Whether some gradient depends on the rows that were pooled: a device does not keep them."""
+    return any(bags.weights is not None or bags.combiner == "max" for bags in features)
 
 
 Read = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor | None]  # outputs, ticket, pooling

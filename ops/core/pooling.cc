@@ -187,14 +187,9 @@ void Pooling::Pool(const UniqueIds& ids, const float* const* rows, int dim,
 PooledGradients::PooledGradients(const Pooling& pooling, const UniqueIds& ids, int dim,
                                  const ParallelFor& parallel_for,
                                  const std::vector<const float*>& gradients)
-    : pooling_(pooling), ids_(ids), dim_(dim) {
-  gradients_.reserve(pooling.num_bags());
+    : pooling_(pooling), ids_(ids), dim_(dim), gradients_(pooling.OfBags(gradients, dim)) {
   bool any_max = false;
-  for (size_t f = 0; f < gradients.size(); ++f) {
-    const Pooling::Part& part = pooling.features_[f];
-    any_max |= part.combiner == Combiner::kMax;
-    for (int64_t b = 0; b < part.num_bags; ++b) gradients_.push_back(gradients[f] + b * dim);
-  }
+  for (const Pooling::Part& part : pooling.features_) any_max |= part.combiner == Combiner::kMax;
   if (any_max) FindMaxima(parallel_for);
 }
 

@@ -46,6 +46,25 @@ class Pooling {
   int64_t num_ids(int feature) const { return features_[feature].num_ids; }
   int64_t num_bags(int feature) const { return features_[feature].num_bags; }
   bool weighted(int feature) const { return features_[feature].weighted; }
+  Combiner combiner(int feature) const { return features_[feature].combiner; }
+
+  // Of all features one after the other, for whoever pools where the rows are.
+  int64_t num_bags() const { return static_cast<int64_t>(scales_.size()); }
+  const std::vector<int32_t>& begins() const { return begin_; }        // (num_bags + 1), of ids
+  const std::vector<int32_t>& bags_of_ids() const { return bag_of_; }  // (num_ids)
+  const std::vector<float>& scales() const { return scales_; }         // (num_bags): 1 for max
+  // What each bag has of arrays of the features, (num_bags(feature), dim) each.
+  template <typename T>
+  std::vector<T*> OfBags(const std::vector<T*>& of_features, int dim) const {
+    std::vector<T*> of_bags;
+    of_bags.reserve(scales_.size());
+    for (size_t f = 0; f < of_features.size(); ++f) {
+      for (int64_t b = 0; b < features_[f].num_bags; ++b) {
+        of_bags.push_back(of_features[f] + b * dim);
+      }
+    }
+    return of_bags;
+  }
 
   // Writes each bag's output. Sums go by the order of the ids.
   // ids: of num_ids() ids. rows: (ids.num_keys()) pointers to (dim). outputs: (num_features), each
@@ -63,7 +82,6 @@ class Pooling {
     int64_t first_bag, num_bags;
   };
 
-  int64_t num_bags() const { return static_cast<int64_t>(scales_.size()); }
   // The feature that has a bag.
   int FeatureOf(int64_t bag) const;
   template <typename Visit>

@@ -12,6 +12,7 @@
 #define HET_TF_OPS_CUDA_DEVICE_CACHE_H_
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
+#include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
@@ -116,6 +118,25 @@ class DeviceTicket : public RowTicket {
   std::list<Holds> released_;     // (1): of its end, which gets no memory
 };
 
+// What a pooled lookup hands to its update: the bags of its ids, on the device.
+class DeviceBags {
+ public:
+  DeviceBags(std::shared_ptr<DeviceMemory> memory, std::shared_ptr<const Pooling> pooling)
+      : memory_(std::move(memory)), block_(memory_.get()), pooling_(std::move(pooling)) {}
+
+ private:
+  friend class DeviceCache;
+
+  static Status CheckPools(const Pooling& pooling);
+  Status Place(HetStream stream);
+
+  const std::shared_ptr<DeviceMemory> memory_;
+  Block block_;
+  const std::shared_ptr<const Pooling> pooling_;
+  HetBags bags_ = {};
+  float** pointers_ = nullptr;  // (num_bags): to outputs, then to gradients
+};
+
 // One lock orders what runs concurrently, and one stream what it has the device do. Device errors
 // are ResourceExhausted where memory is short, the host's too, else FailedPrecondition; where
 // memory is short no update is lost, and the call can be made again. What takes a ParallelFor does
@@ -154,6 +175,17 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor&) override;
 
+  // The rows as they are now, pooled: sums, means or sqrtn, without weights. ticket: installed, of
+  // the ids of pooling. outputs: as of Pooling::Pool, in device memory, written in the stream's
+  // order.
+  Status Pool(const RowTicket& ticket, std::shared_ptr<const Pooling> pooling,
+              const std::vector<float*>& outputs, std::shared_ptr<DeviceBags>* bags);
+  // As Update, of what was pooled. gradients: of the outputs, device memory.
+  Status Update(RowTicket* ticket, DeviceBags* bags, const std::vector<const float*>& gradients,
+                float learning_rate);
+  // The ids of a lookup. Waits for the device.
+  Status ReadIds(const RowTicket& ticket, std::vector<int64_t>* ids);
+
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
   Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) override;
@@ -185,6 +217,14 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
     std::vector<Subject> checks, full, values;
   };
 
+  // Where the gradients of a step's keys go: as of het_segment_sum.
+  struct Summed {
+    float* sums;
+    float* squares;
+    int64_t* num_nonfinite;
+    void* scratch;
+  };
+
   // Numbers that verbs leave on the device for the host.
   struct Counts {
     int64_t lines, missed_ids, visitors, evicted, nonfinite, updates_lost;
@@ -209,6 +249,8 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
               std::shared_ptr<DeviceMemory> memory);
 
   uint32_t ShardOf(int64_t key) const;
+  Status UpdateSummed(DeviceTicket* ticket, float learning_rate,
+                      const std::function<int(const Found&, const Summed&)>& sum);
 
   // All of these need mutex_.
   Status Begin();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ops/core/cache/cache_testing.h"
+#include "ops/core/pooling.h"
 #include "ops/cuda/device_cache.h"
 #include "ops/cuda/device_cache_testing.h"
 
@@ -57,9 +58,10 @@ using Limit = void (*)(int64_t left);
 void LimitDevice(int64_t left) { cuda::allocations_left = left; }
 void LimitHeap(int64_t left) { heap_left = left; }
 
-// Steps of which one verb after the other is short of memory, and is called again then. Returns how
-// often one was.
-int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit) {
+// Steps of which one verb after the other is short of memory, and is called again then. pooled:
+// each id in a bag of its own. Returns how often one was.
+int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
+             bool pooled = false) {
   int failures = 0;
   const DeviceCluster cluster(config, 2);
   cluster.Step(1, {1, 2}, {1, 1});
@@ -94,7 +96,22 @@ int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit) 
   for (int i = 0; i < num_ids; ++i) {
     EXPECT_EQ(values[i], ids[i] == 1 ? -2 : ids[i] == 2 ? -3 : ids[i] == 3 ? -2 : 0) << ids[i];
   }
-  run([&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1, SerialFor); });
+  if (pooled) {
+    std::shared_ptr<Pooling> pooling;
+    EXPECT_OK(Pooling::Create({{Combiner::kSum, num_ids, num_ids}}, &pooling));
+    const DeviceArray<float> out(num_ids);
+    const std::vector<float*> outputs = {out.get()};
+    const std::vector<const float*> of_outputs = {gradients.get()};
+    std::shared_ptr<cuda::DeviceBags> bags;
+    run([&] { return cluster.cache()->Pool(*call.ticket, pooling, outputs, &bags); });
+    EXPECT_EQ(out.Read(), values);
+    Ids read;
+    run([&] { return cluster.cache()->ReadIds(*call.ticket, &read); });
+    EXPECT_EQ(read, ids);
+    run([&] { return cluster.cache()->Update(call.ticket.get(), bags.get(), of_outputs, 1); });
+  } else {
+    run([&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1, SerialFor); });
+  }
   call.ticket.reset();
   run([&] { return cluster.cache()->Flush(true, cluster.Into(&call), &call.ticket); });
   install();
@@ -132,29 +149,38 @@ TEST(DeviceCacheMemoryTest, OfTheDevice) {
     if (!created.ok()) {
       EXPECT_EQ(created.code(), Code::kResourceExhausted) << created.message();
     }
-    failures += !created.ok() + RunShort(config, 40, left, LimitDevice);
+    failures += !created.ok();
+    for (const bool pooled : {false, true}) {
+      failures += RunShort(config, 40, left, LimitDevice, pooled);
+    }
   }
-  EXPECT_GT(failures, 8);
+  EXPECT_GT(failures, 16);
 }
 
 // Fewer ids than the host build starts threads for.
+void RunShortOfTheHost(const CacheConfig& config, bool pooled) {
+  int failures = 0;
+  for (int64_t left = 0; left < 400; ++left) {
+    SCOPED_TRACE(left);
+    const int short_now = RunShort(config, 20, left, LimitHeap, pooled);
+    failures += short_now;
+    if (short_now == 0 || ::testing::Test::HasFailure()) break;
+  }
+  EXPECT_GT(failures, 50);
+}
+
 TEST(DeviceCacheMemoryTest, OfTheHost) {
   for (const ClockRule clock : {ClockRule::kCount, ClockRule::kLamport, ClockRule::kDrift}) {
     for (const bool half : {false, true}) {
       CacheConfig config = SmallConfig();
       config.rows.clock = clock;
       config.half = half;
-      int failures = 0;
-      for (int64_t left = 0; left < 400; ++left) {
-        SCOPED_TRACE(left);
-        const int short_now = RunShort(config, 20, left, LimitHeap);
-        failures += short_now;
-        if (short_now == 0 || ::testing::Test::HasFailure()) break;
-      }
-      EXPECT_GT(failures, 50);
+      RunShortOfTheHost(config, false);
     }
   }
 }
+
+TEST(DeviceCacheMemoryTest, OfTheHostWhereRowsArePooled) { RunShortOfTheHost(SmallConfig(), true); }
 
 }  // namespace
 }  // namespace het_tf

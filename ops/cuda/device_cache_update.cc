@@ -88,59 +88,66 @@ Status DeviceCache::CollectGradients(const Found& found, const int32_t* keys, in
   return Status();
 }
 
-Status DeviceCache::Update(RowTicket* row_ticket, const float* gradients, float learning_rate,
+Status DeviceCache::Update(RowTicket* ticket, const float* gradients, float learning_rate,
                            const ParallelFor&) {
-  return OrOutOfMemory([&]() -> Status {
-    auto* ticket = static_cast<DeviceTicket*>(row_ticket);
-    HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
-    std::lock_guard<std::mutex> lock(mutex_);
-    HET_RETURN_IF_ERROR(CheckNotFrozen());
-    HET_RETURN_IF_ERROR(Begin());
-    HET_RETURN_IF_ERROR(TakeReleased());
-    if (!ticket->installed_)
-      return FailedPrecondition("ticket was not installed before its update");
-    const int64_t n = ticket->num_ids();
-    if (n == 0) return Status();
-    Found& found = *ticket->found_;
-    const size_t scratch_bytes =
-        std::max({het_segment_sum_scratch_bytes(n, dim()), het_update_scratch_bytes(store_, n),
-                  het_list_due_scratch_bytes(n)});
-    UpdateArrays arrays;
-    HET_RETURN_IF_ERROR(scratch_.Reserve(PlaceUpdate(nullptr, n, dim(), scratch_bytes, &arrays)));
-    PlaceUpdate(scratch_.get(), n, dim(), scratch_bytes, &arrays);
-    // Whatever of it is due, the outboxes have room: an update that was made is not lost.
-    for (int s = 0; s < num_shards(); ++s) {
-      shards_[s].outbox.Reserve(ticket->keys_in_[s], ticket->keys_in_[s]);
-    }
-    auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
-    // What a closure holds back stays on its line, so that checks say what the shard has heard of.
-    const int64_t write_bound = closure_.holds_back() ? kUnbounded : config_.write_bound;
-    const bool refuses = config_.nonfinite == Nonfinite::kError;
-    const HetSlots due_lines = {arrays.lines, &counts->first_slots};
-    const HetSlots due_gradients = {arrays.gradients, &counts->second_slots};
-    HET_RETURN_IF_CUDA_ERROR(het_segment_sum(&found.batch, gradients, dim(), arrays.sums,
-                                             arrays.squares, &counts->nonfinite, arrays.scratch,
-                                             stream_));
-    HET_RETURN_IF_CUDA_ERROR(
-        het_update(store_, &found.batch, found.slots, arrays.sums, arrays.squares, learning_rate,
-                   refuses ? &counts->nonfinite : nullptr, arrays.scratch, stream_));
-    HET_RETURN_IF_CUDA_ERROR(het_list_due(store_, &found.batch, found.slots, arrays.squares,
-                                          write_bound, &due_gradients, &due_lines, arrays.scratch,
-                                          stream_));
-    HET_RETURN_IF_ERROR(ReadCounts());
-    const Counts read = *reinterpret_cast<const Counts*>(counts_pinned_.get());
-    if (refuses && read.nonfinite > 0) {
-      return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
-                             read.nonfinite, " of ", found.here.keys, " keys; no row was updated");
-    }
-    const int64_t updates = found.here.keys - read.nonfinite;
-    num_pending_ += updates;
-    counters_.Add(CacheCounter::kUpdates, updates);
-    counters_.Add(CacheCounter::kNonfiniteSkipped, read.nonfinite);
-    HET_RETURN_IF_ERROR(
-        CollectGradients(found, arrays.gradients, read.second_slots, arrays.sums, learning_rate));
-    return CollectLines(arrays.lines, read.first_slots);
+  return OrOutOfMemory([&] {
+    const auto sum = [&](const Found& found, const Summed& summed) {
+      return het_segment_sum(&found.batch, gradients, dim(), summed.sums, summed.squares,
+                             summed.num_nonfinite, summed.scratch, stream_);
+    };
+    return UpdateSummed(static_cast<DeviceTicket*>(ticket), learning_rate, sum);
   });
+}
+
+// sum: puts the sums of the keys' gradients on the stream.
+Status DeviceCache::UpdateSummed(DeviceTicket* ticket, float learning_rate,
+                                 const std::function<int(const Found&, const Summed&)>& sum) {
+  HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  HET_RETURN_IF_ERROR(Begin());
+  HET_RETURN_IF_ERROR(TakeReleased());
+  if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
+  const int64_t n = ticket->num_ids();
+  if (n == 0) return Status();
+  Found& found = *ticket->found_;
+  const size_t scratch_bytes =
+      std::max({het_segment_sum_scratch_bytes(n, dim()), het_update_scratch_bytes(store_, n),
+                het_list_due_scratch_bytes(n)});
+  UpdateArrays arrays;
+  HET_RETURN_IF_ERROR(scratch_.Reserve(PlaceUpdate(nullptr, n, dim(), scratch_bytes, &arrays)));
+  PlaceUpdate(scratch_.get(), n, dim(), scratch_bytes, &arrays);
+  // Whatever of it is due, the outboxes have room: an update that was made is not lost.
+  for (int s = 0; s < num_shards(); ++s) {
+    shards_[s].outbox.Reserve(ticket->keys_in_[s], ticket->keys_in_[s]);
+  }
+  auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
+  // What a closure holds back stays on its line, so that checks say what the shard has heard of.
+  const int64_t write_bound = closure_.holds_back() ? kUnbounded : config_.write_bound;
+  const bool refuses = config_.nonfinite == Nonfinite::kError;
+  const HetSlots due_lines = {arrays.lines, &counts->first_slots};
+  const HetSlots due_gradients = {arrays.gradients, &counts->second_slots};
+  HET_RETURN_IF_CUDA_ERROR(
+      sum(found, {arrays.sums, arrays.squares, &counts->nonfinite, arrays.scratch}));
+  HET_RETURN_IF_CUDA_ERROR(
+      het_update(store_, &found.batch, found.slots, arrays.sums, arrays.squares, learning_rate,
+                 refuses ? &counts->nonfinite : nullptr, arrays.scratch, stream_));
+  HET_RETURN_IF_CUDA_ERROR(het_list_due(store_, &found.batch, found.slots, arrays.squares,
+                                        write_bound, &due_gradients, &due_lines, arrays.scratch,
+                                        stream_));
+  HET_RETURN_IF_ERROR(ReadCounts());
+  const Counts read = *reinterpret_cast<const Counts*>(counts_pinned_.get());
+  if (refuses && read.nonfinite > 0) {
+    return InvalidArgument("gradients, or their squares, hold NaN or infinity for ", read.nonfinite,
+                           " of ", found.here.keys, " keys; no row was updated");
+  }
+  const int64_t updates = found.here.keys - read.nonfinite;
+  num_pending_ += updates;
+  counters_.Add(CacheCounter::kUpdates, updates);
+  counters_.Add(CacheCounter::kNonfiniteSkipped, read.nonfinite);
+  HET_RETURN_IF_ERROR(
+      CollectGradients(found, arrays.gradients, read.second_slots, arrays.sums, learning_rate));
+  return CollectLines(arrays.lines, read.first_slots);
 }
 
 }  // namespace cuda

@@ -38,7 +38,7 @@ int het_unique(const int64_t* ids,  // (n)
                const HetBatch* batch, void* scratch, HetStream stream);
 
 // Each id's row: the first dim floats of rows[slots[u]], or of visitors[slots[u] - lines] where
-// that is not negative. (Pooled forms, once there are combiners, are verbs beside this one.)
+// that is not negative.
 int het_gather(const HetBatch* batch,
                const int32_t* slots,                           // (num_keys)
                const float* rows, int64_t stride,              // (lines, stride)
@@ -47,6 +47,26 @@ int het_gather(const HetBatch* batch,
                int32_t dim,                                    //
                float* out,                                     // (n, dim)
                HetStream stream);
+
+// The ids of a batch in bags, each of which becomes one output: the sum of its ids' rows, scaled.
+// The arrays are the caller's.
+typedef struct {
+  int64_t num_bags;
+  const int32_t* begin;   // (num_bags + 1): where each bag's ids begin
+  const int32_t* bag_of;  // (n): of each id
+  const float* scales;    // (num_bags)
+} HetBags;
+
+// Each bag's output, of rows as het_gather finds them, summed in the order of its ids. Zeros where
+// it has none.
+int het_pool(const HetBatch* batch, const HetBags* bags,
+             const int32_t* slots,                           // (num_keys)
+             const float* rows, int64_t stride,              // (lines, stride)
+             int64_t lines,                                  //
+             const float* visitors, int64_t visitor_stride,  // (visitors, visitor_stride)
+             int32_t dim,                                    //
+             float* const* out,                              // (num_bags), each (dim)
+             HetStream stream);
 
 // The gradient of each key: the sum of its occurrences' gradients, which comes out the same every
 // time, and in the order of its occurrences where these are no more than 256.
@@ -58,6 +78,11 @@ int het_segment_sum(const HetBatch* batch,
                     float* squares,          // (n): the sum of each one's squares
                     int64_t* num_nonfinite,  // (1): keys for which that is not finite
                     void* scratch, HetStream stream);
+// The same of ids that were pooled.
+int het_segment_sum_pooled(const HetBatch* batch, const HetBags* bags,
+                           const float* const* gradients,  // (num_bags), each (dim)
+                           int32_t dim, float* sums, float* squares, int64_t* num_nonfinite,
+                           void* scratch, HetStream stream);
 
 // ---- A store of rows
 //

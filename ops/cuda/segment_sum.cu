@@ -24,9 +24,29 @@ HET_HD int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 #define HET_UNROLL
 #endif
 
+// The gradient of the id at a place: its own, or what it has of its bag's.
+struct OfIds {
+  const float* gradients;  // (n, dim)
+  int32_t dim;
+
+  HET_DEVICE float operator()(int32_t place, int c) const {
+    return gradients[int64_t{place} * dim + c];
+  }
+};
+struct OfBags {
+  HetBags bags;
+  const float* const* gradients;  // (num_bags), each (dim)
+
+  HET_DEVICE float operator()(int32_t place, int c) const {
+    const int32_t bag = bags.bag_of[place];
+    return bags.scales[bag] * gradients[bag][c];
+  }
+};
+
+template <typename Gradients>
 struct Segments {
   HetBatch batch;
-  const float* gradients;
+  Gradients gradient;
   int32_t dim;
   float* partials;  // (tiles, 2, dim): of the long segment at a tile's begin, of another at its end
 
@@ -34,59 +54,67 @@ struct Segments {
 
   // The sum of column c over the occurrences [first, last).
   HET_DEVICE float Sum(int32_t first, int32_t last, int c) const {
-    float sum = gradients[int64_t{batch.positions[first]} * dim + c];
+    float sum = gradient(batch.positions[first], c);
     HET_UNROLL
-    for (int32_t i = first + 1; i < last; ++i) {
-      sum += gradients[int64_t{batch.positions[i]} * dim + c];
-    }
+    for (int32_t i = first + 1; i < last; ++i) sum += gradient(batch.positions[i], c);
     return sum;
   }
 };
 
-struct SumTiles : Segments {
+template <typename Gradients>
+struct SumTiles {
+  Segments<Gradients> segments;
+
   template <typename LanesType>
   HET_DEVICE void operator()(const LanesType& lanes, int64_t tile) const {
+    const HetBatch& batch = segments.batch;
+    const int32_t dim = segments.dim;
     const auto first = static_cast<int32_t>(tile * kTile);
     const auto n = static_cast<int32_t>(batch.num_ids);
     const int32_t last = n - first < kTile ? n : first + kTile;
     const int32_t at_begin = batch.key_of[batch.positions[first]];
     const int32_t at_end = batch.key_of[batch.positions[last - 1]];
-    if (IsLong(at_begin)) {
+    if (segments.IsLong(at_begin)) {
       const int32_t end = batch.begin[at_begin + 1] < last ? batch.begin[at_begin + 1] : last;
-      lanes.ForEach(dim, [&](int c) { partials[2 * tile * dim + c] = Sum(first, end, c); });
+      lanes.ForEach(
+          dim, [&](int c) { segments.partials[2 * tile * dim + c] = segments.Sum(first, end, c); });
     }
-    if (at_end != at_begin && IsLong(at_end)) {
+    if (at_end != at_begin && segments.IsLong(at_end)) {
       lanes.ForEach(dim, [&](int c) {
-        partials[(2 * tile + 1) * dim + c] = Sum(batch.begin[at_end], last, c);
+        segments.partials[(2 * tile + 1) * dim + c] = segments.Sum(batch.begin[at_end], last, c);
       });
     }
   }
 };
 
-struct SumKeys : Segments {
+template <typename Gradients>
+struct SumKeys {
+  Segments<Gradients> segments;
   float* sums;
   float* squares;
   int64_t* num_nonfinite;
 
   template <typename LanesType>
   HET_DEVICE void operator()(const LanesType& lanes, int64_t item) const {
+    const HetBatch& batch = segments.batch;
+    const int32_t dim = segments.dim;
     if (item >= *batch.num_keys) return;
     const auto u = static_cast<int32_t>(item);
     const int32_t begin = batch.begin[u], end = batch.begin[u + 1];
     float* out = sums + item * dim;
-    if (IsLong(u)) {
+    if (segments.IsLong(u)) {
       const int64_t first_tile = begin / kTile, last_tile = (end - 1) / kTile;
       const int64_t at = 2 * first_tile + (begin % kTile == 0 ? 0 : 1);
       lanes.ForEach(dim, [&](int c) {
-        float sum = partials[at * dim + c];
+        float sum = segments.partials[at * dim + c];
         HET_UNROLL
         for (int64_t tile = first_tile + 1; tile <= last_tile; ++tile) {
-          sum += partials[2 * tile * dim + c];
+          sum += segments.partials[2 * tile * dim + c];
         }
         out[c] = sum;
       });
     } else {
-      lanes.ForEach(dim, [&](int c) { out[c] = Sum(begin, end, c); });
+      lanes.ForEach(dim, [&](int c) { out[c] = segments.Sum(begin, end, c); });
     }
     const float square = lanes.SumOfSquares(out, dim);
     lanes.Once([&] {
@@ -95,6 +123,24 @@ struct SumKeys : Segments {
     });
   }
 };
+
+template <typename Gradients>
+int Sum(const HetBatch& batch, const Gradients& gradient, int32_t dim, float* sums, float* squares,
+        int64_t* num_nonfinite, void* memory, Stream stream) {
+  Scratch scratch(memory);
+  const int64_t n = batch.num_ids;
+  const Segments<Gradients> segments = {batch, gradient, dim,
+                                        scratch.Take<float>(Tiles(n) * 2 * dim)};
+  const SumTiles<Gradients> tiles = {segments};
+  const SumKeys<Gradients> keys = {segments, sums, squares, num_nonfinite};
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_nonfinite, stream));
+  if (dim <= 16) {
+    HET_CUDA_RETURN_IF_ERROR(LaunchLanes<16>(tiles, Tiles(n), stream));
+    return LaunchLanes<16>(keys, n, stream);
+  }
+  HET_CUDA_RETURN_IF_ERROR(LaunchLanes<32>(tiles, Tiles(n), stream));
+  return LaunchLanes<32>(keys, n, stream);
+}
 
 }  // namespace
 
@@ -107,19 +153,14 @@ size_t het_segment_sum_scratch_bytes(int64_t n, int32_t dim) {
 }
 
 int het_segment_sum(const HetBatch* batch, const float* gradients, int32_t dim, float* sums,
-                    float* squares, int64_t* num_nonfinite, void* memory, HetStream stream) {
-  Scratch scratch(memory);
-  const int64_t n = batch->num_ids;
-  const Segments segments = {*batch, gradients, dim, scratch.Take<float>(Tiles(n) * 2 * dim)};
-  const SumTiles tiles = {segments};
-  const SumKeys keys = {segments, sums, squares, num_nonfinite};
-  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_nonfinite, stream));
-  if (dim <= 16) {
-    HET_CUDA_RETURN_IF_ERROR(LaunchLanes<16>(tiles, Tiles(n), stream));
-    return LaunchLanes<16>(keys, n, stream);
-  }
-  HET_CUDA_RETURN_IF_ERROR(LaunchLanes<32>(tiles, Tiles(n), stream));
-  return LaunchLanes<32>(keys, n, stream);
+                    float* squares, int64_t* num_nonfinite, void* scratch, HetStream stream) {
+  return Sum(*batch, OfIds{gradients, dim}, dim, sums, squares, num_nonfinite, scratch, stream);
+}
+
+int het_segment_sum_pooled(const HetBatch* batch, const HetBags* bags,
+                           const float* const* gradients, int32_t dim, float* sums, float* squares,
+                           int64_t* num_nonfinite, void* scratch, HetStream stream) {
+  return Sum(*batch, OfBags{*bags, gradients}, dim, sums, squares, num_nonfinite, scratch, stream);
 }
 
 }  // extern "C"

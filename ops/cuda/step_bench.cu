@@ -19,6 +19,7 @@ namespace het_tf {
 namespace {
 
 constexpr int kRounds = 7;
+constexpr int64_t kBagSize = 10;  // of what is pooled; the last bag has what is left
 constexpr HetStream kStream = nullptr;
 
 void Must(int error, const char* what) {
@@ -33,6 +34,13 @@ T* New(int64_t n) {
   void* memory = nullptr;
   MUST(cuda::Allocate(sizeof(T) * n, &memory));
   return static_cast<T*>(memory);
+}
+
+template <typename T>
+T* NewOf(const std::vector<T>& from) {
+  T* there = New<T>(static_cast<int64_t>(from.size()));
+  MUST(cuda::Copy(from.data(), sizeof(T) * from.size(), there, kStream));
+  return there;
 }
 
 // Moments of the stream.
@@ -96,8 +104,7 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
   HetStoreInfo info;
   het_store_info(store, &info);
 
-  int64_t* ids = New<int64_t>(batches * n);
-  MUST(cuda::Copy(ids_here.data(), batches * n * 8, ids, kStream));
+  int64_t* ids = NewOf(ids_here);
   const HetBatch batch = {
       n, New<int64_t>(n), New<int32_t>(n), New<int32_t>(n + 1), New<int32_t>(n), New<int32_t>(1)};
   const HetList misses = {New<int32_t>(n), New<int64_t>(n), nullptr, New<int32_t>(1)};
@@ -115,15 +122,25 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
     each = New<float>(n * dim);
     MUST(cuda::Fill(0x3c, sizeof(float) * n * dim, each, kStream));  // 0.0115
   }
+  const int64_t bags = (n + kBagSize - 1) / kBagSize;
+  std::vector<int32_t> begins(bags + 1), bag_of(n);
+  std::vector<float*> out_of(bags), gradient_of(bags);
+  for (int64_t i = 0; i < n; ++i) bag_of[i] = static_cast<int32_t>(i / kBagSize);
+  for (int64_t b = 0; b <= bags; ++b) begins[b] = static_cast<int32_t>(std::min(b * kBagSize, n));
+  for (int64_t b = 0; b < bags; ++b) {
+    out_of[b] = out + b * dim;
+    gradient_of[b] = gradients[0] + b * dim;
+  }
+  const HetBags pooled = {bags, NewOf(begins), NewOf(bag_of), NewOf(std::vector<float>(bags, 1))};
+  float** out_of_there = NewOf(out_of);
+  float** gradient_of_there = NewOf(gradient_of);
   char* scratch = New<char>(std::max(
       {het_unique_scratch_bytes(n), het_list_scratch_bytes(n), het_evict_scratch_bytes(store, n),
        het_segment_sum_scratch_bytes(n, dim), het_update_scratch_bytes(store, n)}));
 
   // All rows of the batches get a line; the store is as large as the table, so they lie anywhere.
-  std::vector<int32_t> ones_here(n, 1);
-  int32_t* ones = New<int32_t>(n);
+  int32_t* ones = NewOf(std::vector<int32_t>(n, 1));
   int64_t* bases = New<int64_t>(n);
-  MUST(cuda::Copy(ones_here.data(), sizeof(int32_t) * n, ones, kStream));
   MUST(cuda::Fill(0, sizeof(int64_t) * n, bases, kStream));
   int64_t keys = 0;
   for (int64_t b = 0; b < batches; ++b) {
@@ -161,6 +178,12 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
       const Moment updated;
       MUST(het_unpin(store, &batch, slots, kStream));
       const Moment end;
+      MUST(het_pool(&batch, &pooled, slots, info.rows, info.row_stride, info.lines, fresh,
+                    info.row_stride, dim, out_of_there, kStream));
+      const Moment after_pool;
+      MUST(het_segment_sum_pooled(&batch, &pooled, gradient_of_there, dim, sums, squares, nonfinite,
+                                  scratch, kStream));
+      const Moment after_pooled_sum;
       MUST(cuda::Synchronize(kStream));
       if (round == 0) continue;  // warms up
       milliseconds["unique"].push_back(unique.MillisecondsSince(begin));
@@ -170,13 +193,15 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
       milliseconds["update"].push_back(updated.MillisecondsSince(summed));
       milliseconds["unpin"].push_back(end.MillisecondsSince(updated));
       milliseconds["step"].push_back(end.MillisecondsSince(begin));
+      milliseconds["pool"].push_back(after_pool.MillisecondsSince(end));
+      milliseconds["pooled_sum"].push_back(after_pooled_sum.MillisecondsSince(after_pool));
     }
   }
   const double copied =
       CopiedGigabytesPerSecond(reinterpret_cast<char*>(gradients[0]),
                                reinterpret_cast<char*>(gradients[1]), sizeof(float) * n * dim);
-  std::printf("{\"keys\": %lld, \"copied_gb_s\": %.1f", static_cast<long long>(keys / batches),
-              copied);
+  std::printf("{\"keys\": %lld, \"bags\": %lld, \"copied_gb_s\": %.1f",
+              static_cast<long long>(keys / batches), static_cast<long long>(bags), copied);
   for (const auto& [verb, times] : milliseconds) {
     std::printf(", \"%s\": %.4f", verb.c_str(), Median(times));
   }

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "ops/core/pooling.h"
+#include "ops/cuda/device_cache.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/resource_kernels.h"
+#include "ops/kernels/stays_on_host.h"
 
 namespace het_tf {
 namespace {
@@ -22,8 +24,11 @@ struct Pooled {
   static constexpr const char* kVariantName = "Het>Pooling";
 
   std::shared_ptr<Pooling> pooling;
-  std::shared_ptr<const UniqueIds> ids;
-  int dim;
+  std::shared_ptr<const UniqueIds> ids;  // nullptr: the rows are on a device, and there is instead:
+  int dim = 0;
+  std::shared_ptr<cuda::DeviceBags> bags = nullptr;
+  std::shared_ptr<cuda::DeviceCache> cache = nullptr;
+  std::shared_ptr<RowTicket> ticket = nullptr;
 };
 
 // What does not change from step to step.
@@ -138,40 +143,56 @@ absl::Status GetGradients(OpKernelContext* context, const Pooled& pooled,
   return absl::OkStatus();
 }
 
-// The gradients of the unique keys that `ids` holds.
-absl::Status GetSums(OpKernelContext* context, const UniqueIds& ids, int dim,
+absl::Status OfAnotherLookup() {
+  return absl::InvalidArgumentError("pooling is of another lookup");
+}
+
+// Sums the gradients of the unique keys that `ids` holds.
+absl::Status GetSums(OpKernelContext* context, const Pooled& pooled, const UniqueIds& ids,
                      std::unique_ptr<PooledGradients>* pooled_gradients,
                      std::unique_ptr<GradientSums>* sums) {
-  std::shared_ptr<Pooled> pooled;
-  TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
-  if (pooled->ids.get() != &ids || pooled->dim != dim) {
-    return absl::InvalidArgumentError("pooling is of another lookup");
-  }
   std::vector<const float*> gradients;
-  TF_RETURN_IF_ERROR(GetGradients(context, *pooled, &gradients));
-  *pooled_gradients =
-      std::make_unique<PooledGradients>(*pooled->pooling, ids, dim, PoolOf(context), gradients);
-  *sums = std::make_unique<GradientSums>(ids, **pooled_gradients, dim, PoolOf(context));
+  TF_RETURN_IF_ERROR(GetGradients(context, pooled, &gradients));
+  *pooled_gradients = std::make_unique<PooledGradients>(*pooled.pooling, ids, pooled.dim,
+                                                        PoolOf(context), gradients);
+  *sums = std::make_unique<GradientSums>(ids, **pooled_gradients, pooled.dim, PoolOf(context));
   return absl::OkStatus();
 }
 
-class CachePoolOp : public HostCacheKernel {
+// The input "pooling", if it is of these ids.
+absl::Status GetPooled(OpKernelContext* context, const UniqueIds& ids, int dim,
+                       std::shared_ptr<Pooled>* pooled) {
+  TF_RETURN_IF_ERROR(GetVariant(context, "pooling", pooled));
+  if ((*pooled)->ids.get() != &ids || (*pooled)->dim != dim) return OfAnotherLookup();
+  return absl::OkStatus();
+}
+
+class CachePoolOp : public CacheKernel {
  public:
-  explicit CachePoolOp(OpKernelConstruction* context) : HostCacheKernel(context) {
+  explicit CachePoolOp(OpKernelConstruction* context) : CacheKernel(context) {
     OP_REQUIRES_OK(context, layout_.Get(context));
   }
 
-  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
-    std::shared_ptr<Ticket> ticket;
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    std::shared_ptr<RowTicket> ticket;
     TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
-    std::shared_ptr<Pooling> pooling;
+    auto pooled = std::make_shared<Pooled>();
+    pooled->dim = cache->dim();
     std::vector<float*> outputs;
-    TF_RETURN_IF_ERROR(
-        BeginPooling(context, layout_, ticket->ids().num_ids(), cache->dim(), &pooling, &outputs));
-    TF_RETURN_IF_ERROR(ToTf(cache->Pool(*ticket, pooling.get(), PoolOf(context), outputs)));
-    return SetVariant(
-        context, static_cast<int>(outputs.size()),
-        std::make_shared<Pooled>(Pooled{std::move(pooling), ticket->shared_ids(), cache->dim()}));
+    TF_RETURN_IF_ERROR(BeginPooling(context, layout_, ticket->num_ids(), cache->dim(),
+                                    &pooled->pooling, &outputs));
+    if (cache->on_device()) {
+      auto* device = static_cast<cuda::DeviceCache*>(cache);
+      TF_RETURN_IF_ERROR(ToTf(device->Pool(*ticket, pooled->pooling, outputs, &pooled->bags)));
+      pooled->cache = device->shared_from_this();
+      pooled->ticket = std::move(ticket);
+    } else {
+      const auto& on_host = static_cast<const Ticket&>(*ticket);
+      pooled->ids = on_host.shared_ids();
+      TF_RETURN_IF_ERROR(ToTf(static_cast<Cache*>(cache)->Pool(on_host, pooled->pooling.get(),
+                                                               PoolOf(context), outputs)));
+    }
+    return SetVariant(context, static_cast<int>(outputs.size()), std::move(pooled));
   }
 
  private:
@@ -208,19 +229,32 @@ class TablePoolOp : public TableKernel {
   Layout layout_;
 };
 
-class CacheUpdatePooledOp : public HostCacheKernel {
+class CacheUpdatePooledOp : public CacheKernel {
  public:
-  using HostCacheKernel::HostCacheKernel;
+  using CacheKernel::CacheKernel;
 
-  absl::Status Compute(OpKernelContext* context, Cache* cache) override {
-    std::shared_ptr<Ticket> ticket;
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    std::shared_ptr<RowTicket> ticket;
     TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
+    std::shared_ptr<Pooled> pooled;
+    if (cache->on_device()) {
+      TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
+      if (pooled->ticket != ticket) return OfAnotherLookup();
+      std::vector<const float*> gradients;
+      TF_RETURN_IF_ERROR(GetGradients(context, *pooled, &gradients));
+      auto* device = static_cast<cuda::DeviceCache*>(cache);
+      return OfUpdate(context,
+                      device->Update(ticket.get(), pooled->bags.get(), gradients, learning_rate));
+    }
+    auto* on_host = static_cast<Ticket*>(ticket.get());
+    TF_RETURN_IF_ERROR(GetPooled(context, on_host->ids(), cache->dim(), &pooled));
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
-    TF_RETURN_IF_ERROR(GetSums(context, ticket->ids(), cache->dim(), &gradients, &sums));
-    return OfUpdate(context, cache->Update(ticket.get(), *sums, learning_rate, PoolOf(context)));
+    TF_RETURN_IF_ERROR(GetSums(context, *pooled, on_host->ids(), &gradients, &sums));
+    return OfUpdate(context, static_cast<Cache*>(cache)->Update(on_host, *sums, learning_rate,
+                                                                PoolOf(context)));
   }
 };
 
@@ -236,9 +270,11 @@ class TableApplyPooledOp : public TableKernel {
     TF_RETURN_IF_ERROR(GetVariant(context, "found", &found));
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
+    std::shared_ptr<Pooled> pooled;
+    TF_RETURN_IF_ERROR(GetPooled(context, found->ids, table->dim(), &pooled));
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
-    TF_RETURN_IF_ERROR(GetSums(context, found->ids, table->dim(), &gradients, &sums));
+    TF_RETURN_IF_ERROR(GetSums(context, *pooled, found->ids, &gradients, &sums));
     return OfUpdate(context,
                     table->Apply(found->ids, found->rows, *sums, learning_rate,
                                  skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
@@ -260,6 +296,9 @@ class PoolingGradientOp : public OpKernel {
   absl::Status Run(OpKernelContext* context) const {
     std::shared_ptr<Pooled> pooled;
     TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
+    if (pooled->ids == nullptr) {
+      return absl::InvalidArgumentError("pooling is of rows on a device, which have no weights");
+    }
     std::vector<const float*> gradients;
     TF_RETURN_IF_ERROR(GetGradients(context, *pooled, &gradients));
     const PooledGradients pooled_gradients(*pooled->pooling, *pooled->ids, pooled->dim,
@@ -289,10 +328,16 @@ class PooledSumsOp : public OpKernel {
   static absl::Status Run(OpKernelContext* context) {
     std::shared_ptr<Pooled> pooled;
     TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
-    const UniqueIds& ids = *pooled->ids;
+    std::shared_ptr<const UniqueIds> unique_ids = pooled->ids;
+    if (unique_ids == nullptr) {
+      std::vector<int64_t> read;
+      TF_RETURN_IF_ERROR(ToTf(pooled->cache->ReadIds(*pooled->ticket, &read)));
+      unique_ids = std::make_shared<UniqueIds>(read.data(), read.size());
+    }
+    const UniqueIds& ids = *unique_ids;
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
-    TF_RETURN_IF_ERROR(GetSums(context, ids, pooled->dim, &gradients, &sums));
+    TF_RETURN_IF_ERROR(GetSums(context, *pooled, ids, &gradients, &sums));
     Tensor* keys;
     Tensor* values;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {ids.num_keys()}, &keys));
@@ -319,6 +364,28 @@ REGISTER_POOLING_KERNEL("TableApplyPooled", TableApplyPooledOp);
 REGISTER_POOLING_KERNEL("PoolingGradient", PoolingGradientOp);
 REGISTER_POOLING_KERNEL("PooledSums", PooledSumsOp);
 #undef REGISTER_POOLING_KERNEL
+
+// Where the cache's rows are on a GPU, the ids and how they are pooled are still in the host's
+// memory.
+#ifdef HET_TF_CUDA
+REGISTER_KERNEL_BUILDER(Name("Het>CachePool")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("cache")
+                            .HostMemory("ticket")
+                            .HostMemory("splits")
+                            .HostMemory("weights")
+                            .HostMemory("pooling"),
+                        CachePoolOp);
+REGISTER_KERNEL_BUILDER(Name("Het>CacheUpdatePooled")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("cache")
+                            .HostMemory("ticket")
+                            .HostMemory("learning_rate")
+                            .HostMemory("pooling"),
+                        CacheUpdatePooledOp);
+#endif
+
+const StaysOnHost<Pooled> poolings_stay_on_host;
 
 }  // namespace
 }  // namespace het_tf

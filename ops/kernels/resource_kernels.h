@@ -38,30 +38,6 @@ class CacheKernel : public tensorflow::OpKernel {
   }
 };
 
-// The same for caches with their rows on the host.
-class HostCacheKernel : public CacheKernel {
- public:
-  using CacheKernel::CacheKernel;
-
- protected:
-  virtual absl::Status Compute(tensorflow::OpKernelContext* context, Cache* cache) = 0;
-
-  absl::Status GetTicket(tensorflow::OpKernelContext* context, const Cache* cache,
-                         std::shared_ptr<Ticket>* ticket) const {
-    std::shared_ptr<RowTicket> of_any;
-    TF_RETURN_IF_ERROR(CacheKernel::GetTicket(context, cache, &of_any));
-    *ticket = std::static_pointer_cast<Ticket>(std::move(of_any));
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status Compute(tensorflow::OpKernelContext* context, RowCache* cache) override {
-    if (!cache->on_device()) return Compute(context, static_cast<Cache*>(cache));
-    return absl::InvalidArgumentError(
-        "the cache has its rows on a device, where they are not pooled: gather them first");
-  }
-};
-
 // A kernel whose first input is a table.
 class TableKernel : public tensorflow::OpKernel {
  public:

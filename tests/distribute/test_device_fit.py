@@ -27,14 +27,17 @@ def dataset(context):
     return tf.data.Dataset.from_tensor_slices((ids, labels)).batch(BATCH)
 
 
-@pytest.mark.parametrize(("lookahead", "staleness"), [(0, 0), (1, 10), (3, 100)])
-def test_fit(strategy, lookahead, staleness):
+@pytest.mark.parametrize(
+    ("lookahead", "staleness", "combiner"),
+    [(0, 0, None), (1, 10, None), (3, 100, None), (3, 10, "mean")],
+)
+def test_fit(strategy, lookahead, staleness, combiner):
     with strategy.scope():
         inputs = keras.Input((3,), dtype="int64")
         cache = het_tf.CacheConfig(
             device_capacity=KEYS // 2, staleness=staleness, lookahead=lookahead, device="CPU"
         )
-        embedding = HetEmbedding(4, seed=1, cache=cache)
+        embedding = HetEmbedding(4, seed=1, cache=cache, combiner=combiner)
         hidden = keras.layers.Flatten()(embedding(inputs))
         model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(hidden))
         model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=5)
@@ -51,7 +54,8 @@ def test_fit(strategy, lookahead, staleness):
     # The coordinator's reads are of the table.
     batch = np.arange(6).reshape(2, 3)
     embedded = embedding(batch, training=False)
-    np.testing.assert_allclose(embedded, embedding.table.lookup(batch), rtol=1e-6)
+    rows = np.asarray(embedding.table.lookup(batch))
+    np.testing.assert_allclose(embedded, rows if combiner is None else rows.mean(1), rtol=1e-6)
 
 
 def test_without_a_gpu_on_a_worker(strategy):

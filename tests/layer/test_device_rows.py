@@ -112,8 +112,62 @@ def test_configs_that_cannot_be(arguments, message):
         het_tf.CacheConfig(**arguments)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_rows_pooled_on_the_device(rows_kind, combiner):
+    ids = tf.ragged.constant([[1, 2, 3], [], [3, 7, 5, 3], [1]], dtype=tf.int64)
+    factors = tf.constant(np.random.default_rng(1).normal(size=(4, 5)), tf.float32)
+    seen = []
+    for cache in (None, het_tf.CacheConfig(device_capacity=2, device=rows_kind)):
+        layer = het_tf.layers.HetEmbedding(
+            5, seed=2, optimizer=optimizers.Adagrad(0.5), cache=cache, combiner=combiner
+        )
+        layer.build()
+
+        @tf.function
+        def step(layer=layer):
+            with tf.GradientTape() as tape:
+                pooled = layer(ids)
+                loss = tf.reduce_sum(pooled * factors)
+            tape.gradient(loss, layer.trainable_variables)
+            return pooled
+
+        if cache is not None:
+            ops_there = {op.type for op in step.get_concrete_function().graph.get_operations()}
+            assert {"Het>CachePool", "Het>CacheUpdatePooled"} <= ops_there
+            assert "Het>CacheGather" not in ops_there
+        pooled = [step().numpy() for _ in range(3)]
+        layer.flush()
+        rows = layer.table.export()
+        order = np.argsort(rows.keys)
+        seen.append((*pooled, rows.values[order], rows.clocks[order]))
+    for host, on_device in zip(*seen, strict=True):
+        np.testing.assert_allclose(on_device, host, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "compiled", [{"gradient_accumulation_steps": 4}, {"global_clipnorm": 0.01}], ids=str
+)
+def test_pooled_rows_that_wait_for_the_optimizer(rows_kind, compiled):
+    seen = []
+    for cache in (None, het_tf.CacheConfig(device_capacity=100, device=rows_kind)):
+        keras.utils.set_random_seed(1)
+        layer = het_tf.layers.HetEmbedding(
+            4, seed=2, optimizer=optimizers.SGD(0.5), cache=cache, combiner="mean"
+        )
+        inputs = keras.Input((3,), dtype="int64")
+        outputs = keras.layers.Dense(1, activation="sigmoid")(layer(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.1, **compiled), "binary_crossentropy")
+        losses = model.fit(IDS, LABELS, 32, epochs=2, shuffle=False, verbose=0).history["loss"]
+        layer.flush()
+        rows = layer.table.export()
+        seen.append((losses, rows.values[np.argsort(rows.keys)]))
+    for host, on_device in zip(*seen, strict=True):
+        np.testing.assert_allclose(on_device, host, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
-def test_pooled_rows(rows_kind, combiner):
+def test_rows_pooled_with_weights(rows_kind, combiner):
     ids = tf.constant([[1, 2, 3], [3, 7, 5]])
     given = np.random.default_rng(1).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
     seen = []

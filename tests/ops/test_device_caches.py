@@ -41,6 +41,31 @@ def test_a_step(rows_kind):
     assert rows(table) == {7: ([-3, -4], 1), 8: ([-1.5, -2], 1)}
 
 
+def pool(cache: tf.Tensor, ticket: tf.Tensor, *splits, weights=(), combiner="sum"):
+    n = len(splits)
+    splits = [tf.constant(each, tf.int64) for each in splits]
+    weights = weights or [tf.zeros([0])] * n
+    return ops.cache_pool(cache, ticket, splits, weights, [combiner] * n, [1] * n)
+
+
+def test_a_pooled_step(rows_kind):
+    cache, table = device_cache(rows_kind), new_table()
+    first = lookup(cache, table, as_they_are(7, 8))
+    ops.cache_update(cache, first, tf.constant([[1.0, 2], [3, 4]]), 1.0)
+    ticket = lookup(cache, table, as_they_are(8, 7, 7, 8))
+    (bags, rows_of_ids), pooling = pool(cache, ticket, [0, 0, 3], 1, combiner="mean")
+    np.testing.assert_allclose(bags, [[0, 0], [-5 / 3, -8 / 3]], rtol=1e-6)
+    assert rows_of_ids.numpy().tolist() == [[-3, -4]]
+    gradients = [tf.constant([[9.0, 9], [3, 6]]), tf.ones([1, 2])]
+    keys, sums = ops.pooled_sums(pooling, gradients)
+    assert keys.numpy().tolist() == [8, 7]
+    np.testing.assert_allclose(sums, [[2, 3], [2, 4]], rtol=1e-6)
+    ops.cache_update_pooled(cache, ticket, 1.0, pooling, gradients)
+    flush(cache, table)
+    np.testing.assert_allclose([rows(table)[key][0] for key in (7, 8)], [[-3, -6], [-5, -7]])
+    assert [rows(table)[key][1] for key in (7, 8)] == [2, 2]
+
+
 def test_clear(rows_kind):
     cache, table = device_cache(rows_kind), new_table()
     ticket = lookup(cache, table, as_they_are(7))
@@ -108,6 +133,45 @@ def test_gradients_of_another_shape_or_not_finite(rows_kind):
         ops.cache_update(cache, ticket, tf.constant([[np.nan, 1]]), 1.0)
     with pytest.raises(INVALID, match="learning_rate"):
         ops.cache_update(cache, ticket, tf.ones([1, 2]), np.nan)
+    assert stats(ops.cache_stats(cache))["updates"] == 0
+
+
+def test_pooling_that_is_refused(rows_kind):
+    cache, table = device_cache(rows_kind), new_table()
+    early, _ = ops.cache_lookup(cache, as_they_are(7, 8), num_shards=1)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="not installed before its rows"):
+        pool(cache, early, 2)
+    ticket = lookup(cache, table, as_they_are(7, 8))
+    with pytest.raises(INVALID, match="feature 1 has weights: rows on a device are pooled without"):
+        pool(cache, ticket, 1, 1, weights=[tf.zeros([0]), tf.ones([1])])
+    with pytest.raises(INVALID, match="feature 0 has combiner = 'max'"):
+        pool(cache, ticket, 2, combiner="max")
+    with pytest.raises(INVALID, match="splits hold 1 ids, looked up were 2"):
+        pool(cache, ticket, 1)
+
+
+def test_pooled_gradients_that_are_refused(rows_kind):
+    cache, table = device_cache(rows_kind), new_table()
+    ticket = lookup(cache, table, as_they_are(7, 8))
+    _, pooling = pool(cache, ticket, [0, 2])
+    _, of_another = pool(cache, lookup(cache, table, as_they_are(7, 8)), [0, 2])
+    on_host = new_cache()
+    of_the_host = lookup(on_host, table, unique(7, 8))
+    _, pooling_of_the_host = pool(on_host, of_the_host, [0, 2])
+    ones = [tf.ones([1, 2])]
+    for other in (of_another, pooling_of_the_host):
+        with pytest.raises(INVALID, match="pooling is of another lookup"):
+            ops.cache_update_pooled(cache, ticket, 1.0, other, ones)
+    with pytest.raises(INVALID, match="pooling is of another lookup"):
+        ops.cache_update_pooled(on_host, of_the_host, 1.0, pooling, ones)
+    with pytest.raises(INVALID, match=r"gradients\[0\] has shape \[2,2\], expected \[1,2\]"):
+        ops.cache_update_pooled(cache, ticket, 1.0, pooling, [tf.ones([2, 2])])
+    with pytest.raises(INVALID, match="hold NaN or infinity for 2 of 2 keys"):
+        ops.cache_update_pooled(cache, ticket, 1.0, pooling, [tf.fill([1, 2], np.nan)])
+    with pytest.raises(INVALID, match="learning_rate = nan"):
+        ops.cache_update_pooled(cache, ticket, np.nan, pooling, ones)
+    with pytest.raises(INVALID, match="rows on a device, which have no weights"):
+        ops.pooling_gradient(pooling, ones)
     assert stats(ops.cache_stats(cache))["updates"] == 0
 
 

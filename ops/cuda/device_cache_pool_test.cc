@@ -1,0 +1,167 @@
+// Pooled steps of a device's cache, beside the host's.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/core/cache/cache_testing.h"
+#include "ops/core/pooling.h"
+#include "ops/cuda/device_cache_testing.h"
+
+namespace het_tf {
+namespace {
+
+using testing::Below;
+using testing::Cluster;
+using testing::DeviceArray;
+using testing::DeviceCluster;
+using testing::Floats;
+using testing::Ids;
+using testing::PlainConfig;
+using testing::Random;
+using testing::UniqueIdsOf;
+
+// Ids of two features: bags of three, and bags of any size, some of none.
+struct Bags {
+  Bags(Random* random, Combiner combiner, int64_t most) {
+    ids.resize(30);
+    splits = {0};
+    for (int bag = 0; bag < 8; ++bag) splits.push_back(splits.back() + Below(random, most));
+    ids.resize(30 + splits.back());
+    for (int64_t& id : ids) id = Below(random, 20);
+    EXPECT_OK(Pooling::Create({{combiner, 30, 10}, {combiner, splits.back(), 8, splits.data()}},
+                              &pooling));
+  }
+
+  Ids ids;
+  std::vector<int64_t> splits;
+  std::shared_ptr<Pooling> pooling;
+};
+
+Floats Numbers(Random* random, int64_t n) {
+  Floats numbers(n);
+  for (float& x : numbers) x = static_cast<float>(Below(random, 2001) - 1000) / 1024;
+  return numbers;
+}
+
+void ExpectNear(const Floats& device, const Floats& host, float tolerance) {
+  ASSERT_EQ(device.size(), host.size());
+  for (size_t i = 0; i < host.size(); ++i) ASSERT_NEAR(device[i], host[i], tolerance) << i;
+}
+
+// Sums go by the order of the ids on both sides, but for those of keys that come more than 256
+// times; so all is the same to the last bit, but for these. of_rows, of_outputs: tolerances.
+void TrainBesideTheHost(const std::string& optimizer, Combiner combiner, int dim, int64_t most,
+                        float of_rows = 0, float of_outputs = 0) {
+  SCOPED_TRACE(optimizer + " " + std::to_string(static_cast<int>(combiner)) + " " +
+               std::to_string(dim));
+  CacheConfig config = PlainConfig(2);
+  config.rows = {dim, optimizer, "uniform", 3, ClockRule::kCount, 2};
+  config.capacity = 12;  // not for all keys
+  const Cluster host(config);
+  const DeviceCluster device(config);
+  Random random(dim);
+  for (int step = 0; step < 5; ++step) {
+    const Bags bags(&random, combiner, most);
+    Cluster::Call host_call = host.Lookup(0, bags.ids);
+    DeviceCluster::Call device_call = device.Lookup(0, bags.ids);
+    host.Deliver(&host_call);
+    device.Deliver(&device_call);
+    ASSERT_OK(host.TryInstall(&host_call));
+    ASSERT_OK(device.TryInstall(&device_call));
+    auto* ticket = static_cast<Ticket*>(host_call.ticket.get());
+    Floats first(10 * dim), second(8 * dim);
+    ASSERT_OK(
+        host.cache()->Pool(*ticket, bags.pooling.get(), SerialFor, {first.data(), second.data()}));
+    const DeviceArray<float> first_there(10 * dim), second_there(8 * dim);
+    std::shared_ptr<cuda::DeviceBags> there;
+    ASSERT_OK(device.cache()->Pool(*device_call.ticket, bags.pooling,
+                                   {first_there.get(), second_there.get()}, &there));
+    ExpectNear(first_there.Read(), first, of_outputs);
+    ExpectNear(second_there.Read(), second, of_outputs);
+    Ids ids;
+    ASSERT_OK(device.cache()->ReadIds(*device_call.ticket, &ids));
+    EXPECT_EQ(ids, bags.ids);
+
+    const Floats of_first = Numbers(&random, 10 * dim), of_second = Numbers(&random, 8 * dim);
+    const PooledGradients gradients(*bags.pooling, ticket->ids(), dim, SerialFor,
+                                    {of_first.data(), of_second.data()});
+    ASSERT_OK(host.cache()->Update(ticket, GradientSums(ticket->ids(), gradients, dim, SerialFor),
+                                   0.5f, SerialFor));
+    const DeviceArray<float> of_first_there(of_first), of_second_there(of_second);
+    ASSERT_OK(device.cache()->Update(device_call.ticket.get(), there.get(),
+                                     {of_first_there.get(), of_second_there.get()}, 0.5f));
+    // Unsent updates are where each has its lines, so that only tables can be compared.
+    host.Flush(0);
+    device.Flush(0);
+  }
+  const testing::TableRows expected = host.Rows(), rows = device.Rows();
+  ASSERT_EQ(rows.size(), expected.size());
+  for (const auto& [key, row] : expected) {
+    SCOPED_TRACE(key);
+    EXPECT_EQ(rows.at(key).clock, row.clock);
+    ExpectNear(rows.at(key).value, row.value, of_rows);
+    if (of_rows == 0) {
+      EXPECT_EQ(rows.at(key).slots, row.slots);
+    }
+  }
+}
+
+TEST(DeviceCachePoolTest, PoolsAndTrainsAsTheHost) {
+  for (const Combiner combiner : {Combiner::kSum, Combiner::kMean, Combiner::kSqrtN}) {
+    for (const int dim : {1, 5, 16, 33}) {
+      for (const char* optimizer : {"sgd", "adagrad", "adam"}) {
+        TrainBesideTheHost(optimizer, combiner, dim, 7);
+      }
+    }
+    TrainBesideTheHost("adagrad", combiner, 8, 2000, 1e-5f, 2e-3f);
+  }
+}
+
+TEST(DeviceCachePoolTest, WhatItDoesNotDoIsRefused) {
+  const DeviceCluster cluster(PlainConfig());
+  DeviceCluster::Call call = cluster.Lookup(0, {1, 2});
+  const DeviceArray<float> out(2);
+  std::shared_ptr<cuda::DeviceBags> bags;
+  std::shared_ptr<Pooling> pooling;
+  const auto pool = [&](const Pooling::Feature& feature) {
+    EXPECT_OK(Pooling::Create({feature}, &pooling));
+    return cluster.cache()->Pool(*call.ticket, pooling, {out.get()}, &bags);
+  };
+  const float weights[] = {1, 2};
+  EXPECT_REFUSED(pool({Combiner::kSum, 2, 1, nullptr, weights}), "feature 0 has weights");
+  EXPECT_REFUSED(pool({Combiner::kMax, 2, 1}), "feature 0 has combiner = 'max'");
+  EXPECT_REFUSED(pool({Combiner::kSum, 2, 1}), "not installed");
+  cluster.Deliver(&call);
+  ASSERT_OK(cluster.TryInstall(&call));
+  ASSERT_OK(pool({Combiner::kSum, 2, 2}));
+  const DeviceArray<float> gradients(Floats{1, HUGE_VALF});
+  EXPECT_REFUSED(cluster.cache()->Update(call.ticket.get(), bags.get(), {gradients.get()}, 1),
+                 "hold NaN or infinity for 1 of 2 keys; no row was updated");
+  EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 0);
+}
+
+TEST(DeviceCachePoolTest, NoIdsAreZeros) {
+  const DeviceCluster cluster(PlainConfig());
+  DeviceCluster::Call call = cluster.Lookup(0, {});
+  cluster.Deliver(&call);
+  ASSERT_OK(cluster.TryInstall(&call));
+  const std::vector<int64_t> splits(4, 0);
+  std::shared_ptr<Pooling> pooling;
+  ASSERT_OK(Pooling::Create({{Combiner::kMean, 0, 3, splits.data()}}, &pooling));
+  const DeviceArray<float> out(Floats(3, 7));
+  std::shared_ptr<cuda::DeviceBags> bags;
+  ASSERT_OK(cluster.cache()->Pool(*call.ticket, pooling, {out.get()}, &bags));
+  EXPECT_EQ(out.Read(), Floats(3, 0));
+  ASSERT_OK(cluster.cache()->Update(call.ticket.get(), bags.get(), {out.get()}, 1));
+  Ids ids;
+  ASSERT_OK(cluster.cache()->ReadIds(*call.ticket, &ids));
+  EXPECT_TRUE(ids.empty());
+}
+
+}  // namespace
+}  // namespace het_tf
