@@ -8,7 +8,7 @@ CPPTEST = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/cpptest.py
 GPU = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/gpu.py
 BENCHMARKS = benchmarks/local_step.py benchmarks/table_memory.py benchmarks/cluster_bytes.py \
   benchmarks/cache_memory.py benchmarks/cache_traces.py benchmarks/pooled_step.py \
-  benchmarks/feature_step.py
+  benchmarks/feature_step.py benchmarks/gpu_pipeline.py
 
 .PHONY: help
 help:

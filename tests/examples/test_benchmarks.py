@@ -390,3 +390,14 @@ def test_served_rows_are_timed_beside_tf_gather():
     for threads in ("1 threads", "2 threads"):
         assert figures[threads]["mapped_us"] > 0
         assert figures[threads]["changed_to_gather"] > 0
+
+
+def test_a_pipeline_of_steps_on_a_device_loses_no_update(tmp_path: pathlib.Path):
+    path = tmp_path / "figures.json"
+    small = ("--ids=300", "--rows=500", "--lines=128", "--steps=12")
+    # It compares the table with the ids of all steps.
+    done = _run("gpu_pipeline.py", *small, "--case=0,2,0", "--case=1,1,1", f"--json={path}")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    figures = json.loads(path.read_text())
+    assert [each["case"] for each in figures] == ["0,2,0", "1,1,1"]
+    assert all(each["ratio"] > 0 for each in figures)
