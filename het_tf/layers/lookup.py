@@ -12,7 +12,7 @@ import tensorflow as tf
 from het_tf import _prepared, ops
 from het_tf.layers.backward import Backward
 from het_tf.layers.whole_steps import Update, train
-from het_tf.pooling import Bags, pool_with_stock_ops
+from het_tf.pooling import Bags
 
 
 def lookup(
@@ -29,14 +29,6 @@ def lookup(
     Returns:
       Of each feature float32 [bags, dim].
     """
-    if layer.worker_cache.on_device and not _are_rows(features) and _needs_rows(features):
-        every_id = Bags(keys, tf.size(keys, tf.int64), None, "sum", restore=tf.identity)
-        (rows,) = lookup(layer, keys, [every_id], training)
-        of_features = tf.split(rows, [tf.size(bags.ids) for bags in features])
-        return [
-            pool_with_stock_ops(rows, tf.range(tf.size(bags.ids, tf.int64)), bags)
-            for rows, bags in zip(of_features, features, strict=True)
-        ]
     found = _prepared.take(layer)
     backward = Backward(layer.name)
     trains = layer.trainable
@@ -75,11 +67,6 @@ def lookup(
 
 def _are_rows(features: Sequence[Bags]) -> bool:
     return len(features) == 1 and not features[0].pools
-
-
-def _needs_rows(features: Sequence[Bags]) -> bool:
-    """Whether some gradient depends on the rows that were pooled: a device does not keep them."""
-    return any(bags.weights is not None or bags.combiner == "max" for bags in features)
 
 
 Read = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor | None]  # outputs, ticket, pooling

@@ -95,6 +95,9 @@ Status Pooling::Create(const std::vector<Feature>& features, std::shared_ptr<Poo
   made->weights_.reserve(num_ids);
   made->scales_.reserve(num_bags);
   made->factors_.reserve(num_ids);
+  const bool any_max = std::any_of(features.begin(), features.end(), [](const Feature& feature) {
+    return feature.combiner == Combiner::kMax && feature.num_bags > 0;
+  });
   for (const Feature& feature : features) {
     Part part;
     part.combiner = feature.combiner;
@@ -122,12 +125,21 @@ Status Pooling::Create(const std::vector<Feature>& features, std::shared_ptr<Poo
       made->bag_of_.insert(made->bag_of_.end(), end - begin,
                            static_cast<int32_t>(made->scales_.size()));
       made->scales_.push_back(scale);
+      if (any_max) {
+        const bool is_max = feature.combiner == Combiner::kMax;
+        made->max_of_.push_back(is_max ? made->num_max_++ : -1);
+      }
       for (int64_t i = begin; i < end; ++i) made->factors_.push_back(made->weights_[i] * scale);
     }
   }
   made->begin_.push_back(static_cast<int32_t>(num_ids));
   *pooling = std::move(made);
   return Status();
+}
+
+bool Pooling::weighted() const {
+  return std::any_of(features_.begin(), features_.end(),
+                     [](const Part& part) { return part.weighted; });
 }
 
 int Pooling::FeatureOf(int64_t bag) const {
@@ -186,27 +198,23 @@ void Pooling::Pool(const UniqueIds& ids, const float* const* rows, int dim,
 
 PooledGradients::PooledGradients(const Pooling& pooling, const UniqueIds& ids, int dim,
                                  const ParallelFor& parallel_for,
-                                 const std::vector<const float*>& gradients)
-    : pooling_(pooling), ids_(ids), dim_(dim), gradients_(pooling.OfBags(gradients, dim)) {
-  bool any_max = false;
-  for (const Pooling::Part& part : pooling.features_) any_max |= part.combiner == Combiner::kMax;
-  if (any_max) FindMaxima(parallel_for);
+                                 const std::vector<const float*>& gradients, const float* rows)
+    : pooling_(pooling),
+      ids_(ids),
+      dim_(dim),
+      rows_(rows == nullptr ? pooling.rows_.get() : rows),
+      gradients_(pooling.OfBags(gradients, dim)) {
+  if (pooling.num_max() > 0) FindMaxima(parallel_for);
 }
 
 void PooledGradients::FindMaxima(const ParallelFor& parallel_for) {
-  int32_t count = 0;
-  for (const Pooling::Part& part : pooling_.features_) {
-    for (int64_t b = 0; b < part.num_bags; ++b) {
-      max_of_.push_back(part.combiner == Combiner::kMax ? count++ : -1);
-    }
-  }
-  maxima_.reset(new float[int64_t{count} * dim_]);
-  shares_.reset(new float[int64_t{count} * dim_]);
+  maxima_.reset(new float[int64_t{pooling_.num_max()} * dim_]);
+  shares_.reset(new float[int64_t{pooling_.num_max()} * dim_]);
   pooling_.ForBags(parallel_for, 3 * dim_, [&](int, int64_t b, int64_t) {
     const int32_t begin = pooling_.begin_[b], end = pooling_.begin_[b + 1];
-    if (max_of_[b] < 0 || begin == end) return;
-    float* maximum = &maxima_[int64_t{max_of_[b]} * dim_];
-    float* share = &shares_[int64_t{max_of_[b]} * dim_];
+    if (!is_max(static_cast<int32_t>(b)) || begin == end) return;
+    float* maximum = &maxima_[int64_t{pooling_.max_of_[b]} * dim_];
+    float* share = &shares_[int64_t{pooling_.max_of_[b]} * dim_];
     PutScaled(pooling_.weights_[begin], row(begin), dim_, maximum);
     for (int32_t i = begin + 1; i < end; ++i) {
       TakeMax(pooling_.weights_[i], row(i), dim_, maximum);
@@ -238,8 +246,8 @@ void PooledGradients::Add(int32_t place, float* __restrict sum) const {
     AddScaled(factor, gradients_[bag], dim_, sum);
     return;
   }
-  const float* maximum = &maxima_[int64_t{max_of_[bag]} * dim_];
-  const float* share = &shares_[int64_t{max_of_[bag]} * dim_];
+  const float* maximum = &maxima_[int64_t{pooling_.max_of_[bag]} * dim_];
+  const float* share = &shares_[int64_t{pooling_.max_of_[bag]} * dim_];
   const float* row_here = row(place);
   for (int c = 0; c < dim_; ++c) {
     sum[c] += factor * row_here[c] == maximum[c] ? factor * share[c] : 0.0f;
@@ -256,8 +264,8 @@ void PooledGradients::OfWeights(int feature, const ParallelFor& parallel_for, fl
       float* of_bag = out + begin - part.first_id;
       if (part.combiner == Combiner::kMax) {
         for (int32_t i = begin; i < end; ++i) {
-          const float* maximum = &maxima_[int64_t{max_of_[b]} * dim_];
-          const float* share = &shares_[int64_t{max_of_[b]} * dim_];
+          const float* maximum = &maxima_[int64_t{pooling_.max_of_[b]} * dim_];
+          const float* share = &shares_[int64_t{pooling_.max_of_[b]} * dim_];
           double sum = 0;
           for (int c = 0; c < dim_; ++c) {
             if (pooling_.weights_[i] * row(i)[c] == maximum[c]) {

@@ -46,13 +46,19 @@ class Pooling {
   int64_t num_ids(int feature) const { return features_[feature].num_ids; }
   int64_t num_bags(int feature) const { return features_[feature].num_bags; }
   bool weighted(int feature) const { return features_[feature].weighted; }
-  Combiner combiner(int feature) const { return features_[feature].combiner; }
+  bool weighted() const;  // some feature is
 
   // Of all features one after the other, for whoever pools where the rows are.
   int64_t num_bags() const { return static_cast<int64_t>(scales_.size()); }
+  int32_t num_max() const { return num_max_; }  // bags that are pooled by their maximum
   const std::vector<int32_t>& begins() const { return begin_; }        // (num_bags + 1), of ids
   const std::vector<int32_t>& bags_of_ids() const { return bag_of_; }  // (num_ids)
   const std::vector<float>& scales() const { return scales_; }         // (num_bags): 1 for max
+  const std::vector<float>& weights() const { return weights_; }       // (num_ids)
+  // (num_bags): which of num_max() it is, or -1; empty: there are none.
+  const std::vector<int32_t>& max_of() const { return max_of_; }
+  // Whether some gradient depends on the rows that were pooled.
+  bool keeps_rows() const { return keeps_rows_; }
   // What each bag has of arrays of the features, (num_bags(feature), dim) each.
   template <typename T>
   std::vector<T*> OfBags(const std::vector<T*>& of_features, int dim) const {
@@ -93,7 +99,9 @@ class Pooling {
   std::vector<float> weights_;   // (num_ids)
   std::vector<float> scales_;    // (num_bags): of the sum of w r; 1 for max
   std::vector<float> factors_;   // (num_ids): weight times scale
-  bool keeps_rows_ = false;      // some gradient depends on them
+  std::vector<int32_t> max_of_;  // as of max_of()
+  int32_t num_max_ = 0;
+  bool keeps_rows_ = false;
   // (ids.num_keys(), dim): as they were pooled. Others may have changed them before the gradient
   // comes.
   std::unique_ptr<float[]> rows_;
@@ -103,9 +111,11 @@ class Pooling {
 class PooledGradients {
  public:
   // pooling: after Pool, of the same ids. gradients: (num_features), each (num_bags(feature), dim).
-  // All of these must outlive this.
+  // rows: (ids.num_keys(), dim), as they were pooled, where pooling keeps_rows(); nullptr: those
+  // that its Pool kept. All of these must outlive this.
   PooledGradients(const Pooling& pooling, const UniqueIds& ids, int dim,
-                  const ParallelFor& parallel_for, const std::vector<const float*>& gradients);
+                  const ParallelFor& parallel_for, const std::vector<const float*>& gradients,
+                  const float* rows = nullptr);
 
   // The gradient of the id at a place, where it is that of its bag.
   const float* Whole(int32_t place) const {
@@ -123,19 +133,19 @@ class PooledGradients {
   void OfWeights(int feature, const ParallelFor& parallel_for, float* out) const;
 
  private:
-  bool is_max(int32_t bag) const { return !max_of_.empty() && max_of_[bag] >= 0; }
+  bool is_max(int32_t bag) const { return !pooling_.max_of_.empty() && pooling_.max_of_[bag] >= 0; }
   const float* row(int32_t place) const {
-    return pooling_.rows_.get() + static_cast<int64_t>(ids_.key_of[place]) * dim_;
+    return rows_ + static_cast<int64_t>(ids_.key_of[place]) * dim_;
   }
   void FindMaxima(const ParallelFor& parallel_for);
 
   const Pooling& pooling_;
   const UniqueIds& ids_;
   const int dim_;
+  const float* const rows_;
   std::vector<const float*> gradients_;  // (num_bags), each (dim)
-  // Of bags pooled by their maximum: the maximum, and the gradient over the number of ids that have
-  // it, as TensorFlow and Keras share it out.
-  std::vector<int32_t> max_of_;  // (num_bags): which of them, or -1; empty: there are none
+  // Of bags pooled by their maximum, (num_max, dim): the maximum, and the gradient over the number
+  // of ids that have it, as TensorFlow and Keras share it out.
   std::unique_ptr<float[]> maxima_, shares_;
 };
 

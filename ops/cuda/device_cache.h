@@ -127,8 +127,7 @@ class DeviceBags {
  private:
   friend class DeviceCache;
 
-  static Status CheckPools(const Pooling& pooling);
-  Status Place(HetStream stream);
+  Status Place(int64_t num_keys, int dim, HetStream stream);
 
   const std::shared_ptr<DeviceMemory> memory_;
   Block block_;
@@ -175,16 +174,18 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor&) override;
 
-  // The rows as they are now, pooled: sums, means or sqrtn, without weights. ticket: installed, of
-  // the ids of pooling. outputs: as of Pooling::Pool, in device memory, written in the stream's
-  // order.
+  // The rows as they are now, pooled. ticket: installed, of the ids of pooling. outputs: as of
+  // Pooling::Pool, in device memory, written in the stream's order.
   Status Pool(const RowTicket& ticket, std::shared_ptr<const Pooling> pooling,
               const std::vector<float*>& outputs, std::shared_ptr<DeviceBags>* bags);
   // As Update, of what was pooled. gradients: of the outputs, device memory.
   Status Update(RowTicket* ticket, DeviceBags* bags, const std::vector<const float*>& gradients,
                 float learning_rate);
-  // The ids of a lookup. Waits for the device.
-  Status ReadIds(const RowTicket& ticket, std::vector<int64_t>* ids);
+  // What PooledGradients takes on the host: the ids of a lookup, whose keys are then in the order
+  // that the rows have, and the rows as Pool found them, if a gradient depends on them. Waits for
+  // the device.
+  Status ReadPooled(const RowTicket& ticket, const DeviceBags& bags, std::vector<int64_t>* ids,
+                    std::vector<float>* rows);
 
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;

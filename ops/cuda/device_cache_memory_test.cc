@@ -98,7 +98,7 @@ int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
   }
   if (pooled) {
     std::shared_ptr<Pooling> pooling;
-    EXPECT_OK(Pooling::Create({{Combiner::kSum, num_ids, num_ids}}, &pooling));
+    EXPECT_OK(Pooling::Create({{Combiner::kMax, num_ids, num_ids}}, &pooling));
     const DeviceArray<float> out(num_ids);
     const std::vector<float*> outputs = {out.get()};
     const std::vector<const float*> of_outputs = {gradients.get()};
@@ -106,8 +106,10 @@ int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
     run([&] { return cluster.cache()->Pool(*call.ticket, pooling, outputs, &bags); });
     EXPECT_EQ(out.Read(), values);
     Ids read;
-    run([&] { return cluster.cache()->ReadIds(*call.ticket, &read); });
+    Floats kept;
+    run([&] { return cluster.cache()->ReadPooled(*call.ticket, *bags, &read, &kept); });
     EXPECT_EQ(read, ids);
+    EXPECT_EQ(kept, values);
     run([&] { return cluster.cache()->Update(call.ticket.get(), bags.get(), of_outputs, 1); });
   } else {
     run([&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1, SerialFor); });

@@ -18,39 +18,45 @@ int CopyThere(const std::vector<T>& from, T* to, HetStream stream) {
 
 }  // namespace
 
-Status DeviceBags::CheckPools(const Pooling& pooling) {
-  for (int f = 0; f < pooling.num_features(); ++f) {
-    if (pooling.combiner(f) != Combiner::kMax && !pooling.weighted(f)) continue;
-    return InvalidArgument("feature ", f, " has ",
-                           pooling.weighted(f) ? "weights" : "combiner = 'max'",
-                           ": rows on a device are pooled without weights, and not by their"
-                           " maximum; gather them");
-  }
-  return Status();
-}
-
-Status DeviceBags::Place(HetStream stream) {
-  int32_t *begin = nullptr, *bag_of = nullptr;
-  float* scales = nullptr;
+// num_keys: of the lookup.
+Status DeviceBags::Place(int64_t num_keys, int dim, HetStream stream) {
+  const Pooling& pooling = *pooling_;
+  int32_t *begin = nullptr, *bag_of = nullptr, *max_of = nullptr;
+  float *scales = nullptr, *weights = nullptr;
   const auto place = [&](void* memory) {
     Scratch scratch(memory);
-    begin = scratch.Take<int32_t>(pooling_->num_bags() + 1);
-    bag_of = scratch.Take<int32_t>(pooling_->num_ids());
-    scales = scratch.Take<float>(pooling_->num_bags());
-    pointers_ = scratch.Take<float*>(pooling_->num_bags());
+    begin = scratch.Take<int32_t>(pooling.num_bags() + 1);
+    bag_of = scratch.Take<int32_t>(pooling.num_ids());
+    scales = scratch.Take<float>(pooling.num_bags());
+    pointers_ = scratch.Take<float*>(pooling.num_bags());
+    if (pooling.weighted()) weights = scratch.Take<float>(pooling.num_ids());
+    if (pooling.keeps_rows()) bags_.kept = scratch.Take<float>(num_keys * dim);
+    if (pooling.num_max() > 0) {
+      max_of = scratch.Take<int32_t>(pooling.num_bags());
+      bags_.maxima = scratch.Take<float>(int64_t{pooling.num_max()} * dim);
+      bags_.counts = scratch.Take<float>(int64_t{pooling.num_max()} * dim);
+    }
     return scratch.bytes();
   };
   HET_RETURN_IF_ERROR(block_.ReserveExactly(place(nullptr)));
   place(block_.get());
-  bags_ = {pooling_->num_bags(), begin, bag_of, scales};
-  HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling_->begins(), begin, stream));
-  HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling_->bags_of_ids(), bag_of, stream));
-  return ToStatus(CopyThere(pooling_->scales(), scales, stream), "CopyThere");
+  bags_.num_bags = pooling.num_bags();
+  bags_.begin = begin;
+  bags_.bag_of = bag_of;
+  bags_.scales = scales;
+  bags_.weights = weights;
+  bags_.max_of = max_of;
+  HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling.begins(), begin, stream));
+  HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling.bags_of_ids(), bag_of, stream));
+  HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling.scales(), scales, stream));
+  if (weights != nullptr) {
+    HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling.weights(), weights, stream));
+  }
+  return ToStatus(CopyThere(pooling.max_of(), max_of, stream), "CopyThere");
 }
 
 Status DeviceCache::Pool(const RowTicket& row_ticket, std::shared_ptr<const Pooling> pooling,
                          const std::vector<float*>& outputs, std::shared_ptr<DeviceBags>* bags) {
-  HET_RETURN_IF_ERROR(DeviceBags::CheckPools(*pooling));
   return OrOutOfMemory([&]() -> Status {
     const auto& ticket = static_cast<const DeviceTicket&>(row_ticket);
     auto made = std::make_shared<DeviceBags>(memory_, std::move(pooling));
@@ -58,9 +64,10 @@ Status DeviceCache::Pool(const RowTicket& row_ticket, std::shared_ptr<const Pool
     std::lock_guard<std::mutex> lock(mutex_);
     HET_RETURN_IF_ERROR(Begin());
     if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
-    HET_RETURN_IF_ERROR(made->Place(stream_));
+    const Found none(nullptr);  // of a flush's ticket
+    const Found& found = ticket.found_ == nullptr ? none : *ticket.found_;
+    HET_RETURN_IF_ERROR(made->Place(found.here.keys, dim(), stream_));
     HET_RETURN_IF_CUDA_ERROR(CopyThere(out, made->pointers_, stream_));
-    const Found& found = *ticket.found_;
     HET_RETURN_IF_CUDA_ERROR(het_pool(&found.batch, &made->bags_, found.slots, info_.rows,
                                       info_.row_stride, info_.lines, found.rows, info_.row_stride,
                                       dim(), made->pointers_, stream_));
@@ -84,7 +91,8 @@ Status DeviceCache::Update(RowTicket* ticket, DeviceBags* bags,
   });
 }
 
-Status DeviceCache::ReadIds(const RowTicket& row_ticket, std::vector<int64_t>* ids) {
+Status DeviceCache::ReadPooled(const RowTicket& row_ticket, const DeviceBags& bags,
+                               std::vector<int64_t>* ids, std::vector<float>* rows) {
   return OrOutOfMemory([&]() -> Status {
     const auto& ticket = static_cast<const DeviceTicket&>(row_ticket);
     if (ticket.num_ids() == 0) return Status();
@@ -92,12 +100,15 @@ Status DeviceCache::ReadIds(const RowTicket& row_ticket, std::vector<int64_t>* i
     std::vector<int64_t> keys(found.here.keys);
     std::vector<int32_t> key_of(ticket.num_ids());
     ids->resize(key_of.size());
+    if (bags.bags_.kept != nullptr) rows->resize(keys.size() * dim());
+    const auto copy_here = [&](const auto* from, auto* to) {
+      return Copy(from, sizeof(*from) * to->size(), to->data(), stream_);
+    };
     std::lock_guard<std::mutex> lock(mutex_);
     HET_RETURN_IF_ERROR(Begin());
-    HET_RETURN_IF_CUDA_ERROR(
-        Copy(found.batch.keys, sizeof(int64_t) * keys.size(), keys.data(), stream_));
-    HET_RETURN_IF_CUDA_ERROR(
-        Copy(found.batch.key_of, sizeof(int32_t) * key_of.size(), key_of.data(), stream_));
+    HET_RETURN_IF_CUDA_ERROR(copy_here(found.batch.keys, &keys));
+    HET_RETURN_IF_CUDA_ERROR(copy_here(found.batch.key_of, &key_of));
+    HET_RETURN_IF_CUDA_ERROR(copy_here(bags.bags_.kept, rows));
     HET_RETURN_IF_ERROR(Wait());
     for (size_t i = 0; i < key_of.size(); ++i) (*ids)[i] = keys[key_of[i]];
     return Status();

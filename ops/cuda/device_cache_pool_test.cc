@@ -25,20 +25,26 @@ using testing::PlainConfig;
 using testing::Random;
 using testing::UniqueIdsOf;
 
-// Ids of two features: bags of three, and bags of any size, some of none.
+// Ids of two features: bags of three, and bags of any size, some of none, which may have weights.
 struct Bags {
-  Bags(Random* random, Combiner combiner, int64_t most) {
+  Bags(Random* random, Combiner first, Combiner second, bool weighted, int64_t most) {
     ids.resize(30);
     splits = {0};
     for (int bag = 0; bag < 8; ++bag) splits.push_back(splits.back() + Below(random, most));
     ids.resize(30 + splits.back());
     for (int64_t& id : ids) id = Below(random, 20);
-    EXPECT_OK(Pooling::Create({{combiner, 30, 10}, {combiner, splits.back(), 8, splits.data()}},
-                              &pooling));
+    for (int64_t i = 0; i < splits.back(); ++i) {
+      weights.push_back(static_cast<float>(Below(random, 5) - 1));  // some are 0, or equal
+    }
+    EXPECT_OK(Pooling::Create(
+        {{first, 30, 10},
+         {second, splits.back(), 8, splits.data(), weighted ? weights.data() : nullptr}},
+        &pooling));
   }
 
   Ids ids;
   std::vector<int64_t> splits;
+  Floats weights;
   std::shared_ptr<Pooling> pooling;
 };
 
@@ -55,10 +61,11 @@ void ExpectNear(const Floats& device, const Floats& host, float tolerance) {
 
 // Sums go by the order of the ids on both sides, but for those of keys that come more than 256
 // times; so all is the same to the last bit, but for these. of_rows, of_outputs: tolerances.
-void TrainBesideTheHost(const std::string& optimizer, Combiner combiner, int dim, int64_t most,
+void TrainBesideTheHost(const std::string& optimizer, Combiner first_combiner,
+                        Combiner second_combiner, bool weighted, int dim, int64_t most,
                         float of_rows = 0, float of_outputs = 0) {
-  SCOPED_TRACE(optimizer + " " + std::to_string(static_cast<int>(combiner)) + " " +
-               std::to_string(dim));
+  SCOPED_TRACE(StrCat(optimizer, " ", static_cast<int>(first_combiner), " ",
+                      static_cast<int>(second_combiner), weighted ? " weighted " : " ", dim));
   CacheConfig config = PlainConfig(2);
   config.rows = {dim, optimizer, "uniform", 3, ClockRule::kCount, 2};
   config.capacity = 12;  // not for all keys
@@ -66,7 +73,7 @@ void TrainBesideTheHost(const std::string& optimizer, Combiner combiner, int dim
   const DeviceCluster device(config);
   Random random(dim);
   for (int step = 0; step < 5; ++step) {
-    const Bags bags(&random, combiner, most);
+    const Bags bags(&random, first_combiner, second_combiner, weighted, most);
     Cluster::Call host_call = host.Lookup(0, bags.ids);
     DeviceCluster::Call device_call = device.Lookup(0, bags.ids);
     host.Deliver(&host_call);
@@ -83,13 +90,23 @@ void TrainBesideTheHost(const std::string& optimizer, Combiner combiner, int dim
                                    {first_there.get(), second_there.get()}, &there));
     ExpectNear(first_there.Read(), first, of_outputs);
     ExpectNear(second_there.Read(), second, of_outputs);
-    Ids ids;
-    ASSERT_OK(device.cache()->ReadIds(*device_call.ticket, &ids));
-    EXPECT_EQ(ids, bags.ids);
 
     const Floats of_first = Numbers(&random, 10 * dim), of_second = Numbers(&random, 8 * dim);
     const PooledGradients gradients(*bags.pooling, ticket->ids(), dim, SerialFor,
                                     {of_first.data(), of_second.data()});
+    Ids ids;
+    Floats kept;
+    ASSERT_OK(device.cache()->ReadPooled(*device_call.ticket, *there, &ids, &kept));
+    EXPECT_EQ(ids, bags.ids);
+    if (weighted) {
+      const UniqueIds unique_ids(ids.data(), static_cast<int64_t>(ids.size()));
+      const PooledGradients here(*bags.pooling, unique_ids, dim, SerialFor,
+                                 {of_first.data(), of_second.data()}, kept.data());
+      Floats of_weights(bags.weights.size()), expected(bags.weights.size());
+      here.OfWeights(1, SerialFor, of_weights.data());
+      gradients.OfWeights(1, SerialFor, expected.data());
+      EXPECT_EQ(of_weights, expected);
+    }
     ASSERT_OK(host.cache()->Update(ticket, GradientSums(ticket->ids(), gradients, dim, SerialFor),
                                    0.5f, SerialFor));
     const DeviceArray<float> of_first_there(of_first), of_second_there(of_second);
@@ -112,55 +129,61 @@ void TrainBesideTheHost(const std::string& optimizer, Combiner combiner, int dim
 }
 
 TEST(DeviceCachePoolTest, PoolsAndTrainsAsTheHost) {
-  for (const Combiner combiner : {Combiner::kSum, Combiner::kMean, Combiner::kSqrtN}) {
+  constexpr Combiner kAll[] = {Combiner::kSum, Combiner::kMean, Combiner::kSqrtN, Combiner::kMax};
+  for (const Combiner combiner : kAll) {
     for (const int dim : {1, 5, 16, 33}) {
       for (const char* optimizer : {"sgd", "adagrad", "adam"}) {
-        TrainBesideTheHost(optimizer, combiner, dim, 7);
+        TrainBesideTheHost(optimizer, combiner, combiner, false, dim, 7);
+      }
+      for (const Combiner other : kAll) {
+        TrainBesideTheHost("adagrad", combiner, other, true, dim, 7);
       }
     }
-    TrainBesideTheHost("adagrad", combiner, 8, 2000, 1e-5f, 2e-3f);
+    TrainBesideTheHost("adagrad", combiner, combiner, false, 8, 2000, 1e-5f, 2e-3f);
   }
 }
 
-TEST(DeviceCachePoolTest, WhatItDoesNotDoIsRefused) {
+TEST(DeviceCachePoolTest, WhatIsNotInstalledOrNotFiniteIsRefused) {
   const DeviceCluster cluster(PlainConfig());
   DeviceCluster::Call call = cluster.Lookup(0, {1, 2});
   const DeviceArray<float> out(2);
   std::shared_ptr<cuda::DeviceBags> bags;
   std::shared_ptr<Pooling> pooling;
-  const auto pool = [&](const Pooling::Feature& feature) {
-    EXPECT_OK(Pooling::Create({feature}, &pooling));
+  ASSERT_OK(Pooling::Create({{Combiner::kSum, 2, 2}}, &pooling));
+  const auto pool = [&] {
     return cluster.cache()->Pool(*call.ticket, pooling, {out.get()}, &bags);
   };
-  const float weights[] = {1, 2};
-  EXPECT_REFUSED(pool({Combiner::kSum, 2, 1, nullptr, weights}), "feature 0 has weights");
-  EXPECT_REFUSED(pool({Combiner::kMax, 2, 1}), "feature 0 has combiner = 'max'");
-  EXPECT_REFUSED(pool({Combiner::kSum, 2, 1}), "not installed");
+  EXPECT_REFUSED(pool(), "not installed");
   cluster.Deliver(&call);
   ASSERT_OK(cluster.TryInstall(&call));
-  ASSERT_OK(pool({Combiner::kSum, 2, 2}));
+  ASSERT_OK(pool());
   const DeviceArray<float> gradients(Floats{1, HUGE_VALF});
   EXPECT_REFUSED(cluster.cache()->Update(call.ticket.get(), bags.get(), {gradients.get()}, 1),
                  "hold NaN or infinity for 1 of 2 keys; no row was updated");
   EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 0);
 }
 
-TEST(DeviceCachePoolTest, NoIdsAreZeros) {
-  const DeviceCluster cluster(PlainConfig());
-  DeviceCluster::Call call = cluster.Lookup(0, {});
+void PoolNoIds(const DeviceCluster& cluster, DeviceCluster::Call call) {
   cluster.Deliver(&call);
   ASSERT_OK(cluster.TryInstall(&call));
   const std::vector<int64_t> splits(4, 0);
   std::shared_ptr<Pooling> pooling;
-  ASSERT_OK(Pooling::Create({{Combiner::kMean, 0, 3, splits.data()}}, &pooling));
+  ASSERT_OK(Pooling::Create({{Combiner::kMax, 0, 3, splits.data()}}, &pooling));
   const DeviceArray<float> out(Floats(3, 7));
   std::shared_ptr<cuda::DeviceBags> bags;
   ASSERT_OK(cluster.cache()->Pool(*call.ticket, pooling, {out.get()}, &bags));
   EXPECT_EQ(out.Read(), Floats(3, 0));
   ASSERT_OK(cluster.cache()->Update(call.ticket.get(), bags.get(), {out.get()}, 1));
   Ids ids;
-  ASSERT_OK(cluster.cache()->ReadIds(*call.ticket, &ids));
+  Floats kept;
+  ASSERT_OK(cluster.cache()->ReadPooled(*call.ticket, *bags, &ids, &kept));
   EXPECT_TRUE(ids.empty());
+}
+
+TEST(DeviceCachePoolTest, NoIdsAreZeros) {
+  const DeviceCluster cluster(PlainConfig());
+  PoolNoIds(cluster, cluster.Lookup(0, {}));
+  PoolNoIds(cluster, cluster.CutFlush(0, true));
 }
 
 }  // namespace

@@ -48,17 +48,23 @@ int het_gather(const HetBatch* batch,
                float* out,                                     // (n, dim)
                HetStream stream);
 
-// The ids of a batch in bags, each of which becomes one output: the sum of its ids' rows, scaled.
-// The arrays are the caller's.
+// The ids of a batch in bags, each of which becomes one output: of its ids' rows times their
+// weights the sum, scaled, or the largest, column by column. The arrays are the caller's.
 typedef struct {
   int64_t num_bags;
   const int32_t* begin;   // (num_bags + 1): where each bag's ids begin
   const int32_t* bag_of;  // (n): of each id
-  const float* scales;    // (num_bags)
+  const float* scales;    // (num_bags): 1 where the largest is taken
+  const float* weights;   // (n), or NULL: ones
+  const int32_t* max_of;  // (num_bags): which of those whose largest is taken, or -1; NULL: none
+  // Out, for gradients, where they are not NULL:
+  float* kept;    // (num_keys, dim): the rows as they were pooled
+  float* maxima;  // (bags in max_of, dim)
+  float* counts;  // (bags in max_of, dim): how many ids have them
 } HetBags;
 
 // Each bag's output, of rows as het_gather finds them, summed in the order of its ids. Zeros where
-// it has none.
+// it has none. Where there is max_of, there are kept, maxima and counts.
 int het_pool(const HetBatch* batch, const HetBags* bags,
              const int32_t* slots,                           // (num_keys)
              const float* rows, int64_t stride,              // (lines, stride)
@@ -78,7 +84,7 @@ int het_segment_sum(const HetBatch* batch,
                     float* squares,          // (n): the sum of each one's squares
                     int64_t* num_nonfinite,  // (1): keys for which that is not finite
                     void* scratch, HetStream stream);
-// The same of ids that were pooled.
+// The same of ids that were pooled. Ids that share a maximum share its gradient.
 int het_segment_sum_pooled(const HetBatch* batch, const HetBags* bags,
                            const float* const* gradients,  // (num_bags), each (dim)
                            int32_t dim, float* sums, float* squares, int64_t* num_nonfinite,

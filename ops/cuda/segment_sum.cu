@@ -24,7 +24,8 @@ HET_HD int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 #define HET_UNROLL
 #endif
 
-// The gradient of the id at a place: its own, or what it has of its bag's.
+// The gradient of the id at a place: its own, or what it has of its bag's, as the host has it
+// (ops/core/pooling.h).
 struct OfIds {
   const float* gradients;  // (n, dim)
   int32_t dim;
@@ -35,11 +36,19 @@ struct OfIds {
 };
 struct OfBags {
   HetBags bags;
+  const int32_t* key_of;
   const float* const* gradients;  // (num_bags), each (dim)
+  int32_t dim;
 
   HET_DEVICE float operator()(int32_t place, int c) const {
     const int32_t bag = bags.bag_of[place];
-    return bags.scales[bag] * gradients[bag][c];
+    const float scale = bags.scales[bag], gradient = gradients[bag][c];
+    const float factor = bags.weights == nullptr ? scale : bags.weights[place] * scale;
+    const int32_t maximum = bags.max_of == nullptr ? -1 : bags.max_of[bag];
+    if (maximum < 0) return factor * gradient;
+    const int64_t at = int64_t{maximum} * dim + c;
+    const float x = factor * bags.kept[int64_t{key_of[place]} * dim + c];
+    return x == bags.maxima[at] ? factor * (gradient / bags.counts[at]) : 0.0f;
   }
 };
 
@@ -160,7 +169,8 @@ int het_segment_sum(const HetBatch* batch, const float* gradients, int32_t dim, 
 int het_segment_sum_pooled(const HetBatch* batch, const HetBags* bags,
                            const float* const* gradients, int32_t dim, float* sums, float* squares,
                            int64_t* num_nonfinite, void* scratch, HetStream stream) {
-  return Sum(*batch, OfBags{*bags, gradients}, dim, sums, squares, num_nonfinite, scratch, stream);
+  return Sum(*batch, OfBags{*bags, batch->key_of, gradients, dim}, dim, sums, squares,
+             num_nonfinite, scratch, stream);
 }
 
 }  // extern "C"

@@ -131,7 +131,9 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
     out_of[b] = out + b * dim;
     gradient_of[b] = gradients[0] + b * dim;
   }
-  const HetBags pooled = {bags, NewOf(begins), NewOf(bag_of), NewOf(std::vector<float>(bags, 1))};
+  const HetBags pooled = {bags,    NewOf(begins), NewOf(bag_of), NewOf(std::vector<float>(bags, 1)),
+                          nullptr, nullptr,       nullptr,       nullptr,
+                          nullptr};
   float** out_of_there = NewOf(out_of);
   float** gradient_of_there = NewOf(gradient_of);
   char* scratch = New<char>(std::max(

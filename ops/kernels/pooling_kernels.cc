@@ -147,15 +147,33 @@ absl::Status OfAnotherLookup() {
   return absl::InvalidArgumentError("pooling is of another lookup");
 }
 
-// Sums the gradients of the unique keys that `ids` holds.
-absl::Status GetSums(OpKernelContext* context, const Pooled& pooled, const UniqueIds& ids,
-                     std::unique_ptr<PooledGradients>* pooled_gradients,
-                     std::unique_ptr<GradientSums>* sums) {
+// rows: of PooledGradients.
+absl::Status MakeGradients(OpKernelContext* context, const Pooled& pooled, const UniqueIds& ids,
+                           const float* rows, std::unique_ptr<PooledGradients>* made) {
   std::vector<const float*> gradients;
   TF_RETURN_IF_ERROR(GetGradients(context, pooled, &gradients));
-  *pooled_gradients = std::make_unique<PooledGradients>(*pooled.pooling, ids, pooled.dim,
-                                                        PoolOf(context), gradients);
-  *sums = std::make_unique<GradientSums>(ids, **pooled_gradients, pooled.dim, PoolOf(context));
+  *made = std::make_unique<PooledGradients>(*pooled.pooling, ids, pooled.dim, PoolOf(context),
+                                            gradients, rows);
+  return absl::OkStatus();
+}
+
+// Sums the gradients of the unique keys that `ids` holds.
+absl::Status GetSums(OpKernelContext* context, const Pooled& pooled, const UniqueIds& ids,
+                     const float* rows, std::unique_ptr<PooledGradients>* gradients,
+                     std::unique_ptr<GradientSums>* sums) {
+  TF_RETURN_IF_ERROR(MakeGradients(context, pooled, ids, rows, gradients));
+  *sums = std::make_unique<GradientSums>(ids, **gradients, pooled.dim, PoolOf(context));
+  return absl::OkStatus();
+}
+
+// What gradients on the host need of a lookup whose rows are on a device, too.
+absl::Status GetHere(const Pooled& pooled, std::shared_ptr<const UniqueIds>* ids,
+                     std::vector<float>* rows) {
+  *ids = pooled.ids;
+  if (*ids != nullptr) return absl::OkStatus();
+  std::vector<int64_t> read;
+  TF_RETURN_IF_ERROR(ToTf(pooled.cache->ReadPooled(*pooled.ticket, *pooled.bags, &read, rows)));
+  *ids = std::make_shared<UniqueIds>(read.data(), read.size());
   return absl::OkStatus();
 }
 
@@ -252,7 +270,7 @@ class CacheUpdatePooledOp : public CacheKernel {
     TF_RETURN_IF_ERROR(GetPooled(context, on_host->ids(), cache->dim(), &pooled));
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
-    TF_RETURN_IF_ERROR(GetSums(context, *pooled, on_host->ids(), &gradients, &sums));
+    TF_RETURN_IF_ERROR(GetSums(context, *pooled, on_host->ids(), nullptr, &gradients, &sums));
     return OfUpdate(context, static_cast<Cache*>(cache)->Update(on_host, *sums, learning_rate,
                                                                 PoolOf(context)));
   }
@@ -274,7 +292,7 @@ class TableApplyPooledOp : public TableKernel {
     TF_RETURN_IF_ERROR(GetPooled(context, found->ids, table->dim(), &pooled));
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
-    TF_RETURN_IF_ERROR(GetSums(context, *pooled, found->ids, &gradients, &sums));
+    TF_RETURN_IF_ERROR(GetSums(context, *pooled, found->ids, nullptr, &gradients, &sums));
     return OfUpdate(context,
                     table->Apply(found->ids, found->rows, *sums, learning_rate,
                                  skip_ ? Nonfinite::kSkip : Nonfinite::kError, PoolOf(context)));
@@ -296,20 +314,18 @@ class PoolingGradientOp : public OpKernel {
   absl::Status Run(OpKernelContext* context) const {
     std::shared_ptr<Pooled> pooled;
     TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
-    if (pooled->ids == nullptr) {
-      return absl::InvalidArgumentError("pooling is of rows on a device, which have no weights");
-    }
-    std::vector<const float*> gradients;
-    TF_RETURN_IF_ERROR(GetGradients(context, *pooled, &gradients));
-    const PooledGradients pooled_gradients(*pooled->pooling, *pooled->ids, pooled->dim,
-                                           PoolOf(context), gradients);
+    std::shared_ptr<const UniqueIds> ids;
+    std::vector<float> rows;
+    TF_RETURN_IF_ERROR(GetHere(*pooled, &ids, &rows));
+    std::unique_ptr<PooledGradients> gradients;
+    TF_RETURN_IF_ERROR(MakeGradients(context, *pooled, *ids, rows.data(), &gradients));
     for (int f = 0; f < pooled->pooling->num_features(); ++f) {
       const bool weighted = pooled->pooling->weighted(f);
       Tensor* of_weights;
       TF_RETURN_IF_ERROR(
           context->allocate_output(f, {weighted ? pooled->pooling->num_ids(f) : 0}, &of_weights));
       if (weighted) {
-        pooled_gradients.OfWeights(f, PoolOf(context), of_weights->flat<float>().data());
+        gradients->OfWeights(f, PoolOf(context), of_weights->flat<float>().data());
       }
     }
     return absl::OkStatus();
@@ -328,16 +344,13 @@ class PooledSumsOp : public OpKernel {
   static absl::Status Run(OpKernelContext* context) {
     std::shared_ptr<Pooled> pooled;
     TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
-    std::shared_ptr<const UniqueIds> unique_ids = pooled->ids;
-    if (unique_ids == nullptr) {
-      std::vector<int64_t> read;
-      TF_RETURN_IF_ERROR(ToTf(pooled->cache->ReadIds(*pooled->ticket, &read)));
-      unique_ids = std::make_shared<UniqueIds>(read.data(), read.size());
-    }
+    std::shared_ptr<const UniqueIds> unique_ids;
+    std::vector<float> rows;
+    TF_RETURN_IF_ERROR(GetHere(*pooled, &unique_ids, &rows));
     const UniqueIds& ids = *unique_ids;
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
-    TF_RETURN_IF_ERROR(GetSums(context, *pooled, ids, &gradients, &sums));
+    TF_RETURN_IF_ERROR(GetSums(context, *pooled, ids, rows.data(), &gradients, &sums));
     Tensor* keys;
     Tensor* values;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {ids.num_keys()}, &keys));

@@ -112,7 +112,7 @@ def test_configs_that_cannot_be(arguments, message):
         het_tf.CacheConfig(**arguments)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
 def test_rows_pooled_on_the_device(rows_kind, combiner):
     ids = tf.ragged.constant([[1, 2, 3], [], [3, 7, 5, 3], [1]], dtype=tf.int64)
     factors = tf.constant(np.random.default_rng(1).normal(size=(4, 5)), tf.float32)
