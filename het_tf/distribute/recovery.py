@@ -22,7 +22,7 @@ from het_tf.table import EmbeddingTable
 if TYPE_CHECKING:
     from het_tf.distribute.strategy import HetParameterServerStrategy
 
-# A worker's connection to a server that was gone is not used before gRPC has tried it again, first
+# A task's connection to a server that was gone is not used before gRPC has tried it again, first
 # after about a second, at last every two minutes.
 _PAUSE = 1.0
 
@@ -78,7 +78,7 @@ def make_again(devices: Sequence[str]) -> None:
 def wait_until_reached(
     strategy: HetParameterServerStrategy, devices: Sequence[str], until: float
 ) -> None:
-    """Waits until this process and every worker that lives reach the servers.
+    """Waits until this process, every worker that lives and the other servers reach the servers.
 
     Args:
       strategy: of the cluster.
@@ -89,15 +89,17 @@ def wait_until_reached(
       tf.errors.OpError: one of them did not.
     """
 
-    # A variable, so that the function has to go there.
-    reached = []
-    for device in devices:
+    # Variables, so that the function has to go there.
+    variables = {}
+    for device in cluster_devices("ps"):
         with tf.init_scope(), tf.device(device):
-            reached.append(tf.Variable(0.0, trainable=False))
+            variables[device] = tf.Variable(0.0, trainable=False)
 
     @tf.function(autograph=False)
     def reach() -> tf.Tensor:
-        return tf.add_n([variable.read_value() for variable in reached])
+        # A server that assigns takes the values itself; one that only adds was seen not to.
+        lost = [variables[device].read_value() for device in devices]
+        return tf.add_n([each.assign(tf.add_n(lost)) for each in variables.values()])
 
     for device in cache_devices():
         while True:

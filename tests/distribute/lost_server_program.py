@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pathlib
 import sys
 import tempfile
 import threading
@@ -12,9 +14,11 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from faults import AtStep
+from faults import AtStep, Warnings
 
 import het_tf
+from het_tf._threads import call_in_daemon
+from het_tf._visits import cluster_devices
 
 BATCHES = 40
 BATCH = 8
@@ -54,16 +58,79 @@ def make_model(strategy):
     return model, embedding
 
 
+def call_across_servers(strategy, cluster):
+    """A function whose part on server 1 takes a value from server 0, which is lost meanwhile.
+
+    Returns:
+      What the first call after the recovery raised, if so, and whether server 1 had a connection to
+      server 0 then.
+    """
+
+    def make():
+        devices = cluster_devices("ps")
+        with tf.device(devices[0]):
+            there = tf.Variable(1.0)
+        with tf.device(devices[1]):
+            here = tf.Variable(1.0)
+
+        @tf.function(autograph=False)
+        def add():
+            with tf.device(devices[1]):
+                return here.assign_add(there.read_value())
+
+        def call():
+            with tf.device(strategy.worker_device(0)):
+                return float(add())
+
+        return call
+
+    call = make()
+    call()
+    cluster.kill_ps(0)
+    restarting = call_in_daemon(cluster.restart_ps, 0)
+    while not restarting.done():  # The later gRPC tried, the longer it waits to try again.
+        with contextlib.suppress(tf.errors.OpError):
+            call()
+    restarting.result()
+    strategy.recover()
+    connected = is_connected(cluster.process("ps", 1).pid, cluster.addresses["ps"][0])
+    call = make()
+    try:
+        call()
+    except tf.errors.OpError as error:
+        return {"error": str(error), "connected": connected}
+    return {"error": None, "connected": connected}
+
+
+def is_connected(pid, address):
+    """Whether a process has a connection to "host:port"."""
+    port = int(address.rpartition(":")[2])
+    peers = {}  # inode of a socket -> its peer's port
+    for family in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "01":  # TCP_ESTABLISHED
+                peers[f"socket:[{fields[9]}]"] = int(fields[2].rpartition(":")[2], 16)
+    sockets = set()
+    for each in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # It is closed meanwhile.
+            sockets.add(os.readlink(each))
+    return port in {peers.get(each) for each in sockets}
+
+
 def main():
+    logged = Warnings()
     cluster = het_tf.distribute.LocalCluster(num_workers=1, num_ps=2)
     cluster.start()
     strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    across = call_across_servers(strategy, cluster)
     rng = np.random.default_rng(1)
     x = rng.integers(0, 100, (BATCHES * BATCH, 2))
     y = (x % 3 == 0).sum(1).astype(np.float32)
 
     def fit(made, *callbacks):
         model, embedding = made
+        logged.take()
         noted = next((c for c in callbacks if isinstance(c, Epochs)), Epochs())
         history = model.fit(
             *(x, y),
@@ -77,6 +144,7 @@ def main():
         order = np.argsort(rows.keys)
         return {
             "epochs": noted.begun,
+            "warnings": logged.take(),
             "loss": history.history["loss"],
             "keys": rows.keys[order].tolist(),
             "rows": np.concatenate([rows.values, rows.slots], 1)[order].ravel().tolist(),
@@ -102,7 +170,7 @@ def main():
 
         return Later(at, at_step)
 
-    out = {"whole": fit(make_model(strategy))}
+    out = {"across servers": across, "whole": fit(make_model(strategy))}
     with tempfile.TemporaryDirectory() as folder:
         backup = keras.callbacks.BackupAndRestore(f"{folder}/backup")
         out["backup"] = fit(make_model(strategy), backup, lose(1))
