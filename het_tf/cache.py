@@ -36,6 +36,7 @@ class WorkerCache:
     Attributes:
       writes_through: whether updates are sent in the step that makes them.
       on_device: whether the cache of a local table, or of some worker, is on a device.
+      is_watched: whether shards may watch rows for it (ops/core/link/watch.h).
     """
 
     def __init__(
@@ -83,6 +84,12 @@ class WorkerCache:
             # Nobody else reads or writes the table without a flush.
             self._attributes |= {"read_bound": UNBOUNDED, "write_bound": UNBOUNDED}
         self.writes_through = self._attributes.get("write_bound", 0) == 0
+        # As Cache::Watches in ops/core/cache/cache_lookup.cc.
+        self.is_watched = (
+            self._attributes.get("capacity", 0) > 0
+            and self._attributes.get("read_bound", 0) > 0
+            and self._attributes["clock"] != "lamport"
+        )
         self._handles = _Handles(self._attributes, devices, config)
         self._functions: dict[str, Any] = {}
         if config is not None:
@@ -141,8 +148,11 @@ class WorkerCache:
         Arguments as for `lookup_op`.
         """
         ticket, requests = self.request_op(unique_ids, fresh)
-        with tf.control_dependencies([self.table.exchange_op(self._handle_op(), ticket, requests)]):
-            return tf.identity(ticket)
+        replies = self.table.exchange_op(requests)
+        (ticket,) = install_lookups_op(
+            [self], [ticket], [replies], lambda messages: [self.table.exchange_op(*messages)]
+        )
+        return ticket
 
     # The parts of a lookup, for whoever sends the requests of several caches together.
 
@@ -181,9 +191,20 @@ class WorkerCache:
         """Ends it, when the replies were installed."""
         return ops.cache_end_closure(self._handle_op(), closure)
 
-    def install_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Tensor:
-        """Takes the replies to requests, one a shard; int64 scalar, how many rows came."""
+    def install_op(
+        self, ticket: tf.Tensor, replies: list[tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes the replies to requests, one a shard.
+
+        Returns:
+          rows: int64 scalar, how many came.
+          lacks_rows: bool scalar, whether a lookup needs `ask_again_op`: only where `is_watched`.
+        """
         return ops.cache_install(self._handle_op(), ticket, replies)
+
+    def ask_again_op(self, ticket: tf.Tensor) -> list[tf.Tensor]:
+        """Requests, like those of `request_op`, for what an installed lookup lacks."""
+        return ops.cache_ask_again(self._handle_op(), ticket, num_shards=self.table.num_shards)
 
     def gather_op(self, ticket: tf.Tensor) -> tf.Tensor:
         """The rows of an installed lookup as they are now, float32 [ids, dim]."""
@@ -323,7 +344,47 @@ class WorkerCache:
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
-        return self.table.exchange_op(cache, ticket, requests)
+        return ops.cache_install(cache, ticket, self.table.exchange_op(requests)).rows
+
+
+def install_lookups_op(
+    caches: Sequence[WorkerCache],
+    tickets: Sequence[tf.Tensor],
+    replies: Sequence[list[tf.Tensor]],
+    send_op: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]],
+) -> list[tf.Tensor]:
+    """Takes the replies to lookups; asks again where a shard that watched rows has restarted.
+
+    Args:
+      caches: of each lookup.
+      tickets: of each.
+      replies: uint8 [bytes], by lookup and shard.
+      send_op: carries requests of those of `caches` that are watched, in their order, and gives
+        the replies, both as `Exchange.send_op`.
+
+    Returns:
+      The tickets; when they are there, so are the rows.
+    """
+    installed = [
+        cache.install_op(ticket, reply)
+        for cache, ticket, reply in zip(caches, tickets, replies, strict=True)
+    ]
+    done = [rows for rows, _ in installed]
+    watched = [i for i, cache in enumerate(caches) if cache.is_watched]
+    if watched:
+
+        def ask_again(_: tf.Tensor) -> list[tf.Tensor]:
+            requests = [caches[i].ask_again_op(tickets[i]) for i in watched]
+            installed = [
+                caches[i].install_op(tickets[i], reply)
+                for i, reply in zip(watched, send_op(requests), strict=True)
+            ]
+            return [tf.reduce_any([lacks_rows for _, lacks_rows in installed])]
+
+        lacks_rows = tf.reduce_any([installed[i][1] for i in watched])
+        done += tf.while_loop(lambda more: more, ask_again, [lacks_rows], parallel_iterations=1)
+    with tf.control_dependencies(done):
+        return [tf.identity(ticket) for ticket in tickets]
 
 
 @functools.cache

@@ -107,6 +107,7 @@ served_status = _library.het_served_status
 cache_handle = _library.het_cache_handle
 cache_lookup = _library.het_cache_lookup
 cache_install = _library.het_cache_install
+cache_ask_again = _library.het_cache_ask_again
 cache_gather = _library.het_cache_gather
 cache_update = _library.het_cache_update
 cache_flush = _library.het_cache_flush

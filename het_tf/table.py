@@ -159,27 +159,22 @@ class EmbeddingTable:
         """
         return ops.table_sync(self.handle_op(shard), request)
 
-    def exchange_op(
-        self, cache: tf.Tensor, ticket: tf.Tensor, requests: Sequence[tf.Tensor]
-    ) -> tf.Tensor:
+    def exchange_op(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Carries a cache's requests to the shards and their replies back.
 
         Args:
-          cache: handle of the cache.
-          ticket: of `ops.cache_lookup` or `ops.cache_flush`.
           requests: uint8 [bytes], one for each shard.
 
         Returns:
-          int64 scalar, how many rows came; when it is there, the cache has them.
+          The replies, uint8 [bytes], for `ops.cache_install`.
         """
         if self.is_local:
-            replies = [
+            return [
                 ops.table_sync(handle, request)
                 for handle, request in zip(self._handles, requests, strict=True)
             ]
-        else:
-            (replies,) = self._exchange.send_op([requests])
-        return ops.cache_install(cache, ticket, replies)
+        (replies,) = self._exchange.send_op([requests])
+        return replies
 
     def lookup_op(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Reads rows of a local table.
@@ -448,7 +443,8 @@ class EmbeddingTable:
             ticket, requests = ops.cache_lookup(
                 reader, ops.unique_ids(keys), num_shards=self.num_shards
             )
-            with tf.control_dependencies([self.exchange_op(reader, ticket, requests)]):
+            installed = ops.cache_install(reader, ticket, self.exchange_op(requests))
+            with tf.control_dependencies([installed.rows]):
                 return ops.cache_gather(reader, ticket)
 
         return lookup

@@ -75,10 +75,12 @@ REGISTER_OP("Het>CacheInstall")
     .Input("ticket: variant")
     .Input("replies: num_shards * uint8")
     .Output("rows: int64")
+    .Output("lacks_rows: bool")
     .Attr("num_shards: int >= 1")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
       c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -87,6 +89,25 @@ Takes what the shards replied; all of it or, on an error, nothing.
 ticket: From CacheLookup or CacheFlush.
 replies: [bytes] each, from TableSync; 0 bytes where nothing was sent.
 rows: Scalar. How many came.
+lacks_rows: Scalar. A shard had other rows than the cache knew, and was not asked about some of the
+  step's: CacheAskAgain, or they are read as they were.
+)doc");
+
+REGISTER_OP("Het>CacheAskAgain")
+    .Input("cache: resource")
+    .Input("ticket: variant")
+    .Output("requests: num_shards * uint8")
+    .Attr("num_shards: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
+      for (int s = 0; s < c->num_outputs(); ++s) c->set_output(s, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Asks for the rows that a step lacks. The replies go to CacheInstall, with the same ticket.
+
+ticket: From CacheLookup, installed.
+requests: [bytes] each; 0 bytes: nothing to send.
 )doc");
 
 REGISTER_OP("Het>CacheGather")

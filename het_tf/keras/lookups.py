@@ -12,7 +12,7 @@ from absl import logging
 
 from het_tf import _prepared
 from het_tf._visits import cluster_devices
-from het_tf.cache import WorkerCache
+from het_tf.cache import WorkerCache, install_lookups_op
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
 from het_tf.keras import _compat
@@ -201,14 +201,17 @@ def install_op(
     requests: Sequence[Request], replies: Sequence[list[tf.Tensor]]
 ) -> list[_prepared.Lookup]:
     """Takes the replies; when the lookups are there, so are the rows."""
-    lookups = []
-    for request, reply in zip(requests, replies, strict=True):
-        with tf.control_dependencies(
-            [request.layer.worker_cache.install_op(request.ticket, reply)]
-        ):
-            ticket = tf.identity(request.ticket)
-        lookups.append(_prepared.Lookup(request.layer, request.unique_ids, ticket))
-    return lookups
+    caches = [request.layer.worker_cache for request in requests]
+
+    def send_op(messages: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        tables = [cache.table for cache in caches if cache.is_watched]
+        return Exchange(cluster_devices("ps"), tables).send_op(messages)
+
+    tickets = install_lookups_op(caches, [r.ticket for r in requests], replies, send_op)
+    return [
+        _prepared.Lookup(request.layer, request.unique_ids, ticket)
+        for request, ticket in zip(requests, tickets, strict=True)
+    ]
 
 
 def commit_op(
@@ -230,7 +233,7 @@ def commit_op(
     exchange = Exchange(cluster_devices("ps"), [cache.table for cache in caches])
     replies = exchange.send_op([requests for _, requests in begun])
     installed = [
-        cache.install_op(ticket, reply)
+        cache.install_op(ticket, reply)[0]
         for cache, (ticket, _), reply in zip(caches, begun, replies, strict=True)
     ]
     with tf.control_dependencies(installed):

@@ -85,7 +85,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
   int64_t device_capacity_ = 0;
 };
 
-// A kernel that puts out a ticket and one request for each shard.
+// A kernel that puts out one request for each shard.
 class RequestKernel : public CacheKernel {
  public:
   explicit RequestKernel(OpKernelConstruction* context) : CacheKernel(context) {
@@ -97,6 +97,7 @@ class RequestKernel : public CacheKernel {
       return absl::InvalidArgumentError(StrCat("num_shards = ", num_shards_, ", but the cache has ",
                                                cache->num_shards(), " shards"));
     }
+    const int first = context->num_outputs() - num_shards_;
     absl::Status allocated;
     std::shared_ptr<RowTicket> ticket;
     TF_RETURN_IF_ERROR(Request(
@@ -109,7 +110,7 @@ class RequestKernel : public CacheKernel {
           absl::Status status = context->allocate_temp(
               tensorflow::DT_UINT8, {static_cast<int64_t>(bytes)}, request.get(), on_host);
           if (status.ok()) {
-            context->set_output(1 + shard, *request);
+            context->set_output(first + shard, *request);
             auto* data = reinterpret_cast<char*>(request->flat<uint8_t>().data());
             return std::shared_ptr<char>(std::move(request), data);
           }
@@ -118,7 +119,7 @@ class RequestKernel : public CacheKernel {
         },
         &ticket));
     TF_RETURN_IF_ERROR(allocated);
-    return SetVariant(context, 0, std::move(ticket));
+    return first == 0 ? absl::OkStatus() : SetVariant(context, 0, std::move(ticket));
   }
 
  protected:
@@ -241,8 +242,25 @@ class CacheInstallOp : public CacheKernel {
       bytes.push_back({aligned[s].data(), aligned[s].size()});
     }
     Tensor* rows;
+    Tensor* lacks_rows;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &rows));
-    return ToTf(cache->Install(ticket.get(), bytes, PoolOf(context), &rows->scalar<int64_t>()()));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &lacks_rows));
+    TF_RETURN_IF_ERROR(
+        ToTf(cache->Install(ticket.get(), bytes, PoolOf(context), &rows->scalar<int64_t>()())));
+    lacks_rows->scalar<bool>()() = ticket->lacks_rows();
+    return absl::OkStatus();
+  }
+};
+
+class CacheAskAgainOp : public RequestKernel {
+ public:
+  using RequestKernel::RequestKernel;
+
+  absl::Status Request(OpKernelContext* context, RowCache* cache, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>*) override {
+    std::shared_ptr<RowTicket> ticket;
+    TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
+    return ToTf(cache->AskAgain(ticket.get(), allocate));
   }
 };
 
@@ -336,6 +354,7 @@ REGISTER_CACHE_KERNEL("CacheHandle", CacheHandleOp);
 REGISTER_CACHE_KERNEL("CacheLookup", CacheLookupOp);
 REGISTER_CACHE_KERNEL("CacheGather", CacheGatherOp);
 REGISTER_CACHE_KERNEL("CacheInstall", CacheInstallOp);
+REGISTER_CACHE_KERNEL("CacheAskAgain", CacheAskAgainOp);
 REGISTER_CACHE_KERNEL("CacheUpdate", CacheUpdateOp);
 REGISTER_CACHE_KERNEL("CacheFlush", CacheFlushOp);
 REGISTER_CACHE_KERNEL("CacheBeginClosure", CacheBeginClosureOp);
@@ -355,9 +374,14 @@ REGISTER_KERNEL_BUILDER(
     GPU_KERNEL("CacheLookup").HostMemory("unique_ids").HostMemory("ticket").HostMemory("requests"),
     CacheLookupOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheGather").HostMemory("ticket"), CacheGatherOp);
-REGISTER_KERNEL_BUILDER(
-    GPU_KERNEL("CacheInstall").HostMemory("ticket").HostMemory("replies").HostMemory("rows"),
-    CacheInstallOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheInstall")
+                            .HostMemory("ticket")
+                            .HostMemory("replies")
+                            .HostMemory("rows")
+                            .HostMemory("lacks_rows"),
+                        CacheInstallOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheAskAgain").HostMemory("ticket").HostMemory("requests"),
+                        CacheAskAgainOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheUpdate").HostMemory("ticket").HostMemory("learning_rate"),
                         CacheUpdateOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheFlush").HostMemory("ticket").HostMemory("requests"),

@@ -300,13 +300,15 @@ def test_rows_before_the_replies():
     ticket, _ = ops.cache_lookup(cache, unique(1), num_shards=1)
     with pytest.raises(tf.errors.FailedPreconditionError, match="ticket was not installed before"):
         ops.cache_gather(cache, ticket)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="ticket was not installed before"):
+        ops.cache_ask_again(cache, ticket, num_shards=1)
 
 
 def test_replies_taken_twice():
     table, cache = new_table(), new_cache()
     ticket, (request,) = ops.cache_lookup(cache, unique(1), num_shards=1)
     reply = ops.table_sync(table, request)
-    assert int(ops.cache_install(cache, ticket, [reply])) == 0
+    assert int(ops.cache_install(cache, ticket, [reply]).rows) == 0
     with pytest.raises(tf.errors.FailedPreconditionError, match="ticket was installed before"):
         ops.cache_install(cache, ticket, [reply])
 

@@ -264,3 +264,23 @@ class ForgetsAWatchThatOpenStepsCountOn(Cache):
         for link in self.links:
             link.watching.__class__ = HastyWatching
         return super().lookup(keys)
+
+
+class ReadsWhatAShardThatRestartedDoesNotWatch(Cache):
+    def install(self, step, replies):
+        super().install(step, replies)
+        return set()
+
+
+class AsksAgainOnce(Cache):
+    """Though the shard has restarted again meanwhile."""
+
+    asked: frozenset[int] = frozenset()
+
+    def ask_again(self, step, keys):
+        super().ask_again(step, keys)
+        self.asked |= {step.id}
+
+    def install(self, step, replies):
+        lacking = super().install(step, replies)
+        return set() if step.id in self.asked else lacking

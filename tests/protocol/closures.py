@@ -148,8 +148,7 @@ class Closures:
                 break
             self.system.deliver(step, shard)
         if not fails:
-            self.system.install(step)
-            return True
+            return self.exchange(worker, step) if self.system.install(step) else True
         self.system.drop(step)
         self.fail(worker, dies=self.random.random() < 0.7)
         return False

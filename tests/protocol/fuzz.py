@@ -76,7 +76,7 @@ class Mutating(OpsSystem):
                 self._must_refuse(lambda b=broken: ops.table_sync(self.tables[shard], b), broken)
         super().deliver(sending, shard, keep)
 
-    def install(self, sending: Sending) -> None:
+    def install(self, sending: Sending) -> bool:
         answered = [shard for shard, reply in enumerate(sending.replies) if reply.shape[0]]
         for shard in answered:
             replies = list(sending.replies)
@@ -87,7 +87,7 @@ class Mutating(OpsSystem):
                 lambda replies=replies: ops.cache_install(sending.cache, sending.ticket, replies),
                 replies[shard],
             )
-        super().install(sending)
+        return super().install(sending)
 
     def close(self) -> None:
         super().close()

@@ -110,7 +110,8 @@ class Ledger(Player):
 
     def was_installed(self, step: Begun) -> None:
         cut = self.cuts[step]
-        for shard, reply in list(cut.replies.items()):
+        for shard in step.shards:
+            reply = cut.replies[shard]
             if reply != cut.life.links[shard] and cut.links[shard] == cut.life.links[shard]:
                 cut.life.links[shard] = reply  # the cache learns: what it held of the shard is lost
                 for key in self._keys(cut.life, shard):
@@ -119,6 +120,19 @@ class Ledger(Player):
                 cut.replies[shard] = OLD  # even where the cache will come to know that epoch later
             elif reply == self._present(cut.life, shard):
                 cut.life.done[shard] = max(cut.life.done[shard], cut.age[shard] + 1)
+
+    def has_asked_again(self, step: Begun) -> None:
+        cut, life = self.cuts[step], self.cuts[step].life
+        others = [each for each in self.open[step.worker] if each is not step]
+        for shard in step.shards:
+            cut.replies.pop(shard, None)
+            cut.links[shard] = life.links[shard]
+            cut.alone[shard] = not any(
+                shard in each.shards and not each.installed for each in others
+            )
+            cut.made |= {key: len(life.made[key]) for key in self._keys(life, shard)}
+            cut.age[shard] = life.done[shard]
+            self._check_size(step, shard)
 
     def was_flushed(self, step: Begun) -> None:
         cut, life = self.cuts[step], self.cuts[step].life
@@ -177,7 +191,7 @@ class Ledger(Player):
             shard = self.shard_of[key]
             present = self._present(cut.life, shard)
             seen = cut.links[shard]
-            if shard in step.shards and self.setup.checks_every_hit:
+            if shard in cut.replies and self.setup.read_bound is not None:
                 seen = cut.replies[shard]
             if cut.life.links[shard] == present == seen:
                 self._check_read(cut, key, value)

@@ -84,8 +84,12 @@ class ModelSystem:
         if keep:
             sending.replies[shard] = reply
 
-    def install(self, sending: Sending) -> None:
-        sending.cache.install(sending.step, sending.replies)
+    def install(self, sending: Sending) -> bool:
+        lacking = sending.cache.install(sending.step, sending.replies)
+        if lacking:
+            sending.replies.clear()
+            sending.cache.ask_again(sending.step, lacking)
+        return bool(lacking)
 
     def gather(self, sending: Sending) -> np.ndarray:
         return sending.cache.gather(sending.step)

@@ -214,4 +214,27 @@ EXAMPLES: dict[str, Schedule] = {
         Update(0, 0),
         read_bound=1,
     ),
+    "shard_that_watched_restarts": schedule(
+        *step(0) * 3,
+        *others_push(),
+        RESTART,
+        step(0),
+        read_bound=1,
+    ),
+    # A step asks again, but not for the row that another one has brought.
+    "shard_restarts_while_it_is_asked_again": schedule(
+        *step(0) * 3,
+        *step(0, OTHER) * 3,
+        RESTART,
+        *others_push() * 3,
+        Lookup(0, (KEY,)),
+        Lookup(0, (KEY, OTHER)),
+        Install(0, 0),
+        Install(0, 0),
+        Install(0, 1),
+        RESTART,
+        Update(0, 1),
+        Update(0, 0),
+        read_bound=1,
+    ),
 }

@@ -135,8 +135,15 @@ class OpsSystem:
         if keep:
             sending.replies[shard] = reply
 
-    def install(self, sending: Sending) -> None:
-        ops.cache_install(sending.cache, sending.ticket, sending.replies)
+    def install(self, sending: Sending) -> bool:
+        installed = ops.cache_install(sending.cache, sending.ticket, sending.replies)
+        lacks_rows = bool(installed.lacks_rows)
+        if lacks_rows:
+            sending.requests = ops.cache_ask_again(
+                sending.cache, sending.ticket, num_shards=self.setup.num_shards
+            )
+            sending.replies = [_NOTHING] * self.setup.num_shards
+        return lacks_rows
 
     def gather(self, sending: Sending) -> np.ndarray:
         return ops.cache_gather(sending.cache, sending.ticket).numpy()
@@ -263,9 +270,11 @@ def flush(system: OpsSystem, worker: int, everything: bool = True) -> None:
 
 
 def _answer(system: OpsSystem, sending: Sending) -> None:
-    for shard in system.shards_with_requests(sending):
-        system.deliver(sending, shard)
-    system.install(sending)
+    lacks_rows = True
+    while lacks_rows:
+        for shard in system.shards_with_requests(sending):
+            system.deliver(sending, shard)
+        lacks_rows = system.install(sending)
 
 
 def _name(kind: str) -> str:

@@ -372,15 +372,33 @@ class Cache:
             self.request(step, shard, {}, set())
         return step
 
-    def install(self, step: Step, replies: dict[int, Reply]) -> None:
-        """Takes the replies to all requests of the step. ValueError: one is impossible."""
+    def install(self, step: Step, replies: dict[int, Reply]) -> set[int]:
+        """Takes the replies to all requests of the step. ValueError: one is impossible.
+
+        Returns the keys to ask again about: a shard that has restarted does not watch them.
+        """
         for shard, reply in replies.items():
             link = self.links[shard]
             if reply.epoch == link.epoch and reply.acknowledged > link.cut:
                 raise ValueError("acknowledges what was never sent")
+        lacking = set()
         for shard, request in step.requests.items():
             self.take(step, shard, request, replies[shard])
-            self.links[shard].close(step.id)
+            link = self.links[shard]
+            link.close(step.id)
+            if self.config.watches and request.epoch != replies[shard].epoch == link.epoch:
+                mine = {key for key in step.keys if self.config.shard_of(key) == shard}
+                lacking |= mine - request.checks.keys()
+        return lacking
+
+    def ask_again(self, step: Step, keys: set[int]) -> None:
+        """Cuts requests for these rows of an installed step; to be installed like the first."""
+        step.requests.clear()
+        for shard in range(self.config.num_shards):
+            mine = {key for key in keys if self.config.shard_of(key) == shard}
+            absent = {key for key in mine if self.lines[key].row.slots is None}
+            self.cut(shard)
+            self.request(step, shard, dict.fromkeys(absent, ABSENT), set())
 
     def gather(self, step: Step) -> Array:
         """Rows [len(keys), d], with all own updates made so far."""

@@ -40,8 +40,9 @@ class System(Protocol):
     def deliver(self, step: Any, shard: int, keep: bool = True) -> None:
         """A copy of the request arrives, now. The reply is lost, or kept until it is installed."""
 
-    def install(self, step: Any) -> None:
-        """Takes the last replies that were kept, one for each request."""
+    def install(self, step: Any) -> bool:
+        """Takes the last replies that were kept, one for each request. True: the step lacks rows of
+        a shard that has restarted, and has requests for them, to be delivered and installed."""
 
     def gather(self, step: Any) -> np.ndarray: ...  # [len(keys), dim]
     def update(self, step: Any, gradients: np.ndarray) -> None: ...  # the step's end
@@ -87,13 +88,6 @@ class Setup:
     def dim(self) -> int:
         return self.num_workers + SPARE_LIVES + 1
 
-    @property
-    def checks_every_hit(self) -> bool:
-        """Whether a step asks for every row that it reads. If not, one that finds out that a shard
-        has other rows now reads of this shard's what it saw."""
-        watches = self.capacity and self.clock != "lamport"
-        return self.read_bound == 0 or (self.read_bound is not None and not watches)
-
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
@@ -125,7 +119,7 @@ class Deliver:
 
 @dataclasses.dataclass(frozen=True)
 class Install:
-    """The nth open step gets its replies; what has not been delivered is."""
+    """The nth open step gets its replies; what has not been delivered is. Then it may ask again."""
 
     worker: int
     nth: int
@@ -133,7 +127,7 @@ class Install:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The nth open step gathers and updates, after Install if that is to come.
+    """The nth open step gathers and updates, after what Install is still to come.
 
     `through`: with a write bound of 0, whether what it pushes arrives at once.
     """
@@ -245,6 +239,7 @@ class Player:
     def has_begun(self, step: Begun) -> None: ...
     def was_delivered(self, step: Begun, shard: int, keep: bool) -> None: ...
     def was_installed(self, step: Begun) -> None: ...
+    def has_asked_again(self, step: Begun) -> None: ...
     def was_flushed(self, step: Begun) -> None: ...
     def was_read(self, step: Begun, rows: np.ndarray) -> None: ...
     def has_crashed(self, worker: int) -> None: ...
@@ -268,7 +263,8 @@ class Player:
                         self.install(step)
                 case Deliver(worker, nth, shard, keep) if self.sent[worker]:
                     step = self.sent[worker][-1 - nth % len(self.sent[worker])]
-                    self.deliver(step, sorted(step.shards)[shard % len(step.shards)], keep)
+                    if step.shards:
+                        self.deliver(step, sorted(step.shards)[shard % len(step.shards)], keep)
                 case Install(worker, nth) if step := self._nth(worker, nth):
                     self.install(step)
                 case Update(worker, nth, gradient, through) if step := self._nth(worker, nth):
@@ -300,16 +296,21 @@ class Player:
             return
         for shard in sorted(step.shards - step.replied):
             self.deliver(step, shard)
-        self.system.install(step.handle)
-        step.installed = True
+        lacks_rows = self.system.install(step.handle)
+        step.installed = not lacks_rows
         self.was_installed(step)
-        if not step.keys:
+        if lacks_rows:
+            step.shards = frozenset(self.system.shards_with_requests(step.handle))
+            step.replied.clear()
+            self.has_asked_again(step)
+        elif not step.keys:
             self.drop(step)
             if step.everything:
                 self.was_flushed(step)
 
     def update(self, step: Begun, gradient: int = 1, through: bool = True) -> None:
-        self.install(step)
+        while not step.installed:
+            self.install(step)
         if not step.keys:
             return
         self.was_read(step, self.system.gather(step.handle))

@@ -214,6 +214,8 @@ RARE = {  # by which example, where it takes too much luck
     faults.WatchesFromBasesThatCountPushesUnderWay: "check_counts_on_a_push_under_way",
     faults.BelievesAnswersThatWereOvertaken: "row_overtakes_the_answer_to_a_check",
     faults.ForgetsAWatchThatOpenStepsCountOn: "watch_begins_anew_beside_a_step_that_counts_on_it",
+    faults.ReadsWhatAShardThatRestartedDoesNotWatch: "shard_that_watched_restarts",
+    faults.AsksAgainOnce: "shard_restarts_while_it_is_asked_again",
 }
 OFTEN = [
     each

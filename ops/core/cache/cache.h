@@ -53,6 +53,7 @@ class Ticket : public RowTicket {
 
   const RowCache* owner() const override;
   int64_t num_ids() const override { return ids_->num_ids(); }
+  bool lacks_rows() const override { return lacks_rows_; }
   const UniqueIds& ids() const { return *ids_; }
   const std::shared_ptr<const UniqueIds>& shared_ids() const { return ids_; }
 
@@ -61,6 +62,8 @@ class Ticket : public RowTicket {
 
   struct Asked : het_tf::Asked {
     std::vector<uint32_t> slots;  // (queries)
+    int64_t num_unasked = 0;      // lines that the step does not ask about, but watches
+    bool restarted = false;       // the shard answered that it has other rows
   };
 
   const std::shared_ptr<Cache> cache_;
@@ -69,6 +72,7 @@ class Ticket : public RowTicket {
   std::vector<uint32_t> also_held_;  // lines of other keys
   std::vector<Asked> asked_;         // (num_shards)
   bool installed_ = false;
+  bool lacks_rows_ = false;  // of a shard that has restarted, those that were not asked about
 };
 
 // Every public function may run concurrently with every other: one lock orders them.
@@ -87,6 +91,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
 
   Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies,
                  const ParallelFor& parallel_for, int64_t* rows) override;
+  Status AskAgain(RowTicket* ticket, const AllocateRequest& allocate) override;
   Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) override;
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor& parallel_for) override;

@@ -203,7 +203,7 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
   HET_RETURN_IF_ERROR(CheckUnasked(ticket->asked_, views));
   *rows = 0;
   for (size_t s = 0; s < replies.size(); ++s) {
-    const Ticket::Asked& asked = ticket->asked_[s];
+    Ticket::Asked& asked = ticket->asked_[s];
     if (asked.request.number == 0) continue;
     const ReplyHeader& header = views[s].header;
     Link& link = shards_[s].link;
@@ -216,6 +216,8 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
       Acknowledge(&shards_[s], asked.request.number, header.acknowledged,
                   (header.flags & kCounted) != 0);
       InstallReply(static_cast<int>(s), asked, views[s], parallel_for);
+      asked.restarted = (header.flags & kRestarted) != 0;
+      ticket->lacks_rows_ |= asked.restarted && asked.num_unasked > 0;
     }
     link.Close(asked.request.number);
     *rows += static_cast<int64_t>(header.num_rows());

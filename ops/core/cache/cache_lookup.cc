@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_set>
 #include <utility>
 
 #include "ops/core/cache/cache.h"
@@ -209,6 +210,41 @@ NewPush Cache::CutPush(Shard* shard) {
   return push;
 }
 
+// A shard that has other rows now, or has forgotten the cache, watches nothing. So the lines of the
+// step that it was not asked about are asked for whole.
+Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
+  auto* ticket = static_cast<Ticket*>(row_ticket);
+  std::lock_guard<std::mutex> lock(mutex_);
+  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  if (!ticket->installed_)
+    return FailedPrecondition("ticket was not installed before more is asked");
+  TakeReleased();
+  std::unordered_set<uint32_t> answered;
+  for (const Ticket::Asked& asked : ticket->asked_) {
+    answered.insert(asked.slots.begin(), asked.slots.end());
+  }
+  std::vector<Questions> questions(num_shards());
+  std::vector<int64_t> num_unasked(num_shards());
+  for (const uint32_t slot : ticket->slots_) {
+    Line* line = store_.line(slot);
+    const bool lacks = ticket->asked_[line->shard].restarted && answered.count(slot) == 0;
+    if (!lacks || line->has(Line::kFull)) {  // another step has brought it
+      ++num_unasked[line->shard];
+      continue;
+    }
+    line->set(Line::kStays);
+    admission_.Ask(1);
+    questions[line->shard].full.push_back(slot);
+  }
+  ticket->asked_.assign(num_shards(), Ticket::Asked());
+  ticket->installed_ = ticket->lacks_rows_ = false;
+  for (int s = 0; s < num_shards(); ++s) {
+    SendRequest(s, false, config_.read_bound, std::move(questions[s]), allocate, ticket);
+    ticket->asked_[s].num_unasked = num_unasked[s];
+  }
+  return Status();
+}
+
 void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
                         const AllocateRequest& allocate, Ticket* ticket) {
   Shard& state = shards_[shard];
@@ -244,6 +280,7 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
                                          pushes ? &push : nullptr, allocate, &state.link, &asked);
   if (bytes.all == 0) return;
   if (asked.watch != 0) watching.Open();
+  asked.num_unasked = questions.num_spared;
   counters_.Add(CacheCounter::kChecksSpared, questions.num_spared);
   counters_.Add(CacheCounter::kMessages, 1);
   counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));

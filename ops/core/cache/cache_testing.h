@@ -129,8 +129,18 @@ class ClusterOf {
     EXPECT_OK(cache(call.cache)->Gather(*call.ticket, parallel_for, out.get()));
     return out.Read();
   }
+  // Asks for what an installed call lacks.
+  void AskAgain(Call* call) const {
+    for (Buffer& reply : call->replies) reply.clear();
+    EXPECT_OK(cache(call->cache)->AskAgain(call->ticket.get(), Into(call)));
+  }
   Floats Fill(Call* call) const {
     EXPECT_OK(TryInstall(call));
+    while (call->ticket->lacks_rows()) {
+      AskAgain(call);
+      Deliver(call);
+      EXPECT_OK(TryInstall(call));
+    }
     return Gather(*call);
   }
 

@@ -242,10 +242,61 @@ TEST_F(CacheWatchTest, AShardThatStartsAnewWatchesAnew) {
   OthersUpdate(4);
   Watch();
   cluster_->table()->Clear();
-  Read();  // finds out; what it reads of a watched row is what it saw
   EXPECT_EQ(Read(), 0);
   OthersUpdate(2);
   EXPECT_EQ(Read(), -2);
+}
+
+TEST_F(CacheWatchTest, OnlyWhatAShardThatStartedAnewWatchedIsAskedForAgain) {
+  CacheConfig config = WatchingConfig(1);
+  config.rows.num_shards = 2;
+  Make(config);
+  int64_t there = 0;
+  while (cluster_->table_of(there) == cluster_->table_of(kKey)) ++there;
+  OthersUpdate(4, there);
+  OthersUpdate(4);
+  for (int i = 0; i < 2; ++i) cluster_->Read(0, {kKey, there});
+  cluster_->Read(0, {kKey, there});
+  ASSERT_EQ(cluster_->count(CacheCounter::kChecksSpared), 2);
+  cluster_->table_of(kKey)->Clear();
+  Cluster::Call call = LookUp({kKey, there, kKey});
+  cluster_->Deliver(&call);
+  ASSERT_OK(cluster_->TryInstall(&call));
+  EXPECT_TRUE(call.ticket->lacks_rows());
+  cluster_->AskAgain(&call);
+  EXPECT_EQ(call.num_requests(), 1);
+  EXPECT_REFUSED(cluster_->cache()->AskAgain(call.ticket.get(), Cluster::Into(&call)),
+                 "ticket was not installed before");
+  cluster_->Deliver(&call);
+  EXPECT_EQ(cluster_->Fill(&call), (Floats{0, -4, 0}));
+}
+
+// A step has asked again, but not for a row that another had brought. Then the shard starts anew.
+TEST_F(CacheWatchTest, AStepAsksUntilItsShardStays) {
+  constexpr int64_t kOther = 6;
+  Make(WatchingConfig(1));
+  OthersUpdate(4);
+  Watch();
+  Watch(kOther);
+  cluster_->table()->Clear();
+  Cluster::Call one = LookUp(), both = LookUp({kKey, kOther});
+  cluster_->Deliver(&one);
+  cluster_->Deliver(&both);
+  EXPECT_EQ(Finish(&one), 0);
+  ASSERT_OK(cluster_->TryInstall(&both));
+  ASSERT_TRUE(both.ticket->lacks_rows());
+  cluster_->AskAgain(&both);
+  EXPECT_EQ(AskedBy(both).num_queries(), 1) << "the other row is there";
+  cluster_->table()->Clear();
+  OthersUpdate(6);
+  cluster_->Deliver(&both);
+  ASSERT_OK(cluster_->TryInstall(&both));
+  ASSERT_TRUE(both.ticket->lacks_rows()) << "and is not any more";
+  cluster_->AskAgain(&both);
+  cluster_->Deliver(&both);
+  const float merged = cluster_->Rows().at(kKey).value[0];
+  ASSERT_LT(merged, 0);
+  EXPECT_EQ(cluster_->Fill(&both), (Floats{merged, 0}));
 }
 
 TEST_F(CacheWatchTest, AShardDoesNotWatchMoreAndMoreForRowsThatHaveLeft) {

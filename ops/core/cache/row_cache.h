@@ -97,6 +97,8 @@ class RowTicket {
   virtual ~RowTicket() = default;
   virtual const RowCache* owner() const = 0;
   virtual int64_t num_ids() const = 0;
+  // Installed, and yet rows are missing: AskAgain.
+  virtual bool lacks_rows() const { return false; }
 };
 
 // Every function may run concurrently with every other. Tickets: of this cache.
@@ -116,6 +118,13 @@ class RowCache {
   // rows: how many came.
   virtual Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies,
                          const ParallelFor& parallel_for, int64_t* rows) = 0;
+
+  // Requests for the rows that an installed ticket lacks. Their replies are installed like the
+  // first, and may say again that it does.
+  virtual Status AskAgain(RowTicket*, const AllocateRequest& allocate) {
+    for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
+    return Status();
+  }
 
   // The rows as they are now. ticket: installed. out: (num_ids, dim).
   virtual Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) = 0;

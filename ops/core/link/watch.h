@@ -8,7 +8,8 @@
 // every reply until a request says that the cache has taken the first that had it: a step that was
 // cut before needs it, too. Replies are numbered for that. Should a number never come, because its
 // step failed, the cache begins anew: it checks every hit until no request is open that counts on
-// the watch, and then names the next epoch, with which the shard forgets the last one.
+// the watch, and then names the next epoch, with which the shard forgets the last one. A shard that
+// has restarted watches nothing, and says so: a step that counts on it asks again, for rows.
 
 #ifndef HET_TF_OPS_CORE_LINK_WATCH_H_
 #define HET_TF_OPS_CORE_LINK_WATCH_H_
