@@ -382,7 +382,9 @@ def install_lookups_op(
             return [tf.reduce_any([lacks_rows for _, lacks_rows in installed])]
 
         lacks_rows = tf.reduce_any([installed[i][1] for i in watched])
-        done += tf.while_loop(lambda more: more, ask_again, [lacks_rows], parallel_iterations=1)
+        done += tf.while_loop(
+            lambda more: more, ask_again, [lacks_rows], parallel_iterations=1, name="ask_again"
+        )
     with tf.control_dependencies(done):
         return [tf.identity(ticket) for ticket in tickets]
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from het_tf._prepared import Lookup
-from het_tf.keras.lookups import Calls, Request, StepLookups, install_op
+from het_tf.keras.lookups import Calls, Request, StepLookups
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import HetEmbedding
 
@@ -178,7 +178,7 @@ class StepsAhead:
                 received = [next(replies) for _ in step.requests]
 
                 def put(step: _SentStep = step, received: Any = received) -> tf.Tensor:
-                    lookups = install_op(step.requests, received)
+                    lookups = self._lookups.install_op(step.requests, received)
                     tickets = [x for lookup in lookups for x in (lookup.unique_ids, lookup.ticket)]
                     # A step begins when it is known how much its replica lacks.
                     with tf.control_dependencies(told):

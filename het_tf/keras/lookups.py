@@ -17,6 +17,7 @@ from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
 from het_tf.keras import _compat
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
+from het_tf.table import EmbeddingTable
 
 Keys = list[tuple[HetEmbedding, tf.Tensor]]
 
@@ -137,6 +138,8 @@ class StepLookups:
         """
         self._find_keys = find_keys
         self._replicas = replicas
+        # Of those that ask again: steps of the same layers do so in the same way.
+        self._exchanges: dict[tuple[EmbeddingTable, ...], Exchange] = {}
 
     def request_op(self, batch: Any, wanted: Callable[[HetEmbedding], bool]) -> list[Request]:
         """Requests for what the layers that are wanted will ask for in a step.
@@ -194,24 +197,25 @@ class StepLookups:
           The lookups, in the order of the calls; when they are there, so are the rows.
         """
         requests = self.request_op(batch, wanted)
-        return install_op(requests, self.receive_op(self.call_op(requests))[0])
+        return self.install_op(requests, self.receive_op(self.call_op(requests))[0])
 
+    def install_op(
+        self, requests: Sequence[Request], replies: Sequence[list[tf.Tensor]]
+    ) -> list[_prepared.Lookup]:
+        """Takes the replies; when the lookups are there, so are the rows."""
+        caches = [request.layer.worker_cache for request in requests]
+        tables = tuple(cache.table for cache in caches if cache.is_watched)
 
-def install_op(
-    requests: Sequence[Request], replies: Sequence[list[tf.Tensor]]
-) -> list[_prepared.Lookup]:
-    """Takes the replies; when the lookups are there, so are the rows."""
-    caches = [request.layer.worker_cache for request in requests]
+        def send_op(messages: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+            if tables not in self._exchanges:
+                self._exchanges[tables] = Exchange(cluster_devices("ps"), tables)
+            return self._exchanges[tables].send_op(messages)
 
-    def send_op(messages: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        tables = [cache.table for cache in caches if cache.is_watched]
-        return Exchange(cluster_devices("ps"), tables).send_op(messages)
-
-    tickets = install_lookups_op(caches, [r.ticket for r in requests], replies, send_op)
-    return [
-        _prepared.Lookup(request.layer, request.unique_ids, ticket)
-        for request, ticket in zip(requests, tickets, strict=True)
-    ]
+        tickets = install_lookups_op(caches, [r.ticket for r in requests], replies, send_op)
+        return [
+            _prepared.Lookup(request.layer, request.unique_ids, ticket)
+            for request, ticket in zip(requests, tickets, strict=True)
+        ]
 
 
 def commit_op(
