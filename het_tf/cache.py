@@ -375,11 +375,11 @@ def install_lookups_op(
 
         def ask_again(_: tf.Tensor) -> list[tf.Tensor]:
             requests = [caches[i].ask_again_op(tickets[i]) for i in watched]
-            installed = [
+            again = [
                 caches[i].install_op(tickets[i], reply)
                 for i, reply in zip(watched, send_op(requests), strict=True)
             ]
-            return [tf.reduce_any([lacks_rows for _, lacks_rows in installed])]
+            return [tf.reduce_any([lacks_rows for _, lacks_rows in again])]
 
         lacks_rows = tf.reduce_any([installed[i][1] for i in watched])
         done += tf.while_loop(
