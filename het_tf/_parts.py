@@ -173,7 +173,9 @@ def rows_later(chain: Chain | None = None) -> Iterator[list[Cut]]:
         _later.reset(token)
 
 
-def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
+def restore_parts(
+    tables: Mapping[str, EmbeddingTable], prefix: str, *, only_check: bool = False
+) -> None:
     """Replaces the rows of tables with those in a bundle. Their caches drop what they hold.
 
     Everything is read and checked before the first row is replaced.
@@ -181,6 +183,7 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
     Args:
       tables: by name in the bundle. The number of shards may be another than that which saved.
       prefix: path of the bundle.
+      only_check: replace none.
 
     Raises:
       ValueError: the width of a table is another. No table has changed.
@@ -224,6 +227,8 @@ def restore_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> None:
                 f"checkpoint {prefix}, {name}: {expected} rows are there, but {found} belong to"
                 " the shards that read them",
             )
+    if only_check:
+        return
     times = {
         name: configs[name][0].get("time") if _takes_ages(configs[name][0], table) else None
         for name, table in tables.items()
@@ -260,7 +265,29 @@ def _parts_of(
 def describe(table: EmbeddingTable) -> dict[str, Any]:
     """What a file says of the table whose rows it holds."""
     ages = {"ages": table.age_time, "time": table.time} if table.age_time else {}
-    return {"format": _FORMAT, "slot_dim": table.slot_dim, **table.row_attributes, **ages}
+    return {**shape_of(table), "slot_dim": table.slot_dim, **table.row_attributes, **ages}
+
+
+def shape_of(table: EmbeddingTable) -> dict[str, Any]:
+    """What of `describe` a table must have in common with rows that it is to have."""
+    return {"format": _FORMAT, "dim": table.dim}
+
+
+def check_shape(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> None:
+    """Checks that saved rows fit a table.
+
+    Args:
+      config: `shape_of`, or `describe`, of the table that was saved.
+      table: that is to have the rows.
+      where: they are, for messages.
+
+    Raises:
+      ValueError: the rows have another width, or another format.
+    """
+    if config.get("format") != _FORMAT:
+        raise ValueError(f"{where} has format {config.get('format')!r}, expected {_FORMAT}")
+    if config["dim"] != table.dim:
+        raise ValueError(f"{where} has rows of {config['dim']} columns, the table {table.dim}")
 
 
 def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
@@ -274,11 +301,8 @@ def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
     Raises:
       ValueError: the rows have another width, or another format.
     """
+    check_shape(config, table, where)
     own = describe(table)
-    if config.get("format") != _FORMAT:
-        raise ValueError(f"{where} has format {config.get('format')!r}, expected {_FORMAT}")
-    if config["dim"] != own["dim"]:
-        raise ValueError(f"{where} has rows of {config['dim']} columns, the table {own['dim']}")
     if any(config[x] != own[x] for x in ("initializer", "seed")):
         logging.warning(
             "%s was saved with initializer %r and seed %d; with %r and %d of this table, rows that"

@@ -22,6 +22,11 @@ _NAME = "table"
 
 _folder: contextvars.ContextVar[str | None] = contextvars.ContextVar("rows_in", default=None)
 
+# Where rows are only looked at: takes what is wrong with them.
+_wrong: contextvars.ContextVar[list[Exception] | None] = contextvars.ContextVar(
+    "wrong", default=None
+)
+
 
 @contextlib.contextmanager
 def rows_in(folder: str | os.PathLike[str]) -> Iterator[None]:
@@ -42,6 +47,17 @@ def rows_in(folder: str | os.PathLike[str]) -> Iterator[None]:
         yield
     finally:
         _folder.reset(token)
+
+
+@contextlib.contextmanager
+def only_checked() -> Iterator[list[Exception]]:
+    """Has `load_rows` check rows and replace none. Gives a list, for what is wrong with them."""
+    wrong: list[Exception] = []
+    token = _wrong.set(wrong)
+    try:
+        yield wrong
+    finally:
+        _wrong.reset(token)
 
 
 def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
@@ -77,7 +93,7 @@ def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
 def load_rows(store: Any, table: EmbeddingTable, name: str) -> None:
     """Replaces the rows of a table with those of a Keras weights file. Caches drop what they hold.
 
-    The rows are checked before the first one is replaced.
+    The rows are checked before the first one is replaced; in `only_checked` that is all.
 
     Args:
       store: what Keras hands to `load_own_variables`.
@@ -92,6 +108,16 @@ def load_rows(store: Any, table: EmbeddingTable, name: str) -> None:
       tf.errors.OpError: rows beside the file are damaged, and the table is as it was; or a
         parameter server is down or out of memory.
     """
+    wrong = _wrong.get()
+    try:
+        _load_rows(store, table, name, only_check=wrong is not None)
+    except Exception as error:
+        if wrong is None:
+            raise
+        wrong.append(error)
+
+
+def _load_rows(store: Any, table: EmbeddingTable, name: str, only_check: bool) -> None:
     if "table" not in store:
         raise ValueError(f"the weights file has no rows for the table of layer {name}")
     config = json.loads(np.asarray(store["table"], np.uint8).tobytes())
@@ -100,7 +126,7 @@ def load_rows(store: Any, table: EmbeddingTable, name: str) -> None:
         if folder is not None:
             prefix = f"{folder}/{prefix.rsplit('/', 1)[-1]}"
         try:
-            _parts.restore_parts({_NAME: table}, prefix)
+            _parts.restore_parts({_NAME: table}, prefix, only_check=only_check)
         except tf.errors.NotFoundError as error:
             raise tf.errors.NotFoundError(
                 None,
@@ -124,6 +150,8 @@ def load_rows(store: Any, table: EmbeddingTable, name: str) -> None:
     slot_dim = table.slot_dim if takes_slots else 0
     for number, rows in enumerate(parts()):
         _check(rows, table.dim, slot_dim, f"part {number} of the table of layer {name}")
+    if only_check:
+        return
     table.clear()
     for rows in parts():
         table.import_(rows, initial_slots=not takes_slots)

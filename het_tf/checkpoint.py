@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +25,23 @@ _PACKAGE, _NAME = "het_tf", "Table"
 _leftovers: dict[str, weakref.finalize] = {}
 
 
+class _Shape(tf.train.experimental.PythonState):
+    """Has a restore fail before it changes anything, if rows of another width are to come.
+
+    TensorFlow restores the states of Python first, then variables, and then rows.
+    """
+
+    def __init__(self, table: EmbeddingTable):
+        self._table = table
+
+    def serialize(self) -> str:
+        return json.dumps(_parts.shape_of(self._table))
+
+    def deserialize(self, string_value: bytes) -> None:
+        where = f"the checkpoint's table for {self._table.shared_name.rpartition('/')[0]}"
+        _parts.check_shape(json.loads(string_value), self._table, where)
+
+
 class TableState(tf.Module):
     """The rows of a table as a part of a checkpoint.
 
@@ -40,6 +58,7 @@ class TableState(tf.Module):
         super().__init__()
         self.table = table
         self.flush = flush
+        self.shape = _Shape(table)
 
 
 def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[tf.Tensor]:

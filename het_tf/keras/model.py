@@ -13,6 +13,7 @@ from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
 from het_tf.keras import _compat
 from het_tf.keras.trainer import ParameterServerTrainer
+from het_tf.keras.weights_check import check_rows
 from het_tf.keras.whole_files import whole_file
 from het_tf.layers.embedding import embeddings_of
 
@@ -334,6 +335,24 @@ class _ParameterServerFit:
         kwargs["overwrite"] = overwrite
         with whole_file(filepath, kwargs) as file:
             super().save_weights(file, **kwargs)
+
+    def load_weights(
+        self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any
+    ) -> None:
+        """As `keras.Model.load_weights`, but that the rows of all tables are looked at first.
+
+        If those of one are missing, damaged or of another width, nothing has changed.
+
+        Raises:
+          ValueError: the file lacks the rows of a table, or has damaged ones, or some of another
+            width; the message names the layer. Or something else does not fit the model: then what
+            does fit was loaded, as Keras has it.
+          tf.errors.OpError: rows beside the file are missing or damaged.
+        """
+        load = super().load_weights
+        if not skip_mismatch:
+            check_rows(self, filepath, kwargs.get("objects_to_skip") or (), load)
+        load(filepath, skip_mismatch=skip_mismatch, **kwargs)
 
     def _sync(self, slots: bool) -> None:
         trainer = self._parameter_server_trainer

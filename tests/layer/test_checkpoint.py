@@ -158,14 +158,47 @@ def test_another_optimizer_keeps_the_values(tmp_path, caplog):
     assert (slots == 0.5).all()
 
 
-def test_another_width_is_refused(tmp_path):
-    _, embedding = trained_model()
-    path = tf.train.Checkpoint(layer=embedding).save(str(tmp_path / "checkpoint"))
-    _, other = trained_model(width=5)
-    before = sorted_rows(other.table)
-    with pytest.raises(ValueError, match="rows of 4 columns, the table 5"):
-        tf.train.Checkpoint(layer=other).restore(path)
-    assert_same_rows(sorted_rows(other.table), before)
+@pytest.mark.parametrize("chain", [False, True])
+def test_another_width_is_refused_before_anything_is_restored(tmp_path, chain):
+    """Also where the table of the other width comes last, behind one that fits."""
+
+    def model_of(width: int) -> keras.Model:
+        ids = keras.Input((3,), dtype="int64")
+        layers = [
+            het_tf.layers.HetEmbedding(4, name="first", seed=1),
+            het_tf.layers.HetEmbedding(width, name="last", seed=1),
+        ]
+        outputs = [keras.layers.Dense(1)(keras.layers.Flatten()(each(ids))) for each in layers]
+        model = keras.Model(ids, keras.layers.Add()(outputs))
+        model.compile(keras.optimizers.Adam(), "mse")
+        model.fit(IDS, TARGETS, verbose=0)
+        return model
+
+    def state_of(model: keras.Model) -> list[np.ndarray]:
+        variables = model.optimizer.variables + model.non_trainable_variables
+        variables += [each for each in model.trainable_variables if each.name != "anchor"]
+        rows = [sorted_rows(model.get_layer(name).table) for name in ("first", "last")]
+        return [each.numpy() for each in variables] + rows[0] + rows[1]
+
+    model = model_of(6)
+    checkpoint = tf.train.Checkpoint(model=model)
+    if chain:
+        manager = het_tf.checkpoint.Manager(checkpoint, tmp_path, full_every=10)
+        for _ in range(2):
+            path = manager.save()
+        manager.wait()
+    else:
+        path = checkpoint.save(str(tmp_path / "checkpoint"))
+    other = model_of(5)
+    before = state_of(other)
+    for restore in (tf.train.Checkpoint.restore, tf.train.Checkpoint.read):
+        with pytest.raises(ValueError, match="table for last has rows of 6 columns, the table 5"):
+            restore(tf.train.Checkpoint(model=other), path)
+        assert_same_rows(state_of(other), before)
+    # It can be restored to what has its width.
+    fitting = model_of(6)
+    tf.train.Checkpoint(model=fitting).restore(path).assert_existing_objects_matched()
+    assert_same_rows(state_of(fitting), state_of(model))
 
 
 # Damage. A table by itself, of several blocks.
