@@ -174,7 +174,6 @@ class HealthMonitor:
             self._users += 1
             if self._users > 1:
                 return
-            self._failing.clear()
             self._stop = threading.Event()
             stop = self._stop
         threading.Thread(target=self._run, args=(stop,), name="het-health", daemon=True).start()
@@ -185,9 +184,10 @@ class HealthMonitor:
             self._users -= 1
             if self._users == 0 and self._stop is not None:
                 self._stop.set()
+                self._failing.clear()  # Nobody would notice that they answer again.
 
     def failing(self) -> dict[Task, TaskState]:
-        """The tasks whose last probe failed."""
+        """The tasks whose last probe failed. None between `stop` and `start`."""
         with self._lock:
             return {task: state for task, (_, state) in self._failing.items()}
 
@@ -206,10 +206,12 @@ class HealthMonitor:
             started = time.monotonic()
             probes = [(task, call_in_daemon(probe, a)) for task, a in self._addresses.items()]
             for task, found in probes:
-                self._record(task, found.result(), started)
+                self._record(task, found.result(), started, stop)
 
-    def _record(self, task: Task, state: TaskState, started: float) -> None:
+    def _record(self, task: Task, state: TaskState, started: float, stop: threading.Event) -> None:
         with self._lock:
+            if stop.is_set():
+                return
             if state is TaskState.UP:
                 self._failing.pop(task, None)
                 return

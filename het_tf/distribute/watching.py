@@ -103,7 +103,9 @@ class Watching:
 
     def _probe(self, task: health.Task) -> health.TaskState:
         """As `health.probe`; a task that answers slowly is up."""
-        return health.probe(self._addresses[task], self.lost_after)
+        # One that is lost has had as long for an answer already.
+        lost = self._monitor.lost(task[0]).get(task)
+        return lost or health.probe(self._addresses[task], self.lost_after)
 
     def _ps_lost_message(self, task: health.Task, state: health.TaskState | None) -> str:
         what = "was restarted or unreachable" if state is None else state.value

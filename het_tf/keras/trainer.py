@@ -164,7 +164,8 @@ class ParameterServerTrainer:
             resuming.note_steps()
             follow()
 
-        with self._on_workers(), self._flushed_on_error():
+        # Watched without a break: a worker that hangs would hold up the end of every epoch, too.
+        with self._strategy.health, self._on_workers(), self._flushed_on_error():
             for epoch in range(self._epoch, epochs):
                 self._epoch = epoch
                 model.reset_metrics()

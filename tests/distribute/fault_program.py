@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -16,11 +17,13 @@ import tensorflow as tf
 from faults import AtStep, Warnings
 
 import het_tf
+from het_tf.distribute import health
 
 EXAMPLES = 400
 BATCH = 4  # as many updates of the embedding, whose ids are all different
 STEPS_A_CLOSURE = 2
 STEPS = EXAMPLES // BATCH
+LOST_AFTER = 12.0  # seconds
 
 
 def train_until_error(model, data, action):
@@ -31,6 +34,24 @@ def train_until_error(model, data, action):
     except tf.errors.UnavailableError as error:
         return {"error": str(error), "seconds": time.monotonic() - began}
     return {"error": None, "seconds": time.monotonic() - began}
+
+
+@contextlib.contextmanager
+def patient_probes(address):
+    """The timeouts of probes of `address` that wait longer than those of the monitor."""
+    timeouts = []
+    probe = health.probe
+
+    def noted(probed, timeout=health.PROBE_TIMEOUT):
+        if probed == address and timeout > health.PROBE_TIMEOUT:
+            timeouts.append(timeout)
+        return probe(probed, timeout)
+
+    health.probe = noted
+    try:
+        yield timeouts
+    finally:
+        health.probe = probe
 
 
 def use_tables(model, embedding):
@@ -68,7 +89,7 @@ def main():
         for i in range(len(addresses))
     ]
     # Those that are stopped here never go on by themselves.
-    strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver, lost_after=20)
+    strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver, lost_after=LOST_AFTER)
     with strategy.scope():
         embedding = het_tf.layers.HetEmbedding(
             2, cache=het_tf.CacheConfig(EXAMPLES, staleness=None), name="ids"
@@ -131,7 +152,9 @@ def main():
 
     worker = cluster.process("worker", 1)
     stop = AtStep(STEPS // 4, lambda: worker.send_signal(signal.SIGSTOP))
-    out["worker stopped"] = fit(data, stop, epochs=2)
+    with patient_probes(cluster.addresses["worker"][1]) as patient:
+        out["worker stopped"] = fit(data, stop, epochs=2)
+    out["worker stopped"]["patient probes"] = patient
     # A worker that was given up and goes on may have a context that TensorFlow has closed in part:
     # what it runs then fails with "ABORTED: Cleanup", so it has to be started again.
     cluster.restart_worker(1)

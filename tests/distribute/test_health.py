@@ -87,3 +87,4 @@ def test_monitor_notices_loss_and_return(monkeypatch):
         assert lost.wait(300)
         assert monitor.lost("ps") == {task: TaskState.SILENT}
         assert monitor.lost("worker") == {}
+    assert monitor.failing() == monitor.lost("ps") == {}  # It would not notice that it is back.
