@@ -1,6 +1,7 @@
 """Memory and time of saving and restoring one shard on a parameter server.
 
     python benchmarks/checkpoint.py --rows=20000000 --dim=16 --folder=/data
+    python benchmarks/checkpoint.py --chain
 
 Puts rows into a table of one shard on a server of a local cluster, and saves and restores it with
 `tf.train.Checkpoint`. Prints how far the resident sets of the server and of this process, the
@@ -13,6 +14,10 @@ of which the quicker one counts: written with fsync, read after the kernel was t
 file. The checkpoint's files are treated the same: they are synced within the time, and forgotten
 before they are read. Restoring reads them
 twice, the first time to check them. Exit status 1 if a process takes more than --limit MB.
+
+With --chain: a `het_tf.checkpoint.Manager` saves all rows, then, after one row in a hundred
+changed, those, and restores both. Exit status 1 also if the second one has more than 2 % of the
+bytes of the first.
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ _DIM = flags.DEFINE_integer("dim", 16, "columns of a row", lower_bound=1)
 _FOLDER = flags.DEFINE_string("folder", None, "where the files go; None: the folder for such")
 _LIMIT = flags.DEFINE_float("limit", 64, "MB that a process may take beside the table")
 _OUT = flags.DEFINE_string("out", None, "file for the figures, as JSON")
+_CHAIN = flags.DEFINE_bool("chain", False, "of checkpoints that build on one another")
 _PART = 200_000  # rows that are put into the table at once
 _BATCH = 4096
 
@@ -120,6 +126,42 @@ def fill(table: EmbeddingTable) -> None:
         table.import_(TableExport(keys, values, slots, np.ones(len(keys), np.int64)))
 
 
+def measure_chain(
+    table: EmbeddingTable, pids: dict[str, int], folder: pathlib.Path
+) -> dict[str, float]:
+    checkpoint = tf.train.Checkpoint(table=TableState(table, lambda: None))
+    manager = het_tf.checkpoint.Manager(checkpoint, folder, full_every=10)
+    out: dict[str, float] = {}
+
+    def save() -> None:
+        manager.save()
+        manager.wait()
+
+    def note(what: str, action: Callable[[], None]) -> None:
+        taken, out[f"{what} s"] = rise(pids, action)
+        out.update({f"{what}: {name} MB": taken[name] / 1e6 for name in taken})
+
+    note("save all", save)
+    rng = np.random.default_rng(1)
+    keys = rng.choice(_ROWS.value, _ROWS.value // 100, replace=False)
+    shape = (len(keys), _DIM.value)
+    slots = np.ones((len(keys), table.slot_dim), np.float32)
+    clocks = np.full(len(keys), 2)
+    table.import_(TableExport(keys, np.full(shape, 3, np.float32), slots, clocks))
+    note("save 1 %", save)
+    sizes = [
+        sum(file.stat().st_size for file in folder.glob(f"{pathlib.Path(path).name}.*"))
+        for path in manager.checkpoints
+    ]
+    assert len(sizes) == 2
+    out["all MB"] = sizes[0] / 1e6
+    out["bytes of 1 %, in %"] = 100 * sizes[1] / sizes[0]
+    note("restore both", lambda: manager.restore_or_initialize())
+    assert table.size() == _ROWS.value
+    assert (table.lookup(keys[:1000]) == 3).all()
+    return out
+
+
 def measure(cluster: het_tf.distribute.LocalCluster, folder: pathlib.Path) -> dict[str, float]:
     strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
     pids = {"server": cluster.process("ps", 0).pid, "coordinator": os.getpid()}
@@ -134,6 +176,8 @@ def measure(cluster: het_tf.distribute.LocalCluster, folder: pathlib.Path) -> di
     of_small.read(of_small.write(str(folder / "small"))).assert_consumed()
     fill(table)
     out = {"rows": table.size(), "table MB": table.stats()["memory_bytes"] / 1e6}
+    if _CHAIN.value:
+        return out | measure_chain(table, pids, folder / "chain")
 
     def save() -> None:
         checkpoint.write(str(folder / "rows"))
@@ -197,7 +241,7 @@ def main(argv: list[str]) -> int:
     if most > _LIMIT.value * 1.048576:
         print(f"a process took more than {_LIMIT.value} MB beside the table")
         return 1
-    return 0
+    return int(out.get("bytes of 1 %, in %", 0) > 2)
 
 
 if __name__ == "__main__":

@@ -176,8 +176,12 @@ def _read_configs(prefix: str, table: str) -> list[dict[str, Any]]:
 
 def _is_valid(config: dict[str, Any], shard: int) -> bool:
     """Whether this is the config of that shard's part."""
-    counts = [config[name] for name in _COUNTS]
+    counts = [config[name] for name in _COUNTS] + [config.get("candidates", 0)]
     if not set(config) >= _KEYS or counts[0] != shard or min(counts) < 0:
+        return False
+    if any(type(count) is not int for count in counts):
+        return False
+    if not isinstance(config.get("admission", ""), str):
         return False
     if "since" in config:
         since = config["since"]

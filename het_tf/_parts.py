@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from het_tf import ops
+from het_tf import lifetimes, ops
 from het_tf._chains import Chain, Link, Numbers, part_name, read_links
 from het_tf._threads import call_in_daemon
 from het_tf.table import EmbeddingTable
@@ -113,6 +113,8 @@ class Cut:
             table, cut = self._tables[name], self._cuts[name, shard]
             config = describe(table) | {"shard": shard, "rows": int(cut.rows)}
             config |= self._links.get((name, shard), {})
+            if int(cut.candidates) >= 0:
+                config |= {"candidates": int(cut.candidates), "admission": table.admission}
             ops.table_save(
                 table.handle(shard),
                 cut.snapshot,
@@ -201,31 +203,36 @@ def restore_parts(
     }
 
     def run(
-        op: Callable[..., tf.Tensor], attributes: Callable[[str], dict[str, int]]
+        op: Callable[..., tf.Tensor], attributes: Callable[[str], dict[str, int]], check: bool
     ) -> dict[tuple[str, int], int]:
         def of_shard(name: str, shard: int) -> int:
             table = tables[name]
             owned = op(
                 table.handle(shard),
-                **_parts_of(links[name], name, shard, table.num_shards),
+                **_parts_of(links[name], name, shard, table.num_shards, check),
                 slots=slots[name],
                 ages=_takes_ages(configs[name][0], table),
+                sketches=_takes_sketches(configs[name][0], table, f"checkpoint {prefix}, {name}"),
                 **attributes(name),
             )
             return int(owned)
 
         return on_shards(tables, of_shard)
 
-    owned = run(ops.table_check, lambda name: {})
+    owned = run(ops.table_check, lambda name: {}, check=True)
     for name, table in tables.items():
         found = sum(owned[name, shard] for shard in range(table.num_shards))
-        expected = sum(part["rows"] for link in links[name] for part in link.configs)
+        expected = sum(
+            part["rows"] + part.get("candidates", 0)
+            for link in links[name]
+            for part in link.configs
+        )
         if found != expected:
             raise tf.errors.DataLossError(
                 None,
                 None,
-                f"checkpoint {prefix}, {name}: {expected} rows are there, but {found} belong to"
-                " the shards that read them",
+                f"checkpoint {prefix}, {name}: {expected} rows and counts are there, but {found}"
+                " belong to the shards that read them",
             )
     if only_check:
         return
@@ -234,7 +241,11 @@ def restore_parts(
         for name, table in tables.items()
     }
     try:
-        run(ops.table_restore, lambda name: {"time": -1 if times[name] is None else times[name]})
+        run(
+            ops.table_restore,
+            lambda name: {"time": -1 if times[name] is None else times[name]},
+            check=False,
+        )
     finally:
         for name, table in tables.items():
             table.time = times[name]
@@ -242,9 +253,9 @@ def restore_parts(
 
 
 def _parts_of(
-    links: Sequence[Link], name: str, shard: int, num_shards: int
+    links: Sequence[Link], name: str, shard: int, num_shards: int, check: bool
 ) -> dict[str, list[str] | tf.Tensor]:
-    """The parts that a shard reads, as the ops take them."""
+    """The parts that a shard reads, or checks, as the ops take them."""
     newest = links[-1].configs
     # With as many shards as there were, each finds its rows in its own part.
     mine = [shard] if len(newest) == num_shards else range(len(newest))
@@ -259,6 +270,10 @@ def _parts_of(
         "rows": numbers(lambda config, last: config["rows"]),
         "dropped": numbers(lambda config, last: config.get("dropped", 0)),
         "elapsed": numbers(lambda config, last: last.get("at", 0) - config.get("at", 0)),
+        # Every link has all counts: those of the newest are what is restored.
+        "candidates": numbers(
+            lambda config, last: config.get("candidates", -1) if check or config is last else -1
+        ),
     }
 
 
@@ -325,6 +340,21 @@ def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
 def _takes_ages(config: Mapping[str, Any], table: EmbeddingTable) -> bool:
     """Whether the ages of saved rows mean something in the table."""
     return table.age_time is not None and config.get("ages") == table.age_time
+
+
+def _takes_sketches(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
+    """Whether saved sketches count for the same ids in the same places as those of the table."""
+    if not lifetimes.has_sketch(config.get("admission", "")):
+        return False
+    if config["admission"] == table.admission:
+        return True
+    logging.warning(
+        "%s was saved with admission %r; sketches of %r begin anew",
+        where,
+        config["admission"],
+        table.admission,
+    )
+    return False
 
 
 def on_shards(

@@ -89,7 +89,7 @@ class Versions:
                     ops.table_cut_end(cut.snapshot)
                 return self._write(whole=True)
             values = [np.asarray(value) for value in self._variables()]
-            save = self._save(begin, cuts)
+            save = self._save(begin, cuts, whole)
             rows = sum(_parts.on_shards(self._tables, save).values())
             self._save_variables(f"{begin}others", values)
             lines = ["het_tf served 1", f"version {version}", f"whole {int(whole)}"]
@@ -123,8 +123,11 @@ class Versions:
                     ops.table_forget_reader(table.handle(shard), self._reader)
 
     def _save(
-        self, begin: str, cuts: dict[tuple[str, int], tuple[tf.Tensor, ...]]
+        self, begin: str, cuts: dict[tuple[str, int], tuple[tf.Tensor, ...]], whole: bool
     ) -> Callable[[str, int], int]:
+        # What changed may have been served: it cannot be left out.
+        age = {"max_age": self._selection.most_age} if whole else {}
+
         def save(name: str, shard: int) -> int:
             rows, _ = ops.table_save_rows(
                 self._tables[name].handle(shard),
@@ -133,6 +136,7 @@ class Versions:
                 dtype=self._selection.rows,
                 min_clock=self._selection.min_updates,
                 min_norm=self._selection.min_norm,
+                **age,
             )
             return int(rows)
 

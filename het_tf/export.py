@@ -26,6 +26,7 @@ def export_saved_model(
     rows: str = "float32",
     min_updates: int = 0,
     min_norm: float = 0.0,
+    max_age: int | None = None,
 ) -> None:
     """Writes a SavedModel that needs no het_tf ops.
 
@@ -44,17 +45,19 @@ def export_saved_model(
         largest value.
       min_updates: rows that were updated less often are left out.
       min_norm: rows with a smaller L2 norm are left out.
+      max_age: rows that were not updated for longer are left out: an integer, in the unit of the
+        ages of the tables' `Expiry`.
 
     Raises:
       ValueError: a subclassed model without `input_signature`; an argument is out of its range;
-        `min_updates` with a table whose clock does not count updates; or a value is beyond the
-        range of float16.
+        `min_updates` with a table whose clock does not count updates; `max_age` with one without
+        an `Expiry`; or a value is beyond the range of float16.
     """
-    selection = RowSelection(rows, min_updates, min_norm)
+    selection = RowSelection(rows, min_updates, min_norm, max_age)
     specs = signature_of(model, input_signature)
     layers = embeddings_of(model)
     for layer in layers:
-        selection.check_clock(layer.table)
+        selection.check_table(layer.table)
     with tempfile.TemporaryDirectory() as directory, tf.device("/device:CPU:0"):
         servable = servable_of(model)
         for layer in layers:

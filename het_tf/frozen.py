@@ -44,6 +44,8 @@ class FrozenTable(tf.Module):
         """
         super().__init__()
         self._dim = table.dim
+        self._seed = table.row_attributes["seed"]
+        self._distributions = initializers.parsed(table.row_attributes["initializer"])
         name = table.shared_name.replace("/", "_")
         paths = [directory / f"{what}_{name}" for what in ("keys.txt", "values", "scales")]
         rows = self._write(table, selection or RowSelection(), paths)
@@ -65,15 +67,14 @@ class FrozenTable(tf.Module):
             value = column if in_memory else np.zeros((0, *column.shape[1:]), column.dtype)
             shape = [None, *column.shape[1:]]
             setattr(self, attribute, tf.Variable(value, trainable=False, shape=shape))
-        self._seed = table.row_attributes["seed"]
-        self._distributions = initializers.parsed(table.row_attributes["initializer"])
 
     def columns(self) -> dict[str, np.ndarray]:
         """What the variables hold, or are to hold, by attribute: mapped from files."""
         return self._columns
 
-    @staticmethod
-    def _write(table: EmbeddingTable, selection: RowSelection, paths: list[pathlib.Path]) -> int:
+    def _write(
+        self, table: EmbeddingTable, selection: RowSelection, paths: list[pathlib.Path]
+    ) -> int:
         """Writes the rows of a table; how many they are."""
         count = 0
         with paths[0].open("w") as keys, paths[1].open("wb") as values, paths[2].open("wb") as of:
@@ -84,13 +85,14 @@ class FrozenTable(tf.Module):
                 stored.tofile(values)
                 scales.tofile(of)
 
-            for part in table.export_parts():
+            for part in table.export_parts(selection.most_age):
                 selected = selection.select(part)
                 write(selected)
                 count += len(selected.keys)
             if not count:  # neither a file nor a variable of no rows works: take any
                 key = np.zeros([1], np.int64)
-                write(TableExport(key, table.lookup(key), np.zeros((1, 0), np.float32), key))
+                value = self._initial_values(tf.constant(key)).numpy()
+                write(TableExport(key, value, np.zeros((1, 0), np.float32), key))
                 count = 1
         return count
 

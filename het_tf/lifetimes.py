@@ -224,6 +224,18 @@ def time_of(text: str) -> str | None:
     return "given" if "given" in clauses else "seconds"
 
 
+def admission_of(text: str) -> str:
+    """The part of a `spec` that says which ids get a row; empty: all do."""
+    clauses = [clause.strip() for clause in text.split(";")]
+    clauses = [clause for clause in clauses if clause.startswith(("admit ", "keys "))]
+    return "; ".join(clauses) if any(each.startswith("admit ") for each in clauses) else ""
+
+
+def has_sketch(admission: str) -> bool:
+    """Whether a part of a `spec` counts in sketches."""
+    return " sketch=" in admission
+
+
 def serialized(admission: Admission | None, expiry: Sequence[Expiry]) -> dict[str, Any]:
     """Both, as parts of a config."""
     serialize = keras.saving.serialize_keras_object

@@ -89,7 +89,7 @@ def save_mapped(
     specs = signature_of(model, input_signature)
     layers = embeddings_of(model)
     for layer in layers:
-        selection.check_clock(layer.table)
+        selection.check_table(layer.table)
     tables = [layer.table for layer in layers]
     attributes = {
         "dims": [table.dim for table in tables],

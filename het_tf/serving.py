@@ -40,6 +40,7 @@ def export_mapped(
     rows: str = "float32",
     min_updates: int = 0,
     min_norm: float = 0.0,
+    max_age: int | None = None,
 ) -> None:
     """Writes a SavedModel that maps its rows from files: loaded at once, whatever its size.
 
@@ -56,6 +57,7 @@ def export_mapped(
       rows: as of `het_tf.export_saved_model`.
       min_updates: as of `het_tf.export_saved_model`.
       min_norm: as of `het_tf.export_saved_model`.
+      max_age: as of `het_tf.export_saved_model`.
 
     Raises:
       ValueError: as by `het_tf.export_saved_model`; or there is a SavedModel in the folder.
@@ -64,7 +66,7 @@ def export_mapped(
     """
     if tf.io.gfile.exists(f"{os.fspath(path)}/saved_model.pb"):
         raise ValueError(f"path = {os.fspath(path)} holds a SavedModel already")
-    selection = RowSelection(rows, min_updates, min_norm)
+    selection = RowSelection(rows, min_updates, min_norm, max_age)
     versions = save_mapped(model, path, input_signature, selection, poll_seconds=0)
     try:
         for layer in embeddings_of(model):
@@ -85,6 +87,7 @@ def publish(
     *,
     rows: str = "float32",
     min_updates: int = 0,
+    max_age: int | None = None,
 ) -> Publisher:
     """Writes a SavedModel as `export_mapped`, and what changes of it while the model trains.
 
@@ -109,6 +112,8 @@ def publish(
       input_signature: as of `het_tf.export_saved_model`.
       rows: as of `het_tf.export_saved_model`.
       min_updates: as of `het_tf.export_saved_model`.
+      max_age: as of `het_tf.export_saved_model`; rows are left out of whole versions. What changes
+        is in the next one whatever its age, and is served until the next whole one.
 
     Returns:
       The publisher. The first version is there.
@@ -117,9 +122,8 @@ def publish(
       ValueError: as by `export_mapped`; `every` is no such time; or the folder holds another model.
       tf.errors.OpError: as by `export_mapped`.
     """
-    return Publisher(
-        model, folder, _seconds(every), input_signature, RowSelection(rows, min_updates)
-    )
+    selection = RowSelection(rows, min_updates, max_age=max_age)
+    return Publisher(model, folder, _seconds(every), input_signature, selection)
 
 
 class Publisher(keras.callbacks.Callback):

@@ -276,13 +276,18 @@ class EmbeddingTable:
         columns = [field.name for field in dataclasses.fields(TableExport)]
         return TableExport(*(np.concatenate([getattr(p, c) for p in parts]) for c in columns))
 
-    def export_parts(self) -> Iterator[TableExport]:
-        """Reads all rows, as `export`, a part at a time: of 64 MB, or a 32nd of a larger shard."""
+    def export_parts(self, max_age: int = INT64_MAX) -> Iterator[TableExport]:
+        """Reads all rows, as `export`, a part at a time: of 64 MB, or a 32nd of a larger shard.
+
+        Args:
+          max_age: rows that were not updated for longer are left out, where rows expire.
+        """
         for handle in self._handles:
             bytes_ = int(ops.table_size(handle)) * 4 * (self.dim + self.slot_dim)
             parts = min(_MAX_EXPORT_PARTS, 1 + bytes_ // _EXPORT_PART_BYTES)
             for part in range(parts):
-                yield TableExport(*(x.numpy() for x in ops.table_export(handle, part, parts)))
+                columns = ops.table_export(handle, part, parts, max_age=max_age)
+                yield TableExport(*(x.numpy() for x in columns))
 
     def import_(self, rows: TableExport, *, initial_slots: bool = False) -> None:
         """Sets rows, replacing those that exist. Caches of the table drop what they hold.
@@ -364,6 +369,11 @@ class EmbeddingTable:
         )
         self.time = self.time if now is None else now
         return expired
+
+    @property
+    def admission(self) -> str:
+        """What of `lifetimes` says which keys get a row; empty: all do."""
+        return lifetimes.admission_of(self.lifetimes)
 
     @property
     def age_time(self) -> str | None:

@@ -12,11 +12,11 @@ REGISTER_OP("Het>TableCut")
     .Input("table: resource")
     .Output("snapshot: variant")
     .Output("rows: int64")
+    .Output("candidates: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Scalar());
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -26,6 +26,7 @@ waits until they are saved or the snapshot is let go of.
 table: A shard.
 snapshot: Scalar, of this process.
 rows: Scalar, how many they are.
+candidates: Scalar, how many keys have no row and are counted exactly; -1: all keys get a row.
 )doc");
 
 REGISTER_OP("Het>TableCutChanged")
@@ -38,6 +39,7 @@ REGISTER_OP("Het>TableCutChanged")
     .Output("whole: bool")
     .Output("dropped: int64")
     .Output("time: int64")
+    .Output("candidates: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 0}));
@@ -59,6 +61,7 @@ whole: Scalar, whether the rows are all that there are: where since is 0 or anot
   rows were replaced or dropped meanwhile.
 dropped: Scalar, how many keys had a row then, and now have none.
 time: Scalar, of the table, from which ages are counted.
+candidates: Scalar, how many keys have no row and are counted exactly; -1: all keys get a row.
 )doc");
 
 REGISTER_OP("Het>TableForgetReader")
@@ -100,7 +103,9 @@ REGISTER_OP("Het>TableSave")
 Writes a shard as a tensor bundle of its own, in blocks, as tensors PART/keys (int64 [rows]),
 PART/values (float [rows, dim]), PART/slots (float [rows, slot_dim], where there are slots),
 PART/clocks (int64 [rows]), PART/ages (int64 [rows], where rows expire), PART/dropped (int64 [keys
-that have no row any longer], where there are some) and PART/config. After an error there is no file.
+that have no row any longer], where there are some) and PART/config. Where not every key gets a row,
+those that are counted as PART/candidates, PART/counts and PART/candidate_ages (int64 [candidates];
+ages where rows expire), and sketches as PART/sketch_RANGE. After an error there is no file.
 
 table: A shard.
 snapshot: Scalar, of TableCut, which is then used up.
@@ -117,6 +122,7 @@ REGISTER_OP("Het>TableSaveRows")
     .Attr("dtype: {'float32', 'float16', 'int8'} = 'float32'")
     .Attr("min_clock: int = 0")
     .Attr("min_norm: float = 0.0")
+    .Attr("max_age: int = 9223372036854775807")
     .Output("rows: int64")
     .Output("bytes: int64")
     .SetIsStateful()
@@ -136,12 +142,13 @@ path: Scalar, of the file.
 dtype: What values are stored as.
 min_clock: Rows with a smaller clock are left out.
 min_norm: Rows with a smaller L2 norm are left out.
+max_age: Rows that were not updated for longer are left out, where rows expire.
 rows: Scalar, how many were written.
 bytes: Scalar, of the file.
 )doc");
 
 absl::Status PartsShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1, 1, 1, 1, 1}));
+  TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1, 1, 1, 1, 1, 1}));
   c->set_output(0, c->Scalar());
   return absl::OkStatus();
 }
@@ -153,8 +160,10 @@ REGISTER_OP("Het>TableCheck")
     .Input("rows: int64")
     .Input("dropped: int64")
     .Input("elapsed: int64")
+    .Input("candidates: int64")
     .Attr("slots: bool = true")
     .Attr("ages: bool = false")
+    .Attr("sketches: bool = false")
     .Output("owned: int64")
     .SetIsStateful()
     .SetShapeFn(PartsShape)
@@ -168,9 +177,11 @@ parts: [parts], as TableSave was given each.
 rows: [parts], how many each must have.
 dropped: [parts], how many keys each says to have no row any longer.
 elapsed: [parts], what is to be added to the ages of its rows.
+candidates: [parts], of how many keys without a row it has counts; -1: they are not read.
 slots: Whether the optimizer's slots are read, too.
 ages: Whether the rows' ages are read, too.
-owned: Scalar, how many of the rows are this shard's.
+sketches: Whether sketches are read, too, of parts whose counts are.
+owned: Scalar, how many of the rows, and of the keys without one, are this shard's.
 )doc");
 
 REGISTER_OP("Het>TableRestore")
@@ -180,8 +191,10 @@ REGISTER_OP("Het>TableRestore")
     .Input("rows: int64")
     .Input("dropped: int64")
     .Input("elapsed: int64")
+    .Input("candidates: int64")
     .Attr("slots: bool = true")
     .Attr("ages: bool = false")
+    .Attr("sketches: bool = false")
     .Attr("time: int = -1")
     .Output("owned: int64")
     .SetIsStateful()
@@ -196,8 +209,10 @@ parts: [parts], as TableSave was given each.
 rows: [parts], how many each must have.
 dropped: [parts], how many keys each says to have no row any longer.
 elapsed: [parts], what is to be added to the ages of its rows.
+candidates: [parts], of how many keys without a row it has counts; -1: they are not read.
 slots: Whether the optimizer's slots are read, too; if not, rows get those of a new row.
 ages: Whether the rows' ages are read, too; if not, they are as if updated now.
+sketches: Whether sketches are read, too, of parts whose counts are. Those of several are merged.
 time: TableExpire's last now when the rows were saved; negative: there was none.
 owned: Scalar, how many rows the shard has now.
 )doc");

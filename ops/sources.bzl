@@ -108,6 +108,7 @@ CORE_TESTS = [
     "ops/core/serving/rows_file_test.cc",
     "ops/core/serving/served_test.cc",
     "ops/core/table/changes_test.cc",
+    "ops/core/table/counts_test.cc",
     "ops/core/table/gate_test.cc",
     "ops/core/table/lifetimes_test.cc",
     "ops/core/table/memory_test.cc",

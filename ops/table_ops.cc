@@ -165,6 +165,7 @@ REGISTER_OP("Het>TableExport")
     .Input("table: resource")
     .Input("part: int64")
     .Input("num_parts: int64")
+    .Attr("max_age: int = 9223372036854775807")
     .Output("keys: int64")
     .Output("values: float")
     .Output("slots: float")
@@ -184,6 +185,7 @@ Reads a part of the rows, in no particular order. The parts are disjoint and mak
 table: A shard.
 part: Scalar in [0, num_parts).
 num_parts: Scalar; beyond 32 parts some are empty.
+max_age: Rows that were not updated for longer are left out, where rows expire.
 keys: [rows].
 values: [rows, dim].
 slots: [rows, slot_dim], the optimizer's.

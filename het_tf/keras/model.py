@@ -369,7 +369,8 @@ class _ParameterServerFit:
     ) -> None:
         """As `keras.Model.export`; a SavedModel needs no het_tf ops to be served.
 
-        See `het_tf.export_saved_model`, whose `rows`, `min_updates` and `min_norm` it takes, too.
+        See `het_tf.export_saved_model`, whose `rows`, `min_updates`, `min_norm` and `max_age` it
+        takes, too.
 
         Raises:
           ValueError: the model has a `HetEmbedding`, and the format has no place for its table.

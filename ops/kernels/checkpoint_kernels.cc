@@ -34,6 +34,7 @@ class TableCutOp : public tensorflow::OpKernel {
                                               &snapshot->resource));
     OP_REQUIRES_OK(context, ToTf(snapshot->resource->table->Cut(&snapshot->rows)));
     OP_REQUIRES_OK(context, SetScalar(context, 1, snapshot->rows->num_rows()));
+    OP_REQUIRES_OK(context, SetScalar(context, 2, snapshot->rows->num_candidates()));
     OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(snapshot)));
   }
 };
@@ -65,6 +66,7 @@ class TableCutChangedOp : public tensorflow::OpKernel {
     is_whole->scalar<bool>()() = whole;
     OP_REQUIRES_OK(context, SetScalar(context, 4, snapshot->rows->dropped().size()));
     OP_REQUIRES_OK(context, SetScalar(context, 5, snapshot->rows->time()));
+    OP_REQUIRES_OK(context, SetScalar(context, 6, snapshot->rows->num_candidates()));
     OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(snapshot)));
   }
 };
@@ -116,11 +118,12 @@ class PartsKernel : public FileKernel {
   explicit PartsKernel(OpKernelConstruction* context) : FileKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("slots", &slots_));
     OP_REQUIRES_OK(context, context->GetAttr("ages", &ages_));
+    OP_REQUIRES_OK(context, context->GetAttr("sketches", &sketches_));
   }
 
  protected:
-  using Next = std::function<absl::Status(Table::ConstRows*, int64_t*)>;
-  // next: gives block after block, then 0 rows.
+  using Next = std::function<absl::Status(Table::Piece*)>;
+  // next: gives block after block, then one of size 0.
   virtual absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
                            int64_t* owned) = 0;
 
@@ -132,8 +135,8 @@ class PartsKernel : public FileKernel {
       const Tensor& input = context->input(i);
       if (input.dims() != 1 || input.shape() != first.shape()) {
         return absl::InvalidArgumentError(
-            StrCat("prefixes, parts, rows, dropped and elapsed must be vectors of one length, not "
-                   "of shapes ",
+            StrCat("prefixes, parts, rows, dropped, elapsed and candidates must be vectors of one "
+                   "length, not of shapes ",
                    first.shape().DebugString(), " and ", input.shape().DebugString()));
       }
     }
@@ -148,6 +151,7 @@ class PartsKernel : public FileKernel {
     const auto rows = context->input(3).vec<int64_t>();
     const auto dropped = context->input(4).vec<int64_t>();
     const auto elapsed = context->input(5).vec<int64_t>();
+    const auto candidates = context->input(6).vec<int64_t>();
     std::unique_ptr<BundleReader> bundle;
     std::unique_ptr<PartReader> part;
     int64_t p = 0;
@@ -155,19 +159,19 @@ class PartsKernel : public FileKernel {
       return absl::Status(status.code(), StrCat("checkpoint ", prefixes(p), ", part ", names(p),
                                                 ": ", status.message()));
     };
-    const Next next = [&](Table::ConstRows* block, int64_t* num_rows) -> absl::Status {
+    const Next next = [&](Table::Piece* piece) -> absl::Status {
       while (true) {
-        *num_rows = 0;
-        if (part != nullptr) TF_RETURN_IF_ERROR(part->Next(block, num_rows));
-        if (*num_rows > 0 || p == names.size()) return absl::OkStatus();
+        if (part != nullptr) TF_RETURN_IF_ERROR(part->Next(piece));
+        if (piece->size > 0 || p == names.size()) return absl::OkStatus();
         part.reset();
         if (p == 0 || prefixes(p) != prefixes(p - 1)) {
           bundle = std::make_unique<BundleReader>(context->env(), prefixes(p));
         }
         ++p;
         TF_RETURN_IF_ERROR(bundle->status());
-        part = std::make_unique<PartReader>(bundle.get(), names(p - 1), *table, slots_, ages_);
-        TF_RETURN_IF_ERROR(part->Open(rows(p - 1), dropped(p - 1), elapsed(p - 1)));
+        part = std::make_unique<PartReader>(bundle.get(), names(p - 1), *table);
+        TF_RETURN_IF_ERROR(part->Open({rows(p - 1), dropped(p - 1), candidates(p - 1),
+                                       elapsed(p - 1), slots_, ages_, sketches_}));
       }
     };
     int64_t owned = 0;
@@ -177,7 +181,7 @@ class PartsKernel : public FileKernel {
     return SetScalar(context, 0, owned);
   }
 
-  bool slots_, ages_;
+  bool slots_, ages_, sketches_;
 };
 
 class TableCheckOp : public PartsKernel {
@@ -188,13 +192,12 @@ class TableCheckOp : public PartsKernel {
   absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
                    int64_t* owned) override {
     while (true) {
-      Table::ConstRows rows;
-      int64_t num_rows = 0, of_block = 0;
-      TF_RETURN_IF_ERROR(next(&rows, &num_rows));
-      if (num_rows == 0) return absl::OkStatus();
-      if (rows.values == nullptr) continue;
-      TF_RETURN_IF_ERROR(ToTf(table->CheckRows(rows, num_rows, parallel_for, &of_block)));
-      *owned += of_block;
+      Table::Piece piece;
+      int64_t of_piece = 0;
+      TF_RETURN_IF_ERROR(next(&piece));
+      if (piece.size == 0) return absl::OkStatus();
+      TF_RETURN_IF_ERROR(ToTf(table->CheckPiece(piece, parallel_for, &of_piece)));
+      *owned += of_piece;
     }
   }
 };
@@ -210,8 +213,8 @@ class TableRestoreOp : public PartsKernel {
                    int64_t* owned) override {
     absl::Status read;
     const Status replaced = table->Replace(
-        [&](Table::ConstRows* rows, int64_t* num_rows) {
-          read = next(rows, num_rows);
+        [&](Table::Piece* piece) {
+          read = next(piece);
           return read.ok() ? Status() : FailedPrecondition("not read");
         },
         parallel_for, time_);

@@ -29,6 +29,7 @@ class TableSaveRowsOp : public FileKernel {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
     OP_REQUIRES_OK(context, context->GetAttr("min_clock", &min_clock_));
     OP_REQUIRES_OK(context, context->GetAttr("min_norm", &min_norm_));
+    OP_REQUIRES_OK(context, context->GetAttr("max_age", &max_age_));
   }
 
  private:
@@ -64,9 +65,10 @@ class TableSaveRowsOp : public FileKernel {
                       });
     const int64_t row_bytes = 16 + sizeof(float) * (dim + slot_dim);
     const int64_t capacity = std::max<int64_t>(kBlockBytes / row_bytes, 1);
-    std::vector<int64_t> keys(capacity), clocks(capacity);
+    std::vector<int64_t> keys(capacity), clocks(capacity), ages(capacity);
     std::vector<float> values(capacity * dim), slots(capacity * slot_dim);
-    const Table::Rows rows = {keys.data(), values.data(), slots.data(), clocks.data()};
+    const Table::Rows rows = {keys.data(), values.data(), slots.data(), clocks.data(),
+                               ages.data()};
     std::vector<float> initial(dim);
     const auto add_initial_value = [&](int64_t key) {
       resource.table->InitialValue(key, initial.data());
@@ -76,7 +78,7 @@ class TableSaveRowsOp : public FileKernel {
     Status status = snapshot->Read(rows, capacity, [&](int64_t n) {
       for (int64_t r = 0; r < n; ++r) {
         const float* value = &values[r * dim];
-        if (clocks[r] >= min_clock_ && IsLongEnough(value, dim)) {
+        if (clocks[r] >= min_clock_ && ages[r] <= max_age_ && IsLongEnough(value, dim)) {
           HET_RETURN_IF_ERROR(writer.Add(keys[r], value));
         } else if (std::binary_search(returned.begin(), returned.end(), keys[r])) {
           // The row before this one may have been written once.
@@ -109,6 +111,7 @@ class TableSaveRowsOp : public FileKernel {
   std::string dtype_;
   int64_t min_clock_;
   float min_norm_;
+  int64_t max_age_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("Het>TableSaveRows").Device(tensorflow::DEVICE_CPU), TableSaveRowsOp);

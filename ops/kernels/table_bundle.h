@@ -3,7 +3,6 @@
 #ifndef HET_TF_OPS_KERNELS_TABLE_BUNDLE_H_
 #define HET_TF_OPS_KERNELS_TABLE_BUNDLE_H_
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -21,41 +20,58 @@ namespace het_tf {
 absl::Status WriteBundle(const std::string& prefix, const std::string& name,
                          const std::string& config, const Table& table, Table::Snapshot* snapshot);
 
-// Reads the rows of one part of a bundle, block by block.
+// What a part says of itself, and what is to be read of it.
+struct PartContents {
+  int64_t rows = 0;         // must have so many
+  int64_t dropped = 0;      // keys that have no row any longer
+  int64_t candidates = -1;  // keys without a row that are counted; -1: no counts are to be read
+  int64_t elapsed = 0;      // to be added to the ages of the rows
+  bool slots = true, ages = false, sketches = false;  // whether they are to be read
+};
+
+// Reads one part of a bundle, block by block.
 class PartReader {
  public:
   // bundle: must outlive the reader.
-  PartReader(tensorflow::BundleReader* bundle, const std::string& name, const Table& table,
-             bool slots, bool ages)
-      : bundle_(bundle), name_(name), table_(table), slots_(slots), ages_(ages) {}
+  PartReader(tensorflow::BundleReader* bundle, const std::string& name, const Table& table)
+      : bundle_(bundle), name_(name), table_(table) {}
 
-  // Finds the blocks. Fails unless the part has so many rows, of the table's width, and so many
-  // keys without one. elapsed: to be added to the rows' ages.
-  absl::Status Open(int64_t rows, int64_t dropped, int64_t elapsed);
+  // Finds the blocks. Fails unless the part has what it should, of the table's width.
+  absl::Status Open(const PartContents& contents);
 
-  // The next rows, or keys for Table::Replace to drop, which are there until the next call; 0 rows:
-  // there are no more. Checksums are verified.
-  absl::Status Next(Table::ConstRows* rows, int64_t* num_rows);
+  // The next block, which is there until the next call; size 0: there is no more. Checksums are
+  // verified.
+  absl::Status Next(Table::Piece* piece);
 
  private:
-  enum Column { kKeys, kValues, kClocks, kSlots, kAges, kNumColumns, kDropped = kNumColumns };
+  struct Column {
+    std::string name;
+    tensorflow::DataType dtype;
+    int width = 0;  // 0: one number a row, in a vector
+    tensorflow::Tensor block = {};
+  };
+  // Columns of as many rows, in the same blocks.
+  struct Group {
+    Table::Piece::Kind kind;
+    int range = 0;
+    std::vector<Column> columns;
+    std::vector<int64_t> starts = {0};  // of the blocks; the last of them is the number of rows
+    size_t block = 0;
+  };
 
-  bool has(int column) const {
-    return column == kAges ? ages_ : column != kSlots || (slots_ && table_.slot_dim() > 0);
-  }
-  tensorflow::TensorShape ShapeOf(int column, int64_t rows) const;
-  // Finds where the blocks of a column begin; the last of them is the number of rows.
-  absl::Status Find(int column, int64_t rows, std::vector<int64_t>* starts);
-  absl::Status Read(int column, const std::vector<int64_t>& starts, size_t block);
+  // max_rows: of a block.
+  absl::Status AddGroup(Group group, int64_t rows, int64_t max_rows);
+  absl::Status Find(const Column& column, int64_t rows, int64_t max_rows,
+                    std::vector<int64_t>* starts);
+  absl::Status ReadBlock(Group* group, Table::Piece* piece);
+  absl::Status ReadColumn(const Group& group, Column* column);
 
   tensorflow::BundleReader* const bundle_;
   const std::string name_;
   const Table& table_;
-  const bool slots_, ages_;
-  std::vector<int64_t> starts_, drops_;  // of the blocks of rows, and of dropped keys
-  size_t block_ = 0, drop_ = 0;
-  int64_t elapsed_ = 0;
-  std::array<tensorflow::Tensor, kNumColumns + 1> tensors_;
+  PartContents contents_;
+  std::vector<Group> groups_;
+  size_t group_ = 0;
 };
 
 }  // namespace het_tf

@@ -203,7 +203,9 @@ class TableExpireOp : public FileKernel {
 
 class TableExportOp : public TableKernel {
  public:
-  using TableKernel::TableKernel;
+  explicit TableExportOp(tensorflow::OpKernelConstruction* context) : TableKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("max_age", &max_age_));
+  }
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     const Tensor& part = context->input(1);
@@ -223,7 +225,7 @@ class TableExportOp : public TableKernel {
     const int last = std::min<int64_t>(first + stripes_a_part, Table::kNumStripes);
     Tensor keys, values, slots, clocks;
     absl::Status allocated;
-    const Status exported = table->Export(first, last, [&](int64_t rows) {
+    const auto allocate = [&](int64_t rows) {
       // On failure nothing may be written, so the rows go to tensors that exist in any case.
       keys = Tensor(tensorflow::DT_INT64, {rows});
       values = Tensor(tensorflow::DT_FLOAT, {rows, table->dim()});
@@ -231,7 +233,8 @@ class TableExportOp : public TableKernel {
       clocks = Tensor(tensorflow::DT_INT64, {rows});
       return Table::Rows{keys.flat<int64_t>().data(), values.flat<float>().data(),
                          slots.flat<float>().data(), clocks.flat<int64_t>().data()};
-    });
+    };
+    const Status exported = table->Export(first, last, allocate, max_age_);
     TF_RETURN_IF_ERROR(ToTf(exported));
     context->set_output(0, keys);
     context->set_output(1, values);
@@ -239,6 +242,9 @@ class TableExportOp : public TableKernel {
     context->set_output(3, clocks);
     return absl::OkStatus();
   }
+
+ private:
+  int64_t max_age_;
 };
 
 class TableImportOp : public TableKernel {

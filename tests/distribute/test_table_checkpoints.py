@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import het_tf
+from het_tf import lifetimes
 from het_tf._visits import cluster_devices
 from het_tf.cache import WorkerCache
 from het_tf.checkpoint import TableState
@@ -19,12 +20,13 @@ from het_tf.table import EmbeddingTable
 ROWS = 3000
 
 
-def make_table(optimizer, num_shards: int) -> tuple[EmbeddingTable, WorkerCache | None]:
+def make_table(
+    optimizer, num_shards: int, **arguments
+) -> tuple[EmbeddingTable, WorkerCache | None]:
     """A table of so many shards on the parameter servers, several on one of them; 0: here."""
     devices = cluster_devices("ps")
-    table = EmbeddingTable(
-        4, optimizer, seed=3, devices=[devices[s % len(devices)] for s in range(num_shards)]
-    )
+    devices = [devices[s % len(devices)] for s in range(num_shards)]
+    table = EmbeddingTable(4, optimizer, seed=3, devices=devices, **arguments)
     return table, WorkerCache(table, None) if num_shards else None
 
 
@@ -108,6 +110,26 @@ def test_any_number_of_servers_restores_a_chain(strategy, tmp_path):
     assert_same_rows(sorted_rows(table)[:2], sorted_rows(other)[:2])
 
 
+def test_any_number_of_servers_goes_on_counting(strategy, tmp_path):
+    """Ids that have no row yet: each is admitted when it would have been."""
+    rules = lifetimes.spec(het_tf.Admission(count=3), None)
+    optimizer = het_tf.optimizers.SGD(0.1)
+    table, cache = make_table(optimizer, 3, lifetimes=rules)
+    train(table, cache, range(5))
+    path = checkpoint(table).write(str(tmp_path / "three"))
+    counted = table.stats()["candidates"]
+    assert counted > 500
+    train(table, cache, range(5, 8))
+    expected = sorted_rows(table)
+    for num_shards in (1, 5, 0):
+        other, other_cache = make_table(optimizer, num_shards, lifetimes=rules)
+        train(other, other_cache, range(100, 101))  # to be forgotten
+        checkpoint(other).read(path).assert_consumed()
+        assert other.stats()["candidates"] == counted
+        train(other, other_cache, range(5, 8))
+        assert_same_rows(sorted_rows(other), expected)
+
+
 def test_a_damaged_part_leaves_all_shards_as_they_were(strategy, tmp_path):
     table, cache = make_table(het_tf.optimizers.Adam(0.1), 3)
     train(table, cache, range(4))
@@ -133,7 +155,7 @@ def test_a_failed_save_leaves_no_file(strategy, tmp_path):
     """One of two shards can be written, the other is already being saved."""
     table, cache = make_table(het_tf.optimizers.Adam(0.1), 2)
     train(table, cache, range(2))
-    snapshot, _ = het_tf.ops.table_cut(table.handle(1))
+    snapshot, *_ = het_tf.ops.table_cut(table.handle(1))
     with pytest.raises(tf.errors.FailedPreconditionError, match="already being saved"):
         checkpoint(table).write(str(tmp_path / "one"))
     assert list(tmp_path.iterdir()) == []
@@ -156,13 +178,13 @@ def test_servers_answer_while_they_save(strategy, tmp_path):
     train(table, cache, range(4))
     before = sorted_rows(table)
     snapshots = [het_tf.ops.table_cut(table.handle(shard)) for shard in range(2)]
-    assert sum(int(rows) for _, rows in snapshots) == len(before[0])
+    assert sum(int(cut.rows) for cut in snapshots) == len(before[0])
     train(table, cache, range(4, 8))
     after = sorted_rows(table)
     assert len(after[0]) > len(before[0])
-    for shard, (snapshot, _) in enumerate(snapshots):
+    for shard, cut in enumerate(snapshots):
         path = str(tmp_path / f"shard-{shard}")
-        het_tf.ops.table_save(table.handle(shard), snapshot, prefix=path, part="x", config="")
+        het_tf.ops.table_save(table.handle(shard), cut.snapshot, prefix=path, part="x", config="")
     keys, values = (
         np.concatenate(
             [
@@ -177,7 +199,7 @@ def test_servers_answer_while_they_save(strategy, tmp_path):
     assert_same_rows(sorted_rows(table), after)
     with pytest.raises(tf.errors.OpError, match="snapshot has ended"):
         het_tf.ops.table_save(
-            table.handle(1), snapshots[1][0], prefix=path, part="x", config=""
+            table.handle(1), snapshots[1].snapshot, prefix=path, part="x", config=""
         ).numpy()
 
 

@@ -47,8 +47,10 @@ def save_chain(folder: pathlib.Path) -> EmbeddingTable:
     manager = chains.manager_of(table, folder, full_every=10)
     for now in (1, 4, 8):
         table.expire(now)
-        keys = tf.constant(np.arange(10 * now, 10 * now + 20))
-        gradients = tf.ones([20, WIDTH])
+        # Of the last two some are counted, exactly and in a sketch.
+        keys = np.concatenate([np.arange(x, x + 20) for x in (10 * now, 20_000 + now, 30_000)])
+        keys = tf.constant(keys)
+        gradients = tf.ones([60, WIDTH])
         table.apply_op(table.lookup_op(keys)[1], gradients, tf.constant(0.1), "error")
         chains.save(manager)
     return table
@@ -124,6 +126,8 @@ def main(seconds: float, seed: int) -> None:
     saved = {kind: cases.sorted_rows(table) for kind, (table, _) in kinds.items()}
     tables = {kind: make_table(10, 1, lifetimes) for kind, (_, lifetimes) in kinds.items()}
     before = cases.sorted_rows(tables["one"])
+    counted = kinds["chain"][0].stats()["candidates"]
+    assert counted > 20
     end = time.monotonic() + seconds
     runs = refused = 0
     while time.monotonic() < end:
@@ -143,11 +147,13 @@ def main(seconds: float, seed: int) -> None:
             refused += error is not None
             if error is not None and len(after[0]) == len(before[0]):
                 cases.assert_same_rows(after, before)
+                assert tables[kind].stats()["candidates"] == 0
             else:
                 # Bytes without a meaning, or of something else than the table; or another value
                 # that is as good.
                 if by_bytes:
                     cases.assert_same_rows(after, saved[kind])
+                    assert tables[kind].stats()["candidates"] == counted * (kind == "chain")
                 assert by_bytes or error is None
                 assert all(np.isfinite(column).all() for column in after)
                 tables[kind] = make_table(10, 1, kinds[kind][1])

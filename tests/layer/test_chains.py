@@ -208,14 +208,24 @@ def test_another_optimizer_keeps_the_values(tmp_path):
 # Damage.
 
 
+# Of the first, rows expire; those of the others are counted, exactly and in a sketch.
 SOME_EXPIRE = lifetimes.spec(
-    None, None, [het_tf.KeyRange(0, 99, expiry=het_tf.Expiry(2, time="given"))]
+    None,
+    None,
+    [
+        het_tf.KeyRange(0, 99, expiry=het_tf.Expiry(2, time="given")),
+        het_tf.KeyRange(20_000, 29_999, admission=het_tf.Admission(count=4)),
+        het_tf.KeyRange(30_000, 39_999, admission=het_tf.Admission(count=3, sketch_bytes=1 << 14)),
+    ],
 )
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory) -> pathlib.Path:
-    """ckpt-1 of 1000 rows; ckpt-2 and ckpt-3 of 10 rows each, and of 90 and 10 dropped keys."""
+    """ckpt-1 of 1000 rows; ckpt-2 and ckpt-3 of 10 rows each, and of 90 and 10 dropped keys.
+
+    ckpt-2 has counts of 5 keys, ckpt-3 of 6.
+    """
     folder = tmp_path_factory.mktemp("chain")
     table = make_table(1000, lifetimes=SOME_EXPIRE)
     table.expire(1)
@@ -224,6 +234,7 @@ def chain(tmp_path_factory) -> pathlib.Path:
     for now in (4, 8):
         table.expire(now)
         step(table, range(5 * now, 5 * now + 10))
+        step(table, [*range(20_000, 20_005), 20_000 + now, 30_000])
         save(manager)
     assert [config_of(f"{folder}/ckpt-{n}")["dropped"] for n in (2, 3)] == [90, 10]
     return folder
@@ -273,9 +284,40 @@ def _set(name, value):
     return change
 
 
+def test_counts_are_those_of_the_newest(chain):
+    """Two updates of the first keys are in the checkpoints, one of keys 20004 and 20008."""
+    counted = {}
+    for name in ("ckpt-2", "ckpt-3"):
+        reader = tf.train.load_checkpoint(str(chain / name))
+        columns = (reader.get_tensor(f"{PART}/{x}").tolist() for x in ("candidates", "counts"))
+        counted[name] = dict(zip(*columns, strict=True))
+    assert counted["ckpt-2"] == dict.fromkeys(range(20_000, 20_005), 1)
+    assert counted["ckpt-3"] == {**dict.fromkeys(range(20_000, 20_005), 2), 20_008: 1}
+    table = make_table(7, lifetimes=SOME_EXPIRE)
+    step(table, [20_999])
+    restore(table, chain)
+    assert table.stats()["candidates"] == 6
+    rows = table.size()
+    step(table, [*range(20_000, 20_010), 30_000])
+    assert table.size() == rows + 1  # 30000, of which the sketch had two
+    step(table, range(20_000, 20_010))
+    assert table.size() == rows + 6  # and those of which there were two
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
+        ("ckpt-3", _config(candidates=4), r"ckpt-3, part .*: candidates: is int64 \[6\]"),
+        ("ckpt-3", _config(candidates=-1), r"ckpt-3, table/shard_0/config is damaged"),
+        ("ckpt-3", _config(candidates=None), r"ckpt-3, table/shard_0/config is damaged"),
+        ("ckpt-3", _config(candidates=0.5), r"ckpt-3, table/shard_0/config is damaged"),
+        ("ckpt-3", _config(admission=7), r"ckpt-3, table/shard_0/config is damaged"),
+        ("ckpt-3", lambda t: t.pop(f"{PART}/counts"), r"ckpt-3, part .*: counts: "),
+        ("ckpt-3", _set("counts", lambda x: x * 0), r"ckpt-3, part .*: counts holds 0 for key 20"),
+        ("ckpt-3", _set("counts", lambda x: x[1:]), r"ckpt-3, part .*: counts: is int64 \[5\]"),
+        ("ckpt-3", _set("candidate_ages", lambda x: x - 10), r"candidate_ages holds -10"),
+        ("ckpt-3", _set("sketch_3", lambda x: x[1:]), r"ckpt-3, part .*: sketch_3: is int64"),
+        ("ckpt-3", _set("sketch_3", lambda x: x * 0 - 1), r"part .*: sketch_3 holds -1 at 0"),
         ("ckpt-1", _config(cut=5), r"ckpt-2, table builds on .*ckpt-1, which is not what it was"),
         ("ckpt-2", _config(cut="gone"), r"ckpt-3, table builds on .*ckpt-2, which is not what"),
         ("ckpt-2", _config(rows=11), r"ckpt-2, part table/shard_0: keys: is int64 \[10\]"),

@@ -147,12 +147,38 @@ def test_rows_of_few_updates_or_small_norm_are_left_out(tmp_path):
     np.testing.assert_array_equal(served[1:], fresh.predict(ids, verbose=0)[0][1:])
 
 
+def test_rows_that_were_not_updated_for_long_are_left_out(tmp_path):
+    """In both forms; the age may be the very same."""
+    ids = keras.Input((None,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(2, seed=1, expiry=het_tf.Expiry(age=9, time="given"))
+    model = het_tf.keras.Model(ids, embedding(ids))
+    keys = np.arange(4)
+    expected = embedding.table.lookup(keys)
+    for now in (10, 11, 12, 15):
+        embedding.table.expire(now)
+        if now < 15:
+            embedding.table.assign(keys[now - 10 : now - 9], np.full((1, 2), now, np.float32))
+    expected[1:3] = [[11, 11], [12, 12]]
+    model.export(tmp_path / "copied", max_age=4)
+    het_tf.serving.export_mapped(model, tmp_path / "mapped", max_age=4)
+    for name in ("copied", "mapped"):
+        loaded = tf.saved_model.load(str(tmp_path / name))
+        np.testing.assert_array_equal(loaded.serve(keys[np.newaxis])[0], expected)
+    assert embedding.table.size() == 3
+    model.export(tmp_path / "none", max_age=2)
+    loaded = tf.saved_model.load(str(tmp_path / "none"))
+    fresh = het_tf.layers.HetEmbedding(2, seed=1)
+    np.testing.assert_array_equal(loaded.serve(keys[np.newaxis]), fresh(keys[np.newaxis]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"rows": "float64"}, r'rows must be "float32", "float16" or "int8", not \'float64\''),
         ({"min_updates": -1}, r"min_updates must be an integer from 0 .*, not -1"),
         ({"min_norm": float("nan")}, r"min_norm must be a number from 0 to inf, not nan"),
+        ({"max_age": 0.5}, r"max_age must be an integer from 0 .*, not 0.5"),
+        ({"max_age": 5}, r"max_age = 5 needs tables .* that of het_embedding\S* has no expiry"),
         ({"rows": "float16"}, r'rows = "float16" cannot hold 70000 of key 1'),
     ],
 )

@@ -396,6 +396,44 @@ def test_a_row_that_falls_under_the_filter_is_served_as_its_initial_value(tmp_pa
         np.testing.assert_array_equal(served.serve(keys[np.newaxis]).numpy()[0, :5], 4)
 
 
+def test_rows_that_were_not_updated_for_long_leave_with_the_next_whole_version(tmp_path):
+    ids = keras.Input((None,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(
+        4, seed=3, expiry=het_tf.Expiry(age=9, time="given"), optimizer=het_tf.optimizers.SGD(0.1)
+    )
+    model = het_tf.keras.Model(ids, embedding(ids))
+    keys = np.arange(100)
+    expected = embedding.table.lookup(keys)
+
+    def set_rows(keys, value, now):
+        embedding.table.expire(now)
+        embedding.table.assign(keys, np.full((len(keys), 4), value, np.float32))
+
+    set_rows(keys[:10], 1, now=10)
+    set_rows(keys[10:], 2, now=13)
+    with het_tf.serving.publish(model, tmp_path / "model", every="1h", max_age=2) as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        expected[10:] = 2
+        np.testing.assert_array_equal(served.serve(keys[np.newaxis])[0], expected)
+        # These change, and are old before they are published.
+        set_rows(keys[5:15], 3, now=14)
+        embedding.table.expire(17)
+        publisher.publish()
+        wait_until(lambda: version_of(served) == 1)
+        expected[5:15] = 3
+        np.testing.assert_array_equal(served.serve(keys[np.newaxis])[0], expected)
+        assert int(served.freshness()["changed_rows"]) == 10
+        # Half of the rows change: a whole version, without the others.
+        set_rows(keys[50:], 4, now=17)
+        publisher.publish()
+        set_rows(keys[:1], 5, now=17)
+        publisher.publish()
+        wait_until(lambda: version_of(served) == 3)
+        expected[:50] = het_tf.layers.HetEmbedding(4, seed=3)(keys[:50])
+        expected[50:], expected[0] = 4, 5
+        np.testing.assert_array_equal(served.serve(keys[np.newaxis])[0], expected)
+
+
 def test_a_version_that_cannot_be_written_leaves_no_file_and_comes_with_the_next(tmp_path):
     counter = Counter(1000)
     folder = tmp_path / "model/assets.extra/het_tf"

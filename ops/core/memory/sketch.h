@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "ops/core/memory/arena.h"
@@ -71,7 +72,58 @@ class Sketch {
     }
   }
 
+  // All of it as numbers: the place that is halved next, the bits of what is due there, and the
+  // counters, 16 in each. A sketch of as many numbers can be given them.
+  int64_t state_words() const { return kHeader + static_cast<int64_t>(words_.size()); }
+  // Those in [first, first + num_words). out: (num_words).
+  void Read(int64_t first, int64_t num_words, int64_t* out) const {
+    for (int64_t w = first; w < first + num_words; ++w) {
+      if (w >= kHeader) {
+        *out++ = static_cast<int64_t>(words_[w - kHeader]);
+      } else if (w == kHand) {
+        *out++ = static_cast<int64_t>(hand_);
+      } else {
+        std::memcpy(out++, &due_, sizeof(due_));
+      }
+    }
+  }
+  // Whether Merge takes number w.
+  bool Takes(int64_t w, int64_t word) const {
+    if (w == kHand) return word >= 0 && word < static_cast<int64_t>(words_.size());
+    const double due = DueOf(word);
+    return w != kDue || (due >= 0 && due < 1);
+  }
+  // Makes every counter at least what it is in another sketch, of other keys or the same. in:
+  // (num_words) that Read gave from `first` on.
+  void Merge(int64_t first, int64_t num_words, const int64_t* in) {
+    for (int64_t w = first; w < first + num_words; ++w, ++in) {
+      if (w >= kHeader) {
+        words_[w - kHeader] = LargerOf(words_[w - kHeader], static_cast<uint64_t>(*in));
+      } else if (w == kHand) {
+        hand_ = static_cast<size_t>(*in);
+      } else {
+        due_ = DueOf(*in);
+      }
+    }
+  }
+
  private:
+  static constexpr int64_t kHand = 0, kDue = 1, kHeader = 2;
+
+  static double DueOf(int64_t word) {
+    double due;
+    std::memcpy(&due, &word, sizeof(due));
+    return due;
+  }
+  // Counter by counter.
+  static uint64_t LargerOf(uint64_t one, uint64_t other) {
+    uint64_t larger = 0;
+    for (uint64_t counter = 15; counter != 0; counter <<= 4) {
+      larger |= std::max(one & counter, other & counter);
+    }
+    return larger;
+  }
+
   static constexpr int kRows = 4;
   static constexpr int64_t kWindowInCapacities = 8;
 

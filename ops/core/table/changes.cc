@@ -74,7 +74,7 @@ Status Table::CutChanged(const std::string& name, uint64_t since,
       unread.clear();
       dropped.clear();
       returned.clear();
-      for (const auto& stripe : stripes_) unread.push_back(AllRows(*stripe));
+      for (const auto& stripe : stripes_) unread.push_back(Unread::AllOf(stripe->records.end()));
     }
     HET_RETURN_IF_ERROR(CutBits(std::move(unread), snapshot));
     std::sort(returned.begin(), returned.end());

@@ -146,12 +146,13 @@ TEST(ChangesTest, WhatIsPutOverAnotherReplacesItAndDropsKeys) {
   std::vector<float> values;
   std::vector<int64_t> clocks;
   ASSERT_OK(table->Replace(
-      [&](Table::ConstRows* rows, int64_t* num_rows) {
+      [&](Table::Piece* piece) {
         const auto& [keys, value] = blocks[at++];
-        *num_rows = keys.size();
+        piece->kind = value == 0 ? Table::Piece::kDropped : Table::Piece::kRows;
+        piece->size = keys.size();
         values.assign(2 * keys.size(), value);
         clocks.assign(keys.size(), static_cast<int64_t>(value));
-        *rows = {keys.data(), value == 0 ? nullptr : values.data(), nullptr, clocks.data()};
+        piece->rows = {keys.data(), values.data(), nullptr, clocks.data()};
         return Status();
       },
       SerialFor));

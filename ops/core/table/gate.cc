@@ -7,8 +7,12 @@
 
 namespace het_tf {
 
-Gate::Gate(const Lifetimes& lifetimes, double share, uint64_t seed, Arena* arena)
-    : lifetimes_(lifetimes), share_(share), seed_(seed), candidates_(sizeof(Candidate), arena) {
+Gate::Gate(const Lifetimes& lifetimes, double share, uint64_t seed, Arena* arena, KeptRows* kept)
+    : lifetimes_(lifetimes),
+      share_(share),
+      seed_(seed),
+      candidates_(sizeof(Candidate), arena),
+      kept_(kept) {
   Clear();
 }
 
@@ -40,7 +44,12 @@ uint32_t Gate::Find(uint64_t hash, int64_t key) const {
   return index_.Find(hash, [&](uint32_t slot) { return At(slot)->key == key; });
 }
 
+void Gate::Keep(uint32_t slot) {
+  if (unread_.Take(slot)) kept_->Keep(KeptRows::kCandidates, At(slot), sizeof(Candidate));
+}
+
 void Gate::Erase(uint64_t hash, uint32_t slot) {
+  Keep(slot);
   index_.Erase(hash, slot);
   At(slot)->count = 0;
   candidates_.Free(slot);
@@ -79,12 +88,30 @@ bool Gate::Count(const LifeRules& rules, uint64_t hash, int64_t key, uint32_t up
     if (slot != Index::kNone) Erase(hash, slot);
     return true;
   }
+  Set(hash, slot, {key, static_cast<uint32_t>(before + updates), now});
+  return false;
+}
+
+void Gate::Set(uint64_t hash, uint32_t slot, const Candidate& candidate) {
   if (slot == Index::kNone) {
     slot = candidates_.Allocate();
     index_.Insert(hash, slot, [&](uint32_t s) { return HashKey(At(s)->key); });
+  } else {
+    Keep(slot);
   }
-  *At(slot) = {key, static_cast<uint32_t>(before + updates), now};
-  return false;
+  *At(slot) = candidate;
+}
+
+void Gate::Restore(uint64_t hash, const Candidate& candidate) {
+  const int r = lifetimes_.RangeOf(candidate.key);
+  const LifeRules& rules = lifetimes_.range(r);
+  if (rules.admits_all() || rules.probability < 1) return;
+  if (sketches_[r] != nullptr) {
+    const int most = std::min<int64_t>(candidate.count, Sketch::kMax);
+    sketches_[r]->AtLeast(hash, most);
+    return;
+  }
+  Set(hash, Find(hash, candidate.key), candidate);
 }
 
 }  // namespace het_tf

@@ -1,5 +1,5 @@
-// Records as they were when a snapshot was cut, kept by whoever was about to change them until the
-// snapshot has read them.
+// Records, of rows and of keys that are counted, as they were when a snapshot was cut, kept by
+// whoever was about to change them until the snapshot has read them.
 //
 // There is room for so many. Who changes rows says before it takes a stripe's lock how many, and
 // waits until the reader of the snapshot has made room for them; under a lock nobody waits. A call
@@ -8,6 +8,7 @@
 #ifndef HET_TF_OPS_CORE_TABLE_KEPT_ROWS_H_
 #define HET_TF_OPS_CORE_TABLE_KEPT_ROWS_H_
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -23,6 +24,8 @@ class KeptRows {
   // Twice that many bytes are in use at most: the reader takes all of them at once.
   static constexpr size_t kMaxBytes = 8 << 20;
 
+  enum Kind { kRows, kCandidates, kNumKinds };
+
   // Whether there is a snapshot. Stays as it is for as long as the table's contents are locked,
   // but for a snapshot that ends.
   bool open() const { return open_.load(std::memory_order_relaxed); }
@@ -30,7 +33,7 @@ class KeptRows {
   // A snapshot begins. Throws std::bad_alloc.
   void Open() {
     std::lock_guard<std::mutex> lock(mutex_);
-    records_.reserve(kMaxBytes);
+    records_[kRows].reserve(kMaxBytes);
     complete_ = true;
     open_ = true;
   }
@@ -40,7 +43,7 @@ class KeptRows {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       open_ = false;
-      std::vector<char>().swap(records_);
+      for (auto& records : records_) std::vector<char>().swap(records);
     }
     changed_.notify_all();
   }
@@ -59,7 +62,7 @@ class KeptRows {
       if (kept_ == nullptr) return;
       std::unique_lock<std::mutex> lock(kept_->mutex_);
       kept_->changed_.wait(lock, [this] {
-        const size_t used = kept_->records_.size() + kept_->promised_;
+        const size_t used = kept_->size() + kept_->promised_;
         return !kept_->open_ || used == 0 || used + bytes_ <= kMaxBytes;
       });
       kept_->promised_ += bytes_;
@@ -82,24 +85,25 @@ class KeptRows {
     const size_t bytes_;
   };
 
-  void Keep(const char* record, size_t bytes) {
+  void Keep(Kind kind, const void* record, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!open_ || !complete_) return;
     try {
-      records_.insert(records_.end(), record, record + bytes);
+      const char* begin = static_cast<const char*>(record);
+      records_[kind].insert(records_[kind].end(), begin, begin + bytes);
     } catch (const std::bad_alloc&) {
       complete_ = false;
     }
   }
 
-  // Moves what is kept into `records`, whose memory is used again. False if there was no memory to
-  // keep a record.
-  bool Take(std::vector<char>* records) {
+  // Moves what is kept of a kind into `records`, whose memory is used again. False if there was no
+  // memory to keep a record.
+  bool Take(Kind kind, std::vector<char>* records) {
     bool complete;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       records->clear();
-      records->swap(records_);
+      records->swap(records_[kind]);
       complete = complete_;
     }
     if (!records->empty()) changed_.notify_all();
@@ -107,11 +111,13 @@ class KeptRows {
   }
 
  private:
+  size_t size() const { return records_[kRows].size() + records_[kCandidates].size(); }
+
   std::atomic<bool> open_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_.
-  std::vector<char> records_;
+  std::array<std::vector<char>, kNumKinds> records_;
   size_t promised_ = 0;  // bytes of all rooms
   bool complete_ = true;
 };

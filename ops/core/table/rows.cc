@@ -13,7 +13,8 @@
 
 namespace het_tf {
 
-Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& allocate) const {
+Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& allocate,
+                     int64_t max_age) const {
   if (first < 0 || last < first || last > kNumStripes) {
     return InvalidArgument("stripes = [", first, ", ", last, ") must lie in [0, ", kNumStripes,
                            ")");
@@ -21,22 +22,27 @@ Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& al
   SharedLock contents(contents_);
   // All of them at once, in ascending order, so that the rows are of one moment.
   const auto locks = LockStripes<SharedLock>(first, last);
-  int64_t num_rows = 0;
-  for (int s = first; s < last; ++s) num_rows += stripes_[s]->index.size();
-  const Rows rows = allocate(num_rows);
   const uint32_t now = time_.now();
+  const auto for_each = [&](const auto& visit) {
+    for (int s = first; s < last; ++s) {
+      stripes_[s]->index.ForEach([&](uint32_t slot) {
+        const char* record = stripes_[s]->records[slot];
+        if (max_age == kAnyAge || AgeOf(record, now) <= max_age) visit(record);
+      });
+    }
+  };
+  int64_t num_rows = 0;
+  for_each([&](const char*) { ++num_rows; });
+  const Rows rows = allocate(num_rows);
   int64_t r = 0;
-  for (int s = first; s < last; ++s) {
-    stripes_[s]->index.ForEach(
-        [&](uint32_t slot) { CopyOut(stripes_[s]->records[slot], now, rows, r++); });
-  }
+  for_each([&](const char* record) { CopyOut(record, now, rows, r++); });
   return Status();
 }
 
 void Table::CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const {
   rows.keys[r] = KeyOf(record);
   rows.clocks[r] = lives_ ? ClockOfLife::UpdatesOf(ClockOf(record)) : ClockOf(record);
-  if (rows.ages != nullptr) rows.ages[r] = expires_ ? AgeOf(TimeOf(record), now) : 0;
+  if (rows.ages != nullptr) rows.ages[r] = AgeOf(record, now);
   format_.Read(WordsOf(record), 0, rows.values + r * dim());
   std::copy_n(WordsOf(record) + format_.words(0), slot_dim(), rows.slots + r * slot_dim());
 }
@@ -155,27 +161,98 @@ Status Table::CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelF
   return bad < 0 ? Status() : CheckRow(rows, bad);
 }
 
-Status Table::Replace(const std::function<Status(ConstRows*, int64_t*)>& next,
-                      const ParallelFor& parallel_for, int64_t time) {
+Status Table::CheckCandidates(const ConstRows& rows, int64_t num_keys, int64_t* owned) const {
+  for (int64_t k = 0; k < num_keys; ++k) {
+    if (rows.clocks[k] < 1 || rows.clocks[k] >= int64_t{1} << 31) {
+      return InvalidArgument("counts holds ", rows.clocks[k], " for key ", rows.keys[k]);
+    }
+    if (rows.ages != nullptr && rows.ages[k] < 0) {
+      return InvalidArgument("candidate_ages holds ", rows.ages[k], " for key ", rows.keys[k]);
+    }
+    *owned += Owns(HashKey(rows.keys[k]));
+  }
+  return Status();
+}
+
+int64_t Table::sketch_words(int range) const {
+  const bool known = lifetimes_.admits_some() && range >= 0 && range < lifetimes_.num_ranges();
+  return known ? kNumStripes * stripes_[0]->gate->sketch_words(range) : 0;
+}
+
+Status Table::CheckSketch(const Piece& piece) const {
+  const int64_t words = sketch_words(piece.range);
+  if (piece.first < 0 || piece.size > words - piece.first) {
+    return InvalidArgument("sketch_", piece.range, " has ", piece.size, " words after ",
+                           piece.first, ", the table's has ", words);
+  }
+  const Sketch* sketch = words == 0 ? nullptr : &stripes_[0]->gate->sketch(piece.range);
+  for (int64_t i = 0; i < piece.size; ++i) {
+    if (!sketch->Takes((piece.first + i) % sketch->state_words(), piece.words[i])) {
+      return InvalidArgument("sketch_", piece.range, " holds ", piece.words[i], " at ",
+                             piece.first + i);
+    }
+  }
+  return Status();
+}
+
+Status Table::CheckPiece(const Piece& piece, const ParallelFor& parallel_for,
+                         int64_t* owned) const {
+  *owned = 0;
+  switch (piece.kind) {
+    case Piece::kRows:
+      return CheckRows(piece.rows, piece.size, parallel_for, owned);
+    case Piece::kDropped:
+      return Status();
+    case Piece::kCandidates:
+      return CheckCandidates(piece.rows, piece.size, owned);
+    case Piece::kSketch:
+      return CheckSketch(piece);
+  }
+  return Status();
+}
+
+void Table::SetCandidates(const ConstRows& rows, int64_t num_keys) {
+  for (int64_t k = 0; k < num_keys; ++k) {
+    const uint64_t hash = HashKey(rows.keys[k]);
+    Stripe* stripe = stripes_[StripeOfHash(hash, kNumStripes)].get();
+    if (!Owns(hash) || stripe->gate == nullptr) continue;
+    if (Find(*stripe, hash, rows.keys[k]) != Index::kNone) continue;
+    const uint32_t updated = time_.TimeOfAge(rows.ages == nullptr ? 0 : rows.ages[k]);
+    stripe->gate->Restore(hash, {rows.keys[k], static_cast<uint32_t>(rows.clocks[k]), updated});
+  }
+}
+
+void Table::MergeSketch(const Piece& piece) {
+  const int64_t of_stripe = sketch_words(piece.range) / kNumStripes;
+  for (int64_t i = 0; i < piece.size;) {
+    const int64_t at = (piece.first + i) % of_stripe;
+    const int64_t words = std::min(piece.size - i, of_stripe - at);
+    Gate* gate = stripes_[(piece.first + i) / of_stripe]->gate.get();
+    gate->MergeSketch(piece.range, at, words, piece.words + i);
+    i += words;
+  }
+}
+
+Status Table::Replace(const std::function<Status(Piece*)>& next, const ParallelFor& parallel_for,
+                      int64_t time) {
   const UniqueLock contents = LockContents();
   DropRows();
   time_.Restart(time);
   NewIncarnation();
   const auto load = [&] {
     while (true) {
-      ConstRows rows;
-      int64_t num_rows = 0;
-      HET_RETURN_IF_ERROR(next(&rows, &num_rows));
-      if (num_rows == 0) return Status();
-      if (rows.values == nullptr) {
-        DropKeys(rows.keys, num_rows);
-        continue;
-      }
+      Piece piece;
+      HET_RETURN_IF_ERROR(next(&piece));
+      if (piece.size == 0) return Status();
+      if (piece.kind == Piece::kDropped) DropKeys(piece.rows.keys, piece.size);
+      if (piece.kind == Piece::kCandidates) SetCandidates(piece.rows, piece.size);
+      if (piece.kind == Piece::kSketch) MergeSketch(piece);
+      if (piece.kind != Piece::kRows) continue;
       std::vector<int64_t> owned;
-      for (int64_t r = 0; r < num_rows; ++r) {
-        if (Owns(HashKey(rows.keys[r]))) owned.push_back(r);
+      for (int64_t r = 0; r < piece.size; ++r) {
+        if (Owns(HashKey(piece.rows.keys[r]))) owned.push_back(r);
       }
-      HET_RETURN_IF_ERROR(SetRows(rows, owned, parallel_for));
+      HET_RETURN_IF_ERROR(SetRows(piece.rows, owned, parallel_for));
     }
   };
   Status status;

@@ -263,15 +263,21 @@ TEST(SnapshotTest, WhatReplacesRowsWaitsForItsEnd) {
 }
 
 // A source of blocks for Replace.
-std::function<Status(Table::ConstRows*, int64_t*)> Blocks(const std::vector<Columns>& blocks,
-                                                          bool slots = true) {
-  return [&blocks, slots, b = size_t{0}](Table::ConstRows* rows, int64_t* num_rows) mutable {
+std::function<Status(Table::Piece*)> Blocks(const std::vector<Columns>& blocks, bool slots = true) {
+  return [&blocks, slots, b = size_t{0}](Table::Piece* piece) mutable {
     if (b == blocks.size()) return Status();
-    *rows = blocks[b].const_rows();
-    if (!slots) rows->slots = nullptr;
-    *num_rows = blocks[b++].keys.size();
+    piece->rows = blocks[b].const_rows();
+    if (!slots) piece->rows.slots = nullptr;
+    piece->size = blocks[b++].keys.size();
     return Status();
   };
+}
+
+Table::Piece PieceOf(const Table::ConstRows& rows, int64_t size) {
+  Table::Piece piece;
+  piece.rows = rows;
+  piece.size = size;
+  return piece;
 }
 
 std::vector<Columns> BlocksOf(Table* table, int64_t capacity) {
@@ -301,7 +307,8 @@ TEST(ReplaceTest, EveryShardTakesItsRows) {
       int64_t owned = 0;
       for (const Columns& block : blocks) {
         int64_t of_block;
-        ASSERT_OK(table->CheckRows(block.const_rows(), block.keys.size(), ThreadedFor, &of_block));
+        const Table::Piece piece = PieceOf(block.const_rows(), block.keys.size());
+        ASSERT_OK(table->CheckPiece(piece, ThreadedFor, &of_block));
         owned += of_block;
       }
       const uint64_t incarnation = table->incarnation();
@@ -333,9 +340,8 @@ TEST(ReplaceTest, AfterAnErrorTheTableIsEmpty) {
   const auto next = Blocks(blocks);
   int calls = 0;
   EXPECT_REFUSED(table->Replace(
-                     [&](Table::ConstRows* rows, int64_t* num_rows) {
-                       return ++calls == 3 ? FailedPrecondition("a file is gone")
-                                           : next(rows, num_rows);
+                     [&](Table::Piece* piece) {
+                       return ++calls == 3 ? FailedPrecondition("a file is gone") : next(piece);
                      },
                      ThreadedFor),
                  "a file is gone");
@@ -349,18 +355,21 @@ TEST(ReplaceTest, RowsAreCheckedBefore) {
   ASSERT_OK(Update(table.get(), {1, 2}));
   Columns block = BlocksOf(table.get(), 2)[0];
   int64_t owned;
-  ASSERT_OK(table->CheckRows(block.const_rows(), 2, ThreadedFor, &owned));
+  const auto check = [&](const Table::ConstRows& rows) {
+    return table->CheckPiece(PieceOf(rows, 2), ThreadedFor, &owned);
+  };
+  ASSERT_OK(check(block.const_rows()));
   EXPECT_EQ(owned, 2);
   block.clocks[1] = -1;
-  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, ThreadedFor, &owned), "clocks holds -1");
+  EXPECT_REFUSED(check(block.const_rows()), "clocks holds -1");
   block.clocks[1] = kMaxClock + 1;
-  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, ThreadedFor, &owned), "clocks holds");
+  EXPECT_REFUSED(check(block.const_rows()), "clocks holds");
   block.clocks[1] = 0;
   block.slots[0] = std::numeric_limits<float>::infinity();
-  EXPECT_REFUSED(table->CheckRows(block.const_rows(), 2, ThreadedFor, &owned), "NaN or infinity");
+  EXPECT_REFUSED(check(block.const_rows()), "NaN or infinity");
   Table::ConstRows without = block.const_rows();
   without.slots = nullptr;
-  EXPECT_OK(table->CheckRows(without, 2, ThreadedFor, &owned));
+  EXPECT_OK(check(without));
 }
 
 }  // namespace

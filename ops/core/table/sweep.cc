@@ -62,6 +62,7 @@ void Table::Sweep::SweepCandidates(Stripe* stripe, uint32_t now) {
   is_last_ = true;
   if (stripe->gate == nullptr) return;
   SharedLock contents(table_->contents_);
+  const KeptRows::Room room(&table_->kept_, kSlotsASlice * sizeof(Gate::Candidate));
   UniqueLock lock(stripe->mutex);
   Gate& gate = *stripe->gate;
   const uint32_t first = std::min(slot_, gate.end());

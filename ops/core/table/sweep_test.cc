@@ -65,6 +65,32 @@ TEST(SweepTest, RowsGoByTheAgeOfTheirLastUpdate) {
   EXPECT_EQ(table->counter(TableCounter::kRowsCreated), 3);
 }
 
+TEST(SweepTest, AnExportLeavesOutWhatWasNotUpdatedForLonger) {
+  const auto table = MakeTable("given; expire age=100");
+  for (const int64_t now : {1, 2, 3}) {
+    ASSERT_OK(table->SetTime(now));
+    ASSERT_OK(Add(table.get(), {now}));
+  }
+  ASSERT_OK(table->SetTime(7));
+  const auto exported = [&](int64_t max_age) {
+    int64_t keys[3], clocks[3];
+    float values[3];
+    int64_t size = 0;
+    EXPECT_OK(table->Export(
+        0, Table::kNumStripes,
+        [&](int64_t rows) {
+          size = rows;
+          return Table::Rows{keys, values, nullptr, clocks};
+        },
+        max_age));
+    return std::set<int64_t>(keys, keys + size);
+  };
+  EXPECT_EQ(exported(Table::kAnyAge), (std::set<int64_t>{1, 2, 3}));
+  EXPECT_EQ(exported(5), (std::set<int64_t>{2, 3}));
+  EXPECT_EQ(exported(4), std::set<int64_t>{3});
+  EXPECT_EQ(exported(3), std::set<int64_t>());
+}
+
 TEST(SweepTest, CountAndNormNarrowARuleAndRulesAddUp) {
   const auto table =
       MakeTable("given; expire age=100; expire age=10 updates_below=3; expire age=20 norm_below=2",

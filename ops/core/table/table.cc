@@ -52,7 +52,7 @@ Table::Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& li
     if (!lifetimes_.admits_some()) continue;
     const uint64_t seed = static_cast<uint64_t>(config.seed) * kNumStripes + s;
     stripes_[s]->gate =
-        std::make_unique<Gate>(lifetimes_, 1.0 / kNumStripes, HashKey(seed), &arena_);
+        std::make_unique<Gate>(lifetimes_, 1.0 / kNumStripes, HashKey(seed), &arena_, &kept_);
   }
   NewIncarnation();
 }

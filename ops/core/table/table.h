@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,7 @@
 #include "ops/core/table/kept_rows.h"
 #include "ops/core/table/lifetimes.h"
 #include "ops/core/table/table_time.h"
+#include "ops/core/table/unread.h"
 #include "ops/core/unique_ids.h"
 #include "ops/core/wire/request.h"
 
@@ -78,6 +80,7 @@ struct FoundRows {
 class Table {
  public:
   static constexpr int kNumStripes = 32;
+  static constexpr int64_t kAnyAge = std::numeric_limits<int64_t>::max();
 
   // seconds: what the ages of rows are measured by, unless their time is given.
   static Status Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table,
@@ -142,8 +145,8 @@ class Table {
   // were.
 
   // Rows of the stripes [first, last), in no particular order, as of one moment; others may be read
-  // and updated meanwhile. allocate(rows) says how many come
-  // and returns where to put them.
+  // and updated meanwhile. allocate(rows) says how many come and returns where to put them.
+  // max_age: rows that were not updated for longer are left out.
   template <typename Integer, typename Float>
   struct RowArrays {
     Integer* keys;            // (rows)
@@ -154,7 +157,8 @@ class Table {
   };
   using Rows = RowArrays<int64_t, float>;
   using ConstRows = RowArrays<const int64_t, const float>;
-  Status Export(int first, int last, const std::function<Rows(int64_t)>& allocate) const;
+  Status Export(int first, int last, const std::function<Rows(int64_t)>& allocate,
+                int64_t max_age = kAnyAge) const;
 
   // The rows as they are now, to be read while others update them (snapshot.h). One at a time; what
   // sets or drops rows waits until it has ended.
@@ -177,17 +181,35 @@ class Table {
   // new row. Starts a new incarnation.
   Status Import(const ConstRows& rows, int64_t num_rows);
 
-  // Whether Replace would take these rows, and how many of them are this shard's.
-  Status CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelFor& parallel_for,
-                   int64_t* owned) const;
+  // A piece of what was saved of a table.
+  struct Piece {
+    enum Kind {
+      kRows,        // rows; without slots as for Import
+      kDropped,     // rows.keys: they have no row any longer
+      kCandidates,  // rows.keys: they have no row, and rows.clocks updates; rows.ages since the
+                    // last
+      kSketch,      // words of the sketches of a range, those of the stripes one after the other
+    };
+    Kind kind = kRows;
+    int64_t size = 0;  // of all arrays; 0: there is no more
+    ConstRows rows = {};
+    int range = 0;
+    int64_t first = 0;  // the number of words[0] among those of the range
+    const int64_t* words = nullptr;
+  };
 
-  // Puts those rows into the table's place that next(&rows, &num_rows) gives until it gives 0 and
-  // that are this shard's; slots as for Import. A key that comes again replaces its row. Rows whose
-  // values are nullptr are only keys: they have no row any longer. Others wait meanwhile. Starts a
-  // new incarnation. After an error the table is empty.
-  // time: that of SetTime when the rows were saved; negative: not known.
-  Status Replace(const std::function<Status(ConstRows*, int64_t*)>& next,
-                 const ParallelFor& parallel_for, int64_t time = -1);
+  // Whether Replace would take a piece, and of how many of its keys the rows or counts are this
+  // shard's.
+  Status CheckPiece(const Piece& piece, const ParallelFor& parallel_for, int64_t* owned) const;
+
+  // Puts what is this shard's of the pieces that next(&piece) gives into the table's place. A key
+  // that comes again replaces its row. Sketches may come from several shards, and are merged.
+  // Others wait meanwhile. Starts a new incarnation. After an error the table is empty. time: that
+  // of SetTime when the rows were saved; negative: not known.
+  Status Replace(const std::function<Status(Piece*)>& next, const ParallelFor& parallel_for,
+                 int64_t time = -1);
+  // Words of a range's sketches in all stripes together; 0: it has none.
+  int64_t sketch_words(int range) const;
 
   // Drops all rows. Starts a new incarnation.
   void Clear();
@@ -220,10 +242,8 @@ class Table {
     Slab records;
     std::unique_ptr<Gate> gate;  // nullptr: every key gets a row
     size_t reserved = 0;         // rows that calls under way may insert; there is memory for them
-    // A bit for each record that a snapshot has still to read; empty without one. Its reader clears
-    // bits while it shares the lock, others while they have it alone.
-    std::vector<uint64_t> unread;
-    std::vector<Bits> changed;  // by the place of a reader
+    Unread unread;               // records
+    std::vector<Bits> changed;   // by the place of a reader
     ChangeLog log;
   };
   // Who reads what has changed.
@@ -264,6 +284,9 @@ class Table {
     if (expires_) std::memcpy(record + record_bytes_ - sizeof(time), &time, sizeof(time));
   }
   static uint32_t AgeOf(uint32_t time, uint32_t now);
+  int64_t AgeOf(const char* record, uint32_t now) const {
+    return expires_ ? AgeOf(TimeOf(record), now) : 0;
+  }
   bool IsExpired(const char* record, uint32_t now) const;
 
   // To be called before a row is changed while the stripe has rows to be read. The stripe is
@@ -283,14 +306,16 @@ class Table {
   // Begins a snapshot; the contents are locked, and no other is open. Takes the bits, of each
   // stripe; those of slots without a row do not count.
   Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
-  // A bit for every row of a stripe.
-  static std::vector<uint64_t> AllRows(const Stripe& stripe);
   // Alone, and without a snapshot.
   UniqueLock LockContents();
 
   // Row r of rows. now: what its age is counted to.
   void CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const;
   Status CheckRow(const ConstRows& rows, int64_t r) const;
+  Status CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelFor& parallel_for,
+                   int64_t* owned) const;
+  Status CheckCandidates(const ConstRows& rows, int64_t num_keys, int64_t* owned) const;
+  Status CheckSketch(const Piece& piece) const;
   // The contents are locked. Sets those of the rows whose numbers these are.
   Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
                  const ParallelFor& parallel_for);
@@ -299,6 +324,9 @@ class Table {
   void Erase(Stripe* stripe, uint64_t hash, uint32_t slot);
   // The contents are locked. Drops those of the keys that have a row.
   void DropKeys(const int64_t* keys, int64_t num_keys);
+  // The contents are locked.
+  void SetCandidates(const ConstRows& rows, int64_t num_keys);
+  void MergeSketch(const Piece& piece);
 
   // Calls body(s) for each stripe, with it locked. One that another call holds is left to the
   // calling thread.
