@@ -9,6 +9,7 @@
 #include "ops/core/cache/cache.h"
 #include "ops/core/cache/pushes_since.h"
 #include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
 #include "ops/core/wire/reply.h"
 
 namespace het_tf {
@@ -97,7 +98,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   }
   parallel_for(header.num_full, 20 + 2 * row_dim, [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
-      if (r + 4 < last) __builtin_prefetch(store_.line(asked.slots[reply.full_rows[r + 4].query]));
+      if (r + 4 < last) Prefetch(store_.line(asked.slots[reply.full_rows[r + 4].query]));
       const uint32_t slot = asked.slots[reply.full_rows[r].query];
       if (needs_merging(*store_.line(slot))) {
         std::lock_guard<std::mutex> lock(to_merge_mutex);

@@ -7,6 +7,7 @@
 
 #include "ops/core/cache/cache.h"
 #include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
 #include "ops/core/wire/request.h"
 
 namespace het_tf {
@@ -158,7 +159,7 @@ PushHeader Cache::CountOutbox(const Shard& shard) const {
   PushHeader header = {shard.link.NextSequence(), 0, 0};
   closure_.Stamp(&header);
   for (size_t i = 0; i < shard.outbox.size(); ++i) {
-    if (i + 8 < shard.outbox.size()) __builtin_prefetch(store_.line(shard.outbox[i + 8]));
+    if (i + 8 < shard.outbox.size()) Prefetch(store_.line(shard.outbox[i + 8]));
     const Line& line = *store_.line(shard.outbox[i]);
     if (Unsent::TravelsAsGradients(line)) {
       header.num_gradients += static_cast<uint32_t>(line.pending);

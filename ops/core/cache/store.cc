@@ -49,9 +49,9 @@ Store::Found Store::Find(const UniqueIds& ids, const ParallelFor& parallel_for,
   std::atomic<int64_t> num_lines{0}, num_full{0};
   parallel_for(ids.num_keys(), kKeyCycles, [&](int64_t first, int64_t last) {
     int64_t lines = 0, full = 0;
-    VisitAhead<16>(
+    VisitInBlocks(
         last - first, [&](int64_t i) { return IndexedHash{&index_, ids.hashes[first + i]}; },
-        [&](int64_t, uint32_t slot) { __builtin_prefetch(line(slot), 1); },
+        [&](int64_t, uint32_t slot) { PrefetchToWrite(line(slot)); },
         [&](int64_t i) {
           const int64_t u = first + i;
           const uint32_t slot =

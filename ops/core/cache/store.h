@@ -19,6 +19,7 @@
 #include "ops/core/cache/unsent.h"
 #include "ops/core/memory/arena.h"
 #include "ops/core/memory/index.h"
+#include "ops/core/memory/prefetch.h"
 #include "ops/core/memory/slab.h"
 #include "ops/core/parallel.h"
 #include "ops/core/row/row_config.h"
@@ -43,7 +44,7 @@ class Store {
   void ForEachAhead(const std::vector<uint32_t>& slots, const Visit& visit) const {
     constexpr size_t kAhead = 12;
     for (size_t i = 0; i < slots.size(); ++i) {
-      if (i + kAhead < slots.size()) __builtin_prefetch(line(slots[i + kAhead]), 1);
+      if (i + kAhead < slots.size()) PrefetchToWrite(line(slots[i + kAhead]));
       visit(slots[i]);
     }
   }
@@ -153,7 +154,7 @@ class Store {
     const Store* store;
 
     uint32_t end() const { return store->end(); }
-    void Prefetch(uint32_t slot) const { __builtin_prefetch(store->line(slot)); }
+    void Prefetch(uint32_t slot) const { het_tf::Prefetch(store->line(slot)); }
     bool MayGo(uint32_t slot, uint32_t* score) const {
       const Line& candidate = *store->line(slot);
       *score = candidate.score;

@@ -21,6 +21,7 @@
 
 #include "ops/core/memory/arena.h"
 #include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
 
 namespace het_tf {
 
@@ -32,7 +33,7 @@ class Index {
   int64_t bytes() const { return static_cast<int64_t>(buckets_.capacity() * sizeof(Bucket)); }
 
   void Prefetch(uint64_t hash) const {
-    if (!buckets_.empty()) __builtin_prefetch(&buckets_[BucketOf(hash)]);
+    if (!buckets_.empty()) het_tf::Prefetch(&buckets_[BucketOf(hash)]);
   }
 
   // The slot for which matches(slot) is true among those inserted with this hash, or kNone.
@@ -177,25 +178,25 @@ struct IndexedHash {
   uint64_t hash;
 };
 
-// Visits n keys in order, hiding the memory's latency: while one is visited, the record of a key
-// a little further on and the bucket of one further still are being fetched. at(i) gives an
-// IndexedHash, prefetch(i, slot) fetches a record; visit(i) may change the index. The less a visit
-// does, the further ahead to look (the time of benchmarks/local_step.py's forward pass).
-template <int kRecordAhead = 6, typename At, typename PrefetchRecord, typename Visit>
-void VisitAhead(int64_t n, const At& at, const PrefetchRecord& prefetch, const Visit& visit) {
-  constexpr int64_t kBucketAhead = 2 * kRecordAhead;
-  for (int64_t i = -kBucketAhead; i < n; ++i) {
-    if (i + kBucketAhead < n) {
-      const IndexedHash far = at(i + kBucketAhead);
-      far.index->Prefetch(far.hash);
+// Visits n keys in order, hiding the memory's latency: the buckets of a block of keys are fetched
+// together, then their records, so that the processor waits for all of them at once. at(i) gives an
+// IndexedHash, prefetch(i, slot) fetches a record; visit(i) may change the index. (Half the time of
+// fetching each bucket and record so many keys ahead of its visit: benchmarks/local_step.py.)
+template <typename At, typename PrefetchRecord, typename Visit>
+void VisitInBlocks(int64_t n, const At& at, const PrefetchRecord& prefetch, const Visit& visit) {
+  constexpr int64_t kBlock = 32;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t last = std::min(first + kBlock, n);
+    for (int64_t i = first; i < last; ++i) {
+      const IndexedHash key = at(i);
+      key.index->Prefetch(key.hash);
     }
-    const int64_t next = i + kRecordAhead;
-    if (next >= 0 && next < n) {
-      const IndexedHash near = at(next);
-      const uint32_t slot = near.index->Guess(near.hash);
-      if (slot != Index::kNone) prefetch(next, slot);
+    for (int64_t i = first; i < last; ++i) {
+      const IndexedHash key = at(i);
+      const uint32_t slot = key.index->Guess(key.hash);
+      if (slot != Index::kNone) prefetch(i, slot);
     }
-    if (i >= 0) visit(i);
+    for (int64_t i = first; i < last; ++i) visit(i);
   }
 }
 

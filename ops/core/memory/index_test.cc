@@ -195,7 +195,7 @@ TEST(IndexTest, MemoryIsAFewBytesAKey) {
   EXPECT_LE(rows.index().bytes(), kKeys * 64 / 10 * 3 / 2 + 64);
 }
 
-TEST(VisitAheadTest, VisitsEachOnceInOrderWhileTheIndexChanges) {
+TEST(VisitInBlocksTest, VisitsEachOnceInOrderWhileTheIndexChanges) {
   for (const int64_t n : {0, 1, 5, 6, 7, 12, 13, 100}) {
     std::vector<uint64_t> hashes(n);
     for (int64_t i = 0; i < n; ++i) hashes[i] = HashKey(i);
@@ -203,7 +203,7 @@ TEST(VisitAheadTest, VisitsEachOnceInOrderWhileTheIndexChanges) {
     const auto hash_of = [&](uint32_t slot) { return hashes[slot]; };
     for (int64_t i = 0; i < n; i += 2) index.Insert(hashes[i], i, hash_of);
     std::vector<int64_t> visited;
-    VisitAhead(
+    VisitInBlocks(
         n, [&](int64_t i) { return IndexedHash{&index, hashes.at(i)}; },
         [&](int64_t i, uint32_t slot) {
           EXPECT_LT(i, n);
@@ -223,14 +223,14 @@ TEST(VisitAheadTest, VisitsEachOnceInOrderWhileTheIndexChanges) {
   }
 }
 
-TEST(VisitAheadTest, PrefetchesTheRecordsThatAreThere) {
+TEST(VisitInBlocksTest, PrefetchesTheRecordsThatAreThere) {
   constexpr int64_t kKeys = 50;
   Index index;
   for (int64_t key = 0; key < kKeys; ++key) {
     index.Insert(HashKey(key), key, [](uint32_t slot) { return HashKey(slot); });
   }
   std::set<uint32_t> prefetched;
-  VisitAhead(
+  VisitInBlocks(
       kKeys, [&](int64_t i) { return IndexedHash{&index, HashKey(i)}; },
       [&](int64_t, uint32_t slot) { prefetched.insert(slot); }, [](int64_t) {});
   EXPECT_GT(prefetched.size(), kKeys * 3 / 4);  // a guess may meet another key's tag

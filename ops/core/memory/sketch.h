@@ -17,6 +17,7 @@
 
 #include "ops/core/memory/arena.h"
 #include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
 
 namespace het_tf {
 
@@ -36,7 +37,7 @@ class Sketch {
   int64_t bytes() const { return static_cast<int64_t>(words_.size() * sizeof(uint64_t)); }
 
   void Prefetch(uint64_t hash) const {
-    for (int row = 0; row < kRows; ++row) __builtin_prefetch(&words_[PlaceOf(hash, row).word]);
+    for (int row = 0; row < kRows; ++row) het_tf::Prefetch(&words_[PlaceOf(hash, row).word]);
   }
 
   // How often the key was counted lately, at most kMax.

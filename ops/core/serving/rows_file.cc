@@ -324,7 +324,7 @@ const char* RowsFile::Find(uint64_t hash, int64_t key) const {
 }
 
 void RowsFile::PrefetchIndex(uint64_t hash) const {
-  __builtin_prefetch(data_ + index_ + PlaceOf(hash) * sizeof(uint64_t));
+  het_tf::Prefetch(data_ + index_ + PlaceOf(hash) * sizeof(uint64_t));
 }
 
 void RowsFile::PrefetchRecord(uint64_t hash) const {

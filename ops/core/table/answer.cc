@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
 #include "ops/core/table/record.h"
 #include "ops/core/table/table.h"
 #include "ops/core/wire/reply.h"
@@ -120,9 +121,9 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
     }
     std::array<int32_t, kMissedBuckets> reads{};
     std::vector<int64_t> answered;  // keys that are watched
-    VisitAhead(
+    VisitInBlocks(
         groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[queries[i]]}; },
-        [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
+        [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot]); },
         [&](int64_t i) {
           const int32_t q = queries[i];
           const int64_t key = request.keys[q];

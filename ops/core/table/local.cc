@@ -1,7 +1,6 @@
 // Lookup and Apply: a table that is used where it is, without a cache.
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -14,60 +13,48 @@
 
 namespace het_tf {
 
+// The record of each key, or nullptr. All stripes are locked.
+void Table::FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for,
+                        FoundRows* found) const {
+  found->incarnation = incarnation_;
+  found->num_drops = num_drops_;
+  found->records.resize(ids.num_keys());
+  parallel_for(ids.num_keys(), kProbeCycles, [&](int64_t first, int64_t last) {
+    const auto stripe_of = [&](int64_t i) -> const Stripe& {
+      return *stripes_[StripeOfHash(ids.hashes[first + i], kNumStripes)];
+    };
+    VisitInBlocks(
+        last - first,
+        [&](int64_t i) { return IndexedHash{&stripe_of(i).index, ids.hashes[first + i]}; },
+        [&](int64_t i, uint32_t slot) { Prefetch(stripe_of(i).records[slot]); },
+        [&](int64_t i) {
+          const Stripe& stripe = stripe_of(i);
+          const uint32_t slot = Find(stripe, ids.hashes[first + i], ids.keys[first + i]);
+          found->records[first + i] = slot == Index::kNone ? nullptr : stripe.records[slot];
+        });
+  });
+}
+
 Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, float* out,
                      FoundRows* found) const {
-  const int64_t num_keys = ids.num_keys();
   const size_t row_bytes = sizeof(float) * dim();
   const size_t value_bytes = sizeof(float) * format_.words(0);
   SharedLock contents(contents_);
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
-  const auto stripe_of = [&](int32_t u) -> const Stripe& {
-    return *stripes_[StripeOfHash(ids.hashes[u], kNumStripes)];
-  };
-  // One pass: a row that is found is copied at once, while its page is known to the processor, and
-  // `out` is written from front to back. Whoever meets a key first looks for it; two threads may.
-  static char unknown;
-  const std::unique_ptr<std::atomic<char*>[]> records(new std::atomic<char*>[num_keys]);
-  for (int64_t u = 0; u < num_keys; ++u) records[u].store(&unknown, std::memory_order_relaxed);
-  const auto record_of = [&](int32_t u) { return records[u].load(std::memory_order_relaxed); };
-  const int64_t cost = kProbeCycles / 2 + dim();
-  parallel_for(ids.num_ids(), cost, [&](int64_t first, int64_t last) {
-    constexpr int64_t kRecordAhead = 12, kBucketAhead = 2 * kRecordAhead;
-    for (int64_t i = first - kBucketAhead; i < last; ++i) {
-      if (i + kBucketAhead < last) {
-        const int32_t u = ids.key_of[i + kBucketAhead];
-        if (record_of(u) == &unknown) stripe_of(u).index.Prefetch(ids.hashes[u]);
-      }
-      const int64_t near = i + kRecordAhead;
-      if (near >= first && near < last) {
-        const int32_t u = ids.key_of[near];
-        const char* record = record_of(u);
-        if (record == &unknown) {
-          const Stripe& stripe = stripe_of(u);
-          const uint32_t slot = stripe.index.Guess(ids.hashes[u]);
-          record = slot == Index::kNone ? nullptr : stripe.records[slot];
-        }
-        if (record != nullptr) Prefetch(record, kRowOffset + value_bytes);
-      }
-      if (i < first) continue;
-      const int32_t u = ids.key_of[i];
-      char* record = record_of(u);
-      if (record == &unknown) {
-        const Stripe& stripe = stripe_of(u);
-        const uint32_t slot = Find(stripe, ids.hashes[u], ids.keys[u]);
-        record = slot == Index::kNone ? nullptr : stripe.records[slot];
-        records[u].store(record, std::memory_order_relaxed);
-      }
+  FindRecords(ids, parallel_for, found);
+  // In the order of the ids, so that `out` is written from front to back.
+  parallel_for(ids.num_ids(), dim(), [&](int64_t first, int64_t last) {
+    constexpr int64_t kAhead = 12;
+    const auto record_of = [&](int64_t i) { return found->records[ids.key_of[i]]; };
+    for (int64_t i = first; i < last; ++i) {
+      if (i + kAhead < last) Prefetch(record_of(i + kAhead), kRowOffset + value_bytes);
+      const char* record = record_of(i);
       if (record != nullptr) format_.Read(WordsOf(record), 0, out + i * dim());
     }
   });
 
-  found->incarnation = incarnation_;
-  found->num_drops = num_drops_;
-  found->records.resize(num_keys);
   std::vector<int32_t> missing;
-  for (int64_t u = 0; u < num_keys; ++u) {
-    found->records[u] = record_of(static_cast<int32_t>(u));
+  for (int64_t u = 0; u < ids.num_keys(); ++u) {
     if (found->records[u] == nullptr) missing.push_back(static_cast<int32_t>(u));
   }
   parallel_for(missing.size(), 10 * dim(), [&](int64_t first, int64_t last) {
@@ -90,23 +77,7 @@ Status Table::Pool(const UniqueIds& ids, Pooling* pooling, const ParallelFor& pa
   const int64_t num_keys = ids.num_keys();
   SharedLock contents(contents_);
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
-  found->incarnation = incarnation_;
-  found->num_drops = num_drops_;
-  found->records.resize(num_keys);
-  parallel_for(num_keys, kProbeCycles, [&](int64_t first, int64_t last) {
-    const auto stripe_of = [&](int64_t i) -> const Stripe& {
-      return *stripes_[StripeOfHash(ids.hashes[first + i], kNumStripes)];
-    };
-    VisitAhead(
-        last - first,
-        [&](int64_t i) { return IndexedHash{&stripe_of(i).index, ids.hashes[first + i]}; },
-        [&](int64_t i, uint32_t slot) { __builtin_prefetch(stripe_of(i).records[slot]); },
-        [&](int64_t i) {
-          const Stripe& stripe = stripe_of(i);
-          const uint32_t slot = Find(stripe, ids.hashes[first + i], ids.keys[first + i]);
-          found->records[first + i] = slot == Index::kNone ? nullptr : stripe.records[slot];
-        });
-  });
+  FindRecords(ids, parallel_for, found);
   std::vector<const float*> rows(num_keys);
   std::vector<int64_t> elsewhere;  // rows that no record holds as floats
   for (int64_t u = 0; u < num_keys; ++u) {
@@ -143,10 +114,10 @@ void Table::InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys
       Stripe& stripe = *stripes_[s];
       const int32_t* order = groups.order.data() + groups.begin[s];
       Newcomers newcomers;
-      VisitAhead(
+      VisitInBlocks(
           groups.size(s),
           [&](int64_t i) { return IndexedHash{&stripe.index, ids.hashes[keys[order[i]]]}; },
-          [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
+          [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot]); },
           [&](int64_t i) {
             const int32_t u = keys[order[i]];
             (*records)[u] =

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/core/memory/hash.h"
+#include "ops/core/memory/prefetch.h"
 #include "ops/core/simd.h"
 #include "ops/core/table/record.h"
 #include "ops/core/table/reservation.h"
@@ -94,9 +95,9 @@ Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers
     for (int64_t s = first; s < last; ++s) {
       Stripe& stripe = *stripes_[s];
       const int32_t* order = groups.order.data() + groups.begin[s];
-      VisitAhead(
+      VisitInBlocks(
           groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[order[i]]}; },
-          [&](int64_t, uint32_t slot) { __builtin_prefetch(stripe.records[slot]); },
+          [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot]); },
           [&](int64_t i) { set(&stripe, hashes[order[i]], numbers[order[i]]); });
     }
   });

@@ -210,7 +210,7 @@ void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, con
         KeepRecord(&stripe, hashes[rows[i]], push.rows[rows[i]].key);
       }
     }
-    VisitAhead(
+    VisitInBlocks(
         groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[rows[i]]}; },
         [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
         [&](int64_t i) {

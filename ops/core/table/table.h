@@ -354,6 +354,7 @@ class Table {
     return locks;
   }
 
+  void FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for, FoundRows* found) const;
   // All stripes are locked. records: (num_keys).
   void InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys, const Groups& groups,
                      const ParallelFor& parallel_for, std::vector<char*>* records);
