@@ -52,10 +52,10 @@ Store::Found Store::Find(const UniqueIds& ids, const ParallelFor& parallel_for,
     VisitInBlocks(
         last - first, [&](int64_t i) { return IndexedHash{&index_, ids.hashes[first + i]}; },
         [&](int64_t, uint32_t slot) { PrefetchToWrite(line(slot)); },
-        [&](int64_t i) {
+        [&](int64_t i, uint32_t guess) {
           const int64_t u = first + i;
-          const uint32_t slot =
-              index_.Find(ids.hashes[u], [&](uint32_t s) { return line(s)->key == ids.keys[u]; });
+          const uint32_t slot = index_.Find(
+              ids.hashes[u], guess, [&](uint32_t s) { return line(s)->key == ids.keys[u]; });
           (*slots)[u] = slot;
           if (slot == Index::kNone) return;
           Line* found = line(slot);

@@ -26,14 +26,53 @@
 namespace het_tf {
 
 class Index {
+  static constexpr int kBucketSlots = 12;
+
+  struct alignas(64) Bucket {
+    uint8_t tags[kBucketSlots] = {0};  // 0: empty
+    uint32_t overflowed = 0;           // keys that found this bucket full and went on
+    uint32_t slots[kBucketSlots];
+
+    uint32_t TagMatches(uint8_t tag) const {
+#ifdef __SSE2__
+      const __m128i line = _mm_load_si128(reinterpret_cast<const __m128i*>(tags));
+      return _mm_movemask_epi8(_mm_cmpeq_epi8(line, _mm_set1_epi8(tag))) & 0xfff;
+#else
+      uint32_t hits = 0;
+      for (int i = 0; i < kBucketSlots; ++i) hits |= uint32_t{tags[i] == tag} << i;
+      return hits;
+#endif
+    }
+  };
+  static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
+
  public:
   static constexpr uint32_t kNone = 0xffffffff;
 
   int64_t size() const { return size_; }
   int64_t bytes() const { return static_cast<int64_t>(buckets_.capacity() * sizeof(Bucket)); }
 
-  void Prefetch(uint64_t hash) const {
-    if (!buckets_.empty()) het_tf::Prefetch(&buckets_[BucketOf(hash)]);
+  // The bucket in which a hash is looked for first; good until the index grows.
+  class Home {
+   public:
+    void Prefetch() const { het_tf::Prefetch(bucket_); }
+    // The slot of the first tag match there: what Find will look at first, or kNone.
+    uint32_t Guess() const {
+      if (bucket_ == nullptr) return kNone;
+      const uint32_t hits = bucket_->TagMatches(tag_);
+      return hits == 0 ? kNone : bucket_->slots[__builtin_ctz(hits)];
+    }
+
+   private:
+    friend class Index;
+    const Bucket* bucket_ = nullptr;  // where the index has none
+    uint8_t tag_ = 0;
+  };
+  Home HomeOf(uint64_t hash) const {
+    Home home;
+    if (!buckets_.empty()) home.bucket_ = &buckets_[BucketOf(hash)];
+    home.tag_ = TagOfHash(hash);
+    return home;
   }
 
   // The slot for which matches(slot) is true among those inserted with this hash, or kNone.
@@ -55,13 +94,10 @@ class Index {
     return kNone;
   }
 
-  // The slot of the first tag match in the hash's own bucket: what Find will look at first.
-  // For prefetching only.
-  uint32_t Guess(uint64_t hash) const {
-    if (buckets_.empty()) return kNone;
-    const Bucket& bucket = buckets_[BucketOf(hash)];
-    const uint32_t hits = bucket.TagMatches(TagOfHash(hash));
-    return hits == 0 ? kNone : bucket.slots[__builtin_ctz(hits)];
+  // The same. guess: what Home::Guess said, if slots were only inserted since.
+  template <typename Matches>
+  uint32_t Find(uint64_t hash, uint32_t guess, const Matches& matches) const {
+    return guess != kNone && matches(guess) ? guess : Find(hash, matches);
   }
 
   // The key must not be there yet. hash_of(slot) gives the hash a slot was inserted with; it is
@@ -113,26 +149,7 @@ class Index {
   }
 
  private:
-  static constexpr int kBucketSlots = 12;
   static constexpr int kMaxPerBucket = 10;  // grow beyond 83 % full
-
-  struct alignas(64) Bucket {
-    uint8_t tags[kBucketSlots] = {0};  // 0: empty
-    uint32_t overflowed = 0;           // keys that found this bucket full and went on
-    uint32_t slots[kBucketSlots];
-
-    uint32_t TagMatches(uint8_t tag) const {
-#ifdef __SSE2__
-      const __m128i line = _mm_load_si128(reinterpret_cast<const __m128i*>(tags));
-      return _mm_movemask_epi8(_mm_cmpeq_epi8(line, _mm_set1_epi8(tag))) & 0xfff;
-#else
-      uint32_t hits = 0;
-      for (int i = 0; i < kBucketSlots; ++i) hits |= uint32_t{tags[i] == tag} << i;
-      return hits;
-#endif
-    }
-  };
-  static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
   using Buckets = std::vector<Bucket, BlockAllocator<Bucket>>;
 
@@ -180,23 +197,25 @@ struct IndexedHash {
 
 // Visits n keys in order, hiding the memory's latency: the buckets of a block of keys are fetched
 // together, then their records, so that the processor waits for all of them at once. at(i) gives an
-// IndexedHash, prefetch(i, slot) fetches a record; visit(i) may change the index. (Half the time of
-// fetching each bucket and record so many keys ahead of its visit: benchmarks/local_step.py.)
+// IndexedHash, prefetch(i, slot) fetches a record. visit(i, guess) may insert into the index, but
+// not erase; guess: what the key's slot is if it has one, nearly always, for Index::Find.
 template <typename At, typename PrefetchRecord, typename Visit>
 void VisitInBlocks(int64_t n, const At& at, const PrefetchRecord& prefetch, const Visit& visit) {
   constexpr int64_t kBlock = 32;
+  Index::Home homes[kBlock];
+  uint32_t guesses[kBlock];
   for (int64_t first = 0; first < n; first += kBlock) {
-    const int64_t last = std::min(first + kBlock, n);
-    for (int64_t i = first; i < last; ++i) {
-      const IndexedHash key = at(i);
-      key.index->Prefetch(key.hash);
+    const int64_t size = std::min(kBlock, n - first);
+    for (int64_t i = 0; i < size; ++i) {
+      const IndexedHash key = at(first + i);
+      homes[i] = key.index->HomeOf(key.hash);
+      homes[i].Prefetch();
     }
-    for (int64_t i = first; i < last; ++i) {
-      const IndexedHash key = at(i);
-      const uint32_t slot = key.index->Guess(key.hash);
-      if (slot != Index::kNone) prefetch(i, slot);
+    for (int64_t i = 0; i < size; ++i) {
+      guesses[i] = homes[i].Guess();
+      if (guesses[i] != Index::kNone) prefetch(first + i, guesses[i]);
     }
-    for (int64_t i = first; i < last; ++i) visit(i);
+    for (int64_t i = 0; i < size; ++i) visit(first + i, guesses[i]);
   }
 }
 

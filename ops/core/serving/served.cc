@@ -215,7 +215,7 @@ void Served::Lay(TableSide* table, const Places& places, bool frees) const {
   const auto hash_of = [&](uint32_t slot) { return HashKey(KeyOfStored((*table->records)[slot])); };
   constexpr size_t kAhead = 8;
   for (size_t p = 0; p < places.size(); ++p) {
-    if (p + kAhead < places.size()) table->index.Prefetch(places[p + kAhead].first);
+    if (p + kAhead < places.size()) table->index.HomeOf(places[p + kAhead].first).Prefetch();
     const auto [hash, slot] = places[p];
     // Hashes stand for keys: HashKey is a bijection.
     const uint32_t old = table->index.Find(
@@ -275,17 +275,20 @@ void Served::View::Lookup(int t, const int64_t* keys, int64_t num_keys,
     // In blocks, so that the memory is asked for all of a block before any is waited for.
     constexpr int64_t kBlock = 32;
     uint64_t hashes[kBlock];
+    Index::Home homes[kBlock];
+    uint32_t guesses[kBlock];
     for (int64_t begin = first; begin < last; begin += kBlock) {
       const int64_t n = std::min(kBlock, last - begin);
       for (int64_t i = 0; i < n; ++i) {
         hashes[i] = HashKey(keys[begin + i]);
-        if (changed) table.index.Prefetch(hashes[i]);
+        homes[i] = table.index.HomeOf(hashes[i]);
+        if (changed) homes[i].Prefetch();
         table.files[ShardOfHash(hashes[i], num_files)]->PrefetchIndex(hashes[i]);
       }
       for (int64_t i = 0; i < n; ++i) {
-        const uint32_t slot = changed ? table.index.Guess(hashes[i]) : Index::kNone;
-        if (slot != Index::kNone) {
-          Prefetch(records[slot], records.record_bytes());
+        guesses[i] = homes[i].Guess();
+        if (guesses[i] != Index::kNone) {
+          Prefetch(records[guesses[i]], records.record_bytes());
         } else {
           table.files[ShardOfHash(hashes[i], num_files)]->PrefetchRecord(hashes[i]);
         }
@@ -294,8 +297,9 @@ void Served::View::Lookup(int t, const int64_t* keys, int64_t num_keys,
         const int64_t key = keys[begin + i];
         const char* record = nullptr;
         if (changed) {
-          const uint32_t slot = table.index.Find(
-              hashes[i], [&](uint32_t other) { return KeyOfStored(records[other]) == key; });
+          const uint32_t slot = table.index.Find(hashes[i], guesses[i], [&](uint32_t other) {
+            return KeyOfStored(records[other]) == key;
+          });
           if (slot != Index::kNone) record = records[slot];
         }
         if (record == nullptr) {

@@ -124,7 +124,7 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
     VisitInBlocks(
         groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[queries[i]]}; },
         [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot]); },
-        [&](int64_t i) {
+        [&](int64_t i, uint32_t) {
           const int32_t q = queries[i];
           const int64_t key = request.keys[q];
           if (request.is_check(q) && !restarted) {

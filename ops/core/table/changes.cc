@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ops/core/memory/hash.h"
+#include "ops/core/table/record.h"
 #include "ops/core/table/snapshot.h"
 #include "ops/core/table/table.h"
 

@@ -27,9 +27,9 @@ void Table::FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for,
         last - first,
         [&](int64_t i) { return IndexedHash{&stripe_of(i).index, ids.hashes[first + i]}; },
         [&](int64_t i, uint32_t slot) { Prefetch(stripe_of(i).records[slot]); },
-        [&](int64_t i) {
+        [&](int64_t i, uint32_t guess) {
           const Stripe& stripe = stripe_of(i);
-          const uint32_t slot = Find(stripe, ids.hashes[first + i], ids.keys[first + i]);
+          const uint32_t slot = Find(stripe, ids.hashes[first + i], ids.keys[first + i], guess);
           found->records[first + i] = slot == Index::kNone ? nullptr : stripe.records[slot];
         });
   });
@@ -118,7 +118,7 @@ void Table::InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys
           groups.size(s),
           [&](int64_t i) { return IndexedHash{&stripe.index, ids.hashes[keys[order[i]]]}; },
           [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot]); },
-          [&](int64_t i) {
+          [&](int64_t i, uint32_t) {
             const int32_t u = keys[order[i]];
             (*records)[u] =
                 FindOrAdmit(&stripe, ids.hashes[u], ids.keys[u], 1, time_.now(), &newcomers);

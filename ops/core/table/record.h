@@ -31,6 +31,12 @@ inline const float* WordsOf(const char* record) {
   return reinterpret_cast<const float*>(record + kRowOffset);
 }
 
+inline uint32_t Table::Find(const Stripe& stripe, uint64_t hash, int64_t key,
+                            uint32_t guess) const {
+  return stripe.index.Find(hash, guess,
+                           [&](uint32_t slot) { return KeyOf(stripe.records[slot]) == key; });
+}
+
 // Cycles that a stripe's share of the rows costs, for splitting work. Measured with perf on the
 // workload of benchmarks/local_step.py: a probe is two to three cache misses, in part hidden.
 inline constexpr int64_t kProbeCycles = 200;

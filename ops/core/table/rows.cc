@@ -98,7 +98,7 @@ Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers
       VisitInBlocks(
           groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[order[i]]}; },
           [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot]); },
-          [&](int64_t i) { set(&stripe, hashes[order[i]], numbers[order[i]]); });
+          [&](int64_t i, uint32_t) { set(&stripe, hashes[order[i]], numbers[order[i]]); });
     }
   });
   return Status();

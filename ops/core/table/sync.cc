@@ -213,7 +213,7 @@ void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, con
     VisitInBlocks(
         groups.size(s), [&](int64_t i) { return IndexedHash{&stripe.index, hashes[rows[i]]}; },
         [&](int64_t, uint32_t slot) { Prefetch(stripe.records[slot], record_bytes_); },
-        [&](int64_t i) {
+        [&](int64_t i, uint32_t) {
           const int64_t r = rows[i];
           const bool is_gradient = r < push.num_gradients;
           const float* floats =

@@ -99,10 +99,6 @@ int64_t Table::num_candidates() const {
   return candidates;
 }
 
-uint32_t Table::Find(const Stripe& stripe, uint64_t hash, int64_t key) const {
-  return stripe.index.Find(hash, [&](uint32_t slot) { return KeyOf(stripe.records[slot]) == key; });
-}
-
 Table::Reservation::Reservation(Table* table, const Groups& groups) : table_(table) {
   try {
     for (; reserved_.size() < kNumStripes;) {

@@ -260,7 +260,9 @@ class Table {
   Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& lifetimes,
         SecondsClock seconds);
 
-  uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key) const;
+  // guess: of Index::Home.
+  uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key,
+                uint32_t guess = Index::kNone) const;
   // What became of keys without a row.
   struct Newcomers {
     int64_t created = 0, refused = 0;  // rows, updates
