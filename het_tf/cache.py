@@ -26,7 +26,8 @@ class WorkerCache:
 
     Every worker has its own cache under the same name; it is made by the first op that runs there.
     So has the coordinator for what runs outside of `coordinator.schedule`. There a read is as with
-    a `read_bound` of 0: whoever looks at a row after training is to see all that was sent.
+    a `read_bound` of 0: whoever looks at a row after training is to see all that was sent. A local
+    table's only process is its worker.
     Without a config there is no cache: every lookup fetches its rows, and gradients go to the
     shards, which apply the optimizer.
 
@@ -90,7 +91,8 @@ class WorkerCache:
             and self._attributes.get("read_bound", 0) > 0
             and self._attributes["clock"] != "lamport"
         )
-        self._handles = _Handles(self._attributes, devices, config)
+        bounds = {} if table.is_local else {"read_bound": 0}
+        self._handles = _Handles(self._attributes, self._attributes | bounds, devices, config)
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)
@@ -413,6 +415,7 @@ class _Handles:
     def __init__(
         self,
         attributes: dict[str, Any],
+        on_coordinator: dict[str, Any],
         devices: dict[Any, list[str]],
         config: CacheConfig | None,
     ):
@@ -420,13 +423,13 @@ class _Handles:
 
         Args:
           attributes: of `ops.cache_handle` on a worker.
+          on_coordinator: the same there; its caches get another name.
           devices: by task (`task_of`), those that keep rows.
           config: of the cache.
         """
         self.on_host = attributes
-        self.on_coordinator = attributes | {
-            "shared_name": f"{attributes['shared_name']}/coordinator",
-            "read_bound": 0,
+        self.on_coordinator = on_coordinator | {
+            "shared_name": f"{attributes['shared_name']}/coordinator"
         }
         self.devices = devices
         if devices:
