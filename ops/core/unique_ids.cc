@@ -43,7 +43,7 @@ void UniqueIds::Gather(const float* const* rows, int dim, const ParallelFor& par
                        float* out) const {
   const size_t row_bytes = sizeof(float) * dim;
   parallel_for(num_ids(), dim, [&](int64_t first, int64_t last) {
-    constexpr int64_t kAhead = 8;
+    constexpr int64_t kAhead = 12;
     for (int64_t i = first; i < last; ++i) {
       if (i + kAhead < last) Prefetch(rows[key_of[i + kAhead]], row_bytes);
       std::memcpy(out + i * dim, rows[key_of[i]], row_bytes);
