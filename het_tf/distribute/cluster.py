@@ -9,7 +9,6 @@ import pathlib
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -21,6 +20,7 @@ from absl import logging
 from het_tf._visits import COORDINATOR
 from het_tf.distribute.connection import tables_kept
 from het_tf.distribute.health import TaskState, probe
+from het_tf.distribute.server_processes import ServerProcess, ServerTemplate
 
 _LOG_TAIL_LINES = 30
 _REPORT_INTERVAL = 15.0  # seconds between two lines about a server that does not listen yet
@@ -34,8 +34,9 @@ _KILLER = 'while read -r line; do pids="$line"; done; kill -9 $pids'
 class LocalCluster:
     """Worker and parameter server processes on localhost, with this process as the chief.
 
-    Each task is a `python -m het_tf.server` process of its own. They end with the `with` block, and
-    also when this process dies without leaving it.
+    Each task is a process of its own that does what `python -m het_tf.server` does; it is forked
+    from one that has imported TensorFlow. They end with the `with` block, and also when this
+    process dies without leaving it.
 
         with LocalCluster(num_workers=2, num_ps=2) as cluster:
             strategy = HetParameterServerStrategy(cluster.resolver)
@@ -57,11 +58,13 @@ class LocalCluster:
         Args:
           num_workers: number of worker processes, at least 1.
           num_ps: number of parameter server processes, at least 1.
-          log_dir: where each task's output goes, as `<task type>-<index>.log`. A new folder in the
-            system's temporary one when None. The logs stay; the attribute `log_dir` says where.
+          log_dir: where each task's output goes, as `<task type>-<index>.log`, and that of the
+            process they are forked from, as `servers.log`. A new folder in the system's temporary
+            one when None. The logs stay; the attribute `log_dir` says where.
           env: environment variables added to those of this process, for the servers only.
-          start_timeout: seconds a server may take to listen, as long as its process lives. It
-            needs 5 s of CPU, which take minutes where 20 others want the same core.
+          start_timeout: seconds that importing TensorFlow for all servers may take, and then a
+            server to listen, as long as its process lives. The import needs 3 s of CPU, which take
+            minutes where 20 others want the same core.
 
         Raises:
           ValueError: fewer than one worker or ps.
@@ -75,7 +78,8 @@ class LocalCluster:
         self._log_dir_given = log_dir
         self._env = dict(env or {})
         self._start_timeout = start_timeout
-        self._processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._processes: dict[tuple[str, int], ServerProcess] = {}
+        self._template: ServerTemplate | None = None
         self._killer: subprocess.Popen[bytes] | None = None
         self._reserved: list[socket.socket] = []
         self._cluster: dict[str, list[str]] = {}
@@ -119,6 +123,7 @@ class LocalCluster:
         )
         try:
             tasks = [(t, i) for t, count in self._num_tasks.items() for i in range(count)]
+            self._template = ServerTemplate(self._server_env(), self._log_dir / "servers.log")
             for task_type, index in tasks:
                 self._spawn(task_type, index)
             for task_type, index in tasks:
@@ -140,6 +145,9 @@ class LocalCluster:
         for process in self._processes.values():
             process.wait()
         self._processes.clear()
+        if self._template is not None:
+            self._template.close()
+            self._template = None
         if self._killer is not None:
             self._tell_killer()
             self._killer.stdin.close()
@@ -203,8 +211,8 @@ class LocalCluster:
 
     # Faults.
 
-    def process(self, task_type: str, index: int) -> subprocess.Popen[bytes]:
-        """The process of a task, e.g. to send it a signal.
+    def process(self, task_type: str, index: int) -> ServerProcess:
+        """The process of a task, e.g. to send it a signal; it has the methods of a `Popen`.
 
         Raises:
           ValueError: there is no such task.
@@ -281,23 +289,21 @@ class LocalCluster:
         assert self._log_dir is not None
         return self._log_dir / f"{task_type}-{index}.log"
 
-    def _spawn(self, task_type: str, index: int) -> None:
+    def _server_env(self) -> dict[str, str]:
         env = {**os.environ, "TF_GRPC_REUSE_PORT": "1", **self._env}
-        env["TF_CONFIG"] = json.dumps(
-            {"cluster": self._cluster, "task": {"type": task_type, "index": index}}
-        )
         # The servers must find the het_tf that this process imported, installed or not.
         package_root = str(pathlib.Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
-        with open(self._log_path(task_type, index), "ab") as log:
-            self._processes[task_type, index] = subprocess.Popen(
-                [sys.executable, "-m", "het_tf.server"],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # As for the killer.
-            )
+        return env
+
+    def _spawn(self, task_type: str, index: int) -> None:
+        env = self._server_env()
+        env["TF_CONFIG"] = json.dumps(
+            {"cluster": self._cluster, "task": {"type": task_type, "index": index}}
+        )
+        self._processes[task_type, index] = self._template.start(
+            env, self._log_path(task_type, index), self._start_timeout
+        )
         self._tell_killer()
 
     def _tell_killer(self) -> None:

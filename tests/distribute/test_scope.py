@@ -109,4 +109,4 @@ def test_datasets_and_tables_outlive_the_cluster(seen):
 
 def test_logs_of_the_servers_are_kept(seen):
     assert "ps 0 serves" in seen["log"]
-    assert seen["in log_dir"] == ["ps-0.log", "worker-0.log"]
+    assert seen["in log_dir"] == ["ps-0.log", "servers.log", "worker-0.log"]
