@@ -212,7 +212,9 @@ class LocalCluster:
     # Faults.
 
     def process(self, task_type: str, index: int) -> ServerProcess:
-        """The process of a task, e.g. to send it a signal; it has the methods of a `Popen`.
+        """The process of a task: its `pid`, `poll`, `wait`, `send_signal`, `kill`, `terminate`.
+
+        They are as those of a `subprocess.Popen`.
 
         Raises:
           ValueError: there is no such task.

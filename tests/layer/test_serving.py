@@ -336,12 +336,17 @@ def test_checkpoints_and_versions_wait_for_one_another(tmp_path):
             publisher.publish()
 
 
-def test_rows_that_expire_are_served_as_their_initial_value(tmp_path):
+def expiring() -> tuple[keras.Model, het_tf.layers.HetEmbedding]:
+    """A model whose rows, 4 wide, expire at the age of 2, and its layer."""
     ids = keras.Input((None,), dtype="int64")
     embedding = het_tf.layers.HetEmbedding(
         4, seed=3, expiry=het_tf.Expiry(age=2, time="given"), optimizer=het_tf.optimizers.SGD(0.1)
     )
-    model = het_tf.keras.Model(ids, embedding(ids))
+    return het_tf.keras.Model(ids, embedding(ids)), embedding
+
+
+def test_rows_that_expire_are_served_as_their_initial_value(tmp_path):
+    model, embedding = expiring()
     keys = np.arange(100)
     initial = embedding.table.lookup(keys)
     embedding.table.expire(10)
@@ -361,11 +366,7 @@ def test_rows_that_expire_are_served_as_their_initial_value(tmp_path):
 
 
 def test_a_row_that_falls_under_the_filter_is_served_as_its_initial_value(tmp_path):
-    ids = keras.Input((None,), dtype="int64")
-    embedding = het_tf.layers.HetEmbedding(
-        4, seed=3, expiry=het_tf.Expiry(age=2, time="given"), optimizer=het_tf.optimizers.SGD(0.1)
-    )
-    model = het_tf.keras.Model(ids, embedding(ids))
+    model, embedding = expiring()
     keys = np.arange(100)
     initial = embedding.table.lookup(keys)
 
