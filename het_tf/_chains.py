@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from het_tf import _abandoned, ops
+from het_tf._arguments import INT64_MAX
 
 # Of a part. What a config must have, and which of it are counts.
 _KEYS = {"format", "dim", "slot_dim", "optimizer", "initializer", "seed"}
@@ -177,19 +178,23 @@ def _read_configs(prefix: str, table: str) -> list[dict[str, Any]]:
 def _is_valid(config: dict[str, Any], shard: int) -> bool:
     """Whether this is the config of that shard's part."""
     counts = [config[name] for name in _COUNTS] + [config.get("candidates", 0)]
-    if not set(config) >= _KEYS or counts[0] != shard or min(counts) < 0:
+    if not set(config) >= _KEYS or counts[0] != shard:
         return False
-    if any(type(count) is not int for count in counts):
+    time = config.get("time")
+    if not all(_is_count(each) for each in (*counts, 0 if time is None else time)):
         return False
     if not isinstance(config.get("admission", ""), str):
         return False
     if "since" in config:
         since = config["since"]
-        name, numbers = since["checkpoint"], [config["dropped"], config["at"]]
-        return name == name.rpartition("/")[2] != "" and all(
-            type(number) is int and 0 <= number < 1 << 62 for number in numbers
-        )
+        name, numbers = since["checkpoint"], (config["dropped"], config["at"])
+        return name == name.rpartition("/")[2] != "" and all(map(_is_count, numbers))
     return True
+
+
+def _is_count(number: Any) -> bool:
+    """Whether it is one, or a given time, that an int64 holds."""
+    return type(number) is int and 0 <= number <= INT64_MAX
 
 
 def _base_name(config: dict[str, Any]) -> str | None:

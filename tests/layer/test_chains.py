@@ -315,6 +315,10 @@ def test_counts_are_those_of_the_newest(chain):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
+        ("ckpt-3", _config(time=10**30), r"ckpt-3, table/shard_0/config is damaged"),
+        ("ckpt-3", _config(time=-1), r"ckpt-3, table/shard_0/config is damaged"),
+        ("ckpt-3", _config(time=0.5), r"ckpt-3, table/shard_0/config is damaged"),
+        ("ckpt-3", _config(rows=10**30), r"ckpt-3, table/shard_0/config is damaged"),
         ("ckpt-3", _config(candidates=4), r"ckpt-3, part .*: candidates: is int64 \[6\]"),
         ("ckpt-3", _config(candidates=-1), r"ckpt-3, table/shard_0/config is damaged"),
         ("ckpt-3", _config(candidates=None), r"ckpt-3, table/shard_0/config is damaged"),
