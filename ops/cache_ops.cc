@@ -219,12 +219,7 @@ REGISTER_OP("Het>CacheStats")
     .Input("cache: resource")
     .Output("names: string")
     .Output("values: int64")
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(StatsShapes)
     .Doc(R"doc(
 Counters of a cache since it was made.
 

@@ -240,12 +240,7 @@ REGISTER_OP("Het>ReplicaStats")
     .Input("replica: resource")
     .Output("names: string")
     .Output("values: int64")
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(StatsShapes)
     .Doc(R"doc(
 Counters of a replica since it was made.
 

@@ -27,6 +27,14 @@ inline absl::Status RequestShapes(tensorflow::shape_inference::InferenceContext*
   return absl::OkStatus();
 }
 
+// Names and values of what a resource has counted.
+inline absl::Status StatsShapes(tensorflow::shape_inference::InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  c->set_output(1, c->Vector(c->UnknownDim()));
+  return absl::OkStatus();
+}
+
 }  // namespace het_tf
 
 #endif  // HET_TF_OPS_SHAPE_UTIL_H_

@@ -118,12 +118,7 @@ REGISTER_OP("Het>TableStats")
     .Input("table: resource")
     .Output("names: string")
     .Output("values: int64")
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(StatsShapes)
     .Doc(R"doc(
 Counters of a shard since it was made, its rows, the bytes they take, and in "reads_missing_N" how
 many reads of cached rows missed from N to 2N - 1 of the other caches' updates (0: none), in the unit
