@@ -67,8 +67,7 @@ class TableSaveRowsOp : public FileKernel {
     const int64_t capacity = std::max<int64_t>(kBlockBytes / row_bytes, 1);
     std::vector<int64_t> keys(capacity), clocks(capacity), ages(capacity);
     std::vector<float> values(capacity * dim), slots(capacity * slot_dim);
-    const Table::Rows rows = {keys.data(), values.data(), slots.data(), clocks.data(),
-                               ages.data()};
+    const Table::Rows rows = {keys.data(), values.data(), slots.data(), clocks.data(), ages.data()};
     std::vector<float> initial(dim);
     const auto add_initial_value = [&](int64_t key) {
       resource.table->InitialValue(key, initial.data());
