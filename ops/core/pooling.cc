@@ -9,7 +9,7 @@
 namespace het_tf {
 namespace {
 
-constexpr int64_t kAhead = 8;  // rows asked for before they are summed, as UniqueIds::Gather does
+constexpr int64_t kAhead = 12;  // rows asked for before they are summed, as UniqueIds::Gather does
 
 void PutScaled(float factor, const float* __restrict from, int dim, float* __restrict to) {
   for (int i = 0; i < dim; ++i) to[i] = factor * from[i];
@@ -90,49 +90,46 @@ Status Pooling::Create(const std::vector<Feature>& features, std::shared_ptr<Poo
                            " bags, more than 2147483647");
   }
   auto made = std::make_shared<Pooling>();
-  made->begin_.reserve(num_bags + 1);
-  made->bag_of_.reserve(num_ids);
-  made->weights_.reserve(num_ids);
-  made->scales_.reserve(num_bags);
-  made->factors_.reserve(num_ids);
   const bool any_max = std::any_of(features.begin(), features.end(), [](const Feature& feature) {
     return feature.combiner == Combiner::kMax && feature.num_bags > 0;
   });
+  made->begin_.resize(num_bags + 1, static_cast<int32_t>(num_ids));
+  made->scales_.resize(num_bags);
+  if (any_max) made->max_of_.resize(num_bags, -1);
+  made->bag_of_.resize(num_ids);
+  made->weights_.resize(num_ids, 1.0f);
+  made->factors_.resize(num_ids);
+  int64_t first_id = 0, first_bag = 0;
   for (const Feature& feature : features) {
     Part part;
     part.combiner = feature.combiner;
     part.weighted = feature.weights != nullptr;
-    part.first_id = static_cast<int64_t>(made->weights_.size());
+    part.first_id = first_id;
     part.num_ids = feature.num_ids;
-    part.first_bag = static_cast<int64_t>(made->scales_.size());
+    part.first_bag = first_bag;
     part.num_bags = feature.num_bags;
     made->features_.push_back(part);
     made->keeps_rows_ |= part.weighted || part.combiner == Combiner::kMax;
-    if (part.weighted) {
-      made->weights_.insert(made->weights_.end(), feature.weights,
-                            feature.weights + feature.num_ids);
-    } else {
-      made->weights_.resize(part.first_id + feature.num_ids, 1.0f);
-    }
+    if (part.weighted)
+      std::copy_n(feature.weights, feature.num_ids, made->weights_.data() + first_id);
     const int64_t bag_size = feature.num_bags == 0 ? 0 : feature.num_ids / feature.num_bags;
     const auto begin_of = [&](int64_t b) {
-      return part.first_id + (feature.splits == nullptr ? b * bag_size : feature.splits[b]);
+      return first_id + (feature.splits == nullptr ? b * bag_size : feature.splits[b]);
     };
     for (int64_t b = 0; b < feature.num_bags; ++b) {
-      const int64_t begin = begin_of(b), end = begin_of(b + 1);
+      const int64_t begin = begin_of(b), end = begin_of(b + 1), bag = first_bag + b;
       const float scale = ScaleOf(feature.combiner, made->weights_.data() + begin, end - begin);
-      made->begin_.push_back(static_cast<int32_t>(begin));
-      made->bag_of_.insert(made->bag_of_.end(), end - begin,
-                           static_cast<int32_t>(made->scales_.size()));
-      made->scales_.push_back(scale);
-      if (any_max) {
-        const bool is_max = feature.combiner == Combiner::kMax;
-        made->max_of_.push_back(is_max ? made->num_max_++ : -1);
+      made->begin_[bag] = static_cast<int32_t>(begin);
+      made->scales_[bag] = scale;
+      if (feature.combiner == Combiner::kMax) made->max_of_[bag] = made->num_max_++;
+      for (int64_t i = begin; i < end; ++i) {
+        made->bag_of_[i] = static_cast<int32_t>(bag);
+        made->factors_[i] = made->weights_[i] * scale;
       }
-      for (int64_t i = begin; i < end; ++i) made->factors_.push_back(made->weights_[i] * scale);
     }
+    first_id += feature.num_ids;
+    first_bag += feature.num_bags;
   }
-  made->begin_.push_back(static_cast<int32_t>(num_ids));
   *pooling = std::move(made);
   return Status();
 }
