@@ -12,9 +12,9 @@ import tensorflow as tf
 # There is no public way for an object to write its part of a checkpoint by itself.
 from tensorflow.python.saved_model import registration
 
-from het_tf import _parts
-from het_tf._manager import Manager
-from het_tf._weights_files import rows_in
+from het_tf.saving import parts
+from het_tf.saving.manager import Manager
+from het_tf.saving.weights_files import rows_in
 from het_tf.table import EmbeddingTable
 
 __all__ = ["Manager", "TableState", "rows_in"]
@@ -35,11 +35,11 @@ class _Shape(tf.train.experimental.PythonState):
         self._table = table
 
     def serialize(self) -> str:
-        return json.dumps(_parts.shape_of(self._table))
+        return json.dumps(parts.shape_of(self._table))
 
     def deserialize(self, string_value: bytes) -> None:
         where = f"the checkpoint's table for {self._table.shared_name.rpartition('/')[0]}"
-        _parts.check_shape(json.loads(string_value), self._table, where)
+        parts.check_shape(json.loads(string_value), self._table, where)
 
 
 class TableState(tf.Module):
@@ -70,17 +70,17 @@ def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[
             del _leftovers[done]
         for state in trackables.values():
             state.flush()
-        prefixes = _parts.save_parts(_tables(trackables), path)
+        prefixes = parts.save_parts(_tables(trackables), path)
     # TensorFlow writes the variables next. It leaves its folder, and this one, when it cannot; the
     # tensor with the path is there for as long as it writes.
     folders = [f"{path}_temp", f"{path.removesuffix(f'-{_PACKAGE}.{_NAME}')}_temp"]
-    _leftovers[path] = weakref.finalize(file_prefix, _parts.remove, folders)
+    _leftovers[path] = weakref.finalize(file_prefix, parts.remove, folders)
     return [tf.constant(prefix) for prefix in prefixes]
 
 
 def _restore(trackables: Mapping[str, TableState], merged_prefix: tf.Tensor) -> None:
     with tf.init_scope():
-        _parts.restore_parts(_tables(trackables), _path(merged_prefix))
+        parts.restore_parts(_tables(trackables), _path(merged_prefix))
 
 
 def _tables(trackables: Mapping[str, TableState]) -> dict[str, EmbeddingTable]:

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf import _bundles
-from het_tf._row_selection import RowSelection
-from het_tf.frozen import FrozenTable
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.exporting import ServedTable, lookups_from
+from het_tf.saving import bundles
+from het_tf.saving.frozen import FrozenTable
+from het_tf.saving.row_selection import RowSelection
 
 
 def export_saved_model(
@@ -80,7 +80,7 @@ def export_saved_model(
             for i, table in enumerate(servable.tables)
             for attribute, column in table.columns().items()
         }
-        _bundles.replace_tensors(f"{os.fspath(path)}/variables/variables", columns)
+        bundles.replace_tensors(f"{os.fspath(path)}/variables/variables", columns)
 
 
 def servable_of(model: keras.Model) -> tf.Module:

@@ -19,9 +19,9 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf._arguments import check_number
-from het_tf._row_selection import RowSelection
 from het_tf.layers.embedding import embeddings_of
-from het_tf.mapped import save_mapped
+from het_tf.saving.mapped import save_mapped
+from het_tf.saving.row_selection import RowSelection
 
 __all__ = ["Publisher", "export_mapped", "publish", "verify"]
 

@@ -21,8 +21,8 @@ import tensorflow as tf
 from het_tf import ops
 from het_tf._arguments import INT32_MAX
 from het_tf._graph import handle_from_caller, share_in_graph
-from het_tf._replica_variable import ReplicaVariable
 from het_tf._visits import cluster_devices, visit
+from het_tf.distribute.replica_variable import ReplicaVariable
 from het_tf.exchange import Exchange
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
-from het_tf._manager import Manager
 from het_tf._visits import COORDINATOR
 from het_tf.distribute import health, recovery
 from het_tf.distribute.cache_reports import CacheReports
@@ -22,6 +21,7 @@ from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.flushing import Flushing
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
 from het_tf.distribute.watching import Watching
+from het_tf.saving.manager import Manager
 
 _POLL = 1.0  # seconds between looks at closures that waited for a lost parameter server
 

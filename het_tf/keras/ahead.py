@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from het_tf._prepared import Lookup
 from het_tf.keras.lookups import Calls, Request, StepLookups
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import HetEmbedding
+from het_tf.layers.prepared import Lookup
 
 Batch = Any
 

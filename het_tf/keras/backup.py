@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from het_tf._arguments import INT32_MAX, check_integer
-from het_tf._manager import Manager
 from het_tf.keras import _compat
+from het_tf.saving.manager import Manager
 
 
 class _Progress(tf.train.experimental.PythonState):

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf._graph import run_beside
-from het_tf._prepared import Lookup, prepared
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.ahead import Batch, Source, StepsAhead
@@ -24,6 +23,7 @@ from het_tf.keras.stacked import read_weights, stacked_signature, take_batch
 from het_tf.keras.step_count import StepCount, counted_variable
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import embeddings_of
+from het_tf.layers.prepared import Lookup, prepared
 
 _HEADER = 4  # worker index, number of steps, steps that waited for a row, microseconds of that
 

@@ -10,12 +10,12 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from het_tf import _prepared
 from het_tf._visits import cluster_devices
 from het_tf.cache import WorkerCache, install_lookups_op
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
 from het_tf.keras import _compat
+from het_tf.layers import prepared
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
 from het_tf.table import EmbeddingTable
 
@@ -63,7 +63,7 @@ def _record_keys(model: keras.Model, batch: Any) -> Keys:
     # In a function, of which TensorFlow drops what the keys do not need.
     @tf.function(autograph=False)
     def keys_of(x: Any) -> list[tf.Tensor]:
-        with _UpToTheKeys(model), _prepared.recording() as calls:
+        with _UpToTheKeys(model), prepared.recording() as calls:
             model(x, training=True)
         layers[:] = [layer for layer, _ in calls]
         return [keys for _, keys in calls]
@@ -188,9 +188,7 @@ class StepLookups:
         received = [self._replicas.receive_op(ticket, replies.pop()) for ticket in dense]
         return replies, received
 
-    def begin_op(
-        self, batch: Any, wanted: Callable[[HetEmbedding], bool]
-    ) -> list[_prepared.Lookup]:
+    def begin_op(self, batch: Any, wanted: Callable[[HetEmbedding], bool]) -> list[prepared.Lookup]:
         """Looks up what a step needs: requests, exchanges and installs.
 
         Returns:
@@ -201,7 +199,7 @@ class StepLookups:
 
     def install_op(
         self, requests: Sequence[Request], replies: Sequence[list[tf.Tensor]]
-    ) -> list[_prepared.Lookup]:
+    ) -> list[prepared.Lookup]:
         """Takes the replies; when the lookups are there, so are the rows."""
         caches = [request.layer.worker_cache for request in requests]
         tables = tuple(cache.table for cache in caches if cache.is_watched)
@@ -213,7 +211,7 @@ class StepLookups:
 
         tickets = install_lookups_op(caches, [r.ticket for r in requests], replies, send_op)
         return [
-            _prepared.Lookup(request.layer, request.unique_ids, ticket)
+            prepared.Lookup(request.layer, request.unique_ids, ticket)
             for request, ticket in zip(requests, tickets, strict=True)
         ]
 
@@ -244,7 +242,7 @@ def commit_op(
         return [cache.end_closure_op(run) for cache, run in zip(caches, closures, strict=True)]
 
 
-def write_through_op(lookups: list[_prepared.Lookup]) -> None:
+def write_through_op(lookups: list[prepared.Lookup]) -> None:
     """After a step's updates: sends those that must not wait, in one message to each server."""
     layers = {id(lookup.layer): lookup.layer for lookup in lookups}
     caches = [layer.worker_cache for layer in layers.values() if layer.worker_cache.writes_through]

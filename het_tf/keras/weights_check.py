@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf._weights_files import only_checked
 from het_tf.layers.embedding import embeddings_of
+from het_tf.saving.weights_files import only_checked
 
 _IN_ARCHIVE = "model.weights.h5"  # of a .keras file
 

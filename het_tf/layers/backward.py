@@ -7,8 +7,8 @@ import weakref
 import keras
 import tensorflow as tf
 
-from het_tf import _callers
 from het_tf._graph import function_of
+from het_tf.layers import callers
 
 
 class Backward:
@@ -34,7 +34,7 @@ class Backward:
           ValueError: rows were updated by the gradient of another loss; or it cannot be known what
             was asked for.
         """
-        call = _callers.gradient_call()
+        call = callers.gradient_call()
         if call is None or function_of(ticket) is not function_of(call[0][0]):
             return self._is_asked_by_keras(call is not None)
         targets, sources = call
@@ -53,7 +53,7 @@ class Backward:
 
     def _is_asked_by_keras(self, is_gradient: bool) -> bool:
         """For a call in a function of its own, whose backward pass is built for all askers."""
-        model = _callers.compiled_model() if is_gradient else None
+        model = callers.compiled_model() if is_gradient else None
         if model is not None and type(model).train_step is keras.Model.train_step:
             return True
         raise ValueError(

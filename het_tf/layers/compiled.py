@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf import _callers, _row_forms, optimizers
+from het_tf import optimizers
+from het_tf.layers import callers, row_forms
 from het_tf.layers.rate import LearningRate
 from het_tf.table import EmbeddingTable
 
@@ -42,7 +43,7 @@ class CompiledOptimizer:
             another kind than the one for which the layer made its table.
         """
         if self._takes_compiled:
-            self._take_optimizer(_row_forms.row_form(optimizer, of_compile=True))
+            self._take_optimizer(row_forms.row_form(optimizer, of_compile=True))
         self._compiled_optimizer = weakref.ref(optimizer)
         if not self.built or self.rate_variable is None:
             return
@@ -98,7 +99,7 @@ class CompiledOptimizer:
 
     def _rate_op(self) -> tf.Tensor:
         """The learning rate of a step."""
-        model = _callers.compiled_model() if self._table.is_local else None
+        model = callers.compiled_model() if self._table.is_local else None
         if model is not None:
             self._note_compiled(model.optimizer)
         followed = None if model is None else model.optimizer.learning_rate

@@ -12,9 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import (
-    _callers,
-    _prepared,
-    _row_forms,
     initializers,
     lifetimes,
     ops,
@@ -23,12 +20,11 @@ from het_tf import (
 )
 from het_tf._arguments import INT64_MAX, check_float_dtype, check_integer
 from het_tf._counters import with_ratios
-from het_tf._weights_files import load_rows, save_rows
 from het_tf.cache import WorkerCache
 from het_tf.cache_config import CacheConfig
 from het_tf.checkpoint import TableState
 from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
-from het_tf.layers import arguments
+from het_tf.layers import arguments, callers, prepared, row_forms
 from het_tf.layers.anchor import Anchor
 from het_tf.layers.compiled import CompiledOptimizer
 from het_tf.layers.exporting import exported_table, served_table
@@ -36,6 +32,7 @@ from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
 from het_tf.layers.rate import LearningRate
 from het_tf.lifetimes import Admission, Expiry, KeyRange
+from het_tf.saving.weights_files import load_rows, save_rows
 from het_tf.table import EmbeddingTable
 
 
@@ -165,7 +162,7 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
         self._takes_compiled = isinstance(optimizer, str) and optimizer == "same"
         self.optimizer = None
         if not self._takes_compiled:
-            self.optimizer = _row_forms.get(optimizer or optimizers.RowWiseAdagrad())
+            self.optimizer = row_forms.get(optimizer or optimizers.RowWiseAdagrad())
         optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.cache = cache
@@ -328,12 +325,12 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
             outputs = served.pool(keys, features)
         else:
             if self.optimizer is None:
-                model = _callers.compiled_model()
+                model = callers.compiled_model()
                 if model is not None:
                     with tf.init_scope():
                         self.compiled_with(model.optimizer)
                 self._check_has_table()
-            if _prepared.record(self, keys):
+            if prepared.record(self, keys):
                 outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
                 outputs = lookup(self, keys, features, training)
@@ -445,7 +442,7 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
         taken = config.pop("compiled_optimizer", None)
         layer = cls(**lifetimes.deserialized(config))
         if taken is not None:
-            layer.optimizer = _row_forms.get(taken)
+            layer.optimizer = row_forms.get(taken)
         return layer
 
     def save_own_variables(self, store: Any) -> None:

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from het_tf import _callers
-from het_tf.frozen import FrozenTable
+from het_tf.layers import callers
 from het_tf.pooling import Bags
+from het_tf.saving.frozen import FrozenTable
 
 
 class ServedTable(Protocol):
@@ -50,9 +50,9 @@ def exported_table(layer: Any) -> FrozenTable | None:
     """
     if tf.executing_eagerly():  # exports are traced
         return None
-    archive = _callers.caller(_archive_class())
+    archive = callers.caller(_archive_class())
     if archive is None:
-        if _callers.is_called_by(tf.saved_model.save):
+        if callers.is_called_by(tf.saved_model.save):
             raise ValueError(
                 f"tf.saved_model.save would leave out the table of layer {layer.name}: use"
                 " het_tf.export_saved_model(model, path) or model.export(path)"

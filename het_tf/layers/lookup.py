@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from het_tf import _prepared, ops
+from het_tf import ops
+from het_tf.layers import prepared
 from het_tf.layers.backward import Backward
 from het_tf.layers.whole_steps import Update, train
 from het_tf.pooling import Bags
@@ -29,7 +30,7 @@ def lookup(
     Returns:
       Of each feature float32 [bags, dim].
     """
-    found = _prepared.take(layer)
+    found = prepared.take(layer)
     backward = Backward(layer.name)
     trains = layer.trainable
     weighted = [i for i, bags in enumerate(features) if bags.weights is not None]
@@ -72,7 +73,7 @@ def _are_rows(features: Sequence[Bags]) -> bool:
 Read = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor | None]  # outputs, ticket, pooling
 
 
-def _read(layer: Any, found: _prepared.Lookup | None, keys: tf.Tensor, fresh: bool) -> Read:
+def _read(layer: Any, found: prepared.Lookup | None, keys: tf.Tensor, fresh: bool) -> Read:
     if not layer.is_cached:
         rows, ticket = layer.table.lookup_op(keys)
     else:
@@ -83,7 +84,7 @@ def _read(layer: Any, found: _prepared.Lookup | None, keys: tf.Tensor, fresh: bo
 
 def _pool(
     layer: Any,
-    found: _prepared.Lookup | None,
+    found: prepared.Lookup | None,
     keys: tf.Tensor,
     features: Sequence[Bags],
     weights: dict[int, tf.Tensor],
@@ -102,7 +103,7 @@ def _pool(
     return outputs, ticket, pooling
 
 
-def _ticket(layer: Any, found: _prepared.Lookup | None, keys: tf.Tensor, fresh: bool) -> tf.Tensor:
+def _ticket(layer: Any, found: prepared.Lookup | None, keys: tf.Tensor, fresh: bool) -> tf.Tensor:
     if found is None:
         return layer.worker_cache.installed_op(layer.worker_cache.unique_ids_op(keys), fresh)
     with tf.control_dependencies([ops.check_ids(found.unique_ids, keys)]):

@@ -18,9 +18,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf import _abandoned, _callers, ops
+from het_tf import _abandoned, ops
 from het_tf._graph import current_function, function_of
 from het_tf._visits import cache_devices, visit
+from het_tf.layers import callers
 
 _ROWS = [tf.int64, tf.float32]  # keys [keys] and their gradients [keys, dim]
 
@@ -67,7 +68,7 @@ def train(update: Update) -> tf.Tensor:
     Returns:
       float32 scalar, the gradient of the layer's weight: 0, or NaN to have the step skipped.
     """
-    model = _callers.compiled_model()
+    model = callers.compiled_model()
     waiting = None if model is None else waiting_updates(model.optimizer)
     if waiting is not None:
         return waiting.add(update)

@@ -115,7 +115,7 @@ def test_stored_rows_are_as_near_as_the_documentation_says(rows, tmp_path, monke
     values = rng.normal(size=(3000, 7)) * 10.0 ** rng.integers(-9, 4, (3000, 1))
     values[5] = 0
     monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 5000)
-    monkeypatch.setattr("het_tf._bundles._SLICE_BYTES", 5000)
+    monkeypatch.setattr("het_tf.saving.bundles._SLICE_BYTES", 5000)
     model = lookup_model(values)
     model.export(tmp_path / "model", rows=rows)
     served = tf.saved_model.load(str(tmp_path / "model"))

@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf._row_selection import RowSelection
-from het_tf._versions import Versions
 from het_tf.export import save_servable, servable_of, signature_of
 from het_tf.layers.embedding import embeddings_of
 from het_tf.pooling import Bags, pool_with_stock_ops
+from het_tf.saving.row_selection import RowSelection
+from het_tf.saving.versions import Versions
 
 # In the folder of a SavedModel. The first is an asset that says where the model was loaded from.
 _ASSET = "het_tf.json"

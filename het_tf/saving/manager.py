@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from het_tf import _parts
 from het_tf._arguments import INT32_MAX, check_integer
-from het_tf._chains import Chain, base_of
 from het_tf._threads import call_in_daemon
+from het_tf.saving import parts
+from het_tf.saving.chains import Chain, base_of
 
 # Saves under way, which the end of the process waits for.
 _under_way: set[concurrent.futures.Future[None]] = set()
@@ -117,10 +117,10 @@ class Manager:
         path = self._next_path()
         folder = f"{path}_temp"
         try:
-            with _parts.rows_later(self._chain) as cuts:
+            with parts.rows_later(self._chain) as cuts:
                 variables = self.checkpoint.write(f"{folder}/variables")
         except BaseException:
-            _parts.remove([folder])
+            parts.remove([folder])
             raise
         self._saving = call_in_daemon(self._write, path, variables, cuts)
         _under_way.add(self._saving)
@@ -166,7 +166,7 @@ class Manager:
 
     # In a thread of its own:
 
-    def _write(self, path: str, variables: str, cuts: Sequence[_parts.Cut]) -> None:
+    def _write(self, path: str, variables: str, cuts: Sequence[parts.Cut]) -> None:
         try:
             _remove_checkpoint(path)  # what a process that was killed has left of it
             bundles = [variables]
@@ -182,7 +182,7 @@ class Manager:
                     self._chain.take(os.path.basename(path), cut.numbers, cut.rows, cut.whole)
         except BaseException as error:
             logging.error("the checkpoint %s was not written: %s", path, error)
-            _parts.remove([f"{path}_temp"])
+            parts.remove([f"{path}_temp"])
             _remove_checkpoint(path)
             raise
 

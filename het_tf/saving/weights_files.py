@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from het_tf import _parts
+from het_tf.saving.parts import describe, restore_parts, save_parts, takes_slots
 from het_tf.table import EmbeddingTable, TableExport
 
 _COLUMNS = ("keys", "values", "slots", "clocks")
@@ -80,13 +80,13 @@ def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
         where = {"rows": "inside", "parts": parts}
     else:
         prefix = f"{folder}/{name.replace('/', '_')}-{uuid.uuid4().hex}"
-        bundles = _parts.save_parts({_NAME: table}, prefix)
+        bundles = save_parts({_NAME: table}, prefix)
         with tf.device("/device:CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=bundles, destination_prefix=prefix, delete_old_dirs=True
             )
         where = {"rows": "beside", "prefix": prefix}
-    text = json.dumps(_parts.describe(table) | where)
+    text = json.dumps(describe(table) | where)
     store["table"] = np.frombuffer(text.encode(), np.uint8)
 
 
@@ -126,7 +126,7 @@ def _load_rows(store: Any, table: EmbeddingTable, name: str, only_check: bool) -
         if folder is not None:
             prefix = f"{folder}/{prefix.rsplit('/', 1)[-1]}"
         try:
-            _parts.restore_parts({_NAME: table}, prefix, only_check=only_check)
+            restore_parts({_NAME: table}, prefix, only_check=only_check)
         except tf.errors.NotFoundError as error:
             raise tf.errors.NotFoundError(
                 None,
@@ -136,25 +136,25 @@ def _load_rows(store: Any, table: EmbeddingTable, name: str, only_check: bool) -
                 f" for in that folder ({error.message})",
             ) from error
         return
-    takes_slots = _parts.takes_slots(config, table, f"the weights file's table of layer {name}")
+    has_slots = takes_slots(config, table, f"the weights file's table of layer {name}")
 
     def parts() -> Iterator[TableExport]:
         for part in range(config["parts"]):
             rows = TableExport(*(np.asarray(store[f"{column}_{part}"]) for column in _COLUMNS))
             yield (
                 rows
-                if takes_slots
+                if has_slots
                 else TableExport(rows.keys, rows.values, rows.slots[:, :0], rows.clocks)
             )
 
-    slot_dim = table.slot_dim if takes_slots else 0
+    slot_dim = table.slot_dim if has_slots else 0
     for number, rows in enumerate(parts()):
         _check(rows, table.dim, slot_dim, f"part {number} of the table of layer {name}")
     if only_check:
         return
     table.clear()
     for rows in parts():
-        table.import_(rows, initial_slots=not takes_slots)
+        table.import_(rows, initial_slots=not has_slots)
 
 
 def _check(rows: TableExport, dim: int, slot_dim: int, what: str) -> None:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from het_tf import _parts, ops
-from het_tf._row_selection import RowSelection
+from het_tf import ops
+from het_tf.saving import parts
+from het_tf.saving.row_selection import RowSelection
 from het_tf.table import EmbeddingTable
 
 _NAME = re.compile(r"(\d{12})\.")
@@ -69,7 +70,7 @@ class Versions:
           tf.errors.OpError: a file cannot be written, or a parameter server is down. Then there is
             no such version, and the next one has what it would have had.
         """
-        with _parts.saving:
+        with parts.saving:
             return self._write(whole)
 
     def _write(self, whole: bool) -> int:
@@ -90,7 +91,7 @@ class Versions:
                 return self._write(whole=True)
             values = [np.asarray(value) for value in self._variables()]
             save = self._save(begin, cuts, whole)
-            rows = sum(_parts.on_shards(self._tables, save).values())
+            rows = sum(parts.on_shards(self._tables, save).values())
             self._save_variables(f"{begin}others", values)
             lines = ["het_tf served 1", f"version {version}", f"whole {int(whole)}"]
             lines += [f"written {int(written * 1e6)}", f"others {version:012d}.others"]

@@ -2,7 +2,7 @@
 
 A part is what one shard wrote: the tensors NAME/shard_S/keys, values, slots and clocks, in slices
 of a few MB with a checksum each, and NAME/shard_S/config, JSON text that says what they are. A part
-may hold only what changed since that of another bundle, which its config then names: `_chains.py`.
+may hold only what changed since that of another bundle, which its config then names: `chains.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf import lifetimes, ops
-from het_tf._chains import Chain, Link, Numbers, part_name, read_links
 from het_tf._threads import call_in_daemon
+from het_tf.saving.chains import Chain, Link, Numbers, part_name, read_links
 from het_tf.table import EmbeddingTable
 
 _FORMAT = 1

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import initializers
-from het_tf._row_selection import RowSelection
 from het_tf.pooling import Bags, pool_with_stock_ops
+from het_tf.saving.row_selection import RowSelection
 from het_tf.table import EmbeddingTable, TableExport
 
 _MASK_32 = (1 << 32) - 1
