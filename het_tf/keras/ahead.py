@@ -21,13 +21,13 @@ class Source:
     """Where the batches of a loop come from. What it carries from step to step is its own.
 
     Attributes:
-      first: what to carry at the start.
+      first: whether there is a first batch to be got -> what to carry at the start.
       has: carried -> whether there is a batch.
       get: number of the batch, carried -> the batch.
       next: whether another batch is wanted, carried -> what to carry on.
     """
 
-    first: Callable[[], tuple[Any, ...]]
+    first: Callable[[tf.Tensor], tuple[Any, ...]]
     has: Callable[..., tf.Tensor]
     get: Callable[..., Batch]
     next: Callable[..., tuple[Any, ...]]
@@ -156,12 +156,9 @@ class StepsAhead:
             i += tf.add_n([tf.cast(there, tf.int32) for there, _, _ in steps])
             return i, *source.next(i < count, *carry)
 
-        def send() -> tf.Tensor:
-            first = (tf.constant(0), *source.first())
-            return tf.while_loop(cond, body, first, parallel_iterations=1)[0]
-
         # Nothing is taken from the data where nothing is to be prepared.
-        made = tf.cond(count > 0, send, lambda: tf.constant(0))
+        first = (tf.constant(0), *source.first(count > 0))
+        made = tf.while_loop(cond, body, first, parallel_iterations=1)[0]
         with tf.control_dependencies([made]):
             window.send_end_op()
         return made
@@ -239,12 +236,20 @@ def _request_if(
 ) -> tuple[list[tf.Tensor], list[Request]]:
     """What `request` of a step gives, or nothing of the same kind where there is no such step."""
 
-    def flat() -> list[tf.Tensor]:
+    def once(_: tf.Tensor, *__: tf.Tensor) -> list[tf.Tensor]:
         components, requests = request(i, carry)
-        return [*components, *(x for each in requests for x in each.tensors())]
+        return [tf.constant(False), *components, *(x for r in requests for x in r.tensors())]
 
+    # A loop, since tf.cond does not hand on what comes from the function's caller, as the tables
+    # of Keras's lookup layers do on a cluster.
     kinds = [*components, *(x for each in like for x in each.tensors())]
-    tensors = tf.cond(there, flat, lambda: [_nothing_of(kind.dtype) for kind in kinds])
+    _, *tensors = tf.while_loop(
+        lambda more, *_: more,
+        once,
+        [there, *(_nothing_of(kind.dtype) for kind in kinds)],
+        shape_invariants=[there.shape, *(_any_shape_of(kind.dtype) for kind in kinds)],
+        parallel_iterations=1,
+    )
     components, tensors = tensors[: len(components)], tensors[len(components) :]
     requests = []
     for each in like:
@@ -258,3 +263,7 @@ def _nothing_of(dtype: tf.DType) -> tf.Tensor:
     if dtype == tf.variant:
         return tf.raw_ops.OptionalNone()
     return tf.zeros([0], dtype)
+
+
+def _any_shape_of(dtype: tf.DType) -> tf.TensorShape:
+    return tf.TensorShape([] if dtype == tf.variant else None)

@@ -160,7 +160,7 @@ class StepClosure:
             *stacked, number, done = stacked
             closure = number, done
         source = Source(
-            first=lambda: (),
+            first=lambda wanted: (),
             has=lambda: tf.constant(True),
             get=lambda i: take_batch(self._element_spec, stacked, i),
             next=lambda more: (),
@@ -175,8 +175,9 @@ class StepClosure:
         Up to `ahead` more batches may be taken for the next closure. Otherwise not one more than is
         used: what is taken is gone.
         """
+        none = tf.experimental.Optional.empty(iterator.element_spec)
         source = Source(
-            first=lambda: (iterator.get_next_as_optional(),),
+            first=lambda wanted: (tf.cond(wanted, iterator.get_next_as_optional, lambda: none),),
             has=lambda batch: batch.has_value(),
             get=lambda i, batch: batch.get_value(),
             next=lambda more, batch: (tf.cond(more, iterator.get_next_as_optional, lambda: batch),),
@@ -239,7 +240,7 @@ class StepClosure:
             states, logs = self._step(step, source.get(step, *carry), [], states)
             return step + 1, states, logs, *source.next(step + 1 < num_steps, *carry)
 
-        first = (tf.constant(0), states, logs, *source.first())
+        first = (tf.constant(0), states, logs, *source.first(num_steps > 0))
         steps, states, logs, *_ = tf.while_loop(cond, body, first, parallel_iterations=1)
         return steps, states, logs, (tf.constant(0), tf.constant(0.0, tf.float64))
 

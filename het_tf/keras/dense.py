@@ -65,8 +65,8 @@ class DenseVariables:
                 *(trainable, slots, least, others, self.settings, metric_variables(model), unread)
             )
             rest = [v for v in model.variables if id(v) not in known]
-            seeds = [v for v in rest if _is_seed(v)]
-            others += [v for v in rest if not _is_seed(v)]
+            seeds = [v for v in rest if is_seed(v)]
+            others += [v for v in rest if not is_seed(v)]
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
         if self._own_count is not None:
             natives[2].append(self._own_count)
@@ -131,6 +131,6 @@ def _ids(*kinds: Iterable[keras.Variable]) -> set[int]:
     return {id(variable) for kind in kinds for variable in kind}
 
 
-def _is_seed(variable: keras.Variable) -> bool:
+def is_seed(variable: keras.Variable) -> bool:
     """Whether it is the state of a `keras.random.SeedGenerator`."""
     return variable.path.endswith("seed_generator_state")

@@ -15,6 +15,7 @@ from het_tf.cache import WorkerCache, install_lookups_op
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
 from het_tf.keras import _compat
+from het_tf.keras.dense import is_seed
 from het_tf.layers import prepared
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
 from het_tf.table import EmbeddingTable
@@ -73,15 +74,19 @@ def _record_keys(model: keras.Model, batch: Any) -> Keys:
 
 
 class _UpToTheKeys(keras.StatelessScope):
-    """In it, a model's variables are zeros, but for those that keys may depend on."""
+    """In it, a model's variables are zeros, but for those that keys may depend on.
+
+    TensorFlow drops what is computed of the others, but not that they are read from their servers.
+    """
 
     def __init__(self, model: keras.Model):
         super().__init__(initialize_variables=False)
         layers = model._flatten_layers()  # there is no public list of nested layers
-        statistics = [
-            v for x in layers if isinstance(x, keras.layers.BatchNormalization) for v in x.variables
-        ]
-        self._unused = {id(v) for v in [*model.trainable_variables, *statistics]}
+        unused = [*model.trainable_variables, *(v for v in model.variables if is_seed(v))]
+        for layer in layers:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                unused += layer.variables
+        self._unused = {id(v) for v in unused}
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         value = super().get_current_value(variable)

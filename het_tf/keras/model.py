@@ -181,9 +181,10 @@ class _ParameterServerFit:
         """How many steps of the last `fit` waited for their rows.
 
         Returns:
-          "steps": steps done by all workers; "waited_steps": those that began before what they look
-          up was there, of steps that are looked ahead for (`CacheConfig.lookahead`);
-          "waited_seconds": for how long, together. Empty without `HetParameterServerStrategy`.
+          "steps": steps done by all workers; "ahead_steps": those whose rows were looked up ahead
+          (`CacheConfig.lookahead`), and not when their layers were called; "waited_steps": those of
+          these that were to begin before their rows were there; "waited_seconds": for how long,
+          together. Empty without `HetParameterServerStrategy`.
         """
         trainer = self._parameter_server_trainer
         return {} if trainer is None else trainer.lookahead_stats()

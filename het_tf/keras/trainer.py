@@ -63,7 +63,7 @@ class ParameterServerTrainer:
         self._dense: DenseVariables | None = None
         self._sums: MetricSums | None = None
         self._epoch = 0  # of the last `fit`
-        self._waits = np.zeros(3)  # Steps, those that waited, and for how many seconds.
+        self._waits = np.zeros(4)  # As lookahead_stats has them.
         self._metrics: list[int] = []  # ids of the variables in _sums
         self._traffic = Traffic(strategy)
         self._built = False
@@ -130,7 +130,7 @@ class ParameterServerTrainer:
         )
         model.stop_training = False
         callbacks.on_train_begin()
-        self._waits = np.zeros(3)
+        self._waits = np.zeros(4)
         if self._strategy.exactly_once:
             self._strategy.flush()  # A closure takes no updates of before along.
         resuming = Resuming(model, self._strategy, callbacks)
@@ -378,7 +378,9 @@ class ParameterServerTrainer:
                     self._dense.replicas.note_steps()
                 result = closure.unpack(packed)
                 if training:
-                    self._waits += (result.steps, result.waited_steps, result.waited_seconds)
+                    ahead = 0 if closure.window is None else result.steps
+                    waited = result.waited_steps, result.waited_seconds
+                    self._waits += (result.steps, ahead, *waited)
                 self._strategy.record_cache_reports(closure.caches, result.cache_reports)
                 if training:
                     self._traffic.take(closure.caches, result.steps)
@@ -441,8 +443,9 @@ class ParameterServerTrainer:
 
     def lookahead_stats(self) -> dict[str, float]:
         """Of the last `fit`; see `het_tf.keras.Model.lookahead_stats`."""
-        steps, waited, seconds = self._waits.tolist()
-        return {"steps": int(steps), "waited_steps": int(waited), "waited_seconds": seconds}
+        *counts, seconds = self._waits.tolist()
+        names = ("steps", "ahead_steps", "waited_steps")
+        return dict(zip(names, map(int, counts), strict=True)) | {"waited_seconds": seconds}
 
     @contextlib.contextmanager
     def _on_workers(self) -> Iterator[None]:

@@ -46,13 +46,90 @@ def test_every_batch_is_trained_once(strategy, lookahead, steps):
     history = model.fit(dataset, steps_per_epoch=steps, epochs=2, verbose=0).history
     assert history["loss"][1] < history["loss"][0]
     made = 2 * 3 * STEPS
-    assert model.lookahead_stats()["steps"] == made
+    stats = model.lookahead_stats()
+    assert stats["steps"] == made
+    assert stats["ahead_steps"] == (made if lookahead else 0)
+    assert stats["waited_steps"] <= stats["ahead_steps"]
     for embedding in embeddings:
         stats = embedding.cache_stats()
         assert stats["pending"] == 0
         # With steps, what was prepared beyond the last pass is not computed.
         assert made <= stats["lookups"] <= made + (0 if steps is None else 3 * lookahead)
         assert embedding.table.size() > KEYS / 2
+
+
+WORDS = ["ant", "bee", "cat"]
+# Layer, what it is made of, and what it may be fed with.
+PREPROCESSING = {
+    "string_lookup": (lambda: keras.layers.StringLookup(vocabulary=WORDS), "words"),
+    "integer_lookup": (lambda: keras.layers.IntegerLookup(vocabulary=[3, 1, 4]), "ids"),
+    "hashing": (lambda: keras.layers.Hashing(30), "words"),
+    "discretization": (lambda: keras.layers.Discretization([-0.5, 0.0, 0.5]), "floats"),
+    "normalization": (
+        lambda: keras.Sequential(
+            [keras.layers.Normalization(mean=1.0, variance=4.0), keras.layers.Discretization([0.0])]
+        ),
+        "floats",
+    ),
+    "text_vectorization": (
+        lambda: keras.layers.TextVectorization(vocabulary=WORDS, output_sequence_length=2),
+        "text",
+    ),
+}
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 5])
+def test_ids_that_keras_makes_of_the_inputs(strategy, lookahead):
+    """Their tables are made in the scope, and so on every worker."""
+    rng = np.random.default_rng(1)
+    words = np.array([*WORDS, "dog"])[rng.integers(0, 4, [64, 2])]
+    data = {
+        "words": words,
+        "ids": rng.integers(0, 6, [64, 2]),
+        "floats": rng.normal(size=[64, 2]).astype(np.float32),
+        "text": np.array([[" ".join(row)] for row in words]),
+    }
+    labels = np.ones([64, 1], np.float32)
+    cache = het_tf.CacheConfig(100, staleness=10, lookahead=lookahead)
+    with strategy.scope():
+        inputs = {
+            kind: keras.Input(each.shape[1:], dtype=each.dtype if each.dtype.kind in "if" else str)
+            for kind, each in data.items()
+        }
+        layers = {name: make() for name, (make, _) in PREPROCESSING.items()}
+        embeddings = {name: HetEmbedding(4, seed=1, cache=cache) for name in layers}
+        rows = [
+            embedding(layers[name](inputs[PREPROCESSING[name][1]]))
+            for name, embedding in embeddings.items()
+        ]
+        hidden = keras.layers.Flatten()(keras.layers.Concatenate()(rows))
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=3)
+    of_all = tf.data.Dataset.from_tensor_slices((data, labels)).batch(8)
+    model.fit(data, labels, batch_size=8, verbose=0)  # closures bring their batches
+    model.fit(lambda context: of_all.repeat(), steps_per_epoch=8, verbose=0)
+    assert model.lookahead_stats()["ahead_steps"] == (8 if lookahead else 0)
+    for name, embedding in embeddings.items():
+        expected = np.unique(layers[name](tf.constant(data[PREPROCESSING[name][1]])))
+        assert sorted(embedding.table.export().keys) == expected.tolist(), name
+
+
+def test_what_keys_do_not_depend_on_is_not_read(strategy):
+    """A server keeps it, so every step would wait for it."""
+    with strategy.scope():
+        inputs = keras.Input((3,), dtype="int64")
+        embedding = HetEmbedding(4, seed=1, cache=het_tf.CacheConfig(KEYS))
+        hidden = keras.layers.Dense(4)(keras.layers.Flatten()(embedding(inputs)))
+        hidden = keras.layers.Dropout(0.1)(keras.layers.BatchNormalization()(hidden))
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(np.ones([64, 3], np.int64), np.ones([64, 1]), batch_size=8, verbose=0)
+    (closure,) = model._parameter_server_trainer._closures.values()
+    library = closure.on_batches.get_concrete_function().graph.as_graph_def().library
+    keys_of = [f for f in library.function if "keys_of" in f.signature.name]
+    assert keys_of
+    for function in keys_of:
+        assert not [node for node in function.node_def if node.op == "ReadVariableOp"]
 
 
 def remote_calls(model):
