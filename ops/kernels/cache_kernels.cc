@@ -44,6 +44,8 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     config_.nonfinite = skip ? Nonfinite::kSkip : Nonfinite::kError;
   }
 
+  bool IsExpensive() override { return kWaitsForDevice; }
+
  private:
   absl::Status CreateResource(CacheResource** resource) override {
     std::shared_ptr<RowCache> cache;

@@ -17,7 +17,11 @@ class AllocatorMemory : public cuda::DeviceMemory {
 
   void* Allocate(size_t bytes) override {
     constexpr size_t kAlignment = 256;
-    return allocator_->AllocateRaw(kAlignment, bytes);
+    // Retries would take 10 s, in which the cache's lock keeps everybody from freeing anything.
+    const tensorflow::AllocationAttributes at_once(/*retry_on_failure=*/false,
+                                                   /*allocation_will_be_logged=*/false,
+                                                   /*freed_by_func=*/nullptr);
+    return allocator_->AllocateRaw(kAlignment, bytes, at_once);
   }
   void Free(void* memory) override { allocator_->DeallocateRaw(memory); }
   int64_t available() override {

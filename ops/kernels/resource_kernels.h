@@ -14,6 +14,11 @@
 
 namespace het_tf {
 
+// TensorFlow takes kernels of a GPU for launches, and runs them one after the other in the thread
+// that also launches those of the dense network. A cache's wait for the device, for the cache's
+// lock, and write messages: they are to have threads of their own, as kernels of a CPU have.
+inline constexpr bool kWaitsForDevice = true;
+
 // A kernel whose first input is a cache.
 class CacheKernel : public tensorflow::OpKernel {
  public:
@@ -26,6 +31,8 @@ class CacheKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context,
                    OrOutOfMemory(*this, [&] { return Compute(context, resource->cache.get()); }));
   }
+
+  bool IsExpensive() override { return kWaitsForDevice; }
 
  protected:
   virtual absl::Status Compute(tensorflow::OpKernelContext* context, RowCache* cache) = 0;
