@@ -1,13 +1,17 @@
 """Caches with their rows on a device, through the ops: schedules and faults as for the host's."""
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
+from ledger import run
+from named_schedules import EXAMPLES
 from ops_system import OpsSystem, flush, step
-from schedules import Setup
+from schedules import Setup, schedules
+from test_ops_protocol import BOUNDS
 from test_protocol_ops import EXACT, BesideATable, WideSetup, label, one_worker
 
 from het_tf import optimizers
@@ -38,6 +42,41 @@ def test_one_worker_is_as_without_a_cache(rows_kind, optimizer):
 
     play()
     assert sum(played) > 0
+
+
+def run_on_device(rows_kind, schedule, policy="lru"):
+    setup, events = schedule
+    setup = dataclasses.replace(setup, capacity=max(1, setup.capacity))
+    device = f"/device:{rows_kind}:0"
+    with contextlib.closing(OpsSystem(setup, device=device, policy=policy)) as system:
+        run((setup, events), system)
+
+
+# As in test_ops_protocol.py, with fewer schedules: the rules of link and shard are tested there.
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("clock", BOUNDS)
+def test_loses_doubles_and_misses_nothing(rows_kind, clock, policy):
+    @settings(repeatable, max_examples=12)
+    @given(schedule=schedules(clock=clock, bounds=BOUNDS[clock]))
+    def play(schedule):
+        run_on_device(rows_kind, schedule, policy)
+
+    play()
+
+
+# docs/gpu.md: what overlapping steps update of a row without a line, they do not see of each other.
+NOT_KEPT = "steps_overlap_without_a_cache"
+
+
+@pytest.mark.parametrize("clock", BOUNDS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(request, rows_kind, name, clock):
+    if name == NOT_KEPT:
+        request.applymarker(pytest.mark.xfail(raises=AssertionError, strict=True))
+    setup, events = EXAMPLES[name]
+    run_on_device(rows_kind, (dataclasses.replace(setup, clock=clock), events))
 
 
 @pytest.mark.parametrize("clock", ["count", "lamport"])
