@@ -10,9 +10,11 @@ so that step t computes while the rows of t + 1 are installed and those of t + 2
 Each stage is made longer, by a sleep within it and outside of the ops, so that what is seen is
 what the ops of one keep those of another from doing, as by a lock that is held too long. It does
 not show what a GPU does at the same time: a sleep stands for the time of the network, of the bus
-and of the dense network, and all of a cache's work is on the dense network's stream. Of each case, medians: the stages' times where one comes after the other, the sleep included, and a step's
-then; a step's of the pipeline, and that over the slowest stage's. At the end the table must have
-every update of every step once.
+and of the dense network, and all of a cache's work is on the dense network's stream.
+
+Of each case, medians: the stages' times where one comes after the other, the sleep included, and a
+step's then; a step's of the pipeline, and that over the slowest stage's. At the end the table must
+have every update of every step once.
 
 Runs with the host build in a GPU's place, or on the GPU where TensorFlow sees one.
 """
