@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # writes files, needs no screen
 import matplotlib.pyplot as plt
+from matplotlib import ticker
 from netns.runs import ALONE, TF_KERAS, Figures
 
 _COLUMNS = (
@@ -33,7 +34,14 @@ _COLUMNS = (
     "AUC",
     "s to AUC",
 )
-_KINDS = ("embeddings", "dense", "dense + rest", "embeddings + rest", "rest")
+# What is known of two kinds together has the colour of the first.
+_COLOURS = {
+    "embeddings": "tab:blue",
+    "embeddings + rest": "tab:blue",
+    "dense": "tab:orange",
+    "dense + rest": "tab:orange",
+    "rest": "tab:grey",
+}
 
 
 def cases(rows: Sequence[Figures]) -> list[tuple[str, list[Figures]]]:
@@ -85,7 +93,10 @@ def markdown(rows: Sequence[Figures], target: float | None) -> str:
 
 
 def plot(rows: Sequence[Figures], path: pathlib.Path) -> None:
-    """Draws each case: examples/s, bytes of a step by kind, AUC over training time."""
+    """Draws each case: examples/s, bytes of a step by kind, AUC over training time.
+
+    A setting has one colour in the first and the last.
+    """
     each = cases(rows)
     figure, grid = plt.subplots(
         len(each), 3, figsize=(15, 3.6 * len(each)), squeeze=False, constrained_layout=True
@@ -100,11 +111,10 @@ def plot(rows: Sequence[Figures], path: pathlib.Path) -> None:
 
 
 def _plot_speed(panel: plt.Axes, rows: Sequence[Figures]) -> None:
-    bars = panel.barh(
-        [row.setting.label for row in rows], [row.examples_per_s for row in rows], color="tab:blue"
-    )
+    labels = [row.setting.label for row in rows]
+    bars = panel.barh(labels, [row.examples_per_s for row in rows], color=_colours(rows))
     panel.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize="small")
-    panel.margins(x=0.15)
+    panel.margins(x=0.2)
     panel.invert_yaxis()
     panel.set_xlabel("examples/s, all workers")
     panel.grid(alpha=0.3)
@@ -113,29 +123,35 @@ def _plot_speed(panel: plt.Axes, rows: Sequence[Figures]) -> None:
 def _plot_bytes(panel: plt.Axes, rows: Sequence[Figures]) -> None:
     labels = [row.setting.label for row in rows]
     left = [0.0] * len(rows)
-    for kind in _KINDS:
-        if any(kind in row.kb for row in rows):
-            kb = [row.kb.get(kind, 0.0) for row in rows]
-            panel.barh(labels, kb, left=left, label=kind)
-            left = [a + b for a, b in zip(left, kb, strict=True)]
+    for kind, colour in _COLOURS.items():
+        kb = [row.kb.get(kind, 0.0) for row in rows]
+        # A name that begins with _ is not in the legend.
+        panel.barh(labels, kb, left=left, color=colour, label="_" * ("+" in kind) + kind)
+        left = [a + b for a, b in zip(left, kb, strict=True)]
     panel.set_yticks([])
     panel.invert_yaxis()
     panel.set_xlabel("kB that a worker sends and gets a step")
-    panel.legend(fontsize="small")
+    panel.legend(fontsize="small", loc="lower right")
     panel.grid(alpha=0.3)
 
 
 def _plot_auc(panel: plt.Axes, rows: Sequence[Figures]) -> None:
-    for row, marker in zip(_of_one_model(rows), itertools.cycle("osv^D*"), strict=False):
+    for row, colour, marker in zip(rows, _colours(rows), itertools.cycle("*osv^D"), strict=False):
+        if row.setting.variant == ALONE:  # each of its models has seen its share of the examples
+            continue
         seconds = [count / row.examples_per_s for count in row.examples]
-        panel.plot(seconds, row.auc, marker + "-", label=row.setting.label, alpha=0.8)
+        panel.plot(seconds, row.auc, marker + "-", color=colour, alpha=0.8)
     panel.set_xscale("log")
-    for formatted in (panel.xaxis.set_major_formatter, panel.xaxis.set_minor_formatter):
-        formatted(lambda x, _: f"{x:g}")
+    panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    panel.xaxis.set_minor_formatter(ticker.NullFormatter())
     panel.set_xlabel("seconds of training")
     panel.set_ylabel("AUC, held out")
-    panel.legend(fontsize="x-small")
     panel.grid(alpha=0.3)
+
+
+def _colours(rows: Sequence[Figures]) -> list[str]:
+    return [f"C{i}" for i in range(len(rows))]
 
 
 def _of_one_model(rows: Sequence[Figures]) -> list[Figures]:
