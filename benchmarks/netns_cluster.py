@@ -81,7 +81,7 @@ _VARIANTS = flags.DEFINE_list(
     "variants", [v for v in VARIANTS if v != "unbounded"], f"of {', '.join(VARIANTS)}"
 )
 _DENSE_STALENESS = flags.DEFINE_list(
-    "dense_staleness", ["default"], "of HetParameterServerStrategy; default: not given"
+    "dense_staleness", ["default", "64"], "of HetParameterServerStrategy; default: not given"
 )
 _DENSE_WIRE_DTYPE = flags.DEFINE_enum(
     "dense_wire_dtype", "float32", ["float32", "bfloat16"], "of HetParameterServerStrategy"

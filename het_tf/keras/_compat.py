@@ -47,8 +47,12 @@ def functional_class() -> type[keras.Model]:
 
 
 def calls_as_keras_does(model: keras.Model) -> bool:
-    """Whether it is functional or sequential, with the call and train_step of Keras."""
-    kind = type(model)
+    """Whether it is functional or sequential, with the call of Keras."""
     is_known = isinstance(model, (functional_class(), keras.Sequential))
     base = keras.Sequential if isinstance(model, keras.Sequential) else functional_class()
-    return is_known and kind.call is base.call and kind.train_step is keras.Model.train_step
+    return is_known and type(model).call is base.call
+
+
+def trains_as_keras_does(model: keras.Model) -> bool:
+    """Whether `calls_as_keras_does`, with the train_step of Keras."""
+    return calls_as_keras_does(model) and type(model).train_step is keras.Model.train_step

@@ -16,7 +16,14 @@ from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.ahead import Batch, Source, StepsAhead
 from het_tf.keras.dense import DenseVariables
 from het_tf.keras.fused_steps import fused_steps
-from het_tf.keras.lookups import StepLookups, commit_op, find_keys_fn, write_through_op
+from het_tf.keras.lookups import (
+    SharedLookups,
+    StepLookups,
+    commit_op,
+    find_keys_fn,
+    shared,
+    write_through_op,
+)
 from het_tf.keras.metric_state import MetricScope, metric_variables
 from het_tf.keras.one_replica import on_one_replica
 from het_tf.keras.stacked import read_weights, stacked_signature, take_batch
@@ -317,8 +324,8 @@ class StepClosure:
             count = None if variable is None else StepCount(variable, variable.value)
         scope = MetricScope(captured, others, replicas, count)
         with scope, on_one_replica(self._strategy):
-            logs = self._train_or_test(batch, lookups)
-            if not self._once:  # sent at the closure's end
+            logs = self._train_or_test(batch, lookups, scope)
+            if self._training and not self._once:  # sent at the closure's end
                 write_through_op(lookups)
         self._log_names = tuple(logs)
         for constant, value in self._constants:
@@ -337,10 +344,16 @@ class StepClosure:
         states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
         return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
 
-    def _train_or_test(self, batch: Batch, lookups: list[Lookup]) -> dict[str, Any]:
+    def _train_or_test(
+        self, batch: Batch, lookups: list[Lookup], scope: MetricScope
+    ) -> dict[str, Any]:
         model = self._model
         fused = contextlib.nullcontext() if self._trained is None else fused_steps(model)
-        with prepared(lookups), fused:
+        # Where it is not known what the model will be called with, it is looked up when it is.
+        sharing = contextlib.nullcontext()
+        if not lookups:
+            sharing = shared(SharedLookups(model, scope, lookups))
+        with prepared(lookups), fused, sharing:
             logs = _flat((model.train_step if self._training else model.test_step)(batch))
             self._metric_names = frozenset(model.get_metrics_result())
         return logs

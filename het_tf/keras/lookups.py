@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -45,7 +48,7 @@ def find_keys_fn(model: keras.Model) -> Callable[[Any], Keys] | None:
             return [(layer, layer.lookup_keys(layer.keys_of(x))) for layer, x in found.items()]
 
         return ask
-    if not _compat.calls_as_keras_does(model):
+    if not _compat.trains_as_keras_does(model):
         logging.info(
             "%s has its own call or train_step, so its ids are looked up when its layers are"
             " called: write a method lookahead_ids(batch) that returns {layer: ids}, and they are"
@@ -53,24 +56,95 @@ def find_keys_fn(model: keras.Model) -> Callable[[Any], Keys] | None:
             model.name,
         )
         return None
-    return lambda batch: _record_keys(model, batch)
+
+    def record(batch: Any) -> Keys:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        return [(call.layer, call.keys) for call in _record_calls(model, (x,), {"training": True})]
+
+    return record
 
 
-def _record_keys(model: keras.Model, batch: Any) -> Keys:
-    """The keys that a model looks up: it is run up to there."""
-    layers: list[HetEmbedding] = []
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+class SharedLookups:
+    """While a model is called, what its layers look up goes in one message to each server.
+
+    Calls ask it through `of_call`, in a context of `shared`.
+    """
+
+    def __init__(
+        self, model: keras.Model, scope: keras.StatelessScope, made: list[prepared.Lookup]
+    ):
+        """Describes them.
+
+        Args:
+          model: to be called.
+          scope: with the values of its variables.
+          made: to have the lookups.
+        """
+        self._model, self._scope, self._made = model, scope, made
+        cached = [layer for layer in embeddings_of(model) if layer.built and layer.is_cached]
+        self._is_worth = len(cached) > 1 and _compat.calls_as_keras_does(model)
+        self._graph = tf.compat.v1.get_default_graph()
+
+    @contextlib.contextmanager
+    def of_call(self, model: keras.Model, args: Any, kwargs: Any) -> Iterator[None]:
+        """Prepares what a call of a model looks up, if it is this model."""
+        here = self._graph is tf.compat.v1.get_default_graph()
+        if not self._is_worth or model is not self._model or prepared.is_recording() or not here:
+            yield
+            return
+        try:
+            calls = _record_calls(model, args, kwargs, self._scope)
+        except prepared.CannotLookAhead:
+            calls = []
+        lookups = StepLookups(None, None)
+        requests = requests_op([call for call in calls if call.layer.is_cached])
+        replies, _ = lookups.receive_op(lookups.call_op(requests))
+        made = lookups.install_op(requests, replies)
+        self._made += made
+        with prepared.prepared(made):
+            yield
+
+
+_shared: contextvars.ContextVar[SharedLookups | None] = contextvars.ContextVar(
+    "shared_lookups", default=None
+)
+
+
+@contextlib.contextmanager
+def shared(lookups: SharedLookups) -> Iterator[None]:
+    """Calls in this context look up through `lookups`."""
+    token = _shared.set(lookups)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def lookups_of_call(model: keras.Model, args: Any, kwargs: Any) -> AbstractContextManager[None]:
+    """To be entered around a call of a model with these arguments."""
+    lookups = _shared.get()
+    return contextlib.nullcontext() if lookups is None else lookups.of_call(model, args, kwargs)
+
+
+def _record_calls(
+    model: keras.Model,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    scope: keras.StatelessScope | None = None,
+) -> list[prepared.Call]:
+    """The calls of its layers that a call of a model makes: it is run up to there."""
+    made: list[prepared.Call] = []
 
     # In a function, of which TensorFlow drops what the keys do not need.
     @tf.function(autograph=False)
-    def keys_of(x: Any) -> list[tf.Tensor]:
-        with _UpToTheKeys(model), prepared.recording() as calls:
-            model(x, training=True)
-        layers[:] = [layer for layer, _ in calls]
-        return [keys for _, keys in calls]
+    def keys_of(args: Any, kwargs: Any) -> list[tf.Tensor]:
+        with _UpToTheKeys(model, scope), prepared.recording() as calls:
+            model(*args, **kwargs)
+        made[:] = calls
+        return [call.keys for call in calls]
 
-    keys = keys_of(x)
-    return list(zip(layers, keys, strict=True))
+    keys = keys_of(args, kwargs)
+    return [dataclasses.replace(call, keys=k) for call, k in zip(made, keys, strict=True)]
 
 
 class _UpToTheKeys(keras.StatelessScope):
@@ -79,8 +153,10 @@ class _UpToTheKeys(keras.StatelessScope):
     TensorFlow drops what is computed of the others, but not that they are read from their servers.
     """
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, scope: keras.StatelessScope | None):
+        """scope: with the values of those that keys may depend on, if not their own."""
         super().__init__(initialize_variables=False)
+        self._scope = scope
         layers = model._flatten_layers()  # there is no public list of nested layers
         unused = [*model.trainable_variables, *(v for v in model.variables if is_seed(v))]
         for layer in layers:
@@ -92,6 +168,8 @@ class _UpToTheKeys(keras.StatelessScope):
         value = super().get_current_value(variable)
         if value is None and id(variable) in self._unused:
             return tf.zeros(variable.shape, variable.dtype)
+        if value is None and self._scope is not None:
+            return self._scope.get_current_value(variable)
         return value
 
 
@@ -112,6 +190,16 @@ class Request:
         """The same lookup of what `tensors` were made of."""
         unique_ids, ticket, *requests = tensors
         return Request(self.layer, unique_ids, ticket, requests)
+
+
+def requests_op(calls: Sequence[prepared.Call]) -> list[Request]:
+    """Requests for what calls of layers look up, in their order."""
+    caches = [call.layer.worker_cache for call in calls]
+    unique_ids = [cache.unique_ids_op(call.keys) for cache, call in zip(caches, calls, strict=True)]
+    return [
+        Request(call.layer, unique, *cache.request_op(unique, call.fresh))
+        for call, cache, unique in zip(calls, caches, unique_ids, strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,12 +245,7 @@ class StepLookups:
           The requests, in the order of the calls.
         """
         keys = [] if self._find_keys is None else self._find_keys(batch)
-        keys = [(layer, keys) for layer, keys in keys if wanted(layer)]
-        unique_ids = [layer.worker_cache.unique_ids_op(keys) for layer, keys in keys]
-        return [
-            Request(layer, unique, *layer.worker_cache.request_op(unique))
-            for (layer, _), unique in zip(keys, unique_ids, strict=True)
-        ]
+        return requests_op([prepared.Call(layer, k, False) for layer, k in keys if wanted(layer)])
 
     def call_op(self, requests: Sequence[Request]) -> Calls:
         """Sends what was requested, for any number of steps, and for the replicas."""

@@ -12,6 +12,7 @@ from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
 from het_tf.keras import _compat
+from het_tf.keras.lookups import lookups_of_call
 from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.keras.weights_check import check_rows
 from het_tf.keras.whole_files import whole_file
@@ -35,6 +36,11 @@ class _ParameterServerFit:
         if trainer is None:
             trainer = self.__dict__["_het_trainer"] = ParameterServerTrainer(self, strategy)
         return trainer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.__call__`."""
+        with lookups_of_call(self, args, kwargs):
+            return super().__call__(*args, **kwargs)
 
     def _trainer_to_run(self) -> ParameterServerTrainer | None:
         trainer = self._parameter_server_trainer

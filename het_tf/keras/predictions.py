@@ -12,6 +12,7 @@ import tensorflow as tf
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras.feeds import StreamFeed, fill
+from het_tf.keras.lookups import SharedLookups, shared
 from het_tf.keras.metric_state import MetricScope
 from het_tf.keras.one_replica import on_one_replica
 from het_tf.keras.stacked import read_weights, stacked_signature, take_batch
@@ -40,7 +41,9 @@ class PredictClosure:
         @tf.function(input_signature=[tf.TensorSpec([], tf.int32)], autograph=False)
         def step(i: tf.Tensor) -> Any:
             batch = take_batch(self._element_spec, stacked, i)
-            with MetricScope(weights, variables), on_one_replica(self.strategy):
+            scope = MetricScope(weights, variables)
+            sharing = shared(SharedLookups(self._model, scope, []))
+            with scope, on_one_replica(self.strategy), sharing:
                 return self._model.predict_step(batch)
 
         outputs = step.get_concrete_function().structured_outputs

@@ -330,7 +330,7 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
                     with tf.init_scope():
                         self.compiled_with(model.optimizer)
                 self._check_has_table()
-            if prepared.record(self, keys):
+            if prepared.record(self, keys, fresh=training is False):
                 outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
                 outputs = lookup(self, keys, features, training)

@@ -36,9 +36,24 @@ class Lookup:
     ticket: tf.Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a layer.
+
+    Attributes:
+      layer: a `HetEmbedding`.
+      keys: int64, of any shape.
+      fresh: whether its rows may miss nothing, however stale they might be.
+    """
+
+    layer: Any
+    keys: tf.Tensor
+    fresh: bool
+
+
 @contextlib.contextmanager
-def recording() -> Iterator[list[tuple[Any, tf.Tensor]]]:
-    """Layers called in this context note their keys, int64, instead of looking them up."""
+def recording() -> Iterator[list[Call]]:
+    """Layers called in this context note what they would look up, instead of doing so."""
     _local.calls = []
     _local.graph = tf.compat.v1.get_default_graph()
     try:
@@ -47,18 +62,24 @@ def recording() -> Iterator[list[tuple[Any, tf.Tensor]]]:
         _local.calls = None
 
 
+def is_recording() -> bool:
+    """Whether layers note what they would look up."""
+    return getattr(_local, "calls", None) is not None
+
+
 @contextlib.contextmanager
 def prepared(lookups: Sequence[Lookup]) -> Iterator[None]:
     """Layers called in this context take their rows from these lookups, in the order of calls."""
+    before = getattr(_local, "lookups", None), getattr(_local, "graph", None)
     _local.lookups = list(lookups)
     _local.graph = tf.compat.v1.get_default_graph()
     try:
         yield
     finally:
-        _local.lookups = None
+        _local.lookups, _local.graph = before
 
 
-def record(layer: Any, keys: tf.Tensor) -> bool:
+def record(layer: Any, keys: tf.Tensor, fresh: bool) -> bool:
     """Notes a call of a layer, if in `recording`.
 
     Raises:
@@ -69,7 +90,7 @@ def record(layer: Any, keys: tf.Tensor) -> bool:
         return False
     if tf.compat.v1.get_default_graph() is not _local.graph:
         raise CannotLookAhead(f"{layer.name} is called within a tf.function or tf.cond")
-    calls.append((layer, keys))
+    calls.append(Call(layer, keys, fresh))
     return True
 
 

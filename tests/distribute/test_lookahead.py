@@ -136,6 +136,10 @@ def remote_calls(model):
     """How many calls to servers the functions of a model's training steps hold, but for those that
     ask again after a server has restarted."""
     (closure,) = model._parameter_server_trainer._closures.values()
+    return calls_to_servers(closure)
+
+
+def calls_to_servers(closure):
     graph = closure.on_batches.get_concrete_function().graph.as_graph_def()
     functions = [f for f in graph.library.function if "ask_again" not in f.signature.name]
     return sum(node.op == "Het>CallServers" for f in functions for node in f.node_def)
@@ -174,6 +178,51 @@ def test_26_layers_share_the_messages_of_one(strategy, staleness):
         assert calls[26] == calls[1]
     finally:
         strategy.dense_staleness = None
+
+
+class OwnStep(het_tf.keras.Model):
+    """Calls itself with what nobody knows before."""
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x + 1, y))
+
+
+def many_embeddings(strategy, layers, cls, staleness=10):
+    with strategy.scope():
+        inputs = keras.Input((3,), dtype="int64")
+        cache = het_tf.CacheConfig(KEYS, staleness=staleness)
+        embeddings = [HetEmbedding(4, seed=i, cache=cache) for i in range(layers)]
+        hidden = keras.layers.Flatten()(
+            keras.layers.Concatenate()([embedding(inputs) for embedding in embeddings * 2])
+        )
+        model = cls(inputs, keras.layers.Dense(1, kernel_initializer="ones")(hidden))
+        model.compile(keras.optimizers.SGD(0.001), "mse", steps_per_execution=2)
+    return model, embeddings
+
+
+@pytest.mark.parametrize("staleness", [10, 0])
+def test_a_train_step_of_ones_own_shares_messages_too(strategy, staleness):
+    """And so do evaluate and predict."""
+    ids, labels = np.arange(96).reshape(32, 3), np.ones((32, 1))
+    calls = {}
+    for layers in (2, 5):
+        model, embeddings = many_embeddings(strategy, layers, OwnStep, staleness)
+        model.fit(ids, labels, batch_size=8, verbose=0)
+        for embedding in embeddings:
+            assert sorted(embedding.table.export().keys) == list(range(1, 97))
+        predicted = model.predict(ids + 1, batch_size=8, verbose=0)
+        rows = [embedding.table.lookup(ids + 1) for embedding in embeddings]
+        dense = model.layers[-1].get_weights()
+        expected = np.concatenate(rows * 2, -1).reshape(32, -1) @ dense[0] + dense[1]
+        np.testing.assert_allclose(predicted, expected, rtol=1e-5)
+        loss = model.evaluate(ids + 1, labels, batch_size=8, verbose=0)
+        np.testing.assert_allclose(loss, np.mean((predicted - 1) ** 2), rtol=1e-5)
+        closures = model._parameter_server_trainer._closures.values()
+        calls[layers] = sorted(calls_to_servers(closure) for closure in closures)
+    assert calls[5] == calls[2]
+    # Lookups, and in training without staleness updates.
+    assert calls[2] == ([1, 1, 2] if staleness == 0 else [1, 1, 1])
 
 
 def test_steps_that_are_looked_ahead_for_share_messages(strategy):

@@ -21,7 +21,7 @@ _BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 _PROGRAM = str(_BENCHMARKS / "netns_cluster.py")
 _SMALL = (
     *("--steps=8", "--epochs=2", "--steps_per_execution=4", "--batch=32", "--held_out=1024"),
-    *("--dim=16", "--hidden=16"),
+    *("--dim=16", "--hidden=16", "--dense_staleness=default"),
 )
 
 
@@ -340,7 +340,6 @@ def test_waits_and_dense_bytes_over_links_with_a_delay(network: ModuleType, tmp_
     often, seldom = runs.figures(runs.read(path))
     for row in (often, seldom):
         assert set(row.kb) == {"embeddings", "dense", "rest"}
-        assert 0 <= row.waited <= 1
         assert (row.waited_ms > 0) == (row.waited > 0)
     assert 0 < seldom.kb["dense"] < often.kb["dense"]
 
