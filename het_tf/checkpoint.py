@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import registration
 
 from het_tf.saving import parts
+from het_tf.saving.descriptions import check_shape, shape_of
 from het_tf.saving.manager import Manager
 from het_tf.saving.weights_files import rows_in
 from het_tf.table import EmbeddingTable
@@ -35,11 +36,11 @@ class _Shape(tf.train.experimental.PythonState):
         self._table = table
 
     def serialize(self) -> str:
-        return json.dumps(parts.shape_of(self._table))
+        return json.dumps(shape_of(self._table))
 
     def deserialize(self, string_value: bytes) -> None:
         where = f"the checkpoint's table for {self._table.shared_name.rpartition('/')[0]}"
-        parts.check_shape(json.loads(string_value), self._table, where)
+        check_shape(json.loads(string_value), self._table, where)
 
 
 class TableState(tf.Module):

@@ -19,10 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from het_tf import _abandoned, ops
-from het_tf._arguments import INT64_MAX
+from het_tf.saving.descriptions import check_description, is_count
 
-# Of a part. What a config must have, and which of it are counts.
-_KEYS = {"format", "dim", "slot_dim", "optimizer", "initializer", "seed"}
+# What the config of a part must have beside what describes the table, all of it counts.
 _COUNTS = ("shard", "rows", "num_shards")
 # By table and shard.
 Numbers = dict[tuple[str, int], int]
@@ -162,6 +161,7 @@ def _read_configs(prefix: str, table: str) -> list[dict[str, Any]]:
             raise tf.errors.NotFoundError(None, None, f"{where} is missing")
         try:
             config = json.loads(reader.get_tensor(key))
+            check_description(config)
             if not _is_valid(config, len(configs)):
                 raise ValueError(f"it says {config}")
             if configs and config["num_shards"] != configs[0]["num_shards"]:
@@ -177,24 +177,19 @@ def _read_configs(prefix: str, table: str) -> list[dict[str, Any]]:
 
 def _is_valid(config: dict[str, Any], shard: int) -> bool:
     """Whether this is the config of that shard's part."""
-    counts = [config[name] for name in _COUNTS] + [config.get("candidates", 0)]
-    if not set(config) >= _KEYS or counts[0] != shard:
+    counts = [config.get(name) for name in _COUNTS] + [config.get("candidates", 0)]
+    if counts[0] != shard:
         return False
     time = config.get("time")
-    if not all(_is_count(each) for each in (*counts, 0 if time is None else time)):
+    if not all(is_count(each) for each in (*counts, 0 if time is None else time)):
         return False
     if not isinstance(config.get("admission", ""), str):
         return False
     if "since" in config:
         since = config["since"]
         name, numbers = since["checkpoint"], (config["dropped"], config["at"])
-        return name == name.rpartition("/")[2] != "" and all(map(_is_count, numbers))
+        return name == name.rpartition("/")[2] != "" and all(map(is_count, numbers))
     return True
-
-
-def _is_count(number: Any) -> bool:
-    """Whether it is one, or a given time, that an int64 holds."""
-    return type(number) is int and 0 <= number <= INT64_MAX
 
 
 def _base_name(config: dict[str, Any]) -> str | None:

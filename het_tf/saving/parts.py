@@ -18,12 +18,11 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from het_tf import lifetimes, ops
+from het_tf import ops
 from het_tf._threads import call_in_daemon
 from het_tf.saving.chains import Chain, Link, Numbers, part_name, read_links
+from het_tf.saving.descriptions import describe, takes_ages, takes_sketches, takes_slots
 from het_tf.table import EmbeddingTable
-
-_FORMAT = 1
 
 # A shard has one snapshot at a time. Whoever cuts several of them waits here for others who do. A
 # thread may give back what another one took.
@@ -211,8 +210,8 @@ def restore_parts(
                 table.handle(shard),
                 **_parts_of(links[name], name, shard, table.num_shards, check),
                 slots=slots[name],
-                ages=_takes_ages(configs[name][0], table),
-                sketches=_takes_sketches(configs[name][0], table, f"checkpoint {prefix}, {name}"),
+                ages=takes_ages(configs[name][0], table),
+                sketches=takes_sketches(configs[name][0], table, f"checkpoint {prefix}, {name}"),
                 **attributes(name),
             )
             return int(owned)
@@ -237,7 +236,7 @@ def restore_parts(
     if only_check:
         return
     times = {
-        name: configs[name][0].get("time") if _takes_ages(configs[name][0], table) else None
+        name: configs[name][0].get("time") if takes_ages(configs[name][0], table) else None
         for name, table in tables.items()
     }
     try:
@@ -275,86 +274,6 @@ def _parts_of(
             lambda config, last: config.get("candidates", -1) if check or config is last else -1
         ),
     }
-
-
-def describe(table: EmbeddingTable) -> dict[str, Any]:
-    """What a file says of the table whose rows it holds."""
-    ages = {"ages": table.age_time, "time": table.time} if table.age_time else {}
-    return {**shape_of(table), "slot_dim": table.slot_dim, **table.row_attributes, **ages}
-
-
-def shape_of(table: EmbeddingTable) -> dict[str, Any]:
-    """What of `describe` a table must have in common with rows that it is to have."""
-    return {"format": _FORMAT, "dim": table.dim}
-
-
-def check_shape(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> None:
-    """Checks that saved rows fit a table.
-
-    Args:
-      config: `shape_of`, or `describe`, of the table that was saved.
-      table: that is to have the rows.
-      where: they are, for messages.
-
-    Raises:
-      ValueError: the rows have another width, or another format.
-    """
-    if config.get("format") != _FORMAT:
-        raise ValueError(f"{where} has format {config.get('format')!r}, expected {_FORMAT}")
-    if config["dim"] != table.dim:
-        raise ValueError(f"{where} has rows of {config['dim']} columns, the table {table.dim}")
-
-
-def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
-    """Whether saved rows fit a table with their slots, or only without them, which is logged.
-
-    Args:
-      config: `describe` of the table that was saved.
-      table: that is to have the rows.
-      where: they are, for messages.
-
-    Raises:
-      ValueError: the rows have another width, or another format.
-    """
-    check_shape(config, table, where)
-    own = describe(table)
-    if any(config[x] != own[x] for x in ("initializer", "seed")):
-        logging.warning(
-            "%s was saved with initializer %r and seed %d; with %r and %d of this table, rows that"
-            " were never updated read otherwise",
-            where,
-            *(each[x] for each in (config, own) for x in ("initializer", "seed")),
-        )
-    kinds = [each["optimizer"].split()[0] for each in (config, own)]
-    if kinds[0] == kinds[1] and config["slot_dim"] == own["slot_dim"]:
-        return True
-    logging.warning(
-        "%s was saved with optimizer %r: values are kept, and the slots of %r start afresh",
-        where,
-        config["optimizer"],
-        own["optimizer"],
-    )
-    return False
-
-
-def _takes_ages(config: Mapping[str, Any], table: EmbeddingTable) -> bool:
-    """Whether the ages of saved rows mean something in the table."""
-    return table.age_time is not None and config.get("ages") == table.age_time
-
-
-def _takes_sketches(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
-    """Whether saved sketches count for the same ids in the same places as those of the table."""
-    if not lifetimes.has_sketch(config.get("admission", "")):
-        return False
-    if config["admission"] == table.admission:
-        return True
-    logging.warning(
-        "%s was saved with admission %r; sketches of %r begin anew",
-        where,
-        config["admission"],
-        table.admission,
-    )
-    return False
 
 
 def on_shards(

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import json
 import os
 import uuid
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from het_tf.saving.parts import describe, restore_parts, save_parts, takes_slots
+from het_tf.saving.descriptions import check_description, describe, is_count, takes_slots
+from het_tf.saving.parts import restore_parts, save_parts
 from het_tf.table import EmbeddingTable, TableExport
 
-_COLUMNS = ("keys", "values", "slots", "clocks")
+_DTYPES = {"keys": np.int64, "values": np.float32, "slots": np.float32, "clocks": np.int64}
+_MAX_CLOCK = 1 << 62  # ops/core/row/clock.h
 # What the table is called in a bundle beside a weights file.
 _NAME = "table"
 
@@ -73,11 +77,16 @@ def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
     """
     folder = _folder.get()
     if folder is None:
-        parts = 0
-        for parts, part in enumerate(table.export_parts(), start=1):
-            for column in _COLUMNS:
-                store[f"{column}_{parts - 1}"] = getattr(part, column)
-        where = {"rows": "inside", "parts": parts}
+        where: dict[str, Any] = {"rows": "inside", "parts": 0, "count": 0}
+        checksums: dict[str, list[int]] = {column: [] for column in _DTYPES}
+        for number, part in enumerate(table.export_parts()):
+            for column, of_parts in checksums.items():
+                array = getattr(part, column)
+                store[f"{column}_{number}"] = array
+                of_parts.append(zlib.crc32(array))
+            where["parts"] += 1
+            where["count"] += len(part.keys)
+        where["crc32"] = checksums
     else:
         prefix = f"{folder}/{name.replace('/', '_')}-{uuid.uuid4().hex}"
         bundles = save_parts({_NAME: table}, prefix)
@@ -120,56 +129,119 @@ def load_rows(store: Any, table: EmbeddingTable, name: str) -> None:
 def _load_rows(store: Any, table: EmbeddingTable, name: str, only_check: bool) -> None:
     if "table" not in store:
         raise ValueError(f"the weights file has no rows for the table of layer {name}")
-    config = json.loads(np.asarray(store["table"], np.uint8).tobytes())
+    where = f"the weights file's table of layer {name}"
+    config = _read_config(store, where)
     if config["rows"] == "beside":
-        prefix, folder = config["prefix"], _folder.get()
-        if folder is not None:
-            prefix = f"{folder}/{prefix.rsplit('/', 1)[-1]}"
-        try:
-            restore_parts({_NAME: table}, prefix, only_check=only_check)
-        except tf.errors.NotFoundError as error:
-            raise tf.errors.NotFoundError(
-                None,
-                None,
-                f"the weights file has no rows of layer {name}, but a pointer to {prefix}*, where"
-                " they are not complete; with het_tf.checkpoint.rows_in(folder) they are looked"
-                f" for in that folder ({error.message})",
-            ) from error
+        _restore_beside(config["prefix"], table, name, only_check)
         return
-    has_slots = takes_slots(config, table, f"the weights file's table of layer {name}")
-
-    def parts() -> Iterator[TableExport]:
-        for part in range(config["parts"]):
-            rows = TableExport(*(np.asarray(store[f"{column}_{part}"]) for column in _COLUMNS))
-            yield (
-                rows
-                if has_slots
-                else TableExport(rows.keys, rows.values, rows.slots[:, :0], rows.clocks)
-            )
-
-    slot_dim = table.slot_dim if has_slots else 0
-    for number, rows in enumerate(parts()):
-        _check(rows, table.dim, slot_dim, f"part {number} of the table of layer {name}")
+    has_slots = takes_slots(config, table, where)
+    checked = _check_parts(store, config, where)
     if only_check:
         return
     table.clear()
-    for rows in parts():
+    for part in range(checked):
+        rows = TableExport(*(np.asarray(store[f"{column}_{part}"]) for column in _DTYPES))
+        if not has_slots:
+            rows = dataclasses.replace(rows, slots=rows.slots[:, :0])
         table.import_(rows, initial_slots=not has_slots)
 
 
-def _check(rows: TableExport, dim: int, slot_dim: int, what: str) -> None:
-    count = len(rows.keys)
-    expected = {
+def _restore_beside(prefix: str, table: EmbeddingTable, name: str, only_check: bool) -> None:
+    folder = _folder.get()
+    if folder is not None:
+        prefix = f"{folder}/{prefix.rsplit('/', 1)[-1]}"
+    try:
+        restore_parts({_NAME: table}, prefix, only_check=only_check)
+    except tf.errors.NotFoundError as error:
+        raise tf.errors.NotFoundError(
+            None,
+            None,
+            f"the weights file has no rows of layer {name}, but a pointer to {prefix}*, where"
+            " they are not complete; with het_tf.checkpoint.rows_in(folder) they are looked"
+            f" for in that folder ({error.message})",
+        ) from error
+
+
+def _read_config(store: Any, where: str) -> dict[str, Any]:
+    """What the file says of the rows, with nothing missing."""
+    try:
+        config = json.loads(np.asarray(store["table"], np.uint8).tobytes())
+        check_description(config)
+        if config.get("rows") not in ("inside", "beside"):
+            raise ValueError(f"it says rows = {config.get('rows')!r}")
+        if config["rows"] == "beside":
+            if not isinstance(config.get("prefix"), str) or not config["prefix"]:
+                raise ValueError(f"it says prefix = {config.get('prefix')!r}")
+        elif not is_count(config.get("parts")):
+            raise ValueError(f"it says parts = {config.get('parts')!r}")
+        elif "crc32" in config or "count" in config:  # files of before have neither
+            _check_checksums(config)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{where} is damaged: {error}") from error
+    return config
+
+
+def _check_checksums(config: dict[str, Any]) -> None:
+    if not is_count(config.get("count")):
+        raise ValueError(f"it says count = {config.get('count')!r}")
+    of_columns = config.get("crc32")
+    if not isinstance(of_columns, dict) or of_columns.keys() != _DTYPES.keys():
+        raise ValueError(f"it says crc32 = {of_columns!r}")
+    for column, checksums in of_columns.items():
+        if not isinstance(checksums, list) or len(checksums) != config["parts"]:
+            raise ValueError(
+                f"it has not one checksum of {column} for each of {config['parts']} parts"
+            )
+
+
+def _check_parts(store: Any, config: dict[str, Any], where: str) -> int:
+    """Reads all rows, and raises a ValueError if they are not what the file says.
+
+    Returns:
+      How many parts there are.
+    """
+    keys = []
+    for part in range(config["parts"]):
+        arrays = {}
+        for column in _DTYPES:
+            name = f"{column}_{part}"
+            if name not in store:
+                raise ValueError(
+                    f"{where} is damaged: {name} of {config['parts']} parts is missing"
+                )
+            arrays[column] = np.asarray(store[name])
+        try:
+            _check_part(arrays, config, part)
+        except ValueError as error:
+            raise ValueError(f"{where} is damaged: part {part}: {error}") from error
+        keys.append(arrays["keys"])
+    if f"keys_{config['parts']}" in store:
+        raise ValueError(f"{where} is damaged: it has more than {config['parts']} parts")
+    count = sum(map(len, keys))
+    if count != config.get("count", count):
+        raise ValueError(
+            f"{where} is damaged: it says count = {config['count']}, and has {count} rows"
+        )
+    if len(np.unique(np.concatenate(keys or [[]]))) != count:
+        raise ValueError(f"{where} is damaged: it has a key twice")
+    return config["parts"]
+
+
+def _check_part(arrays: dict[str, np.ndarray], config: dict[str, Any], part: int) -> None:
+    count = len(arrays["keys"]) if arrays["keys"].ndim else 0
+    shapes = {
         "keys": (count,),
-        "values": (count, dim),
-        "slots": (count, slot_dim),
+        "values": (count, config["dim"]),
+        "slots": (count, config["slot_dim"]),
         "clocks": (count,),
     }
-    for column, shape in expected.items():
-        array = getattr(rows, column)
-        if array.shape != shape:
-            raise ValueError(f"{what}: {column} has shape {array.shape}, expected {shape}")
+    for column, array in arrays.items():
+        if array.dtype != _DTYPES[column] or array.shape != shapes[column]:
+            expected = f"{np.dtype(_DTYPES[column])} {list(shapes[column])}"
+            raise ValueError(f"{column} is {array.dtype} {list(array.shape)}, expected {expected}")
+        if "crc32" in config and zlib.crc32(array) != config["crc32"][column][part]:
+            raise ValueError(f"the checksum of {column} does not agree with it")
         if not np.isfinite(array).all():
-            raise ValueError(f"{what}: {column} holds NaN or infinity")
-    if (rows.clocks < 0).any():
-        raise ValueError(f"{what}: clocks holds {rows.clocks.min()}")
+            raise ValueError(f"{column} holds NaN or infinity")
+    for clock in arrays["clocks"][(arrays["clocks"] < 0) | (arrays["clocks"] > _MAX_CLOCK)]:
+        raise ValueError(f"clocks holds {clock}")

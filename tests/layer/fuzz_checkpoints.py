@@ -2,14 +2,16 @@
 
     python tests/layer/fuzz_checkpoints.py [seconds [seed]]
 
-A checkpoint of one table, or one of three that build on one another, is damaged at random: bytes of
-its files, which checksums should notice, or its tensors, written anew with correct checksums. The
-table must be as before, or have exactly what the checkpoint says, also where TensorFlow finds its
-own part of it damaged. Prints the seed of what went wrong; a crash shows as one.
+A checkpoint of one table, one of three that build on one another, or a weights file with rows is
+damaged at random: bytes of its files, which checksums should notice, or its tensors, written anew
+with correct checksums. The table must be as before, or have exactly what the file says, each key
+once, also where TensorFlow or HDF5 finds its own part of it damaged. Prints the seed of what went
+wrong; a crash shows as one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
@@ -19,13 +21,17 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import test_chains as chains
 import test_checkpoint as cases
+import test_weights_check as weights
 
 import het_tf
+import het_tf.table as tables
 from het_tf.table import EmbeddingTable, TableExport
 
 ROWS, WIDTH = 2000, 8
@@ -85,85 +91,181 @@ def damage_bytes(rng: random.Random, folder: pathlib.Path, name: str) -> None:
 def damage_tensors(rng: random.Random, tensors: dict) -> None:
     """Changes a tensor or an entry of the config."""
     name = rng.choice([name for name in tensors if name.startswith(cases.PART)])
-    numbers = [-(2**63), -1, 0, 1, 7, ROWS - 1, ROWS + 1, 2**31, 2**62, 2**63 - 1, 10**30, 0.5]
     if name.endswith("config"):
-        config = json.loads(tensors[name])
-        key = rng.choice(list(config))
-        others = ["", "sgd", "ckpt-1", "ckpt-2", "ckpt-3", None, [], {}, *numbers, float("nan")]
-        others += [{"checkpoint": rng.choice(others), "cut": rng.choice(others)}]
-        config[key] = rng.choice(others)
-        if rng.random() < 0.2:
-            del config[key]
-        text = json.dumps(config).encode()
-        tensors[name] = text if rng.random() < 0.9 else text[: rng.randrange(len(text))]
+        tensors[name] = damage_config(rng, tensors[name])
+    else:
+        damage_array(rng, tensors, name)
+
+
+def damage_weights(rng: random.Random, arrays: dict) -> None:
+    """Changes an array of rows or an entry of what the file says of them."""
+    name = rng.choice([name for name in arrays if not name.isdigit()])
+    if name == "table":
+        arrays[name] = np.frombuffer(damage_config(rng, arrays[name].tobytes()), np.uint8)
         return
-    array = tensors[name]
-    kind = rng.randrange(6)
+    damage_array(rng, arrays, name)
+    if rng.random() < 0.8:
+        weights.with_checksums(arrays)
+
+
+def damage_config(rng: random.Random, text: bytes) -> bytes:
+    """Changes an entry."""
+    config = json.loads(text)
+    numbers = [-(2**63), -1, 0, 1, 7, ROWS - 1, ROWS + 1, 2**31, 2**62, 2**63 - 1, 10**30, 0.5]
+    key = rng.choice(list(config))
+    others = ["", "sgd", "ckpt-1", "ckpt-2", "ckpt-3", None, [], {}, *numbers, float("nan")]
+    others += [{"checkpoint": rng.choice(others), "cut": rng.choice(others)}]
+    config[key] = rng.choice(others)
+    if rng.random() < 0.2:
+        del config[key]
+    text = json.dumps(config).encode()
+    return text if rng.random() < 0.9 else text[: rng.randrange(len(text))]
+
+
+def damage_array(rng: random.Random, arrays: dict, name: str) -> None:
+    """Changes an array, or removes it."""
+    array = arrays[name]
+    kind = rng.randrange(7)
     if kind == 0:
-        del tensors[name]
+        del arrays[name]
     elif kind == 1:
-        tensors[name] = array[: rng.randrange(len(array))]
+        arrays[name] = array[: rng.randrange(len(array))]
     elif kind == 2:
-        tensors[name] = array.reshape(-1)
+        arrays[name] = array.reshape(-1)
     elif kind == 3:
-        tensors[name] = array.astype(rng.choice((np.float64, np.int32, np.int64, np.float32)))
+        arrays[name] = array.astype(rng.choice((np.float64, np.int32, np.int64, np.float32)))
     elif kind == 4:
-        tensors[name] = np.concatenate([array, array])
+        arrays[name] = np.concatenate([array, array])
+    elif kind == 5:
+        array = array.copy()
+        array[rng.randrange(len(array))] = array[rng.randrange(len(array))]
+        arrays[name] = array
     else:
         array = array.copy()
         bad = [np.nan, np.inf, 3e38] if array.dtype == np.float32 else [-1, 2**62 + 1, -(2**63)]
         array[rng.randrange(len(array))] = rng.choice(bad)
-        tensors[name] = array
+        arrays[name] = array
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What is damaged.
+
+    Attributes:
+      saved: the table of the undamaged files.
+      names: what files are to be damaged.
+      make: what the files are read into: a table, or a model.
+      table_of: its table.
+      restore: reads the files of a folder into it.
+      rewrite: changes the tensors of the file of a name in a folder.
+      damage: of tensors.
+    """
+
+    saved: EmbeddingTable
+    names: list[str]
+    make: Callable[[], Any]
+    restore: Callable[[Any, pathlib.Path], None]
+    rewrite: Callable[[pathlib.Path, str, Callable[[dict], None]], None]
+    damage: Callable[[random.Random, dict], None]
+    table_of: Callable[[Any], EmbeddingTable] = lambda table: table
+
+
+def save_kinds(folder: pathlib.Path) -> dict[str, Kind]:
+    """Writes what is to be damaged, each kind into a folder of its name."""
+    for name in ("one", "weights"):
+        (folder / name).mkdir()
+    one = make_table(ROWS, 0)
+    cases.checkpoint_of(one).save(str(folder / "one" / "ckpt"))
+    model = weights.layer_of(ROWS // 2)
+    tables._EXPORT_PART_BYTES = 10_000  # so that there are several parts
+    model.save_weights(folder / "weights" / "rows.weights.h5")
+
+    def rewrite_weights(folder: pathlib.Path, name: str, damage: Callable[[dict], None]) -> None:
+        path = folder / f"{name}.weights.h5"
+        weights.change(path, folder / "changed", arrays=damage)
+        (folder / "changed").rename(path)
+
+    return {
+        "one": Kind(
+            one,
+            ["ckpt-1"],
+            functools.partial(make_table, 10, 1),
+            cases.restore,
+            chains.rewrite,
+            damage_tensors,
+        ),
+        "chain": Kind(
+            save_chain(folder / "chain"),
+            ["ckpt-1", "ckpt-2", "ckpt-3"],
+            functools.partial(make_table, 10, 1, chains.SOME_EXPIRE),
+            chains.restore,
+            chains.rewrite,
+            damage_tensors,
+        ),
+        "weights": Kind(
+            model.get_layer("rows").table,
+            ["rows"],
+            functools.partial(weights.layer_of, 10),
+            lambda into, folder: into.load_weights(folder / "rows.weights.h5"),
+            rewrite_weights,
+            damage_weights,
+            lambda into: into.get_layer("rows").table,
+        ),
+    }
 
 
 def main(seconds: float, seed: int) -> None:
     logging.disable()  # of values that were not restored
     folder = pathlib.Path(tempfile.mkdtemp())
-    (folder / "one").mkdir()
-    one = make_table(ROWS, 0)
-    cases.checkpoint_of(one).save(str(folder / "one" / "ckpt"))
-    kinds = {"one": (one, ""), "chain": (save_chain(folder / "chain"), chains.SOME_EXPIRE)}
-    saved = {kind: cases.sorted_rows(table) for kind, (table, _) in kinds.items()}
-    tables = {kind: make_table(10, 1, lifetimes) for kind, (_, lifetimes) in kinds.items()}
-    before = cases.sorted_rows(tables["one"])
-    counted = kinds["chain"][0].stats()["candidates"]
-    assert counted == 20
+    kinds = save_kinds(folder)
+    saved = {name: cases.sorted_rows(kind.saved) for name, kind in kinds.items()}
+    counted = {name: kind.saved.stats()["candidates"] for name, kind in kinds.items()}
+    assert counted["chain"] == 20
+    subjects = {name: kind.make() for name, kind in kinds.items()}
+    before = {
+        name: cases.sorted_rows(kind.table_of(subjects[name])) for name, kind in kinds.items()
+    }
     end = time.monotonic() + seconds
-    runs = refused = 0
+    runs = dict.fromkeys(kinds, 0)
+    refused = 0
     while time.monotonic() < end:
-        rng = random.Random(seed + runs)
+        number = seed + sum(runs.values())
+        rng = random.Random(number)
         copy = folder / "copy"
-        kind = rng.choice(["one", "chain"])
-        name = "ckpt-1" if kind == "one" else f"ckpt-{rng.randint(1, 3)}"
-        shutil.copytree(folder / kind, copy)
+        name = rng.choice(list(kinds))
+        kind = kinds[name]
+        file = rng.choice(kind.names)
+        shutil.copytree(folder / name, copy)
         if by_bytes := rng.random() < 0.6:
-            damage_bytes(rng, copy, name)
+            damage_bytes(rng, copy, file)
         else:
-            chains.rewrite(copy, name, functools.partial(damage_tensors, rng))
-        restore = cases.restore if kind == "one" else chains.restore
-        error = cases.error_of(restore, tables[kind], copy)
-        after = cases.sorted_rows(tables[kind])
+            kind.rewrite(copy, file, functools.partial(kind.damage, rng))
+        error = cases.error_of(kind.restore, subjects[name], copy)
+        table = kind.table_of(subjects[name])
+        after = cases.sorted_rows(table)
         try:
             refused += error is not None
-            if error is not None and len(after[0]) == len(before[0]):
-                cases.assert_same_rows(after, before)
-                assert tables[kind].stats()["candidates"] == 0
+            if error is not None and len(after[0]) == len(before[name][0]):
+                cases.assert_same_rows(after, before[name])
+                assert table.stats()["candidates"] == 0
             else:
                 # Bytes without a meaning, or of something else than the table; or another value
                 # that is as good.
                 if by_bytes:
-                    cases.assert_same_rows(after, saved[kind])
-                    assert tables[kind].stats()["candidates"] == counted * (kind == "chain")
+                    cases.assert_same_rows(after, saved[name])
+                    assert table.stats()["candidates"] == counted[name]
                 assert by_bytes or error is None
                 assert all(np.isfinite(column).all() for column in after)
-                tables[kind] = make_table(10, 1, kinds[kind][1])
+                if name == "weights":
+                    assert len(after[0]) == len(saved[name][0])
+                subjects[name] = kind.make()
         except AssertionError:
-            print(f"seed {seed + runs}: {error!r}", flush=True)
+            print(f"seed {number}, {name}, {file}, bytes {by_bytes}: {error!r}", flush=True)
             raise
         shutil.rmtree(copy)
-        runs += 1
+        runs[name] += 1
     shutil.rmtree(folder)
-    print(f"{runs} damaged checkpoints, {refused} refused")
+    print(f"damaged: {runs}; {refused} refused")
 
 
 if __name__ == "__main__":
