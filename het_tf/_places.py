@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from het_tf import ops
@@ -21,15 +19,15 @@ def host_here() -> str:
         return ops.shard_of(tf.zeros([0], tf.int64), num_shards=1).device
 
 
-def devices_beside(host: str, kind: str) -> list[str]:
-    """The devices that can keep rows for a task, each in a store of its own.
+def device_beside(host: str, kind: str) -> str:
+    """The device that keeps rows for a task: the first of its kind, since a task has one cache.
 
     Args:
       host: the task's CPU device.
       kind: "GPU"; or "CPU", which takes a GPU's place in builds without CUDA.
 
     Returns:
-      Their names, at least one.
+      Its name.
 
     Raises:
       ValueError: there is none; says why.
@@ -38,7 +36,7 @@ def devices_beside(host: str, kind: str) -> list[str]:
     if kind == "CPU":
         if cuda is not None:
             raise ValueError(f"the het_tf ops are built with CUDA {cuda}, for GPUs alone")
-        return [host]
+        return host
     if cuda is None:
         raise ValueError(
             "the het_tf ops are built without CUDA; where there is an nvcc, HET_TF_CUDA=1 builds"
@@ -48,16 +46,4 @@ def devices_beside(host: str, kind: str) -> list[str]:
     found = [name for name in names if task_of(name) in (task_of(host), (None, None))]
     if not found:
         raise ValueError(f"TensorFlow sees no GPU beside {host}")
-    return found
-
-
-def device_here(devices: Sequence[str]) -> str:
-    """That of the devices under which this is called eagerly, or the first."""
-    if len(devices) == 1:
-        return devices[0]
-    here = tf.DeviceSpec.from_string(tf.zeros([]).device)
-    for device in devices:
-        spec = tf.DeviceSpec.from_string(device)
-        if (spec.device_type, spec.device_index) == (here.device_type, here.device_index):
-            return device
-    return devices[0]
+    return found[0]

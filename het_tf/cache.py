@@ -12,7 +12,7 @@ from absl import logging
 from het_tf import _abandoned, ops
 from het_tf._arguments import check_float_dtype
 from het_tf._graph import handle_from_caller, share_in_graph
-from het_tf._places import device_here, devices_beside, host_here, task_of
+from het_tf._places import device_beside, host_here, task_of
 from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
 from het_tf.cache_config import UNBOUNDED, CacheConfig
 from het_tf.table import NO_CACHE, EmbeddingTable, sum_stats
@@ -31,8 +31,8 @@ class WorkerCache:
     Without a config there is no cache: every lookup fetches its rows, and gradients go to the
     shards, which apply the optimizer.
 
-    With `device_capacity` a worker's rows are in the memory of its GPU, on which the ops then run;
-    the coordinator's are not. So is the cache over a local table, which has no bounds.
+    With `device_capacity` a worker's rows are in the memory of its first GPU, on which the ops then
+    run; the coordinator's are not. So is the cache over a local table, which has no bounds.
 
     Attributes:
       writes_through: whether updates are sent in the step that makes them.
@@ -98,8 +98,8 @@ class WorkerCache:
             table.add_cache(self)
         _abandoned.destroy_after(self, functools.partial(_destroy, self._handles, table.is_local))
 
-    def _find_devices(self) -> dict[Any, list[str]]:
-        """By task (`task_of`), the devices that keep rows."""
+    def _find_devices(self) -> dict[Any, str]:
+        """By task (`task_of`), the device that keeps its rows."""
         if self.config is None or self.config.device_capacity is None:
             return {}
         devices = {}
@@ -107,7 +107,7 @@ class WorkerCache:
             hosts = [host_here()] if self.table.is_local else cluster_devices("worker")
         for host in hosts:
             try:
-                devices[task_of(host)] = devices_beside(host, self.config.device)
+                devices[task_of(host)] = device_beside(host, self.config.device)
             except ValueError as error:
                 if self.config.capacity is None:
                     raise ValueError(
@@ -416,7 +416,7 @@ class _Handles:
         self,
         attributes: dict[str, Any],
         on_coordinator: dict[str, Any],
-        devices: dict[Any, list[str]],
+        devices: dict[Any, str],
         config: CacheConfig | None,
     ):
         """Makes nothing yet.
@@ -424,7 +424,7 @@ class _Handles:
         Args:
           attributes: of `ops.cache_handle` on a worker.
           on_coordinator: the same there; its caches get another name.
-          devices: by task (`task_of`), those that keep rows.
+          devices: by task (`task_of`), that which keeps its rows.
           config: of the cache.
         """
         self.on_host = attributes
@@ -442,7 +442,7 @@ class _Handles:
         if self.devices:
             task = task_of(host_here())
             if task in self.devices:
-                with tf.device(device_here(self.devices[task])):
+                with tf.device(self.devices[task]):
                     return ops.cache_handle(**self._on_device)
             return _on_host(self.on_coordinator if task[0] == COORDINATOR else self.on_host)
         handle = _on_host(self.on_host)
@@ -455,11 +455,7 @@ class _Handles:
         """Those of all caches of the task under whose device this is called, eagerly."""
         if not self.devices:
             return [self.make(), _on_host(self.on_host)]
-        handles = []
-        for device in self.devices.get(task_of(host_here()), ["/device:CPU:0"]):
-            with tf.device(device):
-                handles.append(self.make())
-        return handles
+        return [self.make()]
 
     def on_every_worker_op(self) -> tf.Tensor | None:
         """A handle in a graph that any worker may run; None if they keep their rows apart."""

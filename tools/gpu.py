@@ -97,6 +97,7 @@ def load() -> None:
     env = os.environ | {"HET_TF_CUDA": "1"}
     build = ["setup.py", "-q", "build_ext", "--build-lib", str(package)]
     names = ["ops/test_device_caches.py", "layer/test_device_rows.py", "layer/test_layer.py"]
+    names += ["protocol/test_device_ops.py", "distribute/test_device_fit.py"]
     tests = ["-m", "pytest", "-rs", *(str(cxx.ROOT / "tests" / name) for name in names)]
     # Python finds the package where it is started.
     for arguments, folder in ((build, cxx.ROOT), (tests, package)):
