@@ -27,7 +27,7 @@ from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
 from het_tf.layers import arguments, callers, prepared, row_forms
 from het_tf.layers.anchor import Anchor
 from het_tf.layers.compiled import CompiledOptimizer
-from het_tf.layers.exporting import exported_table, served_table
+from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.lookup import lookup
 from het_tf.layers.rate import LearningRate
@@ -65,7 +65,8 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
     Input: integers of any integer dtype, below 2**63: dense of any shape, ragged or sparse; or
     floats, as Keras makes of integers where a model has no `keras.Input(..., dtype="int64")`: these
     must be whole numbers below what their type counts without gaps (float32: 2**24). In a graph,
-    ids that Keras casts to its input's dtype are taken as they were fed.
+    ids that Keras casts to its input's dtype are taken as they were fed, also where the model then
+    slices, splits or joins them.
     Output: [*input.shape, output_dim], in the layer's compute dtype; with a combiner
     [*input.shape[:-1], output_dim], which is computed without a tensor of all ids' rows.
     """
@@ -320,7 +321,7 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
         Returns:
           Of each feature [bags, output_dim], in the layer's compute dtype.
         """
-        served = served_table(self) or exported_table(self)
+        served = served_table(self)
         if served is not None:
             outputs = served.pool(keys, features)
         else:

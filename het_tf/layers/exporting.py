@@ -40,7 +40,7 @@ def _archive_class() -> type:
     return type(keras.export.ExportArchive())
 
 
-def exported_table(layer: Any) -> FrozenTable | None:
+def _exported_table(layer: Any) -> FrozenTable | None:
     """A copy of the layer's table that a `keras.export.ExportArchive` saves, if one is made now.
 
     `keras.Model.export` makes one, too.
@@ -87,5 +87,11 @@ def lookups_from(tables: Mapping[Any, ServedTable]) -> Iterator[None]:
 
 
 def served_table(layer: Any) -> ServedTable | None:
-    """What `layer` reads from in place of its own table, if anything."""
-    return _served.get({}).get(id(layer))
+    """What `layer` reads from in place of its own table, if anything.
+
+    If so, its model is exported: its graph has no ops of het_tf.
+
+    Raises:
+      ValueError: the model is exported in a way that would leave the table out.
+    """
+    return _served.get({}).get(id(layer)) or _exported_table(layer)

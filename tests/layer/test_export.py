@@ -21,6 +21,14 @@ outputs = model.signatures["serving_default"](ids=tf.constant(ids), x=tf.ones([l
 np.save(sys.argv[3], outputs["output_0"].numpy())
 assert "het_tf" not in sys.modules
 """
+SERVE = """
+import sys, numpy as np, tensorflow as tf
+for path in sys.argv[1:]:
+    model = tf.saved_model.load(path)
+    outputs = model.serve(np.load(path + ".npy"))
+    np.save(path + ".out.npy", tf.nest.flatten(outputs)[0])
+assert "het_tf" not in sys.modules
+"""
 
 
 def trained_model(initializer) -> keras.Model:
@@ -245,7 +253,7 @@ def plain_model(model_class=keras.Model) -> keras.Model:
 def with_an_archive(model, path):
     archive = keras.export.ExportArchive()
     archive.track(model)
-    signature = [tf.TensorSpec((None, 3), tf.int64)]
+    signature = [tf.TensorSpec(model.input.shape, model.input.dtype)]
     archive.add_endpoint("serve", lambda ids: model(ids, training=False), signature)
     archive.write_out(path, verbose=False)
 
@@ -264,6 +272,55 @@ def test_kerass_own_exports_have_the_table(export, tmp_path):
         np.testing.assert_allclose(
             served.serve(tf.constant(ids)), expected[ids.tobytes()], rtol=1e-5, atol=1e-6
         )
+
+
+def of_one_layer(dtype, layer) -> keras.Model:
+    ids = keras.Input((2,), dtype=dtype)
+    return keras.Model(ids, layer(ids))
+
+
+def collection_model(dtype) -> keras.Model:
+    tables = [
+        het_tf.layers.TableConfig(name, 10, 4, combiner=combiner)
+        for name, combiner in (("bags", "mean"), ("rows", None))
+    ]
+    features = [het_tf.layers.FeatureConfig(table.name, table) for table in tables]
+    ids = keras.Input((2,), dtype=dtype)
+    return keras.Model(ids, het_tf.layers.HetEmbeddingCollection(features)([ids, ids]))
+
+
+EXPORTED = {
+    "input_dim": lambda: of_one_layer("int64", het_tf.layers.HetEmbedding(10, 4)),
+    "int32": lambda: of_one_layer("int32", het_tf.layers.HetEmbedding(4)),
+    "float32": lambda: of_one_layer("float32", het_tf.layers.HetEmbedding(10, 4)),
+    "pooled": lambda: of_one_layer(
+        "uint64", het_tf.layers.HetEmbedding(4, combiner="mean", padding_id=3)
+    ),
+    "regularizer": lambda: of_one_layer(
+        "int64", het_tf.layers.HetEmbedding(4, embeddings_regularizer="l2")
+    ),
+    "collection": lambda: collection_model("int64"),
+    "int32_collection": lambda: collection_model("int32"),
+}
+
+
+@pytest.mark.parametrize(
+    "export", [lambda model, path: model.export(path, verbose=False), with_an_archive]
+)
+def test_stock_tensorflow_loads_what_keras_exports(export, tmp_path):
+    """Of each kind of input and layer, in a process that has no ops of het_tf."""
+    expected = {}
+    for name, make in EXPORTED.items():
+        model = make()
+        export(model, str(tmp_path / name))
+        ids = np.array([[1, 3], [9, 0]], model.input.dtype)
+        np.save(tmp_path / f"{name}.npy", ids)
+        expected[name] = keras.tree.flatten(model(ids))[0]
+    paths = [str(tmp_path / name) for name in EXPORTED]
+    subprocess.run([sys.executable, "-c", SERVE, *paths], check=True, cwd=tmp_path)
+    for name, values in expected.items():
+        served = np.load(tmp_path / f"{name}.out.npy")
+        np.testing.assert_allclose(served, values, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("model_class", [keras.Model, het_tf.keras.Model])
