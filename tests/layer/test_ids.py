@@ -114,6 +114,104 @@ def test_what_keras_casts_is_checked_as_it_was_fed(dtype, ids, message, verb):
     assert model.layers[-1].table.size() == 0
 
 
+def column(ids):
+    return ids[:, 1]
+
+
+def halves(ids):
+    return keras.ops.split(ids, 2, axis=1)[1]
+
+
+def sections(ids):
+    return keras.ops.split(ids, [1], axis=1)[1]
+
+
+def parts(ids):
+    return keras.ops.unstack(ids, axis=1)[1]
+
+
+def taken(ids):
+    return keras.ops.take(ids, [1, 1], axis=1)
+
+
+def turned(ids):
+    return keras.ops.transpose(keras.ops.slice(ids, [0, 1], [1, 1]))
+
+
+def stacked(ids):
+    return keras.ops.stack([ids[:, 1], ids[:, 1]])
+
+
+def cast_again(ids):
+    return keras.ops.cast(keras.ops.reshape(keras.ops.cast(ids, "int64")[:, 1:], (-1,)), "int32")
+
+
+MOVES = [column, halves, sections, parts, taken, turned, stacked, cast_again]
+
+
+def model_of(inputs, ids) -> keras.Model:
+    """Whose outputs are of any shape: one number for each example is made of them."""
+    return summing(keras.Model(inputs, keras.ops.sum(new_layer()(ids)) + inputs_sum(inputs)))
+
+
+def inputs_sum(inputs):
+    return 0 * keras.ops.cast(keras.ops.sum(keras.tree.flatten(inputs)[0]), "float32")
+
+
+@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
+def test_what_keras_casts_and_the_model_then_moves_is_checked_as_it_was_fed(move):
+    inputs = keras.Input((2,), dtype="int32")
+    model = model_of(inputs, move(inputs))
+    for ids, message in (
+        (np.array([[1, 2**40 + 5]]), "were cast to int32, which does not hold 1099511627781"),
+        (np.array([[1.0, np.nan]]), "must be whole numbers, not nan"),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            model.fit(ids, np.zeros(1), verbose=0)
+    table = next(layer for layer in model.layers if layer.name == "users").table
+    assert table.size() == 0
+    # What the layer does not look up is nobody's id.
+    model.fit(np.array([[2**40 + 5, 7]]), np.zeros(1), verbose=0)
+    assert list(table.export().keys) == [7]
+
+
+@pytest.mark.parametrize("move", MOVES[:-1], ids=lambda move: move.__name__)
+def test_integers_that_keras_makes_floats_and_the_model_moves_stay_themselves(move):
+    inputs = keras.Input((2,))
+    model = model_of(inputs, move(inputs))
+    model.fit(np.array([[1, 2**53 + 1]]), np.zeros(1), verbose=0)
+    (layer,) = (layer for layer in model.layers if layer.name == "users")
+    assert list(layer.table.export().keys) == [2**53 + 1]
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message"),
+    [
+        ([np.array([[1]]), np.array([[2**40 + 5]])], "does not hold 1099511627781"),
+        ([np.array([[1]], np.int32), np.array([[2**40 + 5]])], "does not hold 1099511627781"),
+        ([np.array([[1]]), np.array([[np.nan]])], "must be whole numbers, not nan"),
+    ],
+)
+def test_inputs_that_are_joined_are_checked_as_they_were_fed(feeds, message):
+    inputs = [keras.Input((1,), dtype="int32") for _ in range(2)]
+    model = model_of(inputs, keras.layers.Concatenate()(inputs))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        model.fit(feeds, np.zeros(1), verbose=0)
+    model.fit([np.array([[3]]), np.array([[4.0]])], np.zeros(1), verbose=0)
+    (layer,) = (layer for layer in model.layers if layer.name == "users")
+    assert sorted(layer.table.export().keys) == [3, 4]
+
+
+def test_a_column_of_ids_beside_one_of_other_numbers():
+    """Joined and parted again, as in a model of a table's columns."""
+    inputs = [keras.Input((1,)), keras.Input((1,))]
+    ids = keras.layers.Concatenate()(inputs)[:, 0]
+    model = model_of(inputs, ids)
+    model.fit([np.array([[3]]), np.array([[0.5]])], np.zeros(1), verbose=0)
+    (layer,) = (layer for layer in model.layers if layer.name == "users")
+    assert list(layer.table.export().keys) == [3]
+
+
 def test_what_a_cluster_casts_is_checked_as_it_was_fed(strategy):
     with strategy.scope():
         layer = new_layer(cache=het_tf.CacheConfig(10, staleness=0))
