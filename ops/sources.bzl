@@ -152,8 +152,11 @@ CUDA_TESTS = [
     "ops/cuda/device_cache_memory_test.cc",
     "ops/cuda/device_cache_pool_test.cc",
     "ops/cuda/device_cache_test.cc",
+    "ops/cuda/device_cache_threads_test.cc",
     "ops/cuda/lanes_test.cc",
+    "ops/cuda/lanes_threads_test.cc",
     "ops/cuda/schedule_test.cc",
+    "ops/cuda/store_count_test.cc",
     "ops/cuda/store_test.cc",
 ]
 

@@ -79,17 +79,19 @@ int LaunchLanes(const Kernel& kernel, int64_t n, Stream stream) {
 // fails, and one that has them share memory is seen by ThreadSanitizer.
 template <typename Body>
 int RunItems(int64_t n, const Body& body) {
-  constexpr int64_t kThreads = 3, kFewest = 64;  // fewer items are not worth threads
+  items_run += n;
+  constexpr int64_t kThreads = 3;
   const auto run = [&](int64_t first, int64_t stride) {
     for (int64_t item = n - 1 - first; item >= 0; item -= stride) body(item);
   };
-  if (n < kFewest) {
+  if (n < threaded_from) {
     run(0, 1);
     return 0;
   }
-  std::thread threads[kThreads];
-  for (int64_t t = 0; t < kThreads; ++t) threads[t] = std::thread(run, t, kThreads);
-  for (std::thread& thread : threads) thread.join();
+  std::thread others[kThreads - 1];
+  for (int64_t t = 1; t < kThreads; ++t) others[t - 1] = std::thread(run, t, kThreads);
+  run(0, kThreads);
+  for (std::thread& other : others) other.join();
   return 0;
 }
 
@@ -141,6 +143,19 @@ HET_DEVICE inline void AtomicAdd(int64_t* at, int64_t x) {
   atomicAdd(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(x));
 #else
   __atomic_fetch_add(at, x, __ATOMIC_RELAXED);
+#endif
+}
+
+// Adds x for each thread that comes here: once for all those of a warp that do so together. at and
+// x: the same for all of them.
+HET_DEVICE inline void AtomicAddEach(int64_t* at, int64_t x) {
+#ifdef __CUDA_ARCH__
+  const unsigned together = __activemask();
+  if (static_cast<int>(threadIdx.x % 32) == __ffs(together) - 1) {
+    AtomicAdd(at, x * __popc(together));
+  }
+#else
+  AtomicAdd(at, x);
 #endif
 }
 

@@ -52,6 +52,28 @@ TEST(DeviceCacheTest, AStepOfHitsAsksForNothing) {
   EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
 }
 
+// Neither of hits nor of misses.
+TEST(DeviceCacheTest, AStepsWorkDoesNotGrowWithTheCapacity) {
+  if (!cuda::IsHostBuild()) GTEST_SKIP() << "kernels' items are counted on the host build";
+  Ids ids(100);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::vector<int64_t> items;
+  for (const int64_t capacity : {1000, 100000}) {
+    CacheConfig config = PlainConfig(2);
+    config.capacity = capacity;
+    const DeviceCluster cluster(config);
+    for (int step = 0; step < 2; ++step) {
+      const int64_t before = cuda::items_run;
+      cluster.Step(0, ids, Floats(ids.size(), 1));
+      items.push_back(cuda::items_run - before);
+    }
+  }
+  EXPECT_GT(items[0], items[1]);
+  EXPECT_GT(items[1], 0);
+  EXPECT_EQ(items[2], items[0]);
+  EXPECT_EQ(items[3], items[1]);
+}
+
 TEST(DeviceCacheTest, NoIdsIsAStep) {
   const DeviceCluster cluster(PlainConfig(2));
   EXPECT_EQ(cluster.Step(0, {}, {}), Floats());

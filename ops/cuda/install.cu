@@ -29,6 +29,20 @@ struct FindMoved {
   }
 };
 
+struct CountNew {
+  StoreView store;
+  const int32_t* index;
+  const int32_t* slots;
+  const int64_t* bases;
+
+  HET_DEVICE void operator()(int64_t r) const {
+    const int32_t slot = slots[index[r]];
+    if (slot < 0 || slot >= store.num_lines || bases[r] < 0) return;
+    const bool has_row = store.live(slot) && store.lines[slot].base >= 0;
+    if (!has_row) AtomicAddEach(store.num_rows, 1);
+  }
+};
+
 template <typename RuleType>
 struct Install {
   StoreView store;
@@ -68,6 +82,7 @@ int het_install(HetStore* store, const int32_t* index, int32_t* slots, float* ro
   if (any_forgotten) {
     HET_CUDA_RETURN_IF_ERROR(LaunchLanes<32>(FindMoved{store->view, index, slots}, n, stream));
   }
+  HET_CUDA_RETURN_IF_ERROR(Launch(CountNew{store->view, index, slots, bases}, n, stream));
   return std::visit(
       [&](const auto& rule) {
         const Install<std::decay_t<decltype(rule)>> install = {store->view, rule, index,

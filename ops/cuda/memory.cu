@@ -11,6 +11,8 @@ namespace het_tf {
 namespace cuda {
 
 std::atomic<int64_t> allocations_left{INT64_MAX};
+std::atomic<int64_t> items_run{0};
+std::atomic<int64_t> threaded_from{64};
 
 #ifdef __CUDACC__
 

@@ -37,6 +37,11 @@ const char* ErrorString(int error);
 
 // Host build: so many allocations succeed; after them tests see what a device out of memory does.
 extern std::atomic<int64_t> allocations_left;
+// Host build: how many items kernels were run for; tests see what a call's work depends on.
+extern std::atomic<int64_t> items_run;
+// Host build: as many items run on several threads, fewer on the caller's; 64. Tests that are to
+// show races set it lower.
+extern std::atomic<int64_t> threaded_from;
 
 }  // namespace cuda
 }  // namespace het_tf

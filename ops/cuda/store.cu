@@ -44,6 +44,7 @@ size_t Place(void* memory, HetStore* store, float** table, int32_t table_floats,
   view.rows = scratch.Take<float>(int64_t{view.num_lines} * view.row_stride);
   view.records = scratch.Take<float>(int64_t{view.num_lines} * view.record_stride);
   view.time = scratch.Take<double>(1);
+  view.num_rows = scratch.Take<int64_t>(1);
   *gains = scratch.Take<int32_t>(Scoring::kGains);
   *table = scratch.Take<float>(table_floats);
   return scratch.bytes();
@@ -95,6 +96,7 @@ int Create(const HetStoreConfig& config, void* memory, HetStore* store, Stream s
   HET_CUDA_RETURN_IF_ERROR(
       Fill(0, sizeof(DeviceLine) * int64_t{view.num_lines}, view.lines, stream));
   HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(double), view.time, stream));
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), view.num_rows, stream));
   HET_CUDA_RETURN_IF_ERROR(Copy(gains.data(), sizeof(gains), gains_there, stream));
   HET_CUDA_RETURN_IF_ERROR(Copy(table.data(), sizeof(float) * table.size(), table_there, stream));
   return Synchronize(stream);
@@ -112,20 +114,6 @@ struct Unpin {
   }
 };
 
-struct CountLines {
-  StoreView store;
-  int64_t* num_lines;
-
-  HET_DEVICE void operator()(int64_t bucket) const {
-    int64_t lines = 0;
-    for (int32_t way = 0; way < store.ways; ++way) {
-      const auto slot = static_cast<int32_t>(bucket) * store.ways + way;
-      lines += store.live(slot) && store.lines[slot].base >= 0;
-    }
-    AtomicAdd(num_lines, lines);
-  }
-};
-
 struct Forget {
   StoreView store;
   int32_t shard, num_shards;
@@ -137,6 +125,7 @@ struct Forget {
     if (!store.live(slot)) return;
     if (ShardOfHash(HashKey(line.key), num_shards) != static_cast<uint32_t>(shard)) return;
     store.tag(slot) = StoreView::kNoTag;
+    if (line.base >= 0) AtomicAddEach(store.num_rows, -1);
     if (line.pending > 0) AtomicAdd(updates_lost, line.pending);
     line.pending = 0;
     line.units = 0;
@@ -185,8 +174,7 @@ void het_store_info(const HetStore* store, HetStoreInfo* info) {
 }
 
 int het_count_lines(HetStore* store, int64_t* num_lines, HetStream stream) {
-  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_lines, stream));
-  return Launch(CountLines{store->view, num_lines}, store->view.buckets, stream);
+  return Copy(store->view.num_rows, sizeof(int64_t), num_lines, stream);
 }
 
 int het_unpin(HetStore* store, const HetBatch* batch, const int32_t* slots, HetStream stream) {

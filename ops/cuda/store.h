@@ -43,6 +43,7 @@ struct StoreView {
   float* rows;        // (num_lines, row_stride)
   float* records;     // (num_lines, record_stride)
   double* time;       // (1): Scoring's
+  int64_t* num_rows;  // (1): lines that have a row, so that nobody has to count them
   Scoring scoring;
   ClockRule clock;
   uint32_t buckets;
