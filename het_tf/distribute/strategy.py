@@ -109,6 +109,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         health.wait_until_up(self._addresses)
         super().__init__(cluster_resolver, variable_partitioner)
         self._marks = recovery.Marks()
+        self._recoveries = 0
         self._manager: tf.train.CheckpointManager | Manager | None = None
         self._reports = CacheReports(self._ended_caches)
         self._monitor = health.HealthMonitor(
@@ -268,6 +269,14 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         """What `restore_or_initialize` was called with last."""
         return self._manager
 
+    @property
+    def recoveries(self) -> int:
+        """How often something was made anew since a parameter server was lost.
+
+        A `tf.function` that was traced when it was less has variables and tables that are gone.
+        """
+        return self._recoveries
+
     def recover(self) -> bool:
         """Waits until all parameter servers answer, and makes anew what those that were lost held.
 
@@ -290,6 +299,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         reconnect()
         replaced = self._marks.take_replaced(until)
         logging.warning("%s: other processes than before; made anew what they held", replaced)
+        self._recoveries += 1
         recovery.make_again(replaced)
         recovery.wait_until_reached(self, replaced, until)
         return True

@@ -85,7 +85,7 @@ class Watching:
         if isinstance(error, tf.errors.ResourceExhaustedError):
             return error
         named = {("ps", int(i)) for i in _PS_DEVICE.findall(str(error))} & set(self._addresses)
-        transport = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+        transport = _is_of_transport(error)
         if not named and not transport:
             return error
         suspects = sorted(named) or [task for task in self._addresses if task[0] == "ps"]
@@ -95,7 +95,7 @@ class Watching:
                 return tf.errors.UnavailableError(
                     None, None, f"{self._ps_lost_message(task, state)} ({error})"
                 )
-        if named and transport:
+        if named and (transport or _is_of_lost_tensor(error)):
             # It answers, so it was restarted: the variables and tables it held are gone.
             message = self._ps_lost_message(sorted(named)[0], None)
             return tf.errors.UnavailableError(None, None, f"{message} ({error})")
@@ -179,6 +179,27 @@ def _runs_ops(device: str) -> bool:
     except (tf.errors.OpError, concurrent.futures.TimeoutError):
         return False
     return True
+
+
+# What TensorFlow makes of an error of transport that an op of ours has had, as it takes such errors
+# for those of its own calls.
+_REPLACED = re.compile(
+    r"originally returned (Unavailable|Aborted)Error, and was replaced by InternalError"
+)
+
+
+def _is_of_transport(error: tf.errors.OpError) -> bool:
+    if isinstance(error, tf.errors.InternalError):
+        return _REPLACED.search(str(error)) is not None
+    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+
+
+def _is_of_lost_tensor(error: tf.errors.OpError) -> bool:
+    """Whether a task lacks what a process before it at its address was given to keep."""
+    return (
+        isinstance(error, tf.errors.InvalidArgumentError)
+        and "Unable to find the relevant tensor remote_handle" in error.message
+    )
 
 
 def _is_stale_worker_error(error: tf.errors.OpError) -> bool:

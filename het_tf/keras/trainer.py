@@ -67,6 +67,7 @@ class ParameterServerTrainer:
         self._metrics: list[int] = []  # ids of the variables in _sums
         self._traffic = Traffic(strategy)
         self._built = False
+        self._recoveries = strategy.recoveries  # When the first function was traced.
 
     def forget_compiled(self) -> None:
         """Drops what was traced; `compile` was called."""
@@ -74,6 +75,13 @@ class ParameterServerTrainer:
         self._dense = None
         self._sums = None
         self._built = False
+        self._recoveries = self._strategy.recoveries
+
+    def _check_servers(self) -> None:
+        """Before anything: the cluster is open; what was traced before servers came back goes."""
+        self._strategy.check_open()
+        if self._recoveries != self._strategy.recoveries:
+            self.forget_compiled()
 
     # The three entry points. Their arguments are those of keras.Model.
 
@@ -98,7 +106,7 @@ class ParameterServerTrainer:
         validation_freq: int | list[int],
     ) -> keras.callbacks.History:
         """Trains; returns the history."""
-        self._strategy.check_open()
+        self._check_servers()
         model = self._model
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = inputs.split_validation(
@@ -207,7 +215,7 @@ class ParameterServerTrainer:
         return_dict: bool,
     ) -> Logs | list[float] | float:
         """Evaluates; returns the metrics as `keras.Model.evaluate` does."""
-        self._strategy.check_open()
+        self._check_servers()
         feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
         self._build(feed.element_spec)
         callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
@@ -224,7 +232,7 @@ class ParameterServerTrainer:
         return_dict: bool,
     ) -> Logs | list[float] | float:
         """One step on some worker; metrics go on until they are reset, as in Keras."""
-        self._strategy.check_open()
+        self._check_servers()
         batch_size = len(tf.nest.flatten(x)[0])
         if training:
             feed = train_feed(
@@ -278,7 +286,7 @@ class ParameterServerTrainer:
         callbacks: Any,
     ) -> Any:
         """Predicts; returns arrays in the order of the input."""
-        self._strategy.check_open()
+        self._check_servers()
         feed = predict_feed(x, batch_size, steps)
         with self._strategy.scope():
             _build_weights(self._model, feed.element_spec)
@@ -461,13 +469,20 @@ class ParameterServerTrainer:
 
     @contextlib.contextmanager
     def _flushed_on_error(self) -> Iterator[None]:
-        """Saves what the caches hold when training stops with an error, where that is possible."""
+        """Saves what the caches hold when training stops with an error, where that is possible.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server was lost, however that was noticed.
+        """
         try:
             yield
         except BaseException as error:
+            # Callbacks and metrics go to the servers by themselves.
+            explained = self._strategy.explain(error)
+            if isinstance(explained, tf.errors.UnavailableError):
+                raise explained from (None if explained is error else error)
             try:
-                if not isinstance(error, tf.errors.UnavailableError):
-                    self._strategy.flush()
+                self._strategy.flush()
             except Exception:
                 logging.exception("could not flush the caches after training failed")
             raise
