@@ -6,18 +6,35 @@ TensorFlow builds a graph and holds its lock.
 
 from __future__ import annotations
 
+import atexit
 import collections
+import concurrent.futures
+import contextlib
+import functools
+import itertools
 import weakref
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from het_tf._threads import call_in_daemon
+
+# Seconds that the end of the process waits for servers to destroy what it had there.
+_AT_EXIT = 10.0
+
+_numbers = itertools.count()
+_owned: dict[int, Callable[[], None]] = {}  # Those whose owners are there.
 _abandoned: collections.deque[Callable[[], None]] = collections.deque()
 
 
 def destroy_after(owner: object, destroy: Callable[[], None]) -> None:
-    """Has `destroy` called some time after `owner` is gone, but not at the end of the process."""
-    weakref.finalize(owner, _abandoned.append, destroy).atexit = False
+    """Has `destroy` called some time after `owner` is gone.
+
+    At the end of the process only after `destroy_at_exit`.
+    """
+    number = next(_numbers)
+    _owned[number] = destroy
+    weakref.finalize(owner, _abandon, number).atexit = False
 
 
 def destroy_all() -> None:
@@ -26,3 +43,23 @@ def destroy_all() -> None:
         destroy = _abandoned.popleft()
         with tf.init_scope():
             destroy()
+
+
+@functools.cache
+def destroy_at_exit() -> None:
+    """Has this process destroy what it has on servers when it ends, since they go on."""
+    atexit.register(_end)
+
+
+def _end() -> None:
+    for number in list(_owned):
+        _abandon(number)
+    # A server that hangs is not waited for. Python may begin no more threads by then.
+    with contextlib.suppress(concurrent.futures.TimeoutError, tf.errors.OpError, RuntimeError):
+        call_in_daemon(destroy_all).result(timeout=_AT_EXIT)
+
+
+def _abandon(number: int) -> None:
+    destroy = _owned.pop(number, None)
+    if destroy is not None:
+        _abandoned.append(destroy)

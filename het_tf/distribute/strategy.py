@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from het_tf import _abandoned
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._visits import COORDINATOR
 from het_tf.distribute import health, recovery
@@ -117,6 +118,8 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         )
         if self._local_cluster is not None:
             self._local_cluster.attach(self.idle, self._cluster_closed)
+        else:
+            _abandoned.destroy_at_exit()
         note_strategy(self)
 
     # The cluster.
