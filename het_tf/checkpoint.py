@@ -1,4 +1,4 @@
-"""Tables in `tf.train.Checkpoint`, and where their rows are for Keras's files."""
+"""Tables and workers in `tf.train.Checkpoint`, and where tables' rows are for Keras's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from het_tf.saving.manager import Manager
 from het_tf.saving.weights_files import rows_in
 from het_tf.table import EmbeddingTable
 
-__all__ = ["Manager", "TableState", "rows_in"]
+__all__ = ["FlushedFirst", "Manager", "TableState", "rows_in"]
 
 _PACKAGE, _NAME = "het_tf", "Table"
 
@@ -62,6 +62,25 @@ class TableState(tf.Module):
         self.shape = _Shape(table)
 
 
+class FlushedFirst(tf.Module):
+    """Has variables brought up to date before a checkpoint is written whose part it is.
+
+    Nothing of itself is in the checkpoint.
+    """
+
+    def __init__(self, flush: Callable[[], None]):
+        """flush: called before anything is written."""
+        super().__init__()
+        self.flush = flush
+
+
+def _flush(trackables: Mapping[str, FlushedFirst], file_prefix: tf.Tensor) -> None:
+    del file_prefix
+    with tf.init_scope():
+        for each in trackables.values():
+            each.flush()
+
+
 def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     with tf.init_scope():
         path = _path(file_prefix)
@@ -102,4 +121,12 @@ registration.register_checkpoint_saver(
     predicate=lambda trackable: isinstance(trackable, TableState),
     save_fn=_save,
     restore_fn=_restore,
+)
+
+registration.register_checkpoint_saver(
+    package=_PACKAGE,
+    name="FlushedFirst",
+    predicate=lambda trackable: isinstance(trackable, FlushedFirst),
+    save_fn=_flush,
+    restore_fn=lambda trackables, merged_prefix: None,
 )

@@ -60,8 +60,7 @@ def export_saved_model(
         selection.check_table(layer.table)
     with tempfile.TemporaryDirectory() as directory, tf.device("/device:CPU:0"):
         servable = servable_of(model)
-        for layer in layers:
-            layer.flush()
+        flush_model(model)
         servable.tables = [
             FrozenTable(x.table, pathlib.Path(directory), selection, in_memory=False)
             for x in layers
@@ -81,6 +80,16 @@ def export_saved_model(
             for attribute, column in table.columns().items()
         }
         bundles.replace_tensors(f"{os.fspath(path)}/variables/variables", columns)
+
+
+def flush_model(model: keras.Model) -> None:
+    """Has what workers hold back of a model, rows and dense variables, where it is read from."""
+    strategy = getattr(model, "distribute_strategy", None)
+    if hasattr(strategy, "flush"):
+        strategy.flush(slots=False)
+        return
+    for layer in embeddings_of(model):
+        layer.flush()
 
 
 def servable_of(model: keras.Model) -> tf.Module:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf._arguments import check_number
-from het_tf.layers.embedding import embeddings_of
+from het_tf.export import flush_model
 from het_tf.saving.mapped import save_mapped
 from het_tf.saving.row_selection import RowSelection
 
@@ -69,8 +69,7 @@ def export_mapped(
     selection = RowSelection(rows, min_updates, min_norm, max_age)
     versions = save_mapped(model, path, input_signature, selection, poll_seconds=0)
     try:
-        for layer in embeddings_of(model):
-            layer.flush()
+        flush_model(model)
         versions.write()
     except Exception:
         tf.io.gfile.remove(f"{os.fspath(path)}/saved_model.pb")  # without rows it is none
@@ -175,7 +174,7 @@ class Publisher(keras.callbacks.Callback):
                 raise RuntimeError("the publisher is closed")
             begin = time.monotonic()
             if flush:
-                _flush(self._published_model)
+                flush_model(self._published_model)
             try:
                 self._version = self._versions.write()
             finally:
@@ -232,15 +231,6 @@ class Publisher(keras.callbacks.Callback):
         except (RuntimeError, tf.errors.OpError) as error:
             if not self._closed.is_set():
                 logging.warning("a version was not published, the next one has its rows: %s", error)
-
-
-def _flush(model: keras.Model) -> None:
-    strategy = getattr(model, "distribute_strategy", None)
-    if hasattr(strategy, "flush"):
-        strategy.flush(slots=False)
-        return
-    for layer in embeddings_of(model):
-        layer.flush()
 
 
 def _seconds(every: float | str) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from typing import Any
 
 import keras
 
+from het_tf.checkpoint import FlushedFirst
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
@@ -35,6 +37,8 @@ class _ParameterServerFit:
         trainer = self.__dict__.get("_het_trainer")
         if trainer is None:
             trainer = self.__dict__["_het_trainer"] = ParameterServerTrainer(self, strategy)
+            # For TensorFlow's checkpoints, which find it here.
+            self._het_flushed_first = FlushedFirst(functools.partial(self._sync, slots=True))
         return trainer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -334,11 +338,11 @@ class _ParameterServerFit:
     def save_weights(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any
     ) -> None:
-        """As `keras.Model.save_weights`, with what all workers made of the weights until now.
+        """As `keras.Model.save_weights`, with what all workers made of weights and slots until now.
 
         After an error, such as of a full disk, the file is as it was before.
         """
-        self._sync(slots=False)
+        self._sync(slots=True)
         kwargs["overwrite"] = overwrite
         with whole_file(filepath, kwargs) as file:
             super().save_weights(file, **kwargs)
@@ -388,6 +392,7 @@ class _ParameterServerFit:
                     f"the table of layer {layer.name} cannot be exported with format={format!r}:"
                     ' export with format="tf_saved_model", which stock TensorFlow serves'
                 )
+            self._sync(slots=False)
             super().export(
                 filepath, format, verbose=verbose, input_signature=input_signature, **kwargs
             )
