@@ -22,6 +22,7 @@ from het_tf._visits import cluster_devices
 
 BATCHES = 40
 BATCH = 8
+STEPS_A_CLOSURE = 4  # of which an epoch has a whole number
 EPOCHS = 3
 AT = BATCHES + BATCHES // 2  # in the middle of the second epoch
 
@@ -54,7 +55,7 @@ def make_model(strategy):
         )
         x = keras.layers.Flatten()(embedding(ids))
         model = het_tf.keras.Model(ids, keras.layers.Dense(1, name="dense")(x))
-        model.compile(keras.optimizers.Adagrad(0.1), "mse", steps_per_execution=4)
+        model.compile(keras.optimizers.Adagrad(0.1), "mse", steps_per_execution=STEPS_A_CLOSURE)
     return model, embedding
 
 
@@ -153,6 +154,8 @@ def main():
         }
 
     def lose(index, at=AT, seconds=1.0):
+        """seconds: until it is back; 0: it is before the training program looks."""
+
         def run():
             cluster.kill_ps(index)
             time.sleep(seconds)
@@ -161,12 +164,12 @@ def main():
         seen = []
 
         def at_step():
-            threading.Thread(target=run).start()
+            threading.Thread(target=run).start() if seconds else run()
 
         class Later(AtStep):
             def on_train_batch_end(self, batch, logs=None):
                 seen.append(batch)
-                super().on_train_batch_end(int(self.model.optimizer.iterations.numpy()))
+                super().on_train_batch_end(STEPS_A_CLOSURE * len(seen))
 
         return Later(at, at_step)
 
@@ -178,6 +181,11 @@ def main():
         out["before the first backup"] = fit(make_model(strategy), backup, lose(0, at=BATCHES // 2))
         backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/ours")
         out["our backup"] = fit(make_model(strategy), backup, lose(1))
+        for name, staleness in (("back at once", None), ("back at once, replicas", 5)):
+            strategy.dense_staleness = staleness
+            backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/{name}")
+            out[name] = fit(make_model(strategy), backup, lose(1, seconds=0))
+        strategy.dense_staleness = None
         made = make_model(strategy)
         checkpoint = tf.train.Checkpoint(model=made[0])
         manager = tf.train.CheckpointManager(checkpoint, f"{folder}/checkpoints", max_to_keep=2)

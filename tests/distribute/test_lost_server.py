@@ -17,6 +17,8 @@ def seen():
         ("backup", [0, 1, 1, 2]),
         ("before the first backup", [0, 0, 1, 2]),
         ("our backup", [0, 1, 1, 2]),
+        ("back at once", [0, 1, 1, 2]),
+        ("back at once, replicas", [0, 1, 1, 2]),
         ("manager", [0, 1, 1, 2]),
     ],
 )
