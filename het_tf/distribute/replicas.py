@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from het_tf import ops
 from het_tf._arguments import INT32_MAX
@@ -93,9 +94,11 @@ class DenseReplicas:
             for i, native in enumerate(self._natives)
         ]
         self._exchange = Exchange(servers, [self])
+        self._workers = strategy.num_workers
         self._lock = threading.Lock()
         self._kinds: list[str] | None = None
-        self._fingerprint: np.ndarray | None = None
+        self._fingerprint: np.ndarray | None = None  # When they were last written or taken over.
+        self._kept: set[int] = set()  # Changed meanwhile, and so not written.
         self._values_behind = self._slots_behind = False
         self._functions: dict[str, Any] = {}
 
@@ -197,21 +200,25 @@ class DenseReplicas:
 
     # Eagerly, on the coordinator, while no step runs.
 
-    def begin(self) -> None:
+    def begin(self, workers: int | None = None) -> None:
         """Before steps are scheduled: has the replicas start anew if the variables have changed.
 
         Does nothing before the first step's function is traced: only then is it known which
         variables it assigns.
+
+        Args:
+          workers: that make steps from now on, if not all: an averaged contribution counts as one
+            of so many. What others have made is written back.
         """
+        workers = workers or self._strategy.num_workers
+        others, self._workers = workers != self._workers, workers
         if self._kinds is None:
             return
-        changed = np.any(self._fingerprint != self._take_fingerprint(), axis=1)
-        if not changed.any():
+        changed = self._changed()
+        if not (changed or others):
             return
         # The workers' slots go on, but for those that were changed, too.
-        for i, value in self._merge_own().items():
-            if not changed[i]:
-                self._natives[i].assign(value)
+        self._write_own(changed)
         # A replica that is there would make a step on what the variables were.
         self._destroy_on_workers()
         self._set()
@@ -223,21 +230,29 @@ class DenseReplicas:
     def write_back(self, slots: bool) -> None:
         """Brings the variables up to date, after `flush_here` on all workers.
 
+        What something else than training has changed since the last time stays as it is, until
+        `begin` has the replicas start from it.
+
         Args:
           slots: the optimizers' slots, too.
         """
         slots = slots and self._slots_behind
         if not (self._values_behind or slots):
             return
-        # What was written back before may have been changed since, and is not to be lost.
+        changed = self._changed()
         if self._values_behind:
+            values = {i: self._natives[i].numpy() for i in changed}
             self._function("pull", self._pull)()
-            self._values_behind = False
-        if slots:
-            for i, value in self._merge_own().items():
+            for i, value in values.items():
                 self._natives[i].assign(value)
+            self._values_behind = False
+            self._warn_of_kept(changed)
+        if slots:
+            self._write_own(changed)
             self._slots_behind = False
+        known = self._fingerprint
         self._fingerprint = self._take_fingerprint()
+        self._fingerprint[changed] = known[changed]
 
     @property
     def flush_here(self) -> Callable[[], tf.Tensor]:
@@ -342,7 +357,7 @@ class DenseReplicas:
         num_trainable = sum(
             values[i].size for i, role in enumerate(self._roles) if role == "trainable"
         )
-        average = 1.0 / self._strategy.num_workers
+        average = 1.0 / self._workers
         merge = self._strategy.dense_merge
         shards = len(self._devices)
         for shard, device in enumerate(self._devices):
@@ -360,6 +375,7 @@ class DenseReplicas:
                     second_weight=average,
                 )
         self._fingerprint = self._take_fingerprint()
+        self._kept.clear()
 
     def _pull(self) -> None:
         """What is exchanged becomes the variables' values, from server to server."""
@@ -392,13 +408,34 @@ class DenseReplicas:
         for i in self._indices("own", "seed"):
             end = begin + self._shapes[i].num_elements() * self._dtypes[i].size
             values = [own[begin:end].view(self._dtypes[i].as_numpy_dtype) for own in owns]
-            if self._roles[i] == "slot":
-                mean = np.mean(values, axis=0, dtype=np.float64).astype(np.float32)
-                merged[i] = mean.reshape(self._shapes[i])
-            elif self._roles[i] == "least":
-                merged[i] = np.min(values, axis=0).reshape(self._shapes[i])
+            merge = _MERGES.get(self._roles[i])
+            if merge is not None:
+                merged[i] = merge(values).reshape(self._shapes[i])
             begin = end
         return merged
+
+    def _write_own(self, changed: list[int]) -> None:
+        """Writes what becomes of the workers' own variables, but to those that were changed."""
+        for i, value in self._merge_own().items():
+            if i not in changed:
+                self._natives[i].assign(value)
+
+    def _changed(self) -> list[int]:
+        """The variables on the servers that something else than training has changed."""
+        return np.flatnonzero(
+            np.any(self._fingerprint != self._take_fingerprint(), axis=1)
+        ).tolist()
+
+    def _warn_of_kept(self, changed: list[int]) -> None:
+        exchanged = set(self._indices("float", "counter"))
+        kept = [i for i in changed if i in exchanged and i not in self._kept]
+        self._kept.update(kept)
+        if kept:
+            logging.warning(
+                "changed while steps were made, which do not count for them until the next epoch"
+                " begins: %s",
+                ", ".join(repr(self._natives[i].name) for i in kept),
+            )
 
     def _take_fingerprint(self) -> np.ndarray:
         """Of the variables on the servers."""
@@ -417,9 +454,9 @@ class DenseReplicas:
 
     def destroy(self) -> None:
         """Frees the memory that the replicas and their copy on the servers take."""
+        self._workers = self._strategy.num_workers
         if self._kinds is None:
             return
-
         self._destroy_on_workers()
         for shard, device in enumerate(self._devices):
             with contextlib.suppress(tf.errors.OpError), tf.device(device):
@@ -439,6 +476,15 @@ class DenseReplicas:
 def _counter_names() -> tuple[str, ...]:
     with tf.init_scope(), tf.device("/device:CPU:0"):
         return tuple(name.decode() for name in ops.replica_counter_names().numpy())
+
+
+# What becomes of the workers' own variables, by role: of values in the order of the workers.
+_MERGES: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
+    "slot": lambda values: np.mean(values, axis=0, dtype=np.float64).astype(np.float32),
+    "least": lambda values: np.min(values, axis=0),
+    # All workers' follow from the first one's.
+    "seed": lambda values: values[0],
+}
 
 
 def _check(native: tf.Variable, role: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import keras
 
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.keras.dense import accumulated_steps
+from het_tf.keras.dense import accumulated_steps, has_own, optimizers_of
 from het_tf.layers.embedding import embeddings_of
 
 
@@ -32,16 +32,21 @@ def check_placement(variables: Iterable[keras.Variable]) -> None:
             )
 
 
-def check_optimizer(
-    optimizer: keras.optimizers.Optimizer | None, strategy: HetParameterServerStrategy
-) -> None:
+def check_optimizers(model: keras.Model, strategy: HetParameterServerStrategy) -> None:
     """Raises a ValueError for an optimizer that does not do what the strategy promises."""
-    steps = accumulated_steps(optimizer)
+    steps = accumulated_steps(model.optimizer)
     if steps and strategy.exactly_once:
         raise ValueError(
             f"gradient_accumulation_steps={steps} does not work with exactly_once=True: a worker "
             "that dies takes the gradients along that it had accumulated. Use larger batches."
         )
+    for optimizer in optimizers_of(model):
+        if optimizer is not model.optimizer and has_own(optimizer):
+            raise ValueError(
+                f"The optimizer {optimizer.name!r} accumulates gradients or scales the loss, which"
+                " under HetParameterServerStrategy only the one can that the model is compiled"
+                " with."
+            )
 
 
 def check_callbacks(model: keras.Model, callbacks: keras.callbacks.CallbackList) -> None:

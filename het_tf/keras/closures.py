@@ -14,7 +14,7 @@ from het_tf._graph import run_beside
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.ahead import Batch, Source, StepsAhead
-from het_tf.keras.dense import DenseVariables
+from het_tf.keras.dense import DenseVariables, optimizers_of
 from het_tf.keras.fused_steps import fused_steps
 from het_tf.keras.lookups import (
     SharedLookups,
@@ -311,16 +311,16 @@ class StepClosure:
         if self._dense is not None:
             self._dense.replicas.settle_op(tf.cast(step > 0, tf.int64), reads=True)
         model = self._model
-        optimizer = model.optimizer if self._training else None
+        optimizers = optimizers_of(model) if self._training else []
         captured = [*zip(self._metrics, states, strict=True), *self._constants]
         others = list(model.variables)
-        if optimizer is not None:
+        for optimizer in optimizers:
             others.extend(optimizer.variables)
         replicas = None if self._dense is None else self._dense.replicas.variables
         if self._dense is not None:
             count = self._dense.begin_count()
         else:
-            variable = counted_variable(optimizer)
+            variable = counted_variable(model.optimizer) if self._training else None
             count = None if variable is None else StepCount(variable, variable.value)
         scope = MetricScope(captured, others, replicas, count)
         with scope, on_one_replica(self._strategy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -52,14 +52,17 @@ class DenseVariables:
             rates = [layer.rate_variable for layer in embeddings_of(model)]
             self.settings = [rate for rate in rates if rate is not None]
             trainable = list(model.trainable_variables)
-            if isinstance(optimizer, keras.optimizers.Optimizer):
-                others = [*_unchanged_by_scaler(optimizer), self._count]
+            for each in optimizers_of(model):
+                others += [*_unchanged_by_scaler(each), counted_variable(each)]
                 # No public way to the variable.
-                rate = getattr(innermost(optimizer), "_learning_rate", None)
+                rate = getattr(innermost(each), "_learning_rate", None)
                 if isinstance(rate, keras.Variable):
                     self.settings.append(rate)
-                known = _ids(others, self.settings, least)
-                slots = [v for v in optimizer.variables if id(v) not in known]
+                known = _ids(others, self.settings, least, slots)
+                rest = [v for v in each.variables if id(v) not in known]
+                # Adafactor has integers in the places of slots that a variable has not.
+                slots += [v for v in rest if not _is_integer(v)]
+                others += [v for v in rest if _is_integer(v)]
             unread = [layer.compiled_rate for layer in embeddings_of(model)]
             known = _ids(
                 *(trainable, slots, least, others, self.settings, metric_variables(model), unread)
@@ -101,9 +104,29 @@ class DenseVariables:
         return values
 
 
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """That which the model is compiled with, and those that its own `train_step` may use.
+
+    They are attributes of the model, or in lists or dicts that are.
+    """
+    found: list[keras.optimizers.Optimizer] = []
+    for value in [model.optimizer, *vars(model).values()]:
+        values = list(value.values()) if isinstance(value, Mapping) else value
+        for each in values if isinstance(values, (list, tuple)) else [values]:
+            known = any(each is x or each is innermost(x) for x in found)
+            if isinstance(each, keras.optimizers.Optimizer) and not known:
+                found.append(each)
+    return found
+
+
 def has_own(optimizer: keras.optimizers.Optimizer | None) -> bool:
     """Whether workers have something of it for themselves, wherever the dense variables are."""
     return bool(_scaler_state(optimizer)) or accumulated_steps(optimizer) > 0
+
+
+def averages_weights(optimizer: Any) -> bool:
+    """Whether it has averages of the weights (`use_ema`), which callbacks exchange with them."""
+    return bool(getattr(innermost(optimizer), "use_ema", False))
 
 
 def accumulated_steps(optimizer: Any) -> int:
@@ -134,3 +157,7 @@ def _ids(*kinds: Iterable[keras.Variable]) -> set[int]:
 def is_seed(variable: keras.Variable) -> bool:
     """Whether it is the state of a `keras.random.SeedGenerator`."""
     return variable.path.endswith("seed_generator_state")
+
+
+def _is_integer(variable: keras.Variable) -> bool:
+    return tf.as_dtype(variable.dtype).is_integer

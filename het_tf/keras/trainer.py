@@ -17,7 +17,7 @@ from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
 from het_tf.keras.closures import StepClosure
 from het_tf.keras.data import eval_feed, predict_feed, train_feed, validation_feed
-from het_tf.keras.dense import DenseVariables, has_own
+from het_tf.keras.dense import DenseVariables, averages_weights, has_own, optimizers_of
 from het_tf.keras.feeds import Feed, fill
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
 from het_tf.keras.predictions import PredictClosure, predict_in_order
@@ -189,7 +189,7 @@ class ParameterServerTrainer:
                     ),
                     should_stop=lambda: model.stop_training,
                 )
-                self._strategy.flush(slots=False)
+                self._flush_for_callbacks()
                 if validation.is_due(epoch):
                     val_logs = self._evaluate(validation.feed, callbacks)
                     logs.update({f"val_{name}": value for name, value in val_logs.items()})
@@ -249,11 +249,7 @@ class ParameterServerTrainer:
             feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size)
             self._strategy.flush(slots=False)
         self._build(feed.element_spec)
-        with self._on_workers(), self._flushed_on_error():
-            if training:
-                RateFollower(self._model).follow()
-                if self._dense is not None:
-                    self._dense.replicas.begin()
+        with self._one_step() if training else contextlib.nullcontext():
             logs = self._run_steps(
                 feed,
                 training=training,
@@ -261,8 +257,6 @@ class ParameterServerTrainer:
                 should_stop=lambda: False,
                 keeps_metrics=True,
             )
-            if training:
-                self._strategy.flush()
         return self._result(logs, return_dict)
 
     def _result(self, logs: Logs, return_dict: bool) -> Logs | list[float] | float:
@@ -292,7 +286,7 @@ class ParameterServerTrainer:
             _build_weights(self._model, feed.element_spec)
         checks.check_placement(self._model.variables)
         callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
-        self._strategy.flush(slots=False)
+        self._flush_for_callbacks()
         self._model.stop_predicting = False
         callbacks.on_predict_begin()
         key = ("predict", _hashable(feed.element_spec))
@@ -317,11 +311,11 @@ class ParameterServerTrainer:
         if not self._built:
             checks.check_one_gpu(self._strategy)
             # Before Keras builds on them, and after for what it has built.
-            checks.check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
+            checks.check_placement(_all_variables(model))
             with self._strategy.scope():
                 _compat.build_from_spec(model, element_spec)
-            checks.check_optimizer(model.optimizer, self._strategy)
-            checks.check_placement([*model.variables, *getattr(model.optimizer, "variables", ())])
+            checks.check_optimizers(model, self._strategy)
+            checks.check_placement(_all_variables(model))
             check_resets_to_zero(model)
             if self._strategy.dense_staleness is not None or has_own(model.optimizer):
                 self._dense = DenseVariables(model, self._strategy)
@@ -407,7 +401,7 @@ class ParameterServerTrainer:
 
     def _evaluate(self, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Logs:
         model = self._model
-        self._strategy.flush(slots=False)
+        self._flush_for_callbacks()
         self._build(feed.element_spec)
         model.stop_evaluating = False
         callbacks.on_test_begin()
@@ -422,6 +416,11 @@ class ParameterServerTrainer:
         return logs
 
     # Around.
+
+    def _flush_for_callbacks(self) -> None:
+        """Has variables current that callbacks look at: of the slots, averages of weights."""
+        optimizer = getattr(self._model, "optimizer", None)
+        self._strategy.flush(slots=averages_weights(optimizer))
 
     def _callback_list(
         self, callbacks: Any, verbose: str | int, epochs: int, feed: Feed, history: bool
@@ -468,6 +467,18 @@ class ParameterServerTrainer:
                 self._dense.replicas.destroy()
 
     @contextlib.contextmanager
+    def _one_step(self) -> Iterator[None]:
+        """Around a step that one worker makes for all, which may be in a callback of `fit`."""
+        with self._on_workers(), self._flushed_on_error():
+            RateFollower(self._model).follow()
+            if self._dense is not None:
+                if self._dense.replicas.in_use:
+                    self._strategy.flush()
+                self._dense.replicas.begin(workers=1)
+            yield
+            self._strategy.flush()
+
+    @contextlib.contextmanager
     def _flushed_on_error(self) -> Iterator[None]:
         """Saves what the caches hold when training stops with an error, where that is possible.
 
@@ -499,6 +510,11 @@ def _batch_hooks(
         after()
 
     return on_batch
+
+
+def _all_variables(model: keras.Model) -> list[keras.Variable]:
+    """The model's and its optimizers'."""
+    return [*model.variables, *(v for each in optimizers_of(model) for v in each.variables)]
 
 
 def _build_weights(model: keras.Model, element_spec: Any) -> None:

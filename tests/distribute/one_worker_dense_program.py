@@ -98,6 +98,49 @@ def train(model_class, optimizer):
     }
 
 
+def brief_cases():
+    """Name -> what makes it: Keras's other optimizers, and what they can be told."""
+    layers = keras.optimizers
+    return {
+        "rmsprop": lambda: layers.RMSprop(0.01, momentum=0.5, centered=True),
+        "adadelta": lambda: layers.Adadelta(0.5),
+        "adamax": lambda: layers.Adamax(0.01),
+        "nadam": lambda: layers.Nadam(0.01),
+        "ftrl": lambda: layers.Ftrl(0.1),
+        "lion": lambda: layers.Lion(0.001),
+        "lamb": lambda: layers.Lamb(0.01),
+        "adafactor": lambda: layers.Adafactor(0.01),
+        "muon": lambda: layers.Muon(0.01),
+        "amsgrad, clipvalue": lambda: layers.Adam(0.01, amsgrad=True, clipvalue=0.1),
+        "ema, overwriting": lambda: layers.SGD(
+            0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=5
+        ),
+        "two fits": lambda: layers.SGD(0.1),
+    }
+
+
+def train_briefly(model_class, optimizer, fits):
+    """A small model, for a few steps."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((sm.FEATURES,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    hidden = keras.layers.Dropout(0.5, seed=3)(hidden)
+    model = model_class(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(optimizer, "mse")
+    x, y = sm.make_data(30)
+    losses = []
+    for _ in range(fits):
+        history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
+        losses += history["loss"]
+    seeds = [v for v in model.variables if "seed" in v.path]
+    return {
+        "history": {"loss": losses},
+        "weights": [w.value.numpy().tolist() for w in [*model.weights, *seeds]],
+        "slots": [v.numpy().tolist() for v in model.optimizer.variables],
+        "rows": [],
+    }
+
+
 def optimizer_of(config):
     return keras.optimizers.deserialize(copy.deepcopy(config))  # Keras changes it
 
@@ -114,6 +157,13 @@ def main():
             with strategy.scope():
                 ours = train(het_tf.keras.Model, optimizer_of(config))
             results[name] = [ours, train(keras.Model, optimizer_of(config))]
+        keras.config.set_dtype_policy("float32")
+        strategy.dense_staleness = 4
+        for name, make in brief_cases().items():
+            fits = 2 if name == "two fits" else 1
+            with strategy.scope():
+                ours = train_briefly(het_tf.keras.Model, make(), fits)
+            results[name] = [ours, train_briefly(keras.Model, make(), fits)]
     print(json.dumps(results))
 
 

@@ -25,6 +25,18 @@ CASES = [
     "adamw, global_clipnorm, schedule",
     "adagrad",
     "ema",
+    "rmsprop",
+    "adadelta",
+    "adamax",
+    "nadam",
+    "ftrl",
+    "lion",
+    "lamb",
+    "adafactor",
+    "muon",
+    "amsgrad, clipvalue",
+    "ema, overwriting",
+    "two fits",
 ]
 
 

@@ -1,0 +1,106 @@
+"""Several optimizers, models that share layers and steps with a tape, on replicas of variables."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+import het_tf.keras
+
+BATCHES, BATCH = 12, 8
+X = np.ones((BATCHES * BATCH, 4), np.float32)
+Y = np.zeros((len(X), 1), np.float32)
+
+
+@pytest.fixture
+def dense(strategy):
+    strategy.dense_staleness = 5
+    yield strategy
+    strategy.dense_staleness = None
+
+
+class Two(het_tf.keras.Model):
+    """Two towers, each with an optimizer of its own, which a step with a tape uses."""
+
+    def train_step(self, data):
+        x, _ = data
+        logs = {}
+        for name, optimizer in {"first": self.optimizer, **self.others}.items():
+            tower = self.get_layer(name)
+            with tf.GradientTape() as tape:
+                loss = -tf.reduce_mean(tf.reduce_sum(tower(x), -1))
+            weights = tower.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+            logs[name] = loss
+        return logs
+
+
+def two_towers(strategy, second):
+    with strategy.scope():
+        inputs = keras.Input((4,))
+        towers = [
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name=name)
+            for name in ("first", "second")
+        ]
+        model = Two(inputs, [tower(inputs) for tower in towers])
+        model.compile(keras.optimizers.SGD(1.0, momentum=0.5))
+        model.others = {"second": second()}
+        model.others["second"].build(towers[1].trainable_variables)
+    return model
+
+
+def test_a_step_with_two_optimizers(dense):
+    model = two_towers(dense, lambda: keras.optimizers.SGD(1.0, momentum=0.5))
+    model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+    first, second = model.get_weights()
+    np.testing.assert_array_equal(first, second)
+    # The momentum of 0.5 doubles a step, but for the last ones.
+    assert np.all((first > 2 * BATCHES / dense.num_workers) & (first < 4 * BATCHES))
+    optimizers = [model.optimizer, model.others["second"]]
+    assert [int(each.iterations.numpy()) for each in optimizers] == [2 * BATCHES] * 2
+    slots = [each.variables[2].numpy() for each in optimizers]
+    np.testing.assert_array_equal(*slots)
+    assert np.all(slots[0] > 1)
+
+
+@pytest.mark.parametrize("bound", [None, 5])
+def test_only_the_compiled_optimizer_accumulates(dense, bound):
+    dense.dense_staleness = bound
+    model = two_towers(
+        dense, lambda: keras.optimizers.SGD(1.0, gradient_accumulation_steps=2, name="slow")
+    )
+    with pytest.raises(ValueError, match="The optimizer 'slow' accumulates gradients"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+def test_the_compiled_optimizer_accumulates_once(dense):
+    """Its gradients are slots of which there is one each."""
+    with dense.scope():
+        inputs = keras.Input((4,))
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = het_tf.keras.Model(inputs, layer(inputs))
+        optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        model.compile(optimizer, lambda _, p: -keras.ops.sum(p, axis=-1))
+    for _ in range(2):
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+    assert model.get_weights()[0][0, 0] == 1
+
+
+def test_models_that_share_a_layer_train_in_turns(dense):
+    with dense.scope():
+        shared = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        models = []
+        for _ in range(2):
+            inputs = keras.Input((4,))
+            model = het_tf.keras.Model(inputs, shared(inputs))
+            model.compile(keras.optimizers.SGD(1.0), lambda _, p: -keras.ops.sum(p, axis=-1))
+            models.append(model)
+    for fit in range(4):
+        models[fit % 2].fit(X, Y, batch_size=BATCH, verbose=0)
+    expected = 4 * BATCHES / dense.num_workers
+    for model in models:
+        np.testing.assert_allclose(model.get_weights()[0], expected, rtol=1e-6)
+        assert int(model.optimizer.iterations.numpy()) == 2 * BATCHES
