@@ -64,7 +64,7 @@ sanitize:
 gpu-kernels:
 	$(GPU) kernels
 
-##  make gpu-test  C++ tests of ops/cuda on a GPU, and under compute-sanitizer
+##  make gpu-test  C++ tests of ops/cuda on a GPU, and under compute-sanitizer; ARGS=--tool=memcheck
 .PHONY: gpu-test
 gpu-test:
 	$(GPU) test $(ARGS)

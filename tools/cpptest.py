@@ -49,22 +49,44 @@ def download_googletest(directory: Path) -> None:
         top.rename(directory)
 
 
-def googletest() -> Path:
-    if (GTEST_DEBIAN / "src/gtest-all.cc").exists():
-        return GTEST_DEBIAN
+def own_googletest() -> Path:
+    """Its folder in the tree, where it is put if it is not there."""
     directory = cxx.ROOT / f"build/googletest-{GTEST_VERSION}"
     with cxx.lock(directory.parent):
         if not directory.exists():
             download_googletest(directory)
-    return directory / "googletest"
+    return directory
+
+
+def googletest() -> Path:
+    if (GTEST_DEBIAN / "src/gtest-all.cc").exists():
+        return GTEST_DEBIAN
+    return own_googletest() / "googletest"
+
+
+def flags_of(variant: str, gtest: Path) -> list[str]:
+    flags = [*cxx.SOURCES.CXX_FLAGS, *VARIANTS[variant], *cxx.ARCH_FLAGS, "-I."]
+    return [*flags, "-isystem", f"{gtest}/include"]
+
+
+def build_benchmark() -> Path:
+    """The host build of the device's benchmark: to see that it runs, not for its times."""
+    directory = cxx.ROOT / "build/release"
+    src = cxx.SOURCES
+    flags = flags_of("release", googletest())  # the tests', whose objects these are, too
+    with cxx.lock(directory):
+        objects = cxx.compile_objects(src.CORE_SOURCES, flags, directory)
+        device_sources = [*src.CUDA_SOURCES, src.CUDA_BENCHMARK]
+        objects += cxx.compile_objects(device_sources, [*flags, "-x", "c++"], directory)
+        cxx.link(objects, ["-pthread"], directory / "step_bench")
+    return directory / "step_bench"
 
 
 def build(variant: str) -> Path:
     directory = cxx.ROOT / "build" / variant
     src = cxx.SOURCES
     gtest = googletest()
-    flags = [*src.CXX_FLAGS, *VARIANTS[variant], *cxx.ARCH_FLAGS, "-I."]
-    flags += ["-isystem", f"{gtest}/include"]
+    flags = flags_of(variant, gtest)
     gtest_sources = [f"{gtest}/src/gtest-all.cc", f"{gtest}/src/gtest_main.cc"]
     with cxx.lock(directory):
         objects = cxx.compile_objects(src.CORE_SOURCES + src.CORE_TESTS, flags, directory)

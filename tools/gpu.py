@@ -1,13 +1,19 @@
-"""ops/cuda with CUDA's compiler, and on a GPU: tools/gpu.py {kernels,load,test,bench} [arguments]
+"""ops/cuda with CUDA's compiler, and on a GPU:
+tools/gpu.py {kernels,load,test,bench,fetch} [arguments]
 
 kernels   compiles every kernel for sm_80 and sm_90, lists its registers, and fails where registers
-          are spilled to memory. Needs nvcc; where there is none it says so and does nothing.
+          are spilled to memory. Compiles the tests and the benchmark, too, so that they are known
+          to where there is no GPU. Needs nvcc; where there is none it says so and does nothing.
 load      builds the op library with CUDA, in a copy of the package, and runs the tests of caches on
           a device and of the layer with it; on the GPU, where CUDA_VISIBLE_DEVICES says which.
           Needs nvcc; where there is none it says so and does nothing.
 test      runs the C++ tests of ops/cuda on a GPU, then under compute-sanitizer, one tool after the
-          other. Arguments go to the tests (--gtest_filter=...).
-bench     benchmarks/gpu_step.py, to which the arguments go.
+          other. --tool=memcheck (racecheck, initcheck, synccheck): under that alone; --tool=none:
+          without. Other arguments go to the tests (--gtest_filter=...).
+bench     benchmarks/gpu_step.py, to which the arguments go. --host: with the host build, which
+          shows that it runs.
+fetch     has googletest in build/, for a machine that reaches no network: what it prints is to be
+          there beside the tree.
 
 test and bench need nvcc and a GPU, and no TensorFlow.
 """
@@ -85,6 +91,8 @@ def kernels() -> None:
     if spilled:
         raise SystemExit("registers are spilled:\n" + "\n".join(spilled))
     print(f"{len(ours)} kernels, no register spilled")
+    cxx.cuda_objects([cxx.SOURCES.CUDA_BENCHMARK], nvcc())
+    test_objects(cpptest.googletest())
 
 
 def load() -> None:
@@ -105,6 +113,13 @@ def load() -> None:
             raise SystemExit(1)
 
 
+def test_objects(gtest: Path) -> list[Path]:
+    # They launch little themselves, but have to agree with what does.
+    return cxx.cuda_objects(
+        cxx.SOURCES.CUDA_TESTS, nvcc(), "-x", "cu", "-isystem", f"{gtest}/include"
+    )
+
+
 def build_tests() -> Path:
     src = cxx.SOURCES
     gtest = cpptest.googletest()
@@ -114,9 +129,7 @@ def build_tests() -> Path:
         gtest_sources = [f"{gtest}/src/gtest-all.cc", f"{gtest}/src/gtest_main.cc"]
         objects += cxx.compile_objects(gtest_sources, [*host_flags, f"-I{gtest}"], DIRECTORY)
         objects += cxx.cuda_objects(src.CUDA_SOURCES, nvcc())
-        # They launch nothing themselves, but have to agree with what does.
-        test_flags = ["-x", "cu", "-isystem", f"{gtest}/include"]
-        objects += cxx.cuda_objects(src.CUDA_TESTS, nvcc(), *test_flags)
+        objects += test_objects(gtest)
         cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "cuda_test", nvcc=nvcc())
     return DIRECTORY / "cuda_test"
 
@@ -127,38 +140,62 @@ def require_gpu() -> None:
         raise SystemExit("built; there is no GPU here to run it on (nvidia-smi -L)")
 
 
+def sanitizer() -> str:
+    beside_nvcc = shutil.which("compute-sanitizer", path=f"{Path(nvcc()).resolve().parent}")
+    found = beside_nvcc or shutil.which("compute-sanitizer")
+    if found is None:
+        raise SystemExit(
+            "no compute-sanitizer here: it is part of the CUDA toolkit; --tool=none runs the tests"
+            " without it"
+        )
+    return found
+
+
 def test(arguments: list[str]) -> None:
-    binary = build_tests()
+    tools = [each.removeprefix("--tool=") for each in arguments if each.startswith("--tool=")]
+    arguments = [each for each in arguments if not each.startswith("--tool=")]
+    for tool in tools:
+        if tool not in ("none", *SANITIZER_TOOLS):
+            raise SystemExit(f"--tool={tool} must be none or of {', '.join(SANITIZER_TOOLS)}")
+    tools = tools or ["none", *SANITIZER_TOOLS]
+    checks = {tool: [sanitizer(), "--tool", tool] for tool in tools if tool != "none"}
+    binary = str(build_tests())
     require_gpu()
-    commands = [[str(binary), *arguments]]
-    sanitizer = shutil.which("compute-sanitizer", path=f"{Path(nvcc()).resolve().parent}")
-    sanitizer = sanitizer or shutil.which("compute-sanitizer")
-    if sanitizer is None:
-        print("no compute-sanitizer here: the tests run without it", flush=True)
-    else:
-        for tool in SANITIZER_TOOLS:
-            checked = [sanitizer, "--tool", tool, "--error-exitcode", "1", str(binary)]
-            commands.append([*checked, "--gtest_brief=1", *arguments])
-    for command in commands:
+    for tool in tools:
+        command = [binary, *arguments]
+        if tool != "none":
+            command = [*checks[tool], "--error-exitcode", "1", binary, "--gtest_brief=1"]
+            command += arguments
         print(" ".join(command), flush=True)
         if subprocess.run(command, cwd=cxx.ROOT).returncode:
             raise SystemExit(1)
 
 
-def bench(arguments: list[str]) -> None:
+def build_benchmark() -> Path:
     src = cxx.SOURCES
     with cxx.lock(DIRECTORY):
         objects = cxx.compile_objects(src.CORE_SOURCES, HOST_FLAGS, DIRECTORY)
         objects += cxx.cuda_objects([*src.CUDA_SOURCES, src.CUDA_BENCHMARK], nvcc())
         cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "step_bench", nvcc=nvcc())
     require_gpu()
-    program = [sys.executable, "benchmarks/gpu_step.py", str(DIRECTORY / "step_bench")]
-    raise SystemExit(subprocess.run([*program, *arguments], cwd=cxx.ROOT).returncode)
+    return DIRECTORY / "step_bench"
+
+
+def bench(arguments: list[str]) -> None:
+    on_host = "--host" in arguments
+    program = cpptest.build_benchmark() if on_host else build_benchmark()
+    arguments = [each for each in arguments if each != "--host"]
+    command = [sys.executable, "benchmarks/gpu_step.py", str(program), *arguments]
+    raise SystemExit(subprocess.run(command, cwd=cxx.ROOT).returncode)
+
+
+def fetch() -> None:
+    print(cpptest.own_googletest().relative_to(cxx.ROOT))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] in (["kernels"], ["load"]):
-        {"kernels": kernels, "load": load}[sys.argv[1]]()
+    if sys.argv[1:] in (["kernels"], ["load"], ["fetch"]):
+        {"kernels": kernels, "load": load, "fetch": fetch}[sys.argv[1]]()
     elif len(sys.argv) > 1 and sys.argv[1] in ("test", "bench"):
         {"test": test, "bench": bench}[sys.argv[1]](sys.argv[2:])
     else:

@@ -401,3 +401,56 @@ def test_a_pipeline_of_steps_on_a_device_loses_no_update(tmp_path: pathlib.Path)
     figures = json.loads(path.read_text())
     assert [each["case"] for each in figures] == ["0,2,0", "1,1,1"]
     assert all(each["ratio"] > 0 for each in figures)
+
+
+def _gpu(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(_BENCHMARKS.parent / "tools/gpu.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        env=os.environ | env,
+    )
+
+
+def test_the_benchmark_of_a_gpu_runs_with_the_host_in_its_place():
+    done = _gpu("bench", "--host", "--ids=1000", "--rows", "3000", "--dims", "5", "--batches=2")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    for verb in ("unique", "find", "gather", "segment_sum", "update", "unpin", "step", "pool"):
+        assert re.search(rf"^  {verb} +\d+\.\d+ ms", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^\d of 2 targets met$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({"gather": 80 / 0.7 - 0.01, "step": 1}, [True, True, True, False]),
+        ({"gather": 80 / 0.7 + 0.01, "step": 400 / 0.5 + 0.01}, [False, False, False, False]),
+        ({"gather": 1, "step": 400 / 0.5 - 0.01}, [True, True, False, False]),
+    ],
+)
+def test_targets_of_a_gpu_are_met_or_missed(
+    times: dict[str, float], expected: list[bool], monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.syspath_prepend(_BENCHMARKS)
+    import gpu_step
+
+    # 10 ids of 7 keys, dim 1: gather moves 80 bytes, a step 400; a copy moves 1 in a millisecond.
+    figures = dict.fromkeys(("unique", "find", "segment_sum", "update", "unpin", "pool"), 1.0)
+    figures |= {"pooled_sum": 1.0, "keys": 7, "bags": 1, "copied_gb_s": 1e-6} | times
+    figures["torch"] = {"index_select": 2.0, "embedding_bag": 1.9}
+    assert gpu_step.report(10, 100, 1, figures) == expected
+    said = capsys.readouterr().out
+    assert said.count(": met") == sum(expected)
+    assert said.count(": missed") == len(expected) - sum(expected)
+
+
+def test_tests_on_a_gpu_are_not_passed_without_the_sanitizer(tmp_path: pathlib.Path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    done = _gpu("test", PATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "no compute-sanitizer here" in done.stderr
+    assert "--tool=none" in done.stderr
+    assert "--tool=memchek must be none or" in _gpu("test", "--tool=memchek").stderr
