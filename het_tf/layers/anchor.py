@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NoReturn
 
 import keras
+
+from het_tf.layers import callers, whole_steps
 
 
 class Anchor(keras.Variable):
@@ -16,16 +19,27 @@ class Anchor(keras.Variable):
 
     def __init__(self, layer_name: str):
         """The anchor of the table of that layer."""
-        self._layer_name = layer_name
+        self.layer_name = layer_name
+        self.waiting: weakref.ref | None = None  # the updates that wait for the optimizer
         # By an initializer: a layer may be built in a scope that lets values wait.
         super().__init__(keras.initializers.Zeros(), shape=(), dtype="float32", name="anchor")
+
+    @property
+    def value(self) -> Any:
+        """The variable of TensorFlow; an optimizer that asks for it is built with it."""
+        optimizer = callers.optimizer_with(self)
+        if optimizer is not None:
+            whole_steps.build_with(optimizer, self)
+        return super().value
 
     def numpy(self) -> NoReturn:
         """Refused."""
         raise ValueError(
-            f"the table of layer {self._layer_name} is no Keras weight: get_weights, set_weights"
-            " and .h5 files have no place for it. Use save_weights(path.weights.h5),"
-            " save(path.keras), tf.train.Checkpoint, or the layer's table.export() and import_()"
+            f"the table of layer {self.layer_name} is no Keras weight: get_weights, set_weights,"
+            " .h5 files and EarlyStopping(restore_best_weights=True), which calls get_weights, have"
+            " no place for it. Use save_weights(path.weights.h5), save(path.keras),"
+            " ModelCheckpoint(path, save_best_only=True), tf.train.Checkpoint, or the layer's"
+            " table.export() and import_()"
         )
 
     def __array__(self, dtype: Any = None) -> NoReturn:

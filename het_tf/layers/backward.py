@@ -31,9 +31,19 @@ class Backward:
           ticket: of the lookup.
 
         Raises:
+          NotImplementedError: a jacobian is asked for.
           ValueError: rows were updated by the gradient of another loss; or it cannot be known what
             was asked for.
         """
+        rows_of = callers.jacobian_sources()
+        if rows_of is not None:
+            if not any(source is anchor or source is anchor.value for source in rows_of):
+                return False
+            raise NotImplementedError(  # TensorFlow puts another in the place of a ValueError
+                f"a jacobian cannot be of a weight of layer {self._layer_name}: its"
+                " gradient trains rows, and has no values. Ask for that of other weights, or of the"
+                " layer's output"
+            )
         call = callers.gradient_call()
         if call is None or function_of(ticket) is not function_of(call[0][0]):
             return self._is_asked_by_keras(call is not None)

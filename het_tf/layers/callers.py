@@ -7,6 +7,7 @@ other, looks: for locals called `self`, and for the arguments of `GradientTape.g
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -38,12 +39,46 @@ def is_called_by(function: Callable[..., Any]) -> bool:
     return any(frame.f_code is function.__code__ for frame in _frames())
 
 
+def export_format() -> str | None:
+    """The format of the `keras.Model.export` that runs, if one does."""
+    for frame in _frames():
+        if frame.f_code is inspect.unwrap(keras.Model.export).__code__:
+            return frame.f_locals["format"]
+    return None
+
+
 def gradient_call() -> tuple[list[Any], list[Any]] | None:
     """Targets and sources of the `GradientTape.gradient` that runs, if one does."""
     for frame in _frames():
         if frame.f_code is tf.GradientTape.gradient.__code__:
             arguments = frame.f_locals
             return tf.nest.flatten(arguments["target"]), tf.nest.flatten(arguments["sources"])
+    return None
+
+
+def optimizer_with(variable: keras.Variable) -> keras.optimizers.Optimizer | None:
+    """Who takes a variable among those that it is built with, or was; None if nobody does.
+
+    Called where the variable is asked for its value, which Keras's optimizers do to tell variables
+    apart (`_var_key`).
+
+    Returns:
+      The optimizer; of a `LossScaleOptimizer` and its inner one the former.
+    """
+    frame = sys._getframe(2)
+    if frame.f_code.co_name != "_var_key" or frame.f_locals.get("variable") is not variable:
+        return None
+    return caller(keras.optimizers.LossScaleOptimizer) or caller(keras.optimizers.Optimizer)
+
+
+def jacobian_sources() -> list[Any] | None:
+    """Sources of the `GradientTape.jacobian` or `batch_jacobian` that runs, if one does."""
+    tape = tf.GradientTape
+    for frame in _frames():
+        if frame.f_code is tape.jacobian.__code__:
+            return tf.nest.flatten(frame.f_locals["sources"])
+        if frame.f_code is tape.batch_jacobian.__code__:
+            return tf.nest.flatten(frame.f_locals["source"])
     return None
 
 

@@ -2,8 +2,10 @@
 
 An optimizer that clips by the norm of all gradients, scales the loss, skips steps or accumulates
 them decides about a step as a whole. There the backward pass notes the gradients of the rows, and
-`optimizer.apply` trains them with the others. Keras has no public place to join in, so this module,
-and no other, puts a function around `apply` of the one optimizer.
+`optimizer.apply` trains them with the others. It is the optimizer that the running model is
+compiled with, or, in a loop of its own, that which was built with the layer's weight. Keras has no
+public place to join in, so this module, and no other, puts a function around `apply` of the one
+optimizer.
 """
 
 from __future__ import annotations
@@ -68,8 +70,11 @@ def train(update: Update) -> tf.Tensor:
     Returns:
       float32 scalar, the gradient of the layer's weight: 0, or NaN to have the step skipped.
     """
-    model = callers.compiled_model()
-    waiting = None if model is None else waiting_updates(model.optimizer)
+    model, built_with = callers.compiled_model(), update.layer().anchor.waiting
+    if model is not None:
+        waiting = waiting_updates(model.optimizer)
+    else:
+        waiting = None if built_with is None else built_with()
     if waiting is not None:
         return waiting.add(update)
     update.make_op()
@@ -80,7 +85,7 @@ class WaitingUpdates:
     """The updates that wait for one optimizer's `apply`."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
-        """Waits for `optimizer`, that a model is compiled with."""
+        """Waits for `optimizer`, that a model is compiled with or that is being built."""
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._scaler = weakref.ref(optimizer) if scales else None
         self._optimizer = optimizer.inner_optimizer if scales else optimizer
@@ -124,6 +129,7 @@ class WaitingUpdates:
         scale = self._scale()
         updates = [update.map(lambda g: g / scale) for update in self._take()]
         optimizer = self._optimizer
+        self._check_all_waited(grads, trainable_variables, updates)
         if updates and optimizer.global_clipnorm:
             grads, updates = self._clip(grads, updates)
         if not optimizer.gradient_accumulation_steps:
@@ -141,6 +147,17 @@ class WaitingUpdates:
             if layer not in self._accumulators:
                 self._accumulators[layer] = _Accumulator(layer)
             self._accumulators[layer].add(update, is_due, steps)
+
+    def _check_all_waited(
+        self, grads: Sequence[Any], variables: Any, updates: Sequence[Update]
+    ) -> None:
+        waited = [update.layer().anchor for update in updates]
+        if variables is None:
+            variables = self._optimizer._trainable_variables
+        for gradient, variable in zip(grads, variables, strict=False):
+            is_anchor = gradient is not None and hasattr(variable, "waiting")
+            if is_anchor and not any(variable is each for each in waited):
+                raise _trained_already(self._optimizer, variable.layer_name)
 
     def _take(self) -> list[Update]:
         here = current_function()
@@ -226,6 +243,31 @@ def waiting_updates(optimizer: keras.optimizers.Optimizer) -> WaitingUpdates | N
         inner.global_clipnorm or inner.gradient_accumulation_steps or inner.loss_scale_factor
     )
     return WaitingUpdates(optimizer) if asks else None
+
+
+def build_with(optimizer: keras.optimizers.Optimizer, anchor: Any) -> None:
+    """Has the updates of a layer wait for an optimizer, if it is one to wait for.
+
+    Args:
+      optimizer: that is being built with the layer's weight, or applied to it.
+      anchor: the weight.
+
+    Raises:
+      ValueError: it is built while it is applied, so the rows were trained without it.
+    """
+    is_new = "apply" not in getattr(optimizer, "inner_optimizer", optimizer).__dict__
+    waiting = waiting_updates(optimizer)
+    if waiting is not None and is_new and callers.is_called_by(type(optimizer).apply):
+        raise _trained_already(optimizer, anchor.layer_name)
+    anchor.waiting = None if waiting is None else weakref.ref(waiting)
+
+
+def _trained_already(optimizer: keras.optimizers.Optimizer, layer_name: str) -> ValueError:
+    return ValueError(
+        f"rows of layer {layer_name} were trained by the backward pass, without the"
+        f" {type(optimizer).__name__} that scales, clips or accumulates the step: build it before"
+        " the first step, optimizer.build(model.trainable_variables)"
+    )
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:

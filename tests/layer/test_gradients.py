@@ -82,6 +82,34 @@ def test_a_gradient_penalty_trains_with_its_own_gradient_only(run):
 # Twice.
 
 
+@pytest.mark.parametrize("name", ["jacobian", "batch_jacobian"])
+def test_a_jacobian_of_the_layers_weight_is_refused(run, name):
+    layer = new_layer()
+
+    def step():
+        with tf.GradientTape() as tape:
+            outputs = layer(IDS) + tf.zeros([2, 1])
+        anchor = layer.anchor.value
+        sources = anchor if name == "batch_jacobian" else [anchor]
+        tape.jacobian(outputs, sources)
+
+    with pytest.raises(NotImplementedError, match="jacobian cannot be of a weight of layer users"):
+        run(step)
+    assert rows(layer) == [0, 0]
+
+
+def test_a_jacobian_of_other_weights_trains_nothing(run):
+    layer, factor = new_layer(), tf.Variable([2.0, 3.0])
+
+    def step():
+        with tf.GradientTape() as tape:
+            outputs = (layer(IDS)[:, 0] + 1) * factor
+        return tape.jacobian(outputs, [factor])
+
+    np.testing.assert_array_equal(run(step)[0], np.eye(2))
+    assert rows(layer) == [0, 0]
+
+
 def test_a_persistent_tape_asked_twice_trains_once(run):
     layer, dense = new_layer(), keras.layers.Dense(1, kernel_initializer="ones")
     dense.build((None, 1))

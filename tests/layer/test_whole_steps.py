@@ -41,7 +41,8 @@ def make_model(embedding, dtype=None, **arguments) -> keras.Model:
     outputs = keras.layers.Dense(1, kernel_initializer=constant, dtype=dtype)(hidden)
     outputs = keras.layers.Activation("linear", dtype="float32")(outputs)
     model = keras.Model({"ids": ids, "x": x}, outputs)
-    model.compile(**arguments)
+    if arguments:
+        model.compile(**arguments)
     return model
 
 
@@ -149,3 +150,90 @@ def test_a_nan_in_a_gradient_names_the_layer():
         loss = tf.reduce_sum(layer(np.array([1, 2]))) * float("nan")
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"users.*NaN or infinity for 2 of 2"):
         tape.gradient(loss, layer.trainable_variables)
+
+
+# Loops of one's own.
+
+
+def loop_over(model, optimizer, in_function: bool) -> None:
+    """Trains in the way of Keras's guide, without compile and fit."""
+
+    def step(ids, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model({"ids": ids, "x": x}, training=True) - y))
+            scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+            scaled = optimizer.scale_loss(loss) if scales else loss
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    step = tf.function(step) if in_function else step
+    for i in range(0, 24, 4):
+        step(*(tf.constant(each[i : i + 4]) for each in (IDS, X, Y)))
+
+
+LOOPS = {
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.1),
+    "gradient_accumulation_steps": lambda: keras.optimizers.Adam(
+        0.1, gradient_accumulation_steps=3
+    ),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)),
+    "scaled and clipped": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, global_clipnorm=0.1)
+    ),
+}
+
+
+def models_of_a_loop(make_optimizer):
+    optimizer = make_optimizer()
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    own = type(inner)(float(inner.learning_rate.numpy()))
+    constant = keras.initializers.Constant(0.25)
+    ours = OurEmbedding(4, optimizer=own, embeddings_initializer=constant, name="users")
+    return make_model(DenseEmbedding()), make_model(ours), ours
+
+
+@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_counts_rows_in_where_the_optimizer_was_built(name, in_function):
+    reference, model, layer = models_of_a_loop(LOOPS[name])
+    for each in (reference, model):
+        optimizer = LOOPS[name]()
+        optimizer.build(each.trainable_variables)
+        loop_over(each, optimizer, in_function)
+    expected = reference.layers[1].lookup(np.arange(9))
+    np.testing.assert_allclose(layer.lookup(np.arange(9)), expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(expected - 0.25).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loop_whose_optimizer_was_not_built_says_what_to_do(name, compiled):
+    _, model, layer = models_of_a_loop(LOOPS[name])
+    optimizer = LOOPS[name]()
+    if compiled:
+        model.compile(optimizer, "mse")
+    with pytest.raises(ValueError, match=r"rows of layer users .*optimizer\.build\(model\.train"):
+        loop_over(model, optimizer, in_function=True)
+    np.testing.assert_array_equal(layer.lookup(np.arange(9)), np.full((9, 4), 0.25))
+
+
+def test_a_step_that_another_optimizer_is_compiled_for_says_so():
+    """As in a GAN with two optimizers, one of which is `compile`'s."""
+    _, made, layer = models_of_a_loop(LOOPS["global_clipnorm"])
+    optimizer = LOOPS["global_clipnorm"]()
+    optimizer.build(made.trainable_variables)
+
+    class Model(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            optimizer.apply(gradients, self.trainable_variables)
+            return {}
+
+    model = Model(made.input, made.output)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="rows of layer users were trained by the backward pass"):
+        model.fit({"ids": IDS, "x": X}, Y, verbose=0)
+    np.testing.assert_array_equal(layer.lookup(np.arange(9)), np.full((9, 4), 0.25))
