@@ -44,6 +44,8 @@ class CompiledOptimizer:
         """
         if self._takes_compiled:
             self._take_optimizer(row_forms.row_form(optimizer, of_compile=True))
+        elif self.trainable:
+            self._warn_of_what_rows_lack(optimizer)
         self._compiled_optimizer = weakref.ref(optimizer)
         if not self.built or self.rate_variable is None:
             return
@@ -57,6 +59,31 @@ class CompiledOptimizer:
                 f' {float(self.learning_rate.numpy()):g}: give it optimizer="same" or'
                 " trainable=False if it should not",
                 stacklevel=3,
+            )
+
+    def _warn_of_what_rows_lack(self, optimizer: keras.optimizers.Optimizer) -> None:
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        own, schedules = self.optimizer, keras.optimizers.schedules
+        lacks = {}
+        has_schedule = not isinstance(optimizer.learning_rate, keras.Variable)
+        if has_schedule and not isinstance(own.learning_rate, schedules.LearningRateSchedule):
+            lacks["a schedule as learning_rate"] = 'give the layer one, or optimizer="same"'
+        if optimizer.weight_decay and not own.weight_decay:
+            lacks[f"weight_decay={optimizer.weight_decay!r}"] = (
+                'give the layer\'s optimizer one, or the layer optimizer="same"'
+            )
+        for name in ("clipnorm", "clipvalue"):
+            if getattr(optimizer, name) and not own.clipnorm:
+                lacks[f"{name}={getattr(optimizer, name)!r}"] = (
+                    "give the layer's optimizer a clipnorm, which is of each row"
+                )
+        if optimizer.use_ema:
+            lacks["use_ema=True"] = "rows have no average"
+        for what, remedy in lacks.items():
+            warnings.warn(
+                f"compile's optimizer has {what}, which rows of layer {self.name} go without: they"
+                f" have an optimizer of their own, {type(own).__name__}; {remedy}",
+                stacklevel=4,
             )
 
     def _take_optimizer(self, optimizer: optimizers.Optimizer) -> None:

@@ -263,3 +263,40 @@ def test_what_has_no_row_form_is_refused_by_name(given, named):
     given = given() if callable(given) else given
     with pytest.raises(ValueError, match=named):
         het_tf.layers.HetEmbedding(1, optimizer=given)
+
+
+# What compile's optimizer has, and a layer's own has not.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clipnorm": 1e-3}, r"has clipnorm=0.001, which rows of layer users go without.*clipnorm"),
+        ({"clipvalue": 1e-3}, r"has clipvalue=0.001, .* clipnorm, which is of each row"),
+        ({"use_ema": True}, r"has use_ema=True, which rows of layer users go without.*no average"),
+        ({"weight_decay": 0.5}, r"has weight_decay=0.5, .*optimizer=.same."),
+        (
+            {"learning_rate": keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)},
+            r"has a schedule as learning_rate, .*optimizer=.same.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("model_class", MODELS)
+def test_what_rows_go_without_is_said(model_class, arguments, message):
+    layer = new_layer(name="users")
+    with pytest.warns(UserWarning, match=message):
+        fit(make_model(model_class, layer, keras.optimizers.SGD(**arguments)), 1)
+    assert layer.table.lookup([7]) == 1
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_what_rows_have_is_not_said_to_be_missing(model_class, recwarn):
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+    compiled = keras.optimizers.SGD(schedule, clipnorm=1.0, weight_decay=0.1)
+    own = new_layer(optimizers.SGD(schedule, clipnorm=1.0, weight_decay=0.1))
+    fit(make_model(model_class, own, compiled), 1)
+    frozen = new_layer(trainable=False)
+    frozen.build()
+    frozen.compiled_with(compiled)
+    fit(make_model(model_class, new_layer("same"), keras.optimizers.SGD(schedule)), 1)
+    assert not [each for each in recwarn if "go without" in str(each.message)]
