@@ -19,6 +19,7 @@ from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.keras.weights_check import check_rows
 from het_tf.keras.whole_files import whole_file
 from het_tf.layers.embedding import embeddings_of
+from het_tf.layers.exporting import check_format
 
 
 class _ParameterServerFit:
@@ -344,7 +345,7 @@ class _ParameterServerFit:
         """
         self._sync(slots=True)
         kwargs["overwrite"] = overwrite
-        with whole_file(filepath, kwargs) as file:
+        with whole_file(filepath, kwargs, (".weights.h5",)) as file:
             super().save_weights(file, **kwargs)
 
     def load_weights(
@@ -388,10 +389,7 @@ class _ParameterServerFit:
         """
         if format != "tf_saved_model":
             for layer in embeddings_of(self):
-                raise ValueError(
-                    f"the table of layer {layer.name} cannot be exported with format={format!r}:"
-                    ' export with format="tf_saved_model", which stock TensorFlow serves'
-                )
+                check_format(layer, format)
             self._sync(slots=False)
             super().export(
                 filepath, format, verbose=verbose, input_signature=input_signature, **kwargs

@@ -10,16 +10,19 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def whole_file(filepath: Any, arguments: dict[str, Any]) -> Iterator[Any]:
+def whole_file(
+    filepath: Any, arguments: dict[str, Any], endings: tuple[str, ...] = (".keras", ".h5")
+) -> Iterator[Any]:
     """Where to write a file that then takes the place of `filepath`, unless there was an error.
 
     Args:
       filepath: what Keras is to write. Where that is no local file, but a folder or an URL, or
         where Keras has questions to ask (`overwrite=False`), it is written as it is.
       arguments: Keras's other ones.
+      endings: of the names that Keras takes; others it refuses, by their names.
     """
     path = os.fspath(filepath)
-    is_file = path.endswith((".keras", ".h5")) and "://" not in path and not os.path.isdir(path)
+    is_file = path.endswith(endings) and "://" not in path and not os.path.isdir(path)
     if not is_file or arguments.get("max_shard_size") or not arguments.get("overwrite", True):
         yield filepath
         return

@@ -34,6 +34,18 @@ class ServedTable(Protocol):
 _tables: weakref.WeakKeyDictionary[Any, dict[int, FrozenTable]] = weakref.WeakKeyDictionary()
 
 
+_FORMAT = "tf_saved_model"
+
+
+def check_format(layer: Any, format: str) -> None:
+    """Raises a ValueError if a format of `keras.Model.export` has no place for a layer's table."""
+    if format != _FORMAT:
+        raise ValueError(
+            f"the table of layer {layer.name} cannot be exported with format={format!r}:"
+            f' export with format="{_FORMAT}", which stock TensorFlow serves'
+        )
+
+
 @functools.cache
 def _archive_class() -> type:
     """What `keras.export.ExportArchive` makes: a class that Keras does not export."""
@@ -50,6 +62,7 @@ def _exported_table(layer: Any) -> FrozenTable | None:
     """
     if tf.executing_eagerly():  # exports are traced
         return None
+    check_format(layer, callers.export_format() or _FORMAT)
     archive = callers.caller(_archive_class())
     if archive is None:
         if callers.is_called_by(tf.saved_model.save):

@@ -65,8 +65,10 @@ class FrozenTable(tf.Module):
             self._columns["scales"] = np.memmap(paths[2], np.float32, "r", shape=(rows,))
         for attribute, column in self._columns.items():
             value = column if in_memory else np.zeros((0, *column.shape[1:]), column.dtype)
-            shape = [None, *column.shape[1:]]
-            setattr(self, attribute, tf.Variable(value, trainable=False, shape=shape))
+            variable = tf.Variable(value, trainable=False, shape=[None, *column.shape[1:]])
+            # As it will be loaded: keras.layers.TFSMLayer takes no other.
+            variable.set_shape(column.shape)
+            setattr(self, attribute, variable)
 
     def columns(self) -> dict[str, np.ndarray]:
         """What the variables hold, or are to hold, by attribute: mapped from files."""

@@ -154,6 +154,8 @@ def test_what_has_no_place_for_the_table_says_what_has(model_class, tmp_path):
     ):
         with pytest.raises(ValueError, match=r"layer users is no Keras weight.*save_weights"):
             ask()
+    with pytest.raises(ValueError, match=r"filename must end in `.weights.h5`.*/other\.h5"):
+        model.save_weights(tmp_path / "other.h5")
     before = sorted_rows(model)
     model.save_weights(tmp_path / "model.weights.h5")
     model.load_weights(tmp_path / "model.weights.h5")
