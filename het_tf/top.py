@@ -125,9 +125,10 @@ def main() -> int:
         while True:
             statuses = _status_files.read_all()
             shown = [render(status, before.get(status["pid"])) for status in statuses]
-            text = (
-                "\n".join(shown) or f"Nothing is training (looked in {_status_files.folder()}).\n"
-            )
+            text = "\n".join(shown)
+            if not shown:
+                waits = "" if arguments.once else "; waiting until something does"
+                text = f"Nothing is training (looked in {_status_files.folder()}){waits}.\n"
             if not arguments.once:
                 sys.stdout.write(_CLEAR + text)
                 sys.stdout.flush()

@@ -151,3 +151,11 @@ def test_top_shows_a_running_training(strategy, tmp_path, monkeypatch):
     )
     assert again.returncode == 1
     assert "Nothing is training" in again.stdout
+    assert "waiting" not in again.stdout
+    with subprocess.Popen(
+        [sys.executable, "-m", "het_tf.top"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        said = process.stdout.readline()
+        process.terminate()
+    assert "Nothing is training" in said
+    assert said.endswith("; waiting until something does.\n")
