@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from het_tf._arguments import INT64_MAX
 
@@ -106,6 +107,12 @@ def spec_of_all(
         case kinds.Ones():
             return "constant value=1.0"
         case kinds.Constant():
+            if np.ndim(initializer.value):
+                raise ValueError(
+                    "embeddings_initializer must be Constant of a number where it is one of many"
+                    f" tables, not of shape {np.shape(initializer.value)}: set_weights or"
+                    " table.assign(ids, values) sets rows"
+                )
             return f"constant value={float(initializer.value)!r}"
         case kinds.RandomUniform():
             return _uniform(float(initializer.minval), float(initializer.maxval))

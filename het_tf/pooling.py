@@ -7,7 +7,7 @@ So do the inputs that are not pooled: there a bag is one id, or none where the i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -93,15 +93,20 @@ def bags_of(
     return bags if padding is None else _without_padding(bags, padding)
 
 
+def output_shape(
+    shape: Sequence[int | None], combiner: str | None, dim: int
+) -> tuple[int | None, ...]:
+    """Of ids of a shape, that of what they are looked up and pooled to."""
+    shape = tuple(shape)
+    return (*(shape[:-1] if combiner is not None and len(shape) > 1 else shape), dim)
+
+
 def output_spec(
     inputs: keras.KerasTensor, combiner: str | None, dim: int, dtype: str
 ) -> keras.KerasTensor:
     """What comes of symbolic inputs."""
-    shape = tuple(inputs.shape)
-    if combiner is not None and len(shape) > 1:
-        shape = shape[:-1]
-    ragged = inputs.ragged and len(shape) > 1
-    return keras.KerasTensor((*shape, dim), dtype=dtype, ragged=ragged)
+    shape = output_shape(inputs.shape, combiner, dim)
+    return keras.KerasTensor(shape, dtype=dtype, ragged=inputs.ragged and len(shape) > 2)
 
 
 def pool_with_stock_ops(rows: tf.Tensor, places: tf.Tensor, bags: Bags) -> tf.Tensor:

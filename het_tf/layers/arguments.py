@@ -6,11 +6,43 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
 from het_tf.cache_config import CacheConfig
 from het_tf.lifetimes import KeyRange
+
+# What keras.layers.Embedding takes, and this layer does not do.
+WHY_NOT = {
+    "lora_rank": "there is no LoRA, which adds a matrix of all rows to one that is frozen, and this"
+    " table grows and is trained itself",
+    "lora_alpha": "there is no LoRA to scale",
+    "quantization_config": "rows are not quantized where they are trained; row_dtype='bfloat16'"
+    " halves them there, and export(rows='int8') quantizes what is served",
+}
+
+
+def refuse_what_only_keras_does(given: dict[str, Any]) -> None:
+    """Takes those arguments of Keras's layer out of `given` that have no use here.
+
+    Raises:
+      ValueError: one has a value, which would do something there.
+    """
+    for name, why in WHY_NOT.items():
+        value = given.pop(name, None)
+        if value is not None:
+            raise ValueError(f"{name} must be None, not {value!r}: {why}")
+    if given.pop("input_length", None) is not None:
+        warnings.warn("input_length has no use and can be left out, as in Keras", stacklevel=3)
+
+
+def matrix_of(initializer: keras.initializers.Initializer) -> np.ndarray | None:
+    """The matrix of a Keras `Constant` that has one: pretrained rows; None for all else."""
+    if not isinstance(initializer, keras.initializers.Constant):
+        return None
+    value = np.asarray(initializer.value)
+    return value if value.ndim else None
 
 
 def dimensions(

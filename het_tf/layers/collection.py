@@ -181,6 +181,28 @@ class _Plan:
                     " TableConfig, or name them apart"
                 )
 
+    def check_stacking(self, table_stacking: Any) -> None:
+        if table_stacking is None or table_stacking == "auto":
+            return
+        names = table_stacking if isinstance(table_stacking, (list, tuple)) else [None]
+        unknown = [name for name in keras.tree.flatten(names) if name not in self.tables]
+        if unknown:
+            raise ValueError(
+                'table_stacking must be "auto", None or lists of names of tables, of which there'
+                f" are {list(self.tables)}, not {table_stacking!r}"
+            )
+
+    def with_weights(self, inputs: Any, weights: Any) -> tuple[Any, Any]:
+        """Inputs and weights, also where the former are what `preprocess` makes of both."""
+        is_both = isinstance(inputs, dict) and set(inputs) == {"inputs", "weights"}
+        if is_both and weights is None and set(inputs) != set(self._keys):
+            return inputs["inputs"], inputs["weights"]
+        return inputs, weights
+
+    @property
+    def _keys(self) -> Sequence[str]:
+        return self.nested.keys() if isinstance(self.nested, dict) else ()
+
     def flatten(self, what: str, nested: Any) -> list[Any]:
         """A structure like that of the features, by feature."""
         nested = _without_tuples(nested)
@@ -222,7 +244,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
         nonfinite: str = "error",
         row_dtype: str = "float32",
         wire_dtype: str = "float32",
-        table_stacking: Any = "auto",
+        table_stacking: str | Sequence[Any] | None = "auto",
+        update_stats: bool = False,
         **kwargs: Any,
     ):
         """Describes the layer; the tables are made when it is built.
@@ -234,15 +257,20 @@ class HetEmbeddingCollection(keras.layers.Layer):
           nonfinite: as of `HetEmbedding`.
           row_dtype: as of `HetEmbedding`.
           wire_dtype: as of `HetEmbedding`.
-          table_stacking: "auto": which tables share one is decided here.
+          table_stacking: "auto", None or lists of tables' names, as of keras-rs; taken and not
+            needed: tables of one embedding_dim and optimizer share one in any case.
+          update_stats: False: there is nothing to be tuned by statistics.
           **kwargs: of `keras.layers.Layer`.
 
         Raises:
           ValueError: an argument is out of its range; the message names it.
         """
         super().__init__(**kwargs)
-        if table_stacking != "auto":
-            raise ValueError(f'table_stacking must be "auto", not {table_stacking!r}')
+        if update_stats:
+            raise ValueError(
+                f"update_stats must be False, not {update_stats!r}: no sizes are tuned by it;"
+                " cache_stats() of each of `layers` counts what its caches do"
+            )
         self.cache = cache
         self.seed = random.getrandbits(62) if seed is None else seed
         self.nonfinite = nonfinite
@@ -250,6 +278,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         self.supports_jit = False
         self.autocast = False
         self._plan = _Plan(feature_configs)
+        self._plan.check_stacking(table_stacking)
         alike: dict[str, list[TableConfig]] = {}
         for table in self._plan.tables.values():
             config = table.get_config()
@@ -314,7 +343,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         """Looks all features up; under a gradient tape, the backward pass updates their rows.
 
         Args:
-          inputs: a structure like that of the features, of integers.
+          inputs: a structure like that of the features, of integers; or what `preprocess` returns.
           weights: a structure like it, of what `HetEmbedding` takes as weights; None: ones.
           training: as of Keras.
 
@@ -327,6 +356,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
           tf.errors.InvalidArgumentError: an id is not in [0, vocabulary_size), or no whole number,
             or was cast to a type that does not hold it.
         """
+        inputs, weights = self._plan.with_weights(inputs, weights)
         given = self._plan.flatten("inputs", inputs)
         weighted = [None] * len(given)
         if weights is not None:
@@ -344,6 +374,21 @@ class HetEmbeddingCollection(keras.layers.Layer):
             for i, each, output in zip(group.features, features, pooled, strict=True):
                 outputs[i] = each.restore(output)
         return self._plan.pack(outputs)
+
+    def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
+        """Inputs and weights as the layer takes them as one; nothing has to be prepared.
+
+        In keras-rs it is called in a dataset's `map`.
+
+        Args:
+          inputs: as of `call`.
+          weights: as of `call`.
+          training: not needed.
+
+        Returns:
+          inputs; with weights `{"inputs": inputs, "weights": weights}`.
+        """
+        return inputs if weights is None else {"inputs": inputs, "weights": weights}
 
     def _exact(self, inputs: Any, name: str) -> Any:
         convert = keys_of if served_table(self.layers[0]) is None else keys_of_stock_ops
@@ -370,6 +415,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
         """The shapes of what `call` returns."""
+        inputs, weights = self._plan.with_weights(inputs, weights)
         given = self._plan.flatten("inputs", inputs)
         return self._plan.pack(
             [
@@ -379,6 +425,14 @@ class HetEmbeddingCollection(keras.layers.Layer):
                 for x, config in zip(given, self._plan.features, strict=True)
             ]
         )
+
+    def compute_output_shape(self, input_shapes: Any) -> Any:
+        """The shapes of what `call` returns, of ids of these, in the structure of the features."""
+        # A shape is a structure itself: it ends where a feature is.
+        specs = keras.tree.map_structure_up_to(
+            _without_tuples(self._plan.nested), keras.KerasTensor, _without_tuples(input_shapes)
+        )
+        return keras.tree.map_structure(lambda spec: spec.shape, self.compute_output_spec(specs))
 
     def get_embedding_tables(self) -> dict[str, np.ndarray]:
         """The rows of all tables, float32 [vocabulary_size, embedding_dim], by name.

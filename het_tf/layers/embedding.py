@@ -26,6 +26,7 @@ from het_tf.checkpoint import TableState
 from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
 from het_tf.layers import arguments, callers, prepared, row_forms
 from het_tf.layers.anchor import Anchor
+from het_tf.layers.as_keras import AsKeras
 from het_tf.layers.compiled import CompiledOptimizer
 from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
@@ -37,7 +38,7 @@ from het_tf.table import EmbeddingTable
 
 
 @keras.saving.register_keras_serializable("het_tf")
-class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
+class HetEmbedding(CompiledOptimizer, AsKeras, keras.layers.Layer):
     """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
 
     It is called as that layer is, `HetEmbedding(input_dim, output_dim, ...)`, and then ids have to
@@ -103,6 +104,7 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
           first: `input_dim`, where two dimensions are given, else `output_dim`.
           second: `output_dim`.
           embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
+            `Constant(matrix)` is as `weights=matrix`, with zeros for ids beyond it.
           embeddings_regularizer: a Keras regularizer or its name. What it makes of the rows that a
             step looks up, each once, is added to the loss; Keras's layer adds all rows.
           embeddings_constraint: a Keras constraint of single rows, or its name: `NonNeg()`, or
@@ -137,11 +139,12 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
           admission: which ids get a row; None: all that are updated.
           expiry: when rows go; None: they stay. Of several, each is reason enough.
           key_ranges: ids for which other rules hold, or which have another initializer.
-          **kwargs: of `keras.layers.Layer`.
+          **kwargs: of `keras.layers.Layer`. What else `keras.layers.Embedding` takes may be None.
 
         Raises:
           ValueError: an argument is out of its range; the message names it.
         """
+        arguments.refuse_what_only_keras_does(kwargs)
         super().__init__(**kwargs)
         if seed is None:
             seed = random.getrandbits(62)
@@ -158,14 +161,21 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
         self.input_dim, self.output_dim = input_dim, output_dim
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
-        self._weights_given = arguments.first_values(weights, input_dim, output_dim)
+        initializer = keras.initializers.get(embeddings_initializer)
+        matrix = arguments.matrix_of(initializer)
+        if matrix is not None and weights is not None:
+            raise ValueError("weights are given twice, as embeddings_initializer, too")
+        given = weights if matrix is None else matrix
+        self._weights_given = arguments.first_values(given, input_dim, output_dim)
+        self.embeddings_initializer = (
+            keras.initializers.Zeros() if matrix is not None else initializer
+        )
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         self._takes_compiled = isinstance(optimizer, str) and optimizer == "same"
         self.optimizer = None
         if not self._takes_compiled:
             self.optimizer = row_forms.get(optimizer or optimizers.RowWiseAdagrad())
         optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.cache = cache
         self.nonfinite = nonfinite
         self.row_dtype = check_float_dtype("row_dtype", row_dtype)
@@ -174,7 +184,7 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
         self.key_ranges = tuple(key_ranges)
         lifetimes.spec(admission, expiry, self.key_ranges)
         ranges = self._key_initializers()
-        initializers.spec(embeddings_initializer, input_dim, output_dim, ranges)
+        initializers.spec(self.embeddings_initializer, input_dim, output_dim, ranges)
         self._compiled_optimizer: weakref.ref | None = None
         self.mask_zero = mask_zero
         self.combiner = combiner
@@ -431,10 +441,10 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HetEmbedding:
-        """The inverse of `get_config`."""
+        """The inverse of `get_config`; also of that of a `keras.layers.Embedding`."""
         config = dict(config)
         for name in ("optimizer", "cache"):
-            if isinstance(config[name], dict):
+            if isinstance(config.get(name), dict):
                 config[name] = keras.saving.deserialize_keras_object(config[name])
         config["key_ranges"] = [
             keras.saving.deserialize_keras_object(each) if isinstance(each, dict) else each
@@ -530,6 +540,15 @@ class HetEmbedding(CompiledOptimizer, keras.layers.Layer):
             table.apply_op(ticket, *gradients, learning_rate, self.nonfinite)
         else:
             cache.update_op(ticket, *gradients, learning_rate, sends)
+
+
+@keras.saving.register_keras_serializable("het_tf")
+class EmbedReduce(HetEmbedding):
+    """`HetEmbedding` that pools by default, as `keras_rs.layers.EmbedReduce` does."""
+
+    def __init__(self, *args: Any, combiner: str = "mean", **kwargs: Any):
+        """As of `HetEmbedding`."""
+        super().__init__(*args, combiner=combiner, **kwargs)
 
 
 def embeddings_of(model: keras.Model) -> list[HetEmbedding]:

@@ -121,12 +121,23 @@ def _named(name: str) -> optimizers.Optimizer:
     Raises:
       ValueError: there is none.
     """
-    own = {kind.name: kind for kind in optimizers.Optimizer.__subclasses__()}
     try:
         optimizer = keras.optimizers.get(name)
     except ValueError:
-        return own[name]() if name in own else optimizers.get(name)
-    return row_form(optimizer)
+        pass
+    else:
+        return row_form(optimizer)
+    own = {}
+    for kind in optimizers.Optimizer.__subclasses__():
+        own |= {kind.name: kind, kind.__name__.lower(): kind}
+    if name.lower() not in own:
+        known = {kind.__name__.lower() for kind in ROW_FORMS}
+        known |= {kind.name for kind in optimizers.Optimizer.__subclasses__()}
+        raise ValueError(
+            "optimizer must be one of het_tf.optimizers or of keras.optimizers, or the name of one:"
+            f" {', '.join(sorted(known))}; not {name!r}"
+        )
+    return own[name.lower()]()
 
 
 def _common(config: Config, *names: str) -> Config:

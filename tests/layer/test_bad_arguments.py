@@ -73,7 +73,10 @@ ARGUMENTS = [
     *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in NO_SEEDS),
     (lambda: layer(nonfinite="no"), 'nonfinite must be "error" or "skip", not \'no\''),
     (lambda: layer(cache=100), "cache must be a het_tf.CacheConfig or None, not 100"),
-    (lambda: layer(optimizer="adan"), "optimizer must be one of het_tf.optimizers, for example"),
+    (
+        lambda: layer(optimizer="adan"),
+        "or the name of one: adagrad, adam, adamw, ftrl, lamb, lion, momentum, rmsprop, row_wise",
+    ),
     (lambda: layer(optimizer=keras.optimizers.SGD), "optimizer must be one of het_tf.optimizers"),
     (
         lambda: layer(embeddings_initializer="identity"),

@@ -15,6 +15,71 @@ from het_tf.layers import FeatureConfig, HetEmbedding, HetEmbeddingCollection, T
 BATCH = 4
 
 
+def test_preprocessed_inputs_are_those_of_a_call():
+    table = TableConfig("t", 10, 4, combiner="sum")
+    layer = HetEmbeddingCollection({"a": FeatureConfig("a", table)})
+    ids, weights = {"a": np.array([[1, 2]])}, {"a": np.array([[0.5, 2.0]], np.float32)}
+    for given in ((ids,), (ids, weights)):
+        expected = layer(*given)
+        outputs = layer(layer.preprocess(*given, training=True))
+        np.testing.assert_array_equal(outputs["a"], expected["a"])
+    symbolic = {"a": keras.Input((2,), dtype="int64")}, {"a": keras.Input((2,))}
+    model = keras.Model(symbolic, layer(layer.preprocess(*symbolic)))
+    np.testing.assert_array_equal(model([ids, weights])["a"], expected["a"])
+
+
+def test_features_that_are_called_as_what_is_preprocessed():
+    table = TableConfig("t", 10, 4)
+    layer = HetEmbeddingCollection(
+        {name: FeatureConfig(name, table) for name in ("inputs", "weights")}
+    )
+    outputs = layer({"inputs": np.array([[1]]), "weights": np.array([[2]])})
+    np.testing.assert_array_equal(outputs["weights"], layer.layers[0].table.lookup([2]))
+
+
+@pytest.mark.parametrize("stacking", ["auto", None, ["t", "u"], [["t", "u"]]])
+def test_table_stacking_of_keras_rs(stacking):
+    configs = [FeatureConfig(name, TableConfig(name, 10, 4)) for name in ("t", "u")]
+    layer = HetEmbeddingCollection(configs, table_stacking=stacking, update_stats=False)
+    assert len(layer.layers) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"table_stacking": [["t", "v"]]}, r"there are \['t'\], not \[\['t', 'v'\]\]"),
+        ({"table_stacking": "all"}, "table_stacking must be .*, not 'all'"),
+        ({"update_stats": True}, "update_stats must be False, not True"),
+    ],
+)
+def test_what_keras_rs_takes_and_we_do_not(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        HetEmbeddingCollection(FeatureConfig("f", TableConfig("t", 10, 4)), **arguments)
+
+
+def test_embed_reduce():
+    layer = het_tf.layers.EmbedReduce(10, 4, name="bags")
+    ids = np.array([[1, 2, 2]])
+    outputs = layer(ids)
+    rows = layer.table.lookup(ids[0])
+    np.testing.assert_allclose(outputs, rows.mean(axis=0, keepdims=True), rtol=1e-6)
+    again = keras.layers.deserialize(keras.layers.serialize(layer))
+    assert (type(again), again.combiner) == (het_tf.layers.EmbedReduce, "mean")
+    assert het_tf.layers.EmbedReduce(10, 4, combiner="max").combiner == "max"
+
+
+def test_the_shapes_of_the_outputs():
+    rows, bags = (
+        TableConfig(name, 10, dim, combiner=combiner)
+        for name, dim, combiner in (("rows", 4, None), ("bags", 2, "mean"))
+    )
+    layer = HetEmbeddingCollection(
+        {"a": FeatureConfig("a", rows), "b": (FeatureConfig("b", bags), FeatureConfig("c", rows))}
+    )
+    shapes = {"a": (None, 3), "b": ((2, 5), (7,))}
+    assert layer.compute_output_shape(shapes) == {"a": (None, 3, 4), "b": ((2, 2), (7, 4))}
+
+
 def table(name, dim=3, **arguments):
     arguments = {"initializer": "normal", "optimizer": optimizers.SGD(1.0), **arguments}
     return TableConfig(name, vocabulary_size=10, embedding_dim=dim, **arguments)
@@ -172,7 +237,7 @@ TABLE = table("t")
             lambda: HetEmbeddingCollection([feature("a", TABLE), feature("b", table("t"))]),
             "two tables are called 't'",
         ),
-        (lambda: HetEmbeddingCollection([feature("a", TABLE)], table_stacking=["t"]), "stacking"),
+        (lambda: HetEmbeddingCollection([feature("a", TABLE)], table_stacking=["u"]), "stacking"),
         (lambda: HetEmbeddingCollection([feature("a", TABLE)], nonfinite="no"), "nonfinite"),
     ],
 )

@@ -52,8 +52,35 @@ def test_dimensions(make, dims):
         (lambda: HetEmbedding(10, 4, input_dim=11), "input_dim is given twice, as 10 and 11"),
         (lambda: HetEmbedding(10, 4, output_dim=5), "output_dim is given twice, as 4 and 5"),
         (lambda: HetEmbedding(10, 4, combine="sum"), "Unrecognized keyword arguments.*combine"),
-        (lambda: HetEmbedding(10, 4, input_length=3), "Unrecognized keyword arguments"),
-        (lambda: HetEmbedding(10, 4, lora_rank=3), "Unrecognized keyword arguments.*lora_rank"),
+        (lambda: HetEmbedding(10, 4, lora_rank=3), "lora_rank must be None, not 3: there is no"),
+        (lambda: HetEmbedding(10, 4, lora_alpha=2), "lora_alpha must be None, not 2"),
+        (
+            lambda: HetEmbedding(
+                10, 4, quantization_config=keras.quantizers.Int8QuantizationConfig()
+            ),
+            "quantization_config must be None, not <.*row_dtype='bfloat16'",
+        ),
+        (
+            lambda: HetEmbedding(9, 4, keras.initializers.Constant(np.zeros((8, 4)))),
+            r"weights must have .*\(9, 4\), not \(8, 4\)",
+        ),
+        (
+            lambda: HetEmbedding(
+                9, 4, keras.initializers.Constant(np.zeros((9, 4))), weights=np.zeros((9, 4))
+            ),
+            "weights are given twice",
+        ),
+        (
+            lambda: het_tf.layers.HetEmbeddingCollection(
+                het_tf.layers.FeatureConfig(
+                    "f",
+                    het_tf.layers.TableConfig(
+                        "t", 9, 4, initializer=keras.initializers.Constant(np.zeros((9, 4)))
+                    ),
+                )
+            ),
+            r"Constant of a number .*, not of shape \(9, 4\)",
+        ),
         (
             lambda: HetEmbedding(4, embeddings_initializer="glorot_uniform"),
             "embeddings_initializer GlorotUniform depends on input_dim",
@@ -172,6 +199,69 @@ def test_weights_are_the_first_rows():
         if optimizer is not None:
             optimizer.apply(gradients, each.trainable_variables)
     np.testing.assert_allclose(rows_of(layer, ids), theirs.embeddings.numpy(), rtol=1e-5)
+
+
+def test_pretrained_rows_as_keras_takes_them():
+    given = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
+    theirs = keras.layers.Embedding(ROWS, DIM, weights=given)
+    by_constant = HetEmbedding(ROWS, DIM, keras.initializers.Constant(given))
+    np.testing.assert_array_equal(rows_of(by_constant, range(ROWS)), given)
+    layer = HetEmbedding(ROWS, DIM, name="users", optimizer=sgd())
+    with pytest.raises(ValueError, match="users has no table until it is built"):
+        layer.set_weights(theirs.get_weights())
+    layer.build()
+    layer.set_weights(theirs.get_weights())
+    np.testing.assert_array_equal(layer.table.lookup(np.arange(ROWS)), given)
+    for wrong, message in (
+        ([], r"set_weights of layer users takes \[matrix\].*, not 0 of them"),
+        (given, r"set_weights of layer users takes \[matrix\]"),
+        ([given[1:]], r"weights must have the shape \(300, 8\), not \(299, 8\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer.set_weights(wrong)
+    np.testing.assert_array_equal(layer.table.lookup(np.arange(ROWS)), given)
+    with pytest.raises(AttributeError, match=r"users has no matrix of embeddings.*table\.lookup"):
+        _ = layer.embeddings
+
+
+def test_what_keras_gives_its_own_layer():
+    none = HetEmbedding(10, 4, lora_rank=None, lora_alpha=None, quantization_config=None)
+    assert (none.input_dim, none.output_dim) == (10, 4)
+    with pytest.warns(UserWarning, match="input_length has no use"):
+        HetEmbedding(10, 4, input_length=3)
+    theirs = keras.layers.Embedding(10, 4, "ones", "l2", "non_neg", True, name="users")
+    ours = HetEmbedding.from_config(theirs.get_config())
+    assert (ours.name, ours.mask_zero) == ("users", True)
+    assert ours.embeddings_regularizer.l2 == theirs.embeddings_regularizer.l2
+    np.testing.assert_array_equal(ours(np.array([[3]])), theirs(np.array([[3]])))
+
+
+def test_what_keras_does_to_a_finished_matrix_is_refused():
+    layer = HetEmbedding(10, 4, name="users")
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer, keras.layers.Dense(2)])
+    with pytest.raises(NotImplementedError, match="layer users: there is no LoRA"):
+        layer.enable_lora(4)
+    with pytest.warns(UserWarning, match="layer users: rows are not quantized"):
+        model.quantize("int8")
+    assert model.layers[1].dtype_policy.quantization_mode == "int8"
+    assert model(np.array([[1, 2]])).shape == (1, 2, 2)
+
+
+@pytest.mark.parametrize("combiner", [None, "sum"])
+def test_the_shape_of_the_output(combiner):
+    layer = HetEmbedding(10, 4, combiner=combiner)
+    for shape in ((None,), (2, 3), (None, 5, None)):
+        expected = layer(keras.Input(batch_shape=shape, dtype="int64")).shape
+        assert layer.compute_output_shape(shape) == expected
+
+
+def test_time_distributed():
+    layer = HetEmbedding(10, 4, combiner="mean", optimizer=sgd())
+    inputs = keras.Input((3, 2), dtype="int64")
+    model = keras.Model(inputs, keras.layers.TimeDistributed(layer)(inputs))
+    assert model.output_shape == (None, 3, 4)
+    ids = np.array([[[1, 2], [3, 3], [1, 1]]])
+    np.testing.assert_allclose(model.predict(ids, verbose=0), layer(ids), rtol=1e-6)
 
 
 def fitted(make, ids, epochs=5) -> np.ndarray:
