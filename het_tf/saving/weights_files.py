@@ -128,7 +128,10 @@ def load_rows(store: Any, table: EmbeddingTable, name: str) -> None:
 
 def _load_rows(store: Any, table: EmbeddingTable, name: str, only_check: bool) -> None:
     if "table" not in store:
-        raise ValueError(f"the weights file has no rows for the table of layer {name}")
+        raise ValueError(
+            f"the weights file has no rows for the table of layer {name}; those of a"
+            " keras.layers.Embedding are set by layer.set_weights(embedding.get_weights())"
+        )
     where = f"the weights file's table of layer {name}"
     config = _read_config(store, where)
     if config["rows"] == "beside":

@@ -224,6 +224,16 @@ def test_pretrained_rows_as_keras_takes_them():
         _ = layer.embeddings
 
 
+@pytest.mark.parametrize("sequential", [keras.Sequential, het_tf.keras.Sequential])
+def test_a_weights_file_of_kerass_layer_says_what_to_do(sequential, tmp_path):
+    begin = keras.Input((2,), dtype="int64")
+    theirs = keras.Sequential([begin, keras.layers.Embedding(10, 4, name="users")])
+    theirs.save_weights(tmp_path / "theirs.weights.h5")
+    ours = sequential([begin, HetEmbedding(10, 4, name="users")])
+    with pytest.raises(ValueError, match=r"no rows for the table of layer users.*set_weights\("):
+        ours.load_weights(tmp_path / "theirs.weights.h5")
+
+
 def test_what_keras_gives_its_own_layer():
     none = HetEmbedding(10, 4, lora_rank=None, lora_alpha=None, quantization_config=None)
     assert (none.input_dim, none.output_dim) == (10, 4)
