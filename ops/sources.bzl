@@ -110,6 +110,7 @@ CORE_TESTS = [
     "ops/core/table/changes_test.cc",
     "ops/core/table/counts_test.cc",
     "ops/core/table/gate_test.cc",
+    "ops/core/table/key_repeats_test.cc",
     "ops/core/table/lifetimes_test.cc",
     "ops/core/table/memory_test.cc",
     "ops/core/table/snapshot_test.cc",

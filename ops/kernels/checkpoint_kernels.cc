@@ -1,11 +1,12 @@
 // Tables in checkpoints: every shard writes and reads its own part.
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ops/core/memory/hash.h"
+#include "ops/core/table/key_repeats.h"
 #include "ops/core/table/snapshot.h"
 #include "ops/core/table/table.h"
 #include "ops/kernels/file_kernels.h"
@@ -112,7 +113,82 @@ class TableSaveOp : public FileKernel {
   }
 };
 
-// Reads the parts of a table that inputs name, one after the other.
+// The parts of a table that inputs name, one after the other.
+class Parts {
+ public:
+  Parts(OpKernelContext* context, const Table& table, bool slots, bool ages, bool sketches)
+      : env_(context->env()),
+        table_(table),
+        prefixes_(context->input(1).vec<tensorflow::tstring>()),
+        names_(context->input(2).vec<tensorflow::tstring>()),
+        rows_(context->input(3).vec<int64_t>()),
+        dropped_(context->input(4).vec<int64_t>()),
+        elapsed_(context->input(5).vec<int64_t>()),
+        candidates_(context->input(6).vec<int64_t>()) {
+    contents_.slots = slots;
+    contents_.ages = ages;
+    contents_.sketches = sketches;
+  }
+
+  // The next block; size 0: there is no more.
+  absl::Status Next(Table::Piece* piece) {
+    while (piece->size == 0 && !AtEnd()) TF_RETURN_IF_ERROR(NextOfBundle(piece));
+    return absl::OkStatus();
+  }
+
+  // The next block; size 0: there is no more of this bundle.
+  absl::Status NextOfBundle(Table::Piece* piece) {
+    do {
+      if (part_ == nullptr) TF_RETURN_IF_ERROR(OpenNext());
+      TF_RETURN_IF_ERROR(part_->Next(piece));
+      if (piece->size > 0) return absl::OkStatus();
+      part_.reset();
+    } while (p_ < names_.size() && prefixes_(p_) == prefixes_(p_ - 1));
+    return absl::OkStatus();
+  }
+
+  bool AtEnd() const { return part_ == nullptr && p_ == names_.size(); }
+
+  // Begins again, with the keys of rows alone.
+  void RewindToKeys() {
+    contents_.only_keys = true;
+    part_.reset();
+    p_ = 0;
+  }
+
+  // An error, with the part that was read last.
+  absl::Status OfPart(const absl::Status& status) const {
+    if (status.ok() || p_ == 0) return status;
+    return absl::Status(status.code(), StrCat("checkpoint ", prefixes_(p_ - 1), ", part ",
+                                              names_(p_ - 1), ": ", status.message()));
+  }
+
+ private:
+  absl::Status OpenNext() {
+    if (p_ == 0 || prefixes_(p_) != prefixes_(p_ - 1)) {
+      bundle_ = std::make_unique<BundleReader>(env_, prefixes_(p_));
+    }
+    ++p_;
+    TF_RETURN_IF_ERROR(bundle_->status());
+    part_ = std::make_unique<PartReader>(bundle_.get(), names_(p_ - 1), table_);
+    PartContents contents = contents_;
+    contents.rows = rows_(p_ - 1);
+    contents.dropped = dropped_(p_ - 1);
+    contents.elapsed = elapsed_(p_ - 1);
+    contents.candidates = candidates_(p_ - 1);
+    return part_->Open(contents);
+  }
+
+  tensorflow::Env* const env_;
+  const Table& table_;
+  const tensorflow::TTypes<tensorflow::tstring>::ConstVec prefixes_, names_;
+  const tensorflow::TTypes<int64_t>::ConstVec rows_, dropped_, elapsed_, candidates_;
+  PartContents contents_;
+  std::unique_ptr<BundleReader> bundle_;
+  std::unique_ptr<PartReader> part_;
+  int64_t p_ = 0;  // the next part
+};
+
 class PartsKernel : public FileKernel {
  public:
   explicit PartsKernel(OpKernelConstruction* context) : FileKernel(context) {
@@ -122,10 +198,9 @@ class PartsKernel : public FileKernel {
   }
 
  protected:
-  using Next = std::function<absl::Status(Table::Piece*)>;
-  // next: gives block after block, then one of size 0.
-  virtual absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
-                           int64_t* owned) = 0;
+  // Errors are of the part that was read last.
+  virtual absl::Status Use(const TableResource& resource, Parts* parts,
+                           const ParallelFor& parallel_for, int64_t* owned) = 0;
 
  private:
   // Of the inputs, each of them (parts).
@@ -144,40 +219,10 @@ class PartsKernel : public FileKernel {
   }
 
   absl::Status Run(OpKernelContext* context, TableResource* resource) override {
-    Table* table = resource->table.get();
     TF_RETURN_IF_ERROR(CheckShapes(context));
-    const auto prefixes = context->input(1).vec<tensorflow::tstring>();
-    const auto names = context->input(2).vec<tensorflow::tstring>();
-    const auto rows = context->input(3).vec<int64_t>();
-    const auto dropped = context->input(4).vec<int64_t>();
-    const auto elapsed = context->input(5).vec<int64_t>();
-    const auto candidates = context->input(6).vec<int64_t>();
-    std::unique_ptr<BundleReader> bundle;
-    std::unique_ptr<PartReader> part;
-    int64_t p = 0;
-    const auto of_part = [&](const absl::Status& status, int64_t p) {
-      return absl::Status(status.code(), StrCat("checkpoint ", prefixes(p), ", part ", names(p),
-                                                ": ", status.message()));
-    };
-    const Next next = [&](Table::Piece* piece) -> absl::Status {
-      while (true) {
-        if (part != nullptr) TF_RETURN_IF_ERROR(part->Next(piece));
-        if (piece->size > 0 || p == names.size()) return absl::OkStatus();
-        part.reset();
-        if (p == 0 || prefixes(p) != prefixes(p - 1)) {
-          bundle = std::make_unique<BundleReader>(context->env(), prefixes(p));
-        }
-        ++p;
-        TF_RETURN_IF_ERROR(bundle->status());
-        part = std::make_unique<PartReader>(bundle.get(), names(p - 1), *table);
-        TF_RETURN_IF_ERROR(part->Open({rows(p - 1), dropped(p - 1), candidates(p - 1),
-                                       elapsed(p - 1), slots_, ages_, sketches_}));
-      }
-    };
+    Parts parts(context, *resource->table, slots_, ages_, sketches_);
     int64_t owned = 0;
-    const absl::Status used = Use(table, next, PoolOf(context), &owned);
-    if (!used.ok() && p > 0) return of_part(used, p - 1);
-    TF_RETURN_IF_ERROR(used);
+    TF_RETURN_IF_ERROR(parts.OfPart(Use(*resource, &parts, PoolOf(context), &owned)));
     return SetScalar(context, 0, owned);
   }
 
@@ -189,16 +234,43 @@ class TableCheckOp : public PartsKernel {
   using PartsKernel::PartsKernel;
 
  private:
-  absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
+  absl::Status Use(const TableResource& resource, Parts* parts, const ParallelFor& parallel_for,
                    int64_t* owned) override {
+    int64_t rows = 0;
     while (true) {
       Table::Piece piece;
       int64_t of_piece = 0;
-      TF_RETURN_IF_ERROR(next(&piece));
-      if (piece.size == 0) return absl::OkStatus();
-      TF_RETURN_IF_ERROR(ToTf(table->CheckPiece(piece, parallel_for, &of_piece)));
+      TF_RETURN_IF_ERROR(parts->Next(&piece));
+      if (piece.size == 0) break;
+      TF_RETURN_IF_ERROR(ToTf(resource.table->CheckPiece(piece, parallel_for, &of_piece)));
       *owned += of_piece;
+      if (piece.kind == Table::Piece::kRows) rows += of_piece;
     }
+    return CheckRepeats(resource, rows, parts, parallel_for);
+  }
+
+  // Fails if a bundle has two rows of one key. Keys are read again, as often as it takes to look at
+  // all of them in bounded memory.
+  // rows: of this shard, in all bundles.
+  static absl::Status CheckRepeats(const TableResource& resource, int64_t rows, Parts* parts,
+                                   const ParallelFor& parallel_for) {
+    const auto shard = static_cast<uint32_t>(resource.shard);
+    const uint32_t num_shards = resource.table->num_shards();
+    for (KeyRepeats repeats(rows); !repeats.done(); repeats.NextShare()) {
+      parts->RewindToKeys();
+      while (!parts->AtEnd()) {
+        Table::Piece piece;
+        TF_RETURN_IF_ERROR(parts->NextOfBundle(&piece));
+        for (int64_t r = 0; r < piece.size; ++r) {
+          const uint64_t hash = HashKey(piece.rows.keys[r]);
+          if (ShardOfHash(hash, num_shards) == shard) repeats.Add(piece.rows.keys[r], hash);
+        }
+        if (piece.size > 0) continue;
+        const auto key = repeats.Forget(parallel_for);
+        if (key.has_value()) return absl::DataLossError(StrCat("keys holds ", *key, " twice"));
+      }
+    }
+    return absl::OkStatus();
   }
 };
 
@@ -209,17 +281,17 @@ class TableRestoreOp : public PartsKernel {
   }
 
  private:
-  absl::Status Use(Table* table, const Next& next, const ParallelFor& parallel_for,
+  absl::Status Use(const TableResource& resource, Parts* parts, const ParallelFor& parallel_for,
                    int64_t* owned) override {
     absl::Status read;
-    const Status replaced = table->Replace(
+    const Status replaced = resource.table->Replace(
         [&](Table::Piece* piece) {
-          read = next(piece);
+          read = parts->Next(piece);
           return read.ok() ? Status() : FailedPrecondition("not read");
         },
         parallel_for, time_);
     if (replaced.ok()) {
-      *owned = table->size();
+      *owned = resource.table->size();
       return absl::OkStatus();
     }
     const absl::Status status = read.ok() ? ToTf(replaced) : read;

@@ -221,6 +221,9 @@ absl::Status PartReader::Open(const PartContents& contents) {
   using Piece = Table::Piece;
   constexpr auto kInt64 = tensorflow::DT_INT64, kFloat = tensorflow::DT_FLOAT;
   const int64_t max_rows = std::max(kMaxBlockBytes / RowBytes(table_), int64_t{1});
+  if (contents.only_keys) {
+    return AddGroup({Piece::kRows, 0, {{"keys", kInt64}}}, contents.rows, max_rows);
+  }
   if (contents.dropped > 0) {
     TF_RETURN_IF_ERROR(
         AddGroup({Piece::kDropped, 0, {{"dropped", kInt64}}}, contents.dropped, max_rows));

@@ -256,7 +256,7 @@ def main(seconds: float, seed: int) -> None:
                     assert table.stats()["candidates"] == counted[name]
                 assert by_bytes or error is None
                 assert all(np.isfinite(column).all() for column in after)
-                if name == "weights":
+                if name != "chain":  # what it should have depends on what expired
                     assert len(after[0]) == len(saved[name][0])
                 subjects[name] = kind.make()
         except AssertionError:

@@ -353,6 +353,8 @@ def test_counts_are_those_of_the_newest(chain):
         ("ckpt-2", _set("dropped", lambda x: x.astype(np.int32)), r"dropped: is int32"),
         ("ckpt-2", _set("dropped", lambda x: x[:, None]), r"dropped: is int64 \[\d+,1\]"),
         ("ckpt-2", _set("ages", lambda x: x - 10), r"ckpt-2, part .*: ages holds -10"),
+        ("ckpt-1", _set("keys", lambda x: np.where(x == x[5], x[9], x)), r"ckpt-1, part .* twice"),
+        ("ckpt-2", _set("keys", lambda x: np.where(x == x[5], x[9], x)), r"ckpt-2, part .* twice"),
         ("ckpt-1", _set("values", lambda x: x * np.nan), r"ckpt-1, part .*: .*NaN"),
         (
             "ckpt-1",
