@@ -61,6 +61,19 @@ class TableState(tf.Module):
         self.flush = flush
         self.shape = _Shape(table)
 
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """What TensorFlow calls first where a checkpoint is to be written in a thread of its own.
+
+        It copies the variables before, and has the rows written when they have changed.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError(
+            "tf.train.CheckpointOptions(enable_async=True) would write rows of a later moment than"
+            " variables: het_tf.checkpoint.Manager writes while training goes on"
+        )
+
 
 class FlushedFirst(tf.Module):
     """Has variables brought up to date before a checkpoint is written whose part it is.

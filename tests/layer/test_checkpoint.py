@@ -133,6 +133,18 @@ def test_any_file_system_of_tensorflow_will_do():
     assert_same_rows(sorted_rows(embedding.table), rows)
 
 
+def test_an_asynchronous_checkpoint_is_refused_before_anything_is_written(tmp_path):
+    model, _ = trained_model()
+    checkpoint = tf.train.Checkpoint(model=model)
+    options = tf.train.CheckpointOptions(enable_async=True)
+    for save in (checkpoint.save, checkpoint.write):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"enable_async=True.* het_tf\.checkpoint\.Manager"):
+                save(str(tmp_path / "checkpoint"), options=options)
+    assert not list(tmp_path.iterdir())
+    checkpoint.save(str(tmp_path / "checkpoint"))
+
+
 def test_a_manager_deletes_the_rows_with_their_checkpoint(tmp_path):
     model, _ = trained_model()
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), tmp_path, max_to_keep=2)
