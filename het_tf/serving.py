@@ -142,8 +142,10 @@ class Publisher(keras.callbacks.Callback):
         self._every = every
         self._versions = save_mapped(model, folder, input_signature, selection, _POLL_SECONDS)
         self._lock = threading.Lock()
+        # Whether the last that was heard of `fit` is that it makes steps.
         self._fits = False
         self._closed = threading.Event()
+        self._heard = threading.Event()
         self._version = -1
         self._next = 0.0
         self.publish()
@@ -192,6 +194,7 @@ class Publisher(keras.callbacks.Callback):
             self.publish()
         finally:
             self._closed.set()
+            self._heard.set()
             self._thread.join()
             self._versions.close()
 
@@ -205,25 +208,39 @@ class Publisher(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """From now on `fit` calls."""
-        self._fits = True
+        self._hear(fits=True)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Publishes when it is time."""
+        self._fits = True
         if time.monotonic() >= self._next and not self._closed.is_set():
             self._try(flush=True)
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """The thread takes over, until there are steps again."""
+        self._hear(fits=False)
+
     def on_train_end(self, logs: Any = None) -> None:
         """The thread takes over."""
-        self._fits = False
+        self._hear(fits=False)
 
     # Inside.
 
+    def _hear(self, fits: bool) -> None:
+        self._fits = fits
+        self._heard.set()
+
     def _run(self) -> None:
-        while not self._closed.wait(max(0.0, self._next - time.monotonic())):
-            if self._fits:
-                self._closed.wait(self._every)
-            elif time.monotonic() >= self._next:
-                self._try(flush=False)
+        while not self._closed.is_set():
+            # `fit` is given as much time again: it sends first what workers hold back. If it makes
+            # no step for so long, it may have ended by an exception, of which nobody tells us.
+            due = self._next + (self._every if self._fits else 0.0)
+            if (left := due - time.monotonic()) > 0:
+                self._heard.wait(left)
+                self._heard.clear()
+                continue
+            self._fits = False
+            self._try(flush=False)
 
     def _try(self, flush: bool) -> None:
         try:

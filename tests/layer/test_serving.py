@@ -345,6 +345,54 @@ def expiring() -> tuple[keras.Model, het_tf.layers.HetEmbedding]:
     return het_tf.keras.Model(ids, embedding(ids)), embedding
 
 
+class During(keras.callbacks.Callback):
+    """Calls something once, where a validation or a step is under way."""
+
+    def __init__(self, validation: bool, call):
+        super().__init__()
+        self._validation, self._call = validation, call
+        self.calls = 0
+
+    def _once(self, here: bool) -> None:
+        if here and self.calls == 0:
+            self.calls = 1
+            self._call()
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._once(self._validation)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._once(not self._validation)
+
+
+def test_versions_come_while_fit_validates(tmp_path):
+    model = trained_model()
+    with het_tf.serving.publish(model, tmp_path / "model", every=0.01) as publisher:
+
+        def wait_for_two() -> None:
+            before = publisher.version
+            wait_until(lambda: publisher.version >= before + 2)
+
+        during = During(True, wait_for_two)
+        data = (KNOWN, KNOWN[:, :2] % 2)
+        model.fit(*data, validation_data=data, callbacks=[publisher, during], verbose=0)
+        assert during.calls == 1
+
+
+def test_versions_come_after_a_fit_that_ended_by_an_exception(tmp_path):
+    model = trained_model()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with het_tf.serving.publish(model, tmp_path / "model", every=0.01) as publisher:
+        callbacks = [publisher, During(False, interrupt)]
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(KNOWN, KNOWN[:, :2] % 2, callbacks=callbacks, verbose=0)
+        before = publisher.version
+        wait_until(lambda: publisher.version >= before + 2)
+
+
 def test_rows_that_expire_are_served_as_their_initial_value(tmp_path):
     model, embedding = expiring()
     keys = np.arange(100)
