@@ -14,6 +14,7 @@ import tensorflow as tf
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.exporting import ServedTable, lookups_from
 from het_tf.saving import bundles
+from het_tf.saving.files import saving_model
 from het_tf.saving.frozen import FrozenTable
 from het_tf.saving.row_selection import RowSelection
 
@@ -52,6 +53,8 @@ def export_saved_model(
       ValueError: a subclassed model without `input_signature`; an argument is out of its range;
         `min_updates` with a table whose clock does not count updates; `max_age` with one without
         an `Expiry`; or a value is beyond the range of float16.
+      OSError: a file cannot be written. What was there in the folder is there still.
+      tf.errors.OpError: as OSError, or a parameter server is down.
     """
     selection = RowSelection(rows, min_updates, min_norm, max_age)
     specs = signature_of(model, input_signature)
@@ -73,13 +76,14 @@ def export_saved_model(
         def read() -> tuple[Sequence[ServedTable], Sequence[tf.Tensor]]:
             return servable.tables, list(map(tf.convert_to_tensor, servable.variables_))
 
-        save_servable(servable, model, specs, read, path)
         columns = {
             f"tables/{i}/{attribute}/.ATTRIBUTES/VARIABLE_VALUE": column
             for i, table in enumerate(servable.tables)
             for attribute, column in table.columns().items()
         }
-        bundles.replace_tensors(f"{os.fspath(path)}/variables/variables", columns)
+        with saving_model(os.fspath(path)) as folder:
+            save_servable(servable, model, specs, read, folder)
+            bundles.replace_tensors(f"{folder}/variables/variables", columns)
 
 
 def flush_model(model: keras.Model) -> None:

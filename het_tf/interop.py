@@ -14,13 +14,14 @@ import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from het_tf._arguments import INT64_MAX
+from het_tf.saving.files import reading, replacing
 from het_tf.table import EmbeddingTable
 
 __all__ = ["Npz", "Parquet", "Rows", "Tfra", "Weights", "load", "save"]
@@ -148,21 +149,11 @@ class _File:
     """A format of one file."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        """path: of the file."""
+        """path: of the file, on any file system that TensorFlow opens."""
         self.path = os.fspath(path)
 
     def __str__(self) -> str:
         return self.path
-
-    def _replace(self, write: Callable[[str], None]) -> None:
-        """The file is there when all of it is."""
-        temporary = f"{self.path}.partial"
-        try:
-            write(temporary)
-            os.replace(temporary, self.path)
-        finally:
-            if os.path.exists(temporary):
-                os.remove(temporary)
 
 
 class Npz(_File):
@@ -173,7 +164,11 @@ class Npz(_File):
 
     def read(self) -> Iterator[Rows]:
         """All rows, block by block."""
-        with _named(self.path), zipfile.ZipFile(self.path) as archive:
+        with (
+            _named(self.path),
+            reading(self.path) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
             for name in ("keys.npy", "values.npy"):
                 if name not in archive.namelist():
                     raise ValueError(f"has no array {name.removesuffix('.npy')}")
@@ -196,20 +191,20 @@ class Npz(_File):
                 all_values.write(np.ascontiguousarray(values).tobytes())
                 count += len(keys)
 
-            def write(path: str) -> None:
-                with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-                    for name, file, dtype, shape in (
-                        ("keys", all_keys, "<i8", (count,)),
-                        ("values", all_values, "<f4", (count, dim)),
-                    ):
-                        file.seek(0)
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                            header = {"descr": dtype, "fortran_order": False, "shape": shape}
-                            np.lib.format.write_array_header_2_0(member, header)
-                            while block := file.read(1 << 20):
-                                member.write(block)
-
-            self._replace(write)
+            with (
+                replacing(self.path) as (target,),
+                zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive,
+            ):
+                for name, file, dtype, shape in (
+                    ("keys", all_keys, "<i8", (count,)),
+                    ("values", all_values, "<f4", (count, dim)),
+                ):
+                    file.seek(0)
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        header = {"descr": dtype, "fortran_order": False, "shape": shape}
+                        np.lib.format.write_array_header_2_0(member, header)
+                        while block := file.read(1 << 20):
+                            member.write(block)
 
 
 class Parquet(_File):
@@ -222,7 +217,7 @@ class Parquet(_File):
         """Names a file and its columns.
 
         Args:
-          path: of the file.
+          path: of the file, on any file system that TensorFlow opens.
           key: name of the column of keys.
           values: name of the column of values.
         """
@@ -232,7 +227,11 @@ class Parquet(_File):
     def read(self) -> Iterator[Rows]:
         """All rows, block by block."""
         parquet = _pyarrow().parquet
-        with _named(self.path), parquet.ParquetFile(self.path) as file:
+        with (
+            _named(self.path),
+            reading(self.path) as opened,
+            parquet.ParquetFile(opened) as file,
+        ):
             for name in self._columns:
                 if name not in file.schema_arrow.names:
                     raise ValueError(f"has columns {file.schema_arrow.names}, not {name}")
@@ -267,14 +266,14 @@ class Parquet(_File):
         types = [arrow.int64(), arrow.list_(arrow.float32(), dim)]
         schema = arrow.schema(zip(self._columns, types, strict=True))
 
-        def write(path: str) -> None:
-            with arrow.parquet.ParquetWriter(path, schema) as writer:
-                for keys, values in blocks:
-                    flat = arrow.array(np.ascontiguousarray(values).reshape(-1))
-                    lists = arrow.FixedSizeListArray.from_arrays(flat, dim)
-                    writer.write_table(arrow.table([arrow.array(keys), lists], schema=schema))
-
-        self._replace(write)
+        with (
+            replacing(self.path) as (file,),
+            arrow.parquet.ParquetWriter(file, schema) as writer,
+        ):
+            for keys, values in blocks:
+                flat = arrow.array(np.ascontiguousarray(values).reshape(-1))
+                lists = arrow.FixedSizeListArray.from_arrays(flat, dim)
+                writer.write_table(arrow.table([arrow.array(keys), lists], schema=schema))
 
 
 class Weights:
@@ -338,10 +337,11 @@ class Tfra:
 
         Args:
           folder: path, of any file system that TensorFlow opens.
-          name: of the table.
+          name: of the table. For each "/" in it files have a "_".
           dim: columns of a row, which the files do not say.
         """
-        self._folder, self._name, self._dim = os.fspath(folder), name, dim
+        self._folder, self._dim = os.fspath(folder), dim
+        self._name = name.replace("/", "_")  # as TFRA does
 
     def __str__(self) -> str:
         return f"{self._folder}/{self._name}"
@@ -391,15 +391,10 @@ class Tfra:
             raise ValueError(f"{self} is to have {self._dim} columns, the table has {dim}")
         tf.io.gfile.makedirs(self._folder)
         path = f"{self._folder}/{self._name}_mht_1of1"
-        with (
-            tf.io.gfile.GFile(f"{path}-keys.tmp", "wb") as all_keys,
-            tf.io.gfile.GFile(f"{path}-values.tmp", "wb") as all_values,
-        ):
+        with replacing(f"{path}-values", f"{path}-keys") as (all_values, all_keys):
             for keys, values in blocks:
                 all_keys.write(np.ascontiguousarray(keys, "<i8").tobytes())
                 all_values.write(np.ascontiguousarray(values, "<f4").tobytes())
-        for what in ("values", "keys"):
-            tf.io.gfile.rename(f"{path}-{what}.tmp", f"{path}-{what}", overwrite=True)
 
 
 class _named:

@@ -62,20 +62,12 @@ def export_mapped(
     Raises:
       ValueError: as by `het_tf.export_saved_model`; or there is a SavedModel in the folder.
       tf.errors.OpError: a file cannot be written, a value is beyond the range of float16, or a
-        parameter server is down.
+        parameter server is down. Then nothing of it is there.
     """
     if tf.io.gfile.exists(f"{os.fspath(path)}/saved_model.pb"):
         raise ValueError(f"path = {os.fspath(path)} holds a SavedModel already")
     selection = RowSelection(rows, min_updates, min_norm, max_age)
-    versions = save_mapped(model, path, input_signature, selection, poll_seconds=0)
-    try:
-        flush_model(model)
-        versions.write()
-    except Exception:
-        tf.io.gfile.remove(f"{os.fspath(path)}/saved_model.pb")  # without rows it is none
-        raise
-    finally:
-        versions.close()
+    save_mapped(model, path, input_signature, selection, poll_seconds=0).close()
 
 
 def publish(
@@ -140,15 +132,14 @@ class Publisher(keras.callbacks.Callback):
         super().__init__()
         self._published_model = model
         self._every = every
+        self._next = time.monotonic() + every
         self._versions = save_mapped(model, folder, input_signature, selection, _POLL_SECONDS)
+        self._version = self._versions.next - 1
         self._lock = threading.Lock()
         # Whether the last that was heard of `fit` is that it makes steps.
         self._fits = False
         self._closed = threading.Event()
         self._heard = threading.Event()
-        self._version = -1
-        self._next = 0.0
-        self.publish()
         self._thread = threading.Thread(target=self._run, name="het-publisher", daemon=True)
         self._thread.start()
 

@@ -22,7 +22,8 @@ def replace_tensors(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
       KeyError: the bundle has no such tensor.
       tf.errors.OpError: a file cannot be read or written.
     """
-    reader = tf.train.load_checkpoint(prefix)
+    # `tf.train.load_checkpoint` would take the prefix for a folder where it looks like one.
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     names = list(reader.get_variable_to_shape_map())
     for name in arrays.keys() - set(names):
         raise KeyError(f"{prefix} has no tensor {name}")

@@ -13,11 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf.export import save_servable, servable_of, signature_of
+from het_tf.export import flush_model, save_servable, servable_of, signature_of
 from het_tf.layers.embedding import embeddings_of
 from het_tf.pooling import Bags, pool_with_stock_ops
+from het_tf.saving.files import saving_model
 from het_tf.saving.row_selection import RowSelection
 from het_tf.saving.versions import Versions
+from het_tf.table import EmbeddingTable
 
 # In the folder of a SavedModel. The first is an asset that says where the model was loaded from.
 _ASSET = "het_tf.json"
@@ -70,7 +72,9 @@ def save_mapped(
     selection: RowSelection,
     poll_seconds: float,
 ) -> Versions:
-    """Writes a SavedModel without a version of its rows and variables, or finds it there.
+    """Writes a SavedModel and a version of its rows and variables, or that into one found there.
+
+    After an error nothing of it is there, but the versions that were there before.
 
     Args:
       model: a built model.
@@ -80,10 +84,11 @@ def save_mapped(
       poll_seconds: how often whoever loads it looks for newer versions; 0: never.
 
     Returns:
-      What writes the versions.
+      What writes the next versions.
 
     Raises:
       ValueError: as by `het_tf.export_saved_model`; or another model was saved there.
+      tf.errors.OpError: a file cannot be written, or a parameter server is down.
     """
     path = os.fspath(path)
     specs = signature_of(model, input_signature)
@@ -97,37 +102,61 @@ def save_mapped(
         "seeds": [table.row_attributes["seed"] for table in tables],
         "poll_seconds": poll_seconds,
     }
-    dtypes = [tf.as_dtype(v.dtype) for v in model.variables]
-    shapes = [tuple(v.shape) for v in model.variables]
-    variables = [[dtype.name, shape] for dtype, shape in zip(dtypes, shapes, strict=True)]
+    variables = [[tf.as_dtype(v.dtype).name, tuple(v.shape)] for v in model.variables]
     description = json.dumps(attributes | {"variables": variables})
-    asset = f"{path}/assets/{_ASSET}"
-    if tf.io.gfile.exists(f"{path}/saved_model.pb"):
-        known = tf.io.gfile.GFile(asset).read() if tf.io.gfile.exists(asset) else "no such model"
-        if known != description:
-            raise ValueError(f"{path} holds another model: {known}, and this is {description}")
-    else:
-        with tempfile.TemporaryDirectory() as directory, tf.device("/device:CPU:0"):
-            asset = f"{directory}/{_ASSET}"
-            with open(asset, "w") as file:
-                file.write(description)
-            servable = servable_of(model)
-            servable.asset = tf.saved_model.Asset(asset)
-            servable.served = _Served(servable.asset, attributes)
-
-            def read() -> tuple[list[_MappedTable], list[tf.Tensor]]:
-                view, _ = ops.served_pin(servable.served.resource_handle)
-                values = ops.served_variables(view, dtypes=dtypes, shapes=shapes) if dtypes else []
-                return [_MappedTable(view, i, t.dim) for i, t in enumerate(tables)], values
-
-            @tf.function(input_signature=[], autograph=False)
-            def freshness() -> dict[str, tf.Tensor]:
-                return ops.served_status(servable.served.resource_handle)._asdict()
-
-            servable.freshness = freshness
-            save_servable(servable, model, specs, read, path, {"freshness": freshness})
 
     def values() -> list[np.ndarray]:
         return [v.value.numpy() for v in model.variables]
 
-    return Versions(f"{path}/{_VERSIONS}", tables, values, selection)
+    def first_version(folder: str) -> Versions:
+        versions = Versions(f"{folder}/{_VERSIONS}", tables, values, selection)
+        try:
+            flush_model(model)
+            versions.write()
+        except BaseException:
+            versions.close()
+            raise
+        return versions
+
+    if tf.io.gfile.exists(f"{path}/saved_model.pb"):
+        asset = f"{path}/assets/{_ASSET}"
+        known = tf.io.gfile.GFile(asset).read() if tf.io.gfile.exists(asset) else "no such model"
+        if known != description:
+            raise ValueError(f"{path} holds another model: {known}, and this is {description}")
+        return first_version(path)
+    with saving_model(path) as folder:
+        _save_without_rows(model, tables, specs, attributes, description, folder)
+        versions = first_version(folder)
+    versions.folder = f"{path}/{_VERSIONS}"
+    return versions
+
+
+def _save_without_rows(
+    model: keras.Model,
+    tables: Sequence[EmbeddingTable],
+    specs: list[Any],
+    attributes: dict[str, Any],
+    description: str,
+    path: str,
+) -> None:
+    dtypes = [tf.as_dtype(v.dtype) for v in model.variables]
+    shapes = [tuple(v.shape) for v in model.variables]
+    with tempfile.TemporaryDirectory() as directory, tf.device("/device:CPU:0"):
+        asset = f"{directory}/{_ASSET}"
+        with open(asset, "w") as file:
+            file.write(description)
+        servable = servable_of(model)
+        servable.asset = tf.saved_model.Asset(asset)
+        servable.served = _Served(servable.asset, attributes)
+
+        def read() -> tuple[list[_MappedTable], list[tf.Tensor]]:
+            view, _ = ops.served_pin(servable.served.resource_handle)
+            values = ops.served_variables(view, dtypes=dtypes, shapes=shapes) if dtypes else []
+            return [_MappedTable(view, i, t.dim) for i, t in enumerate(tables)], values
+
+        @tf.function(input_signature=[], autograph=False)
+        def freshness() -> dict[str, tf.Tensor]:
+            return ops.served_status(servable.served.resource_handle)._asdict()
+
+        servable.freshness = freshness
+        save_servable(servable, model, specs, read, path, {"freshness": freshness})

@@ -26,7 +26,11 @@ _NAME = re.compile(r"(\d{12})\.")
 
 
 class Versions:
-    """Writes the versions of a model into a folder, one after the other."""
+    """Writes the versions of a model into a folder, one after the other.
+
+    Attributes:
+      folder: of the versions. It may be moved between two of them.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class Versions:
           variables: called for what else belongs to a version.
           selection: which rows, and as what.
         """
-        self._folder = folder
+        self.folder = folder
         self._tables = {str(t): table for t, table in enumerate(tables)}
         self._variables = variables
         self._selection = selection
@@ -75,7 +79,7 @@ class Versions:
 
     def _write(self, whole: bool) -> int:
         whole = whole or not self._cuts or 2 * self._rows_since >= max(1, self._rows_of_whole)
-        version, begin = self.next, f"{self._folder}/{self.next:012d}."
+        version, begin = self.next, f"{self.folder}/{self.next:012d}."
         shards = [(name, s) for name, each in self._tables.items() for s in range(each.num_shards)]
         cuts = {}
         try:
@@ -161,11 +165,11 @@ class Versions:
     def _remove(self, which: Callable[[int], bool]) -> None:
         """Removes the files of versions: those first that others are found by."""
         try:
-            files = tf.io.gfile.listdir(self._folder)
+            files = tf.io.gfile.listdir(self.folder)
         except tf.errors.OpError:
             return
         for file in sorted(files, key=lambda x: not x.endswith((".whole", ".delta"))):
             match = _NAME.match(file)
             if match and which(int(match[1])):
                 with contextlib.suppress(tf.errors.OpError):
-                    tf.io.gfile.remove(f"{self._folder}/{file}")
+                    tf.io.gfile.remove(f"{self.folder}/{file}")

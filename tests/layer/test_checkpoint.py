@@ -139,7 +139,9 @@ def test_an_asynchronous_checkpoint_is_refused_before_anything_is_written(tmp_pa
     options = tf.train.CheckpointOptions(enable_async=True)
     for save in (checkpoint.save, checkpoint.write):
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"enable_async=True.* het_tf\.checkpoint\.Manager"):
+            with pytest.raises(
+                ValueError, match=r"enable_async=True.* het_tf\.checkpoint\.Manager"
+            ):
                 save(str(tmp_path / "checkpoint"), options=options)
     assert not list(tmp_path.iterdir())
     checkpoint.save(str(tmp_path / "checkpoint"))

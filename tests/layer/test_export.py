@@ -54,6 +54,17 @@ def test_a_sequential_model_needs_no_signature(tmp_path, sequential):
     np.testing.assert_allclose(loaded.serve(ids), model(ids), rtol=1e-6)
 
 
+def test_any_file_system_of_tensorflow_will_do():
+    model = trained_model("uniform")
+    for _ in range(2):  # over what is there, too
+        model.export("ram://exported/model")
+    assert tf.io.gfile.listdir("ram://exported") == ["model"]
+    served = tf.saved_model.load("ram://exported/model")
+    inputs = {"ids": KNOWN, "x": np.ones((len(KNOWN), 1), np.float32)}
+    expected = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(served.serve(inputs), expected, rtol=0, atol=1e-6)
+
+
 def test_lookup_layers_are_exported_with_it(tmp_path):
     words, numbers = keras.Input((), dtype="string"), keras.Input((), dtype="int64")
     known_words = keras.layers.StringLookup(vocabulary=["a", "b"])(words)

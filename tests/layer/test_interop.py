@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tensorflow as tf
 
 import het_tf
 from het_tf import interop
@@ -46,7 +47,7 @@ def rows_of(layer) -> dict:
 FORMATS = {
     "npz": lambda folder: interop.Npz(folder / "rows.npz"),
     "parquet": lambda folder: interop.Parquet(folder / "rows.parquet"),
-    "tfra": lambda folder: interop.Tfra(folder, "table", DIM),
+    "tfra": lambda folder: interop.Tfra(folder, "a/table", DIM),
 }
 
 
@@ -57,12 +58,38 @@ def test_rows_come_back_from_every_format_in_many_blocks(name, rows, tmp_path, m
     monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 500)
     layer = trained_layer(rows)
     assert interop.save(layer, FORMATS[name](tmp_path)) == rows
-    assert not [*tmp_path.glob("*.partial"), *tmp_path.glob("*.tmp")]
+    assert not [*tmp_path.glob(".*")]
     other = make_layer()
     other.table.assign(np.array([1]), np.ones((1, DIM), np.float32))
     kept = rows_of(other)
     assert interop.load(other, FORMATS[name](tmp_path)) == rows
     assert rows_of(other) == rows_of(layer) | kept
+
+
+class Ram:
+    """A folder in TensorFlow's file system in memory, which stands for a bucket."""
+
+    def __init__(self, path: str = "ram://interop"):
+        self.path = path
+
+    def __truediv__(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_file_system_of_tensorflow_will_do(name, monkeypatch):
+    monkeypatch.setattr("het_tf.interop._BLOCK_BYTES", 200)
+    layer, other = trained_layer(), make_layer()
+    for _ in range(2):  # over what is there, too
+        assert interop.save(layer, FORMATS[name](Ram())) == 300
+    assert interop.load(other, FORMATS[name](Ram())) == 300
+    assert rows_of(other) == rows_of(layer)
+    assert not [file for file in tf.io.gfile.listdir("ram://interop") if file.startswith(".")]
+    with pytest.raises(FileNotFoundError, match="ram://nowhere"):
+        interop.load(other, FORMATS[name](Ram("ram://nowhere")))
 
 
 def test_other_programs_read_and_write_the_files(tmp_path):
