@@ -31,7 +31,7 @@ def export_saved_model(
 ) -> None:
     """Writes a SavedModel that needs no het_tf ops.
 
-    Rows are copied as they are, a shard after the other and 64 MB at a time, through files in
+    Rows are copied as they are, in parts as of `EmbeddingTable.export_parts`, through files in
     `tempfile.gettempdir()`; the model can be trained further. Ids without a row read as their
     initial value. The endpoints are those of `keras.Model.export`: `serve`, and the signature
     "serving_default".

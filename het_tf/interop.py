@@ -80,7 +80,7 @@ def load(to: Any, source: Readable) -> int:
 
 
 def save(of: Any, target: Writable) -> int:
-    """Writes the values of all rows of a table, 64 MB at a time.
+    """Writes the values of all rows of a table, in parts as of `EmbeddingTable.export_parts`.
 
     Args:
       of: a built `HetEmbedding`, whose caches are flushed first, or an `EmbeddingTable`.
