@@ -58,6 +58,16 @@ class Resuming:
         """Steps were made."""
         self._steps_made = True
 
+    def finish(self) -> None:
+        """After the last step: returns when its backup is written.
+
+        Raises:
+          Exception: what kept it from that, as a server that was lost when there were no more steps
+            to notice it.
+        """
+        if isinstance(self._backup, BackupAndRestore):
+            self._backup.manager.wait()
+
     def go_on(self, error: tf.errors.UnavailableError, epoch: int) -> int:
         """Waits for the servers and restores what they lost.
 

@@ -198,6 +198,7 @@ class ParameterServerTrainer:
                 if model.stop_training:
                     break
             self._strategy.flush()
+            resuming.finish()
             if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
         return logs

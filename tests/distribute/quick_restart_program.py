@@ -22,19 +22,20 @@ class Restarts(keras.callbacks.Callback):
     """Kills a server where one hook, then another, and so on is called, and starts it again."""
 
     def __init__(self, cluster, hooks):
-        """hooks: names of methods of callbacks, and the index of the server."""
+        """hooks: names of methods of callbacks, epochs, and indices of servers."""
         super().__init__()
         self._cluster = cluster
         self.left = list(hooks)
+        self._epoch = 0
 
     def _called(self, hook):
-        if self.left and self.left[0][0] == hook:
-            _, index = self.left.pop(0)
+        if self.left and self.left[0][:2] == (hook, self._epoch):
+            *_, index = self.left.pop(0)
             self._cluster.kill_ps(index)
             self._cluster.restart_ps(index)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._called("on_epoch_begin")
+        self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
         self._called("on_train_batch_end")
@@ -89,7 +90,7 @@ def main():
         out["epochs of the second half"] = fit(made[0], EPOCHS // 2)
         out["whole"] = state(made)
         made = make_model(strategy)
-        hooks = [("on_train_batch_end", 0), ("on_test_batch_end", 1), ("on_epoch_end", 0)]
+        hooks = [("on_train_batch_end", 0, 0), ("on_test_batch_end", 1, 1), ("on_epoch_end", 3, 0)]
         restarts = Restarts(cluster, hooks)
         logged.take()
         backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/backup")
