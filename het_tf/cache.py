@@ -85,11 +85,9 @@ class WorkerCache:
             # Nobody else reads or writes the table without a flush.
             self._attributes |= {"read_bound": UNBOUNDED, "write_bound": UNBOUNDED}
         self.writes_through = self._attributes.get("write_bound", 0) == 0
-        # As Cache::Watches in ops/core/cache/cache_lookup.cc.
+        # As CacheConfig::watches in ops/core/cache/row_cache.h, wherever a worker has its rows.
         self.is_watched = (
-            self._attributes.get("capacity", 0) > 0
-            and self._attributes.get("read_bound", 0) > 0
-            and self._attributes["clock"] != "lamport"
+            self._attributes.get("read_bound", 0) > 0 and self._attributes["clock"] != "lamport"
         )
         bounds = {} if table.is_local else {"read_bound": 0}
         self._handles = _Handles(self._attributes, self._attributes | bounds, devices, config)

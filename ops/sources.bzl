@@ -135,6 +135,7 @@ CUDA_SOURCES = [
     "ops/cuda/store.cu",
     "ops/cuda/unique.cu",
     "ops/cuda/update.cu",
+    "ops/cuda/watch.cu",
 ]
 
 # What uses them and launches no kernel itself: the host's compiler compiles it, with CUDA too.
@@ -149,13 +150,13 @@ DEVICE_SOURCES = [
 
 CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
-    "ops/cuda/device_cache_failure_test.cc",
     "ops/cuda/device_cache_memory_test.cc",
     "ops/cuda/device_cache_pool_test.cc",
     "ops/cuda/device_cache_test.cc",
     "ops/cuda/device_cache_threads_test.cc",
     "ops/cuda/lanes_test.cc",
     "ops/cuda/lanes_threads_test.cc",
+    "ops/cuda/row_cache_test.cc",
     "ops/cuda/schedule_test.cc",
     "ops/cuda/store_count_test.cc",
     "ops/cuda/store_test.cc",

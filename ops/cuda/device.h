@@ -138,6 +138,14 @@ HET_DEVICE inline void AtomicMin(int32_t* at, int32_t x) {
 #endif
 }
 
+HET_DEVICE inline void AtomicAdd(int32_t* at, int32_t x) {
+#ifdef __CUDA_ARCH__
+  atomicAdd(at, x);
+#else
+  __atomic_fetch_add(at, x, __ATOMIC_RELAXED);
+#endif
+}
+
 HET_DEVICE inline void AtomicAdd(int64_t* at, int64_t x) {
 #ifdef __CUDA_ARCH__
   atomicAdd(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(x));

@@ -49,18 +49,6 @@ DeviceTicket::~DeviceTicket() { cache_->Release(this); }
 
 const RowCache* DeviceTicket::owner() const { return cache_.get(); }
 
-int64_t DeviceTicket::KeyOf(const Subject& subject) const {
-  switch (subject.list) {
-    case Subject::kMiss:
-      return found_->miss_keys[subject.at];
-    case Subject::kCheck:
-      return found_->check_keys[subject.at];
-    case Subject::kForced:
-      return forced_->check_keys[subject.at];
-  }
-  return 0;
-}
-
 Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
                            std::shared_ptr<DeviceMemory> memory,
                            std::shared_ptr<DeviceCache>* cache) {
@@ -115,12 +103,14 @@ DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream
       store_block_(memory_.get()),
       scratch_(memory_.get()),
       counts_device_(memory_.get()),
+      marked_(config.rows.num_shards),
+      shards_device_(memory_.get()),
       push_device_(memory_.get()),
       rows_in_(config.rows.num_shards),
       admission_(config.capacity, static_cast<int>(asker_.format().words(0)),
                  kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards,
-              {Link(), Outbox(asker_.format(), kit_.optimizer->contribution_dim())}) {}
+              {Link(), Watching(), Outbox(asker_.format(), kit_.optimizer->contribution_dim())}) {}
 
 DeviceCache::~DeviceCache() {
   SetDevice(device_);
@@ -150,6 +140,15 @@ Status DeviceCache::Allocate() {
   PlacePush(push_pinned_.get(), kPushRows, width, &push_here_);
   HET_RETURN_IF_ERROR(counts_device_.Reserve(sizeof(Counts)));
   HET_RETURN_IF_ERROR(counts_pinned_.Reserve(sizeof(Counts)));
+  const int64_t shards = num_shards();
+  Scratch sizes;
+  sizes.Take<uint8_t>(shards);
+  sizes.Take<int32_t>(shards * HET_SPREAD);
+  HET_RETURN_IF_ERROR(shards_device_.Reserve(sizes.bytes()));
+  HET_RETURN_IF_ERROR(shards_pinned_.Reserve(sizeof(int32_t) * shards * HET_SPREAD));
+  Scratch there(shards_device_.get());
+  shards_there_ = {num_shards(), there.Take<uint8_t>(shards)};
+  spared_there_ = there.Take<int32_t>(shards * HET_SPREAD);
   // Some of them are copied to the host before any verb has written them.
   return ToStatus(Fill(0, sizeof(Counts), counts_device_.get(), stream_), "Fill");
 }
@@ -171,8 +170,9 @@ void DeviceCache::Release(DeviceTicket* ticket) {
   holds.found = std::move(ticket->found_);
   holds.forced = std::move(ticket->forced_);
   for (size_t s = 0; s < ticket->asked_.size(); ++s) {
-    const uint64_t number = ticket->asked_[s].request.number;
-    if (number != 0 && !ticket->installed_) holds.requests.emplace_back(s, number);
+    const DeviceTicket::Asked& asked = ticket->asked_[s];
+    if (asked.request.number == 0 || ticket->installed_) continue;
+    holds.requests.push_back({s, asked.request.number, asked.watch});
   }
   std::lock_guard<std::mutex> lock(released_mutex_);
   released_.splice(released_.end(), ticket->released_);
@@ -186,9 +186,11 @@ Status DeviceCache::TakeReleased() {
   }
   Status status;
   for (Holds& holds : released) {
-    for (const auto& [shard, number] : holds.requests) {
-      shards_[shard].link.Close(number);
-      --shards_[shard].num_open;
+    for (const Holds::Request& request : holds.requests) {
+      Shard& shard = shards_[request.shard];
+      shard.link.Close(request.number);
+      shard.watching.GiveUp(request.watch);
+      --shard.num_open;
     }
     for (auto* found : {&holds.found, &holds.forced}) {
       if (*found == nullptr) continue;
@@ -230,6 +232,7 @@ Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
   state.link.Restart(epoch, [&](const Link::Push& push) { lost += push.updates; });
   state.outbox.Clear();
   const Status status = first ? Status() : ForgetShard(shard, num_shards(), &unsent);
+  state.watching.Begin();
   Lose(lost + unsent);
   return status;
 }
@@ -243,6 +246,7 @@ Status DeviceCache::Clear() {
   for (Shard& shard : shards_) {
     lost += shard.outbox.updates();
     shard.outbox.Clear();
+    shard.watching.Left(info_.lines, config_.capacity / num_shards());
   }
   Lose(lost);
   return Status();
@@ -255,7 +259,9 @@ Status DeviceCache::GetStats(Stats* stats) {
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   HET_RETURN_IF_CUDA_ERROR(het_count_lines(store_, &counts->lines, stream_));
   HET_RETURN_IF_ERROR(ReadCounts());
-  counters_.Set(CacheCounter::kRows, reinterpret_cast<Counts*>(counts_pinned_.get())->lines);
+  const auto* read = reinterpret_cast<const Counts*>(counts_pinned_.get());
+  counters_.Set(CacheCounter::kRows, read->lines);
+  counters_.Set(CacheCounter::kRowsUnasked, read->unasked);
   counters_.Set(CacheCounter::kPending, num_pending_);
   counters_.Set(CacheCounter::kMemoryBytes, info_.bytes);
   counters_.Read(stats);
@@ -272,6 +278,7 @@ Status DeviceCache::LeaveClosure() {
   for (Shard& shard : shards_) {
     shard.link.StartAnew();
     shard.outbox.Clear();
+    shard.watching.Begin();
   }
   counters_.Add(CacheCounter::kUpdatesUndone, num_pending_);
   num_pending_ = 0;

@@ -3,7 +3,8 @@
 // section 3), and so is the way of a step:
 //   Lookup, (the runtime carries the requests), Install, Gather, Update; Flush.
 // Values and gradients stay on the device. To it go the ids and the rows that the shards sent; from
-// it come the keys of a step, as messages name them, and what is pushed.
+// it come the keys that messages name, and what is pushed. Rows that their shards watch are named
+// in none, so a step that hits only such rows has no key come to the host.
 //
 // Unlike Cache it has a line only for rows that are there with their slots, so a row beyond the
 // read bound always comes back whole, and updates that wait in an outbox have no line.
@@ -25,6 +26,7 @@
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
+#include "ops/core/link/watch.h"
 #include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
@@ -37,9 +39,21 @@
 namespace het_tf {
 namespace cuda {
 
+// Rows that came, on their way to the device.
+struct RowsIn {
+  explicit RowsIn(DeviceMemory* memory) : device(memory) {}
+
+  Block device, pinned{nullptr};
+  // In device memory:
+  float* rows = nullptr;     // (rows, row_stride)
+  int64_t* bases = nullptr;  // (rows)
+  int32_t* index = nullptr;  // (rows); of those that nobody asked for their lines' slots
+  int64_t* keys = nullptr;   // (rows that nobody asked for)
+};
+
 // Keys that were looked up together, and what was found. Their lines are pinned.
 struct Found {
-  explicit Found(DeviceMemory* memory) : device(memory), rows_device(memory) {}
+  explicit Found(DeviceMemory* memory) : device(memory), rows(memory), again(memory) {}
 
   // What the host reads of the device's counts.
   struct Nums {
@@ -56,6 +70,7 @@ struct Found {
   float* evicted = nullptr;    // (n): uses of what gave way to the misses
   Nums* nums = nullptr;        // the lists' and the batch's
   // In pinned memory:
+  Nums* nums_here = nullptr;        // (1)
   int64_t* miss_keys = nullptr;     // (nums.misses)
   int64_t* check_keys = nullptr;    // (nums.checks)
   int64_t* check_bases = nullptr;   // (nums.checks)
@@ -68,20 +83,20 @@ struct Found {
   Nums here = {0, 0, 0};
   bool holds_lines = false;
 
-  // Rows that came, for the device: first those of all misses, which visitors read until the end of
-  // the step, then those of checks.
-  Block rows_device, rows_pinned{nullptr};
-  float* rows = nullptr;     // (rows, row_stride), device
-  int64_t* bases = nullptr;  // (rows), device
-  int32_t* index = nullptr;  // (rows), device
+  RowsIn rows;   // first those of all misses, which visitors read until the end of the step
+  RowsIn again;  // that were asked for again
 };
 
 class DeviceCache;
 
 // What a ticket holds of its cache.
 struct Holds {
+  struct Request {
+    size_t shard;
+    uint64_t number, watch;
+  };
   std::unique_ptr<Found> found, forced;
-  std::vector<std::pair<int, uint64_t>> requests;  // shard, number: whose replies were not taken
+  std::vector<Request> requests;  // without a reply
 };
 
 class DeviceTicket : public RowTicket {
@@ -93,26 +108,30 @@ class DeviceTicket : public RowTicket {
 
   const RowCache* owner() const override;
   int64_t num_ids() const override { return found_ == nullptr ? 0 : found_->batch.num_ids; }
+  bool lacks_rows() const override { return lacks_rows_; }
 
  private:
   friend class DeviceCache;
 
-  // What a query is about: an entry of a list.
+  // What rows that come are of, in their order. The last kind no query is about.
+  enum List : int32_t { kMiss, kCheck, kForced, kUnasked, kNumLists };
+  // What a query is about.
   struct Subject {
-    enum List : int32_t { kMiss, kCheck, kForced } list;
-    int32_t at;
+    int64_t key, base;  // base: of checks
+    List list;
+    int32_t at;  // which of the misses, or of the batch's keys
   };
   struct Asked : het_tf::Asked {
     std::vector<Subject> subjects;  // (queries)
   };
-
-  int64_t KeyOf(const Subject& subject) const;
 
   const std::shared_ptr<DeviceCache> cache_;
   std::unique_ptr<Found> found_;   // of the ids; of a flush nullptr
   std::unique_ptr<Found> forced_;  // lamport: of other keys that this pushes, or nullptr
   std::vector<Asked> asked_;       // (num_shards)
   bool installed_ = false;
+  bool lacks_rows_ = false;       // of a shard that has restarted, those that were not asked about
+  bool asked_again_ = false;      // for those
   int64_t forgets_ = 0;           // the cache's when its lines were found
   std::vector<int64_t> keys_in_;  // (num_shards): how many of its keys each has
   std::list<Holds> released_;     // (1): of its end, which gets no memory
@@ -158,6 +177,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   int64_t lines() const { return info_.lines; }  // capacity, rounded up to whole buckets
 
   // ids: (n), host memory. fresh: as in Cache. Waits for the device: the host writes the requests.
+  // Once where there is nothing to ask.
   Status Lookup(const int64_t* ids, int64_t n, bool fresh, const AllocateRequest& allocate,
                 std::shared_ptr<RowTicket>* ticket);
 
@@ -165,6 +185,9 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // than ever before.
   Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies, const ParallelFor&,
                  int64_t* rows) override;
+
+  // Waits for the device if rows are missing. Its requests push nothing.
+  Status AskAgain(RowTicket* ticket, const AllocateRequest& allocate) override;
 
   // out: device memory, written in the stream's order.
   Status Gather(const RowTicket& ticket, const ParallelFor&, float* out) override;
@@ -203,9 +226,11 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
 
   struct Shard {
     Link link;
+    Watching watching;
     Outbox outbox;
     int64_t num_open = 0;  // requests whose tickets live and have no reply yet
   };
+  using List = DeviceTicket::List;
   using Subject = DeviceTicket::Subject;
   using Asked = DeviceTicket::Asked;
 
@@ -216,6 +241,9 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // What a lookup asks of a shard.
   struct Questions {
     std::vector<Subject> checks, full, values;
+    bool watches = false;    // rows that are watched are not checked
+    int64_t num_spared = 0;  // such rows
+    bool pushes = true;      // what waits in the outbox
   };
 
   // Where the gradients of a step's keys go: as of het_segment_sum.
@@ -229,6 +257,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // Numbers that verbs leave on the device for the host.
   struct Counts {
     int64_t lines, missed_ids, visitors, evicted, nonfinite, updates_lost;
+    int64_t unasked;                    // rows of use, in all
     int32_t first_slots, second_slots;  // of a HetSlots each
   };
 
@@ -238,12 +267,17 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
     int64_t unused;  // slots that were asked for, of rows that nobody has updated
   };
 
-  // A step's rows on their way to the device: those of misses, then those of checks, then forced.
+  // What the host fills of a RowsIn.
   struct Arriving {
-    float* rows;                        // (rows, row_stride), pinned
-    int64_t* bases;                     // (rows), pinned
-    int32_t* index;                     // (rows), pinned: which of the keys; of misses not used
-    int64_t first[3], next[3], end[3];  // by list
+    RowsIn* to = nullptr;                        // nullptr: no row comes
+    float* rows = nullptr;                       // (rows, row_stride), pinned
+    int64_t* bases = nullptr;                    // (rows), pinned
+    int32_t* index = nullptr;                    // (rows), pinned: which of the batch's keys
+    int64_t* keys = nullptr;                     // (rows that nobody asked for), pinned
+    int64_t first[DeviceTicket::kNumLists + 1];  // by list; the last: all rows
+    int64_t next[DeviceTicket::kNumLists];
+
+    int64_t count(List list) const { return first[list + 1] - first[list]; }
   };
 
   DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream,
@@ -263,13 +297,16 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status LeaveClosure();
   Status ForgetShard(int shard, int num_shards, int64_t* updates_lost);
   Status NewFound(int64_t n, std::unique_ptr<Found>* found);
-  Status Find(const int64_t* ids, Found* found);
+  Status MarkShards();
+  Status BeginWatches(std::vector<Questions>* questions);
+  Status Find(const int64_t* ids, bool spares, Found* found);
   Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line);
   std::vector<int64_t> WaitingKeys() const;
   std::vector<int64_t> KeysToForce() const;
-  static int64_t AskInFull(const std::unordered_set<int64_t>& keys, const DeviceTicket& ticket,
-                           std::vector<Subject>* subjects, std::vector<Subject>* full);
-  void AskForWaiting(const DeviceTicket& ticket, std::vector<Questions>* questions);
+  static int64_t AskInFull(const std::unordered_set<int64_t>& keys, std::vector<Subject>* subjects,
+                           std::vector<Subject>* full);
+  void AskForWaiting(std::vector<Questions>* questions);
+  Status AskForLacking(const DeviceTicket& ticket, std::vector<Questions>* questions);
   Status WriteFlush(bool all, const AllocateRequest& allocate, DeviceTicket* ticket);
   Status Force(const std::vector<int64_t>& keys, DeviceTicket* ticket,
                std::vector<Questions>* questions);
@@ -288,7 +325,8 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies, Arriving* arriving);
   Came FillRows(int shard, const DeviceTicket& ticket, const ReplyView& reply,
                 Link::Standing standing, Arriving* arriving) const;
-  Status TakeReply(int shard, const DeviceTicket& ticket, const ReplyView& reply, const Came& came);
+  Status TakeReply(int shard, DeviceTicket* ticket, const ReplyView& reply, const Came& came);
+  Status WatchChecked(const DeviceTicket& ticket);
   Status Upload(const DeviceTicket& ticket, const Arriving& arriving);
 
   // Needs nothing: a ticket's end.
@@ -308,6 +346,10 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Block store_block_;  // the store's
   Block scratch_;      // of one call, and its arrays that the next does not read
   Block counts_device_, counts_pinned_{nullptr};
+  std::vector<uint8_t> marked_;  // (num_shards): the next MarkShards'
+  Block shards_device_, shards_pinned_{nullptr};
+  HetShards shards_there_ = {};               // as MarkShards marked them
+  int32_t* spared_there_ = nullptr;           // (num_shards, HET_SPREAD): het_list's
   Block push_device_, push_pinned_{nullptr};  // (kPushRows)
   HetPush push_there_ = {}, push_here_ = {};
   std::vector<int64_t> rows_in_;  // (num_shards): TakePushed's

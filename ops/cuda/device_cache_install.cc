@@ -1,6 +1,7 @@
-// Install and Gather: what the shards replied.
+// Install, AskAgain and Gather: what the shards replied, and what they are asked then.
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "ops/cuda/device_cache.h"
@@ -12,17 +13,14 @@ namespace het_tf {
 namespace cuda {
 namespace {
 
-struct RowBlock {
-  float* rows;     // (n, stride)
-  int64_t* bases;  // (n)
-  int32_t* index;  // (n)
-};
-
-size_t PlaceRows(void* memory, int64_t n, int64_t stride, RowBlock* block) {
+// Rows: RowsIn or Arriving. unasked: of the n.
+template <typename Rows>
+size_t PlaceRows(void* memory, int64_t n, int64_t unasked, int64_t stride, Rows* rows) {
   Scratch scratch(memory);
-  block->rows = scratch.Take<float>(n * stride);
-  block->bases = scratch.Take<int64_t>(n);
-  block->index = scratch.Take<int32_t>(n);
+  rows->rows = scratch.Take<float>(n * stride);
+  rows->bases = scratch.Take<int64_t>(n);
+  rows->index = scratch.Take<int32_t>(n);
+  rows->keys = scratch.Take<int64_t>(unasked);
   return scratch.bytes();
 }
 
@@ -51,37 +49,35 @@ void ForEachQuery(const ReplyView& reply, const Visit& visit) {
 // Memory for the rows that a step gets: one for each miss, and what came of the others.
 Status DeviceCache::Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies,
                             Arriving* arriving) {
-  int64_t rows[3] = {0, 0, 0};
-  if (ticket->found_ != nullptr) rows[Subject::kMiss] = ticket->found_->here.misses;
+  int64_t rows[DeviceTicket::kNumLists] = {};
+  Found* found = ticket->found_.get();
+  if (found != nullptr && !ticket->asked_again_) rows[List::kMiss] = found->here.misses;
   for (size_t s = 0; s < replies.size(); ++s) {
     const Asked& asked = ticket->asked_[s];
     if (asked.request.number == 0) continue;
     ForEachQuery(replies[s], [&](int64_t q, int64_t full, int64_t) {
-      const Subject::List list = asked.subjects[q].list;
-      rows[list] += list != Subject::kMiss && Comes(asked, replies[s], q, full);
+      const List list = asked.subjects[q].list;
+      rows[list] += list != List::kMiss && Comes(asked, replies[s], q, full);
     });
+    rows[List::kUnasked] += replies[s].header.num_unasked;
   }
   int64_t n = 0;
-  for (int list = 0; list < 3; ++list) {
+  for (int list = 0; list < DeviceTicket::kNumLists; ++list) {
     arriving->first[list] = arriving->next[list] = n;
     n += rows[list];
-    arriving->end[list] = n;
   }
+  arriving->first[DeviceTicket::kNumLists] = n;
   // A flush's rows are those that it forced.
-  Found* found = ticket->found_ != nullptr ? ticket->found_.get() : ticket->forced_.get();
+  if (found == nullptr) found = ticket->forced_.get();
   if (found == nullptr) return Status();
-  RowBlock block;
-  const size_t bytes = PlaceRows(nullptr, n, info_.row_stride, &block);
-  HET_RETURN_IF_ERROR(found->rows_device.Reserve(bytes));
-  HET_RETURN_IF_ERROR(found->rows_pinned.Reserve(bytes));
-  PlaceRows(found->rows_device.get(), n, info_.row_stride, &block);
-  found->rows = block.rows;
-  found->bases = block.bases;
-  found->index = block.index;
-  PlaceRows(found->rows_pinned.get(), n, info_.row_stride, &block);
-  arriving->rows = block.rows;
-  arriving->bases = block.bases;
-  arriving->index = block.index;
+  const int64_t unasked = rows[List::kUnasked];
+  RowsIn* to = ticket->asked_again_ ? &found->again : &found->rows;
+  const size_t bytes = PlaceRows(nullptr, n, unasked, info_.row_stride, arriving);
+  HET_RETURN_IF_ERROR(to->device.Reserve(bytes));
+  HET_RETURN_IF_ERROR(to->pinned.Reserve(bytes));
+  PlaceRows(to->device.get(), n, unasked, info_.row_stride, to);
+  PlaceRows(to->pinned.get(), n, unasked, info_.row_stride, arriving);
+  arriving->to = to;
   return Status();
 }
 
@@ -105,15 +101,10 @@ DeviceCache::Came DeviceCache::FillRows(int shard, const DeviceTicket& ticket,
   ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) {
     if (!Comes(asked, reply, q, full)) return;
     const Subject& subject = asked.subjects[q];
-    const int64_t at =
-        subject.list == Subject::kMiss ? int64_t{subject.at} : arriving->next[subject.list]++;
-    if (subject.list == Subject::kCheck) {
-      arriving->index[at] = ticket.found_->check_index[subject.at];
-    } else if (subject.list == Subject::kForced) {
-      arriving->index[at] = ticket.forced_->check_index[subject.at];
-    }
+    const bool miss = subject.list == List::kMiss;
+    const int64_t at = miss ? int64_t{subject.at} : arriving->next[subject.list]++;
+    arriving->index[at] = subject.at;
     float* row = arriving->rows + at * info_.row_stride;
-    const int64_t key = ticket.KeyOf(subject);
     int64_t clock = 0;
     if (value >= 0) {
       // Without slots it takes no push in; the shard sends it only if it has all of them.
@@ -124,43 +115,76 @@ DeviceCache::Came DeviceCache::FillRows(int shard, const DeviceTicket& ticket,
         clock = reply.full_rows[full].clock;
         std::copy_n(reply.full + full * row_dim, row_dim, row);
       } else {  // nobody has updated it
-        kit_.InitRow(key, row);
+        kit_.InitRow(subject.key, row);
       }
-      clock = since.MergeOnto(key, row, clock);
+      clock = since.MergeOnto(subject.key, row, clock);
     }
     arriving->bases[at] = old ? -1 : clock;
     came.refreshed += q < asked.num_checks && full >= 0;
     if (full >= 0 || value >= 0) return;
     ++came.initialized;
     came.unused +=
-        q >= asked.num_checks && q < asked.first_value() && subject.list != Subject::kForced;
+        q >= asked.num_checks && q < asked.first_value() && subject.list != List::kForced;
   });
+  for (int64_t r = 0; r < reply.header.num_unasked; ++r) {
+    const int64_t at = arriving->next[List::kUnasked]++, key = reply.unasked_rows[r].query;
+    float* row = arriving->rows + at * info_.row_stride;
+    std::copy_n(reply.unasked + r * row_dim, row_dim, row);
+    const int64_t clock = since.MergeOnto(key, row, reply.unasked_rows[r].clock);
+    arriving->bases[at] = old ? -1 : clock;
+    arriving->keys[at - arriving->first[List::kUnasked]] = key;
+  }
   return came;
 }
 
+// The lines of checks that the marked shards answered with nothing need no other check. Those whose
+// rows came are among them, until these are installed.
+Status DeviceCache::WatchChecked(const DeviceTicket& ticket) {
+  if (std::count(marked_.begin(), marked_.end(), 1) == 0) return Status();
+  const Found& found = *ticket.found_;
+  HET_RETURN_IF_ERROR(MarkShards());
+  return ToStatus(
+      het_watch(store_, found.slots, &found.checks, found.here.checks, &shards_there_, stream_),
+      "het_watch");
+}
+
 Status DeviceCache::Upload(const DeviceTicket& ticket, const Arriving& arriving) {
-  const Found* found = ticket.found_ != nullptr ? ticket.found_.get() : ticket.forced_.get();
-  const int64_t n = arriving.end[2];
+  const int64_t n = arriving.first[DeviceTicket::kNumLists];
   if (n == 0) return Status();
-  const int64_t stride = info_.row_stride;
-  HET_RETURN_IF_CUDA_ERROR(Copy(arriving.rows, sizeof(float) * n * stride, found->rows, stream_));
-  HET_RETURN_IF_CUDA_ERROR(Copy(arriving.bases, sizeof(int64_t) * n, found->bases, stream_));
-  const int64_t misses = arriving.end[Subject::kMiss];
-  HET_RETURN_IF_CUDA_ERROR(Copy(arriving.index + misses, sizeof(int32_t) * (n - misses),
-                                found->index + misses, stream_));
-  const auto install = [&](Subject::List list, const int32_t* index, int32_t* slots) {
-    const int64_t first = arriving.first[list];
-    return het_install(store_, index, slots, found->rows + first * stride, found->bases + first,
-                       arriving.end[list] - first, ticket.forgets_ != forgets_, stream_);
+  const RowsIn& to = *arriving.to;
+  const auto copy = [&](const auto* from, int64_t first, int64_t end, int64_t width, auto* there) {
+    return Copy(from + first * width, sizeof(*from) * (end - first) * width, there + first * width,
+                stream_);
   };
-  if (ticket.found_ != nullptr) {
-    HET_RETURN_IF_CUDA_ERROR(install(Subject::kMiss, found->misses.index, found->slots));
+  const int64_t asked = arriving.first[List::kUnasked];
+  HET_RETURN_IF_CUDA_ERROR(copy(arriving.rows, 0, n, info_.row_stride, to.rows));
+  HET_RETURN_IF_CUDA_ERROR(copy(arriving.bases, 0, n, 1, to.bases));
+  HET_RETURN_IF_CUDA_ERROR(copy(arriving.index, arriving.first[List::kCheck], asked, 1, to.index));
+  HET_RETURN_IF_CUDA_ERROR(copy(arriving.keys, 0, n - asked, 1, to.keys));
+  const auto install = [&](List list, const int32_t* index, int32_t* slots) {
+    const int64_t first = arriving.first[list];
+    return het_install(store_, index, slots, to.rows + first * info_.row_stride, to.bases + first,
+                       arriving.count(list), ticket.forgets_ != forgets_, stream_);
+  };
+  if (arriving.count(List::kMiss) > 0) {
     HET_RETURN_IF_CUDA_ERROR(
-        install(Subject::kCheck, found->index + arriving.first[Subject::kCheck], found->slots));
+        install(List::kMiss, ticket.found_->misses.index, ticket.found_->slots));
   }
-  if (ticket.forced_ == nullptr) return Status();
-  return ToStatus(install(Subject::kForced, found->index + arriving.first[Subject::kForced],
-                          ticket.forced_->slots),
+  if (arriving.count(List::kCheck) > 0) {
+    HET_RETURN_IF_CUDA_ERROR(
+        install(List::kCheck, to.index + arriving.first[List::kCheck], ticket.found_->slots));
+  }
+  if (arriving.count(List::kForced) > 0) {
+    HET_RETURN_IF_CUDA_ERROR(
+        install(List::kForced, to.index + arriving.first[List::kForced], ticket.forced_->slots));
+  }
+  if (asked == n) return Status();
+  int32_t* slots = to.index + asked;
+  auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
+  HET_RETURN_IF_CUDA_ERROR(het_find_unasked(store_, to.keys, to.bases + asked, n - asked, slots,
+                                            &counts->unasked, stream_));
+  return ToStatus(het_install(store_, nullptr, slots, to.rows + asked * info_.row_stride,
+                              to.bases + asked, n - asked, 0, stream_),
                   "het_install");
 }
 
@@ -189,21 +213,24 @@ Status DeviceCache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>
     }
     HET_RETURN_IF_ERROR(TakeReleased());
     *rows = 0;
+    std::fill(marked_.begin(), marked_.end(), 0);
     for (size_t s = 0; s < views.size(); ++s) {
       if (ticket->asked_[s].request.number == 0) continue;
-      HET_RETURN_IF_ERROR(TakeReply(static_cast<int>(s), *ticket, views[s], came[s]));
-      *rows += int64_t{views[s].header.num_full} + views[s].header.num_values;
+      HET_RETURN_IF_ERROR(TakeReply(static_cast<int>(s), ticket, views[s], came[s]));
+      *rows += static_cast<int64_t>(views[s].header.num_rows());
       counters_.Add(CacheCounter::kBytesDown, static_cast<int64_t>(replies[s].size));
     }
     ticket->installed_ = true;
+    HET_RETURN_IF_ERROR(WatchChecked(*ticket));
     return Upload(*ticket, arriving);
   });
 }
 
-// What a reply says of its shard, its pushes and what was asked.
-Status DeviceCache::TakeReply(int shard, const DeviceTicket& ticket, const ReplyView& reply,
+// What a reply says of its shard, its pushes and what was asked. Marks the shard if it watches what
+// was checked.
+Status DeviceCache::TakeReply(int shard, DeviceTicket* ticket, const ReplyView& reply,
                               const Came& came) {
-  const Asked& asked = ticket.asked_[shard];
+  Asked& asked = ticket->asked_[shard];
   const ReplyHeader& header = reply.header;
   Link& link = shards_[shard].link;
   const Link::Epoch epoch = {header.incarnation, header.session};
@@ -216,9 +243,13 @@ Status DeviceCache::TakeReply(int shard, const DeviceTicket& ticket, const Reply
       // The shard has another run's updates in the place of those that were pushed.
       int64_t unsent = 0;
       HET_RETURN_IF_ERROR(ForgetShard(shard, num_shards(), &unsent));
+      shards_[shard].watching.Left(info_.lines, config_.capacity / num_shards());
       Lose(unsent);
     }
-    admission_.Came(header.num_full, header.num_values);
+    marked_[shard] = TakeWatch(asked, header, &shards_[shard].watching);
+    asked.restarted = (header.flags & kRestarted) != 0;
+    ticket->lacks_rows_ |= asked.lacks_rows();
+    admission_.Came(int64_t{header.num_full} + header.num_unasked, header.num_values);
     admission_.GiveBack(came.unused);
     if (!(header.flags & kRestarted)) admission_.Spared(asked.num_checks - came.refreshed);
     counters_.Add(CacheCounter::kStaleHits, came.refreshed);
@@ -230,6 +261,60 @@ Status DeviceCache::TakeReply(int shard, const DeviceTicket& ticket, const Reply
   return Status();
 }
 
+// Asks for the rows of shards that started again which the step did not ask about.
+Status DeviceCache::AskForLacking(const DeviceTicket& ticket, std::vector<Questions>* questions) {
+  Found& found = *ticket.found_;
+  HET_RETURN_IF_ERROR(scratch_.Reserve(het_list_scratch_bytes(found.batch.num_ids)));
+  for (int s = 0; s < num_shards(); ++s) marked_[s] = ticket.asked_[s].lacks_rows();
+  HET_RETURN_IF_ERROR(MarkShards());
+  HET_RETURN_IF_CUDA_ERROR(het_list_lacking(store_, &found.batch, found.slots, &shards_there_,
+                                            &found.checks, scratch_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(Copy(found.nums, sizeof(Found::Nums), found.nums_here, stream_));
+  HET_RETURN_IF_ERROR(Wait());
+  const int64_t n = found.nums_here->checks;
+  HET_RETURN_IF_CUDA_ERROR(Copy(found.checks.keys, sizeof(int64_t) * n, found.check_keys, stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      Copy(found.checks.index, sizeof(int32_t) * n, found.check_index, stream_));
+  HET_RETURN_IF_ERROR(Wait());
+  for (int64_t c = 0; c < n; ++c) {
+    const int64_t key = found.check_keys[c];
+    (*questions)[ShardOf(key)].full.push_back({key, -1, List::kCheck, found.check_index[c]});
+  }
+  admission_.Ask(n);
+  return Status();
+}
+
+Status DeviceCache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
+  return OrOutOfMemory([&]() -> Status {
+    auto* ticket = static_cast<DeviceTicket*>(row_ticket);
+    std::lock_guard<std::mutex> lock(mutex_);
+    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    HET_RETURN_IF_ERROR(Begin());
+    if (!ticket->installed_) {
+      return FailedPrecondition("ticket was not installed before more is asked");
+    }
+    HET_RETURN_IF_ERROR(TakeReleased());
+    std::vector<Questions> questions(num_shards());
+    if (ticket->lacks_rows_) HET_RETURN_IF_ERROR(AskForLacking(*ticket, &questions));
+    // Where memory is short, the requests are given up with this.
+    DeviceTicket asking(shared_from_this());
+    for (int s = 0; s < num_shards(); ++s) {
+      const auto num_asked = static_cast<int64_t>(questions[s].full.size());
+      questions[s].pushes = false;
+      if (num_asked == 0) {
+        allocate(s, 0);
+      } else {
+        SendRequest(s, false, config_.read_bound, std::move(questions[s]), allocate, &asking);
+        asking.asked_[s].num_spared = ticket->keys_in_[s] - num_asked;
+      }
+    }
+    ticket->asked_.swap(asking.asked_);
+    asking.installed_ = ticket->asked_again_ = true;
+    ticket->installed_ = ticket->lacks_rows_ = false;
+    return Status();
+  });
+}
+
 Status DeviceCache::Gather(const RowTicket& row_ticket, const ParallelFor&, float* out) {
   const auto& ticket = static_cast<const DeviceTicket&>(row_ticket);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -238,7 +323,7 @@ Status DeviceCache::Gather(const RowTicket& row_ticket, const ParallelFor&, floa
   if (ticket.num_ids() == 0) return Status();
   const Found& found = *ticket.found_;
   return ToStatus(het_gather(&found.batch, found.slots, info_.rows, info_.row_stride, info_.lines,
-                             found.rows, info_.row_stride, dim(), out, stream_),
+                             found.rows.rows, info_.row_stride, dim(), out, stream_),
                   "het_gather");
 }
 

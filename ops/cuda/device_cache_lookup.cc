@@ -1,7 +1,7 @@
 // Lookup and Flush: the lines of a step, and the requests for what they lack.
 
 #include <algorithm>
-#include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "ops/core/memory/hash.h"
@@ -44,6 +44,7 @@ size_t PlaceOnDevice(void* memory, int64_t n, Found* found) {
 
 size_t PlacePinned(void* memory, int64_t n, Found* found) {
   Scratch scratch(memory);
+  found->nums_here = scratch.Take<Found::Nums>(1);
   found->miss_keys = scratch.Take<int64_t>(n);
   found->check_keys = scratch.Take<int64_t>(n);
   found->check_bases = scratch.Take<int64_t>(n);
@@ -83,8 +84,28 @@ Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
   return Status();
 }
 
-// ids: (found->batch.num_ids), host memory.
-Status DeviceCache::Find(const int64_t* ids, Found* found) {
+// Has the device know marked_.
+Status DeviceCache::MarkShards() {
+  auto* there = const_cast<uint8_t*>(shards_there_.marked);
+  return ToStatus(Copy(marked_.data(), marked_.size(), there, stream_), "marking shards");
+}
+
+// Marks the shards whose watch a step counts on.
+Status DeviceCache::BeginWatches(std::vector<Questions>* questions) {
+  for (int s = 0; s < num_shards(); ++s) {
+    Watching& watching = shards_[s].watching;
+    if (watching.may_begin()) {
+      HET_RETURN_IF_CUDA_ERROR(het_unwatch(store_, s, num_shards(), stream_));
+      watching.Begin();
+    }
+    marked_[s] = (*questions)[s].watches = watching.counts();
+  }
+  return MarkShards();
+}
+
+// ids: (found->batch.num_ids), host memory. spares: the marked shards are not asked about what they
+// watch.
+Status DeviceCache::Find(const int64_t* ids, bool spares, Found* found) {
   const HetBatch& batch = found->batch;
   // The bases of misses are not otherwise used.
   int64_t* ids_there = found->misses.bases;
@@ -92,25 +113,30 @@ Status DeviceCache::Find(const int64_t* ids, Found* found) {
   HET_RETURN_IF_CUDA_ERROR(het_unique(ids_there, &batch, scratch_.get(), stream_));
   HET_RETURN_IF_CUDA_ERROR(het_find(store_, &batch, found->slots, stream_));
   found->holds_lines = true;
-  HET_RETURN_IF_CUDA_ERROR(het_list(store_, &batch, found->slots, &found->misses, &found->checks,
-                                    scratch_.get(), stream_));
-  // Through pinned memory that nothing else is read to.
-  HET_RETURN_IF_CUDA_ERROR(Copy(found->nums, sizeof(Found::Nums), counts_pinned_.get(), stream_));
-  HET_RETURN_IF_ERROR(Wait());
-  std::memcpy(&found->here, counts_pinned_.get(), sizeof(Found::Nums));
-  const int64_t m = found->here.misses, c = found->here.checks;
-  const auto copy = [&](const auto* from, int64_t n, auto* to) {
-    return Copy(from, sizeof(*from) * n, to, stream_);
-  };
-  HET_RETURN_IF_CUDA_ERROR(copy(found->misses.keys, m, found->miss_keys));
-  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.keys, c, found->check_keys));
-  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.bases, c, found->check_bases));
-  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.index, c, found->check_index));
+  HET_RETURN_IF_CUDA_ERROR(het_list(store_, &batch, found->slots, spares ? &shards_there_ : nullptr,
+                                    spared_there_, &found->misses, &found->checks, scratch_.get(),
+                                    stream_));
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   HET_RETURN_IF_CUDA_ERROR(het_count_lines(store_, &counts->lines, stream_));
   HET_RETURN_IF_CUDA_ERROR(
       het_count_missed_ids(&batch, &found->misses, &found->checks, &counts->missed_ids, stream_));
-  return ReadCounts();
+  const auto copy = [&](const auto* from, int64_t n, auto* to) {
+    return Copy(from, sizeof(*from) * n, to, stream_);
+  };
+  HET_RETURN_IF_CUDA_ERROR(copy(found->nums, 1, found->nums_here));
+  if (spares) {
+    HET_RETURN_IF_CUDA_ERROR(copy(spared_there_, int64_t{num_shards()} * HET_SPREAD,
+                                  reinterpret_cast<int32_t*>(shards_pinned_.get())));
+  }
+  HET_RETURN_IF_ERROR(ReadCounts());
+  found->here = *found->nums_here;
+  const int64_t m = found->here.misses, c = found->here.checks;
+  if (m + c == 0) return Status();
+  HET_RETURN_IF_CUDA_ERROR(copy(found->misses.keys, m, found->miss_keys));
+  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.keys, c, found->check_keys));
+  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.bases, c, found->check_bases));
+  HET_RETURN_IF_CUDA_ERROR(copy(found->checks.index, c, found->check_index));
+  return Wait();
 }
 
 // Lines for the misses that are worth one. has_line: (misses): out
@@ -154,7 +180,9 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
     (*has_line)[j] = found->slots_here[found->miss_index[j]] < info_.lines;
     if (found->uses_here[j] > 0 && !(*has_line)[j]) admission_.GiveBack(1);
     if (found->evicted_here[j] > 0) {
-      admission_.Evicted(HashKey(found->evicted_keys[j]), found->evicted_here[j]);
+      const int64_t key = found->evicted_keys[j];
+      admission_.Evicted(HashKey(key), found->evicted_here[j]);
+      shards_[ShardOf(key)].watching.Left(1, config_.capacity / num_shards());
     }
   }
   return Status();
@@ -176,11 +204,11 @@ std::vector<int64_t> DeviceCache::KeysToForce() const {
 }
 
 // Asks for the whole rows of those that are among these keys.
-int64_t DeviceCache::AskInFull(const std::unordered_set<int64_t>& keys, const DeviceTicket& ticket,
+int64_t DeviceCache::AskInFull(const std::unordered_set<int64_t>& keys,
                                std::vector<Subject>* subjects, std::vector<Subject>* full) {
-  const auto first = std::stable_partition(
-      subjects->begin(), subjects->end(),
-      [&](const Subject& subject) { return keys.count(ticket.KeyOf(subject)) == 0; });
+  const auto first =
+      std::stable_partition(subjects->begin(), subjects->end(),
+                            [&](const Subject& subject) { return keys.count(subject.key) == 0; });
   const int64_t moved = subjects->end() - first;
   full->insert(full->end(), first, subjects->end());
   subjects->erase(first, subjects->end());
@@ -188,14 +216,15 @@ int64_t DeviceCache::AskInFull(const std::unordered_set<int64_t>& keys, const De
 }
 
 // A closure holds back what waits, so the shards will answer without it. A value without slots does
-// not take it in, and the clocks of lines have it already.
-void DeviceCache::AskForWaiting(const DeviceTicket& ticket, std::vector<Questions>* questions) {
+// not take it in, and the clocks of lines have it already. (Lines of what waits were made since,
+// and never checked, so they are not watched.)
+void DeviceCache::AskForWaiting(std::vector<Questions>* questions) {
   const std::vector<int64_t> waiting = WaitingKeys();
   const std::unordered_set<int64_t> keys(waiting.begin(), waiting.end());
   if (keys.empty()) return;
   for (Questions& each : *questions) {
-    AskInFull(keys, ticket, &each.checks, &each.full);
-    admission_.Ask(AskInFull(keys, ticket, &each.values, &each.full));
+    AskInFull(keys, &each.checks, &each.full);
+    admission_.Ask(AskInFull(keys, &each.values, &each.full));
   }
 }
 
@@ -204,19 +233,20 @@ Status DeviceCache::Force(const std::vector<int64_t>& keys, DeviceTicket* ticket
                           std::vector<Questions>* questions) {
   std::unordered_set<int64_t> forced(keys.begin(), keys.end());
   for (Questions& each : *questions) {
-    AskInFull(forced, *ticket, &each.checks, &each.full);
+    AskInFull(forced, &each.checks, &each.full);
     for (const auto* asked : {&each.full, &each.values}) {
-      for (const Subject& subject : *asked) forced.erase(ticket->KeyOf(subject));
+      for (const Subject& subject : *asked) forced.erase(subject.key);
     }
   }
   if (forced.empty()) return Status();
   Found* found = ticket->forced_.get();
   const std::vector<int64_t> others(forced.begin(), forced.end());
   found->batch.num_ids = static_cast<int64_t>(others.size());
-  HET_RETURN_IF_ERROR(Find(others.data(), found));
+  HET_RETURN_IF_ERROR(Find(others.data(), false, found));
   for (int32_t c = 0; c < found->here.checks; ++c) {
-    const Subject subject = {Subject::kForced, c};
-    (*questions)[ShardOf(ticket->KeyOf(subject))].full.push_back(subject);
+    const int64_t key = found->check_keys[c];
+    (*questions)[ShardOf(key)].full.push_back(
+        {key, found->check_bases[c], List::kForced, found->check_index[c]});
   }
   return Status();
 }
@@ -229,24 +259,35 @@ void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, Dev
     const uint32_t shard = ShardOf(found.miss_keys[j]);
     Questions& each = (*questions)[shard];
     ++ticket->keys_in_[shard];
-    (has_line[j] ? each.full : each.values).push_back({Subject::kMiss, j});
+    (has_line[j] ? each.full : each.values).push_back({found.miss_keys[j], -1, List::kMiss, j});
   }
   int64_t hits = 0;
   for (int32_t c = 0; c < found.here.checks; ++c) {
     const uint32_t shard = ShardOf(found.check_keys[c]);
     Questions& each = (*questions)[shard];
     ++ticket->keys_in_[shard];
-    if (found.check_bases[c] < 0) {  // another step made the line, and its row is still to come
+    const Subject check = {found.check_keys[c], found.check_bases[c], List::kCheck,
+                           found.check_index[c]};
+    if (check.base < 0) {  // another step made the line, and its row is still to come
       admission_.Ask(1);
-      each.full.push_back({Subject::kCheck, c});
+      each.full.push_back(check);
       continue;
     }
     ++hits;
     if (read_bound == kUnbounded) {
       admission_.Spared(1);
     } else {
-      each.checks.push_back({Subject::kCheck, c});
+      each.checks.push_back(check);
     }
+  }
+  const auto* spared = reinterpret_cast<const int32_t*>(shards_pinned_.get());
+  for (int s = 0; s < num_shards(); ++s, spared += HET_SPREAD) {
+    Questions& each = (*questions)[s];
+    if (!each.watches) continue;
+    each.num_spared = std::accumulate(spared, spared + HET_SPREAD, int64_t{0});
+    admission_.Spared(each.num_spared);
+    ticket->keys_in_[s] += each.num_spared;
+    hits += each.num_spared;
   }
   counters_.Add(CacheCounter::kLookups, 1);
   counters_.Add(CacheCounter::kIds, found.batch.num_ids);
@@ -275,15 +316,17 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
     if (!forced.empty()) {
       HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &made->forced_));
     }
-    HET_RETURN_IF_ERROR(Find(ids, made->found_.get()));
+    std::vector<Questions> questions(num_shards());
+    const bool spares = config_.watches() && !fresh;
+    if (spares) HET_RETURN_IF_ERROR(BeginWatches(&questions));
+    HET_RETURN_IF_ERROR(Find(ids, spares, made->found_.get()));
     admission_.BeginUse(made->found_->here.keys);
     std::vector<char> has_line(made->found_->here.misses);
     HET_RETURN_IF_ERROR(MakeLines(made.get(), &has_line));
     const int64_t read_bound = fresh ? 0 : config_.read_bound;
-    std::vector<Questions> questions(num_shards());
     Ask(has_line, read_bound, made.get(), &questions);
     if (!forced.empty()) HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
-    if (closure_.holds_back()) AskForWaiting(*made, &questions);
+    if (closure_.holds_back()) AskForWaiting(&questions);
     for (int s = 0; s < num_shards(); ++s) {
       SendRequest(s, false, read_bound, std::move(questions[s]), allocate, made.get());
     }
@@ -344,15 +387,16 @@ void DeviceCache::SendRequest(int shard, bool everything, int64_t read_bound, Qu
   Queries queries;
   queries.num_checks = static_cast<uint32_t>(questions.checks.size());
   queries.num_full = static_cast<uint32_t>(questions.full.size());
+  queries.watch = questions.watches ? state.watching.epoch() : 0;
+  queries.seen = questions.watches ? state.watching.seen() : 0;
+  queries.num_spared = questions.num_spared;
   for (const auto* subjects : {&questions.checks, &questions.full, &questions.values}) {
     asked.subjects.insert(asked.subjects.end(), subjects->begin(), subjects->end());
   }
-  for (const Subject& subject : asked.subjects) queries.keys.push_back(ticket->KeyOf(subject));
-  for (const Subject& check : questions.checks) {
-    queries.bases.push_back(ticket->found_->check_bases[check.at]);
-  }
+  for (const Subject& subject : asked.subjects) queries.keys.push_back(subject.key);
+  for (const Subject& check : questions.checks) queries.bases.push_back(check.base);
   NewPush push;
-  const bool pushes = state.outbox.num_rows() > 0 && !closure_.holds_back();
+  const bool pushes = questions.pushes && state.outbox.num_rows() > 0 && !closure_.holds_back();
   if (pushes) {
     push.header = state.outbox.Header(state.link.NextSequence());
     closure_.Stamp(&push.header);
@@ -375,6 +419,8 @@ void DeviceCache::SendRequest(int shard, bool everything, int64_t read_bound, Qu
                                          pushes ? &push : nullptr, allocate, &state.link, &asked);
   if (bytes.all == 0) return;
   ++state.num_open;
+  if (asked.watch != 0) state.watching.Open();
+  counters_.Add(CacheCounter::kChecksSpared, questions.num_spared);
   counters_.Add(CacheCounter::kMessages, 1);
   counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));
   counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(bytes.pushes));

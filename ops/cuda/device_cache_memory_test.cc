@@ -58,11 +58,44 @@ using Limit = void (*)(int64_t left);
 void LimitDevice(int64_t left) { cuda::allocations_left = left; }
 void LimitHeap(int64_t left) { heap_left = left; }
 
-// Steps of which one verb after the other is short of memory, and is called again then. pooled:
-// each id in a bag of its own. Returns how often one was.
+// A call of which one verb after the other is short of memory, and is called again then.
+class ShortCall {
+ public:
+  ShortCall(const DeviceCluster& cluster, int64_t left, Limit limit)
+      : call(cluster.NewCall(0)), cluster_(cluster), left_(left), limit_(limit) {}
+
+  template <typename Verb>
+  void Run(const Verb& verb) {
+    limit_(left_);
+    const Status status = verb();
+    limit_(INT64_MAX);
+    if (status.ok()) return;
+    ++failures;
+    EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.message();
+    EXPECT_OK(verb());
+  }
+  void Install() {
+    cluster_.Deliver(&call);
+    std::vector<ReplyBytes> replies;
+    for (const testing::Buffer& reply : call.replies) {
+      replies.push_back({reply.data(), reply.size()});
+    }
+    int64_t rows = 0;
+    Run([&] { return cluster_.cache()->Install(call.ticket.get(), replies, SerialFor, &rows); });
+  }
+
+  DeviceCluster::Call call;
+  int failures = 0;
+
+ private:
+  const DeviceCluster& cluster_;
+  const int64_t left_;
+  const Limit limit_;
+};
+
+// Steps that miss. pooled: each id in a bag of its own. Returns how often a verb was short.
 int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
              bool pooled = false) {
-  int failures = 0;
   const DeviceCluster cluster(config, 2);
   cluster.Step(1, {1, 2}, {1, 1});
   cluster.Flush(1);
@@ -71,27 +104,10 @@ int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
   Ids ids(num_ids);
   std::iota(ids.begin(), ids.end(), 0);
   const DeviceArray<float> gradients(Floats(num_ids, 1));
-  DeviceCluster::Call call = cluster.NewCall(0);
-  const auto run = [&](const auto& verb) {
-    limit(left);
-    Status status = verb();
-    limit(INT64_MAX);
-    if (status.ok()) return;
-    ++failures;
-    EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.message();
-    EXPECT_OK(verb());
-  };
-  const auto install = [&] {
-    cluster.Deliver(&call);
-    std::vector<ReplyBytes> replies;
-    for (const testing::Buffer& reply : call.replies) {
-      replies.push_back({reply.data(), reply.size()});
-    }
-    int64_t rows = 0;
-    run([&] { return cluster.cache()->Install(call.ticket.get(), replies, SerialFor, &rows); });
-  };
-  run([&] { return cluster.TryLookup(ids, &call); });
-  install();
+  ShortCall step(cluster, left, limit);
+  DeviceCluster::Call& call = step.call;
+  step.Run([&] { return cluster.TryLookup(ids, &call); });
+  step.Install();
   const Floats values = cluster.Gather(call);
   for (int i = 0; i < num_ids; ++i) {
     EXPECT_EQ(values[i], ids[i] == 1 ? -2 : ids[i] == 2 ? -3 : ids[i] == 3 ? -2 : 0) << ids[i];
@@ -103,20 +119,21 @@ int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
     const std::vector<float*> outputs = {out.get()};
     const std::vector<const float*> of_outputs = {gradients.get()};
     std::shared_ptr<cuda::DeviceBags> bags;
-    run([&] { return cluster.cache()->Pool(*call.ticket, pooling, outputs, &bags); });
+    step.Run([&] { return cluster.cache()->Pool(*call.ticket, pooling, outputs, &bags); });
     EXPECT_EQ(out.Read(), values);
     Ids read;
     Floats kept;
-    run([&] { return cluster.cache()->ReadPooled(*call.ticket, *bags, &read, &kept); });
+    step.Run([&] { return cluster.cache()->ReadPooled(*call.ticket, *bags, &read, &kept); });
     EXPECT_EQ(read, ids);
     EXPECT_EQ(kept, values);
-    run([&] { return cluster.cache()->Update(call.ticket.get(), bags.get(), of_outputs, 1); });
+    step.Run([&] { return cluster.cache()->Update(call.ticket.get(), bags.get(), of_outputs, 1); });
   } else {
-    run([&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1, SerialFor); });
+    step.Run(
+        [&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1, SerialFor); });
   }
   call.ticket.reset();
-  run([&] { return cluster.cache()->Flush(true, cluster.Into(&call), &call.ticket); });
-  install();
+  step.Run([&] { return cluster.cache()->Flush(true, cluster.Into(&call), &call.ticket); });
+  step.Install();
   call.ticket.reset();
   EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
   EXPECT_EQ(cluster.count(CacheCounter::kUpdatesLost), 0);
@@ -128,7 +145,53 @@ int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
       EXPECT_EQ(rows.at(id).clock, 1 - values[id]) << id;
     }
   }
-  return failures;
+  return step.failures;
+}
+
+// Steps of hits: rows that come unasked, and what a shard watched that has restarted.
+int RunWatchedShort(int64_t left, Limit limit) {
+  CacheConfig config = PlainConfig(2);
+  config.capacity = 40;
+  SetStaleness(&config, 1);
+  const DeviceCluster cluster(config, 2);
+  Ids ids(20);
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto others_update = [&] {
+    cluster.Step(1, ids, Floats(ids.size(), 1));
+    cluster.Flush(1);
+  };
+  others_update();
+  for (int i = 0; i < 2; ++i) cluster.Read(0, ids);
+  ShortCall step(cluster, left, limit);
+  for (const bool restarted : {false, true}) {
+    for (int i = 0; i < 2; ++i) others_update();
+    if (restarted) cluster.table(0)->Clear();
+    const int before = step.failures;
+    step.Run([&] { return cluster.TryLookup(ids, &step.call); });
+    const bool given_up =
+        step.failures > before;  // after some request, perhaps: then all is checked
+    step.Install();
+    if (!given_up) {
+      EXPECT_EQ(step.call.ticket->lacks_rows(), restarted);
+    }
+    if (step.call.ticket->lacks_rows()) {
+      for (testing::Buffer& reply : step.call.replies) reply.clear();
+      step.Run([&] {
+        return cluster.cache()->AskAgain(step.call.ticket.get(), cluster.Into(&step.call));
+      });
+      step.Install();
+    }
+    const Floats values = cluster.Gather(step.call);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const bool anew = restarted && cluster.table_of(ids[i]) == cluster.table(0);
+      EXPECT_EQ(values[i], anew ? 0 : restarted ? -5 : -3) << ids[i];
+    }
+    step.call.ticket.reset();
+    for (int i = 0; i < 3; ++i) cluster.Read(0, ids);
+    EXPECT_EQ(cluster.CutFlush(0, true).num_requests(), 0);
+  }
+  EXPECT_GT(cluster.count(CacheCounter::kChecksSpared), 0);
+  return step.failures;
 }
 
 CacheConfig SmallConfig() {
@@ -155,16 +218,18 @@ TEST(DeviceCacheMemoryTest, OfTheDevice) {
     for (const bool pooled : {false, true}) {
       failures += RunShort(config, 40, left, LimitDevice, pooled);
     }
+    failures += RunWatchedShort(left, LimitDevice);
   }
   EXPECT_GT(failures, 16);
 }
 
-// Fewer ids than the host build starts threads for.
-void RunShortOfTheHost(const CacheConfig& config, bool pooled) {
+// Steps of fewer ids and lines than the host build starts threads for.
+template <typename Steps>
+void RunShortOfTheHost(const Steps& steps) {
   int failures = 0;
   for (int64_t left = 0; left < 400; ++left) {
     SCOPED_TRACE(left);
-    const int short_now = RunShort(config, 20, left, LimitHeap, pooled);
+    const int short_now = steps(left);
     failures += short_now;
     if (short_now == 0 || ::testing::Test::HasFailure()) break;
   }
@@ -177,12 +242,19 @@ TEST(DeviceCacheMemoryTest, OfTheHost) {
       CacheConfig config = SmallConfig();
       config.rows.clock = clock;
       config.half = half;
-      RunShortOfTheHost(config, false);
+      RunShortOfTheHost([&](int64_t left) { return RunShort(config, 20, left, LimitHeap); });
     }
   }
 }
 
-TEST(DeviceCacheMemoryTest, OfTheHostWhereRowsArePooled) { RunShortOfTheHost(SmallConfig(), true); }
+TEST(DeviceCacheMemoryTest, OfTheHostWhereRowsArePooled) {
+  RunShortOfTheHost(
+      [](int64_t left) { return RunShort(SmallConfig(), 20, left, LimitHeap, true); });
+}
+
+TEST(DeviceCacheMemoryTest, OfTheHostWhereRowsAreWatched) {
+  RunShortOfTheHost([](int64_t left) { return RunWatchedShort(left, LimitHeap); });
+}
 
 }  // namespace
 }  // namespace het_tf

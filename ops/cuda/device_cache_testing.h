@@ -16,6 +16,7 @@ struct DeviceSide {
   using CacheType = cuda::DeviceCache;
   using Array = DeviceArray<float>;
   static constexpr int kFewer = testing::kFewer;
+  static constexpr bool kHasCache = true;
 
   static Status Create(const CacheConfig& config, std::shared_ptr<cuda::DeviceCache>* cache) {
     return cuda::DeviceCache::Create(config, kStream, cuda::DriverMemory(), cache);

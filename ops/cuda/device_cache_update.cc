@@ -81,7 +81,7 @@ Status DeviceCache::CollectGradients(const Found& found, const int32_t* keys, in
     const int64_t some = std::min(kPushRows, n - first);
     const HetSlots slots = {const_cast<int32_t*>(keys) + first, num};
     HET_RETURN_IF_CUDA_ERROR(het_collect_gradients(store_, &found.batch, found.slots, sums, &slots,
-                                                   some, found.bases, &push_there_, stream_));
+                                                   some, found.rows.bases, &push_there_, stream_));
     HET_RETURN_IF_ERROR(TakePushed(some, true, learning_rate));
     HET_RETURN_IF_CUDA_ERROR(het_clean(store_, &slots, found.slots, some, stream_));
   }

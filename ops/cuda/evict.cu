@@ -164,7 +164,7 @@ struct Make {
     if (slot >= store.num_lines) return;
     const int64_t key = misses.keys[j];
     if (store.live(slot)) AtomicAddEach(store.num_rows, -1);  // nobody pins it, so it has a row
-    store.lines[slot] = {key, -1, store.scoring.New(uses[j], store.now()), 0, 0, 1};
+    store.lines[slot] = {key, -1, store.scoring.New(uses[j], store.now()), 0, 0, 1, 0};
     store.tag(slot) = TagOfHash(HashKey(key));
   }
 };

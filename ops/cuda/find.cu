@@ -1,5 +1,6 @@
 // Find, and what it did not find.
 
+#include "ops/cuda/flag_scratch.h"
 #include "ops/cuda/primitives.h"
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/store.h"
@@ -38,15 +39,27 @@ struct Find {
 
 struct MarkListed {
   StoreView store;
+  const int64_t* keys;
   const int32_t* num_keys;
   const int32_t* slots;
+  HetShards watching;
+  int32_t* spared;
   uint8_t* is_miss;
   uint8_t* is_check;
 
   HET_DEVICE void operator()(int64_t u) const {
-    const bool key = u < *num_keys;
-    is_miss[u] = key && slots[u] < 0 ? 1 : 0;
-    is_check[u] = key && slots[u] >= 0 ? 1 : 0;
+    is_miss[u] = is_check[u] = 0;
+    if (u >= *num_keys) return;
+    if (slots[u] < 0) {
+      is_miss[u] = 1;
+      return;
+    }
+    if (spared == nullptr || !store.lines[slots[u]].watched || !IsMarked(watching, keys[u])) {
+      is_check[u] = 1;
+      return;
+    }
+    const int64_t shard = ShardOfHash(HashKey(keys[u]), watching.num_shards);
+    AtomicAdd(&spared[shard * HET_SPREAD + u % HET_SPREAD], 1);
   }
 };
 
@@ -80,20 +93,6 @@ struct CountMissedIds {
   }
 };
 
-struct ListScratch {
-  uint8_t* is_miss;   // (n)
-  uint8_t* is_check;  // (n)
-  size_t select_bytes = 0;
-  void* select;
-
-  ListScratch(Scratch* scratch, int64_t n) {
-    is_miss = scratch->Take<uint8_t>(n);
-    is_check = scratch->Take<uint8_t>(n);
-    SelectIndices(nullptr, &select_bytes, is_miss, nullptr, nullptr, n, nullptr);
-    select = scratch->Take<char>(select_bytes);
-  }
-};
-
 }  // namespace
 
 extern "C" {
@@ -105,21 +104,29 @@ int het_find(HetStore* store, const HetBatch* batch, int32_t* slots, HetStream s
 
 size_t het_list_scratch_bytes(int64_t n) {
   Scratch scratch;
-  ListScratch(&scratch, n);
+  FlagScratch(&scratch, n);
   return scratch.bytes();
 }
 
-int het_list(HetStore* store, const HetBatch* batch, const int32_t* slots, const HetList* misses,
+int het_list(HetStore* store, const HetBatch* batch, const int32_t* slots,
+             const HetShards* watching, int32_t* spared, const HetList* misses,
              const HetList* checks, void* memory, HetStream stream) {
   const int64_t n = batch->num_ids;
   Scratch scratch(memory);
-  ListScratch s(&scratch, n);
+  FlagScratch s(&scratch, n);
+  MarkListed mark = {store->view,  batch->keys, batch->num_keys, slots,
+                     {0, nullptr}, nullptr,     s.first,         s.second};
+  if (watching != nullptr) {
+    mark.watching = *watching;
+    mark.spared = spared;
+    HET_CUDA_RETURN_IF_ERROR(
+        Fill(0, sizeof(int32_t) * HET_SPREAD * watching->num_shards, spared, stream));
+  }
+  HET_CUDA_RETURN_IF_ERROR(Launch(mark, n, stream));
   HET_CUDA_RETURN_IF_ERROR(
-      Launch(MarkListed{store->view, batch->num_keys, slots, s.is_miss, s.is_check}, n, stream));
+      SelectIndices(s.select, &s.select_bytes, s.first, misses->index, misses->num, n, stream));
   HET_CUDA_RETURN_IF_ERROR(
-      SelectIndices(s.select, &s.select_bytes, s.is_miss, misses->index, misses->num, n, stream));
-  HET_CUDA_RETURN_IF_ERROR(
-      SelectIndices(s.select, &s.select_bytes, s.is_check, checks->index, checks->num, n, stream));
+      SelectIndices(s.select, &s.select_bytes, s.second, checks->index, checks->num, n, stream));
   return Launch(FillLists{store->view, batch->keys, slots, *misses, *checks}, n, stream);
 }
 

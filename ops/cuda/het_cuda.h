@@ -164,15 +164,26 @@ typedef struct {
   int32_t* num;    // (1)
 } HetSlots;
 
+// Some of a table's shards.
+typedef struct {
+  int32_t num_shards;
+  const uint8_t* marked;  // (num_shards): 1 for each of them
+} HetShards;
+
+// Numbers of a shard that are summed, so that not every thread waits for the same. (Not measured.)
+enum { HET_SPREAD = 32 };
+
 // Looks the keys up, pins their lines and counts them as used.
 int het_find(HetStore* store, const HetBatch* batch,
              int32_t* slots,  // (n): out, the first num_keys; -1: a miss
              HetStream stream);
 
-// The batch's misses, and the others.
+// The batch's misses, and the others, but for rows that their shards watch.
 size_t het_list_scratch_bytes(int64_t n);
 int het_list(HetStore* store, const HetBatch* batch,
-             const int32_t* slots,  // (num_keys)
+             const int32_t* slots,       // (num_keys)
+             const HetShards* watching,  // whose watch counts; NULL: nobody's
+             int32_t* spared,            // (num_shards, HET_SPREAD): out, how many are left out
              const HetList* misses, const HetList* checks, void* scratch, HetStream stream);
 
 // How many ids the misses have, and the checks whose row is still to come.
@@ -220,9 +231,9 @@ int het_make(HetStore* store, const HetList* misses, int64_t num_misses,
 
 // Rows that came, with all own updates that were pushed; those that were not are merged onto them.
 // A row older than what its line knows is left out, and so is one without a line. A line that was
-// forgotten is there again.
+// forgotten is there again. No shard watches their rows any more.
 int het_install(HetStore* store,
-                const int32_t* index,   // (n): which of the batch's keys each row is of
+                const int32_t* index,   // (n): which of the slots each row is of; NULL: its own
                 int32_t* slots,         // (num_keys): in, and out for lines that were forgotten
                 float* rows,            // (n, row_stride): overwritten
                 const int64_t* bases,   // (n); -1: the shard has other rows now, so the row is for
@@ -230,6 +241,33 @@ int het_install(HetStore* store,
                 int64_t n,              //
                 int32_t any_forgotten,  // 0: no line was since the batch's het_find
                 HetStream stream);
+
+// The shards watch the rows of checks from now on: those that came are installed after this.
+int het_watch(HetStore* store,
+              const int32_t* slots,  // (num_keys)
+              const HetList* checks,
+              int64_t most,  // what their number cannot exceed
+              const HetShards* watching, HetStream stream);
+// That shard watches nothing any more.
+int het_unwatch(HetStore* store, int32_t shard, int32_t num_shards, HetStream stream);
+
+// The lines of rows that came though no step asked for them, to be installed next. It does not
+// count as use, and pins nothing.
+int het_find_unasked(HetStore* store,
+                     const int64_t* keys,   // (n)
+                     const int64_t* bases,  // (n): as het_install's
+                     int64_t n,             //
+                     int32_t* slots,        // (n): out; -1: there is no line with a row
+                     int64_t* num_found,    // (1): counted on
+                     HetStream stream);
+
+// Keys of shards that have other rows now whose lines have none since. Where another step has made
+// one for the key, that is the line of both. scratch: het_list_scratch_bytes(n).
+int het_list_lacking(HetStore* store, const HetBatch* batch,
+                     int32_t* slots,  // (num_keys): in and out
+                     const HetShards* restarted,
+                     const HetList* lacking,  // out, without bases
+                     void* scratch, HetStream stream);
 
 // One update of each key that has a line by now and whose gradient is finite. refuse_if: (1), or
 // NULL: if it is not 0, no row is touched.

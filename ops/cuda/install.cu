@@ -21,11 +21,7 @@ struct FindMoved {
     if (old < 0 || old >= store.num_lines || store.live(old)) return;
     const int32_t slot = store.Find(lanes, store.lines[old].key);
     if (slot < 0) return;
-    lanes.Once([&] {
-      --store.lines[old].pins;
-      ++store.lines[slot].pins;
-      slots[index[r]] = slot;
-    });
+    lanes.Once([&] { store.MovePin(&slots[index[r]], slot); });
   }
 };
 
@@ -36,7 +32,7 @@ struct CountNew {
   const int64_t* bases;
 
   HET_DEVICE void operator()(int64_t r) const {
-    const int32_t slot = slots[index[r]];
+    const int32_t slot = slots[index == nullptr ? r : index[r]];
     if (slot < 0 || slot >= store.num_lines || bases[r] < 0) return;
     const bool has_row = store.live(slot) && store.lines[slot].base >= 0;
     if (!has_row) AtomicAddEach(store.num_rows, 1);
@@ -54,11 +50,12 @@ struct Install {
 
   template <typename LanesType>
   HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
-    const int32_t slot = slots[index[r]];
+    const int32_t slot = slots[index == nullptr ? r : index[r]];
     if (slot < 0 || slot >= store.num_lines) return;
     DeviceLine& line = store.lines[slot];
     const int64_t known = line.base, base = bases[r];
     const bool live = store.live(slot), old = base < 0;
+    lanes.Once([&] { line.watched = 0; });
     // A later request was answered earlier; or the row is of those that are no more, and serves
     // only steps that have seen none.
     if (old ? live || known >= 0 : live && base < known) return;

@@ -3,6 +3,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "ops/cuda/flag_scratch.h"
 #include "ops/cuda/primitives.h"
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/store.h"
@@ -128,20 +129,6 @@ struct Clean {
     if (i >= *some.num) return;
     const int32_t slot = slots == nullptr ? some.slots[i] : slots[some.slots[i]];
     if (store.live(slot)) store.MakeClean(&store.lines[slot]);
-  }
-};
-
-struct FlagScratch {
-  uint8_t* first;   // (n)
-  uint8_t* second;  // (n)
-  size_t select_bytes = 0;
-  void* select;
-
-  FlagScratch(Scratch* scratch, int64_t n) {
-    first = scratch->Take<uint8_t>(n);
-    second = scratch->Take<uint8_t>(n);
-    SelectIndices(nullptr, &select_bytes, first, nullptr, nullptr, n, nullptr);
-    select = scratch->Take<char>(select_bytes);
   }
 };
 

@@ -148,7 +148,7 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
   for (int64_t b = 0; b < batches; ++b) {
     MUST(het_unique(ids + b * n, &batch, scratch, kStream));
     MUST(het_find(store, &batch, slots, kStream));
-    MUST(het_list(store, &batch, slots, &misses, &checks, scratch, kStream));
+    MUST(het_list(store, &batch, slots, nullptr, nullptr, &misses, &checks, scratch, kStream));
     int32_t num_misses = 0, num_keys = 0;
     MUST(cuda::Copy(misses.num, sizeof(int32_t), &num_misses, kStream));
     MUST(cuda::Copy(batch.num_keys, sizeof(int32_t), &num_keys, kStream));

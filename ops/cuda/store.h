@@ -25,11 +25,12 @@ namespace cuda {
 // What a lookup touches of a line: 32 bytes, one sector of memory.
 struct DeviceLine {
   int64_t key;
-  int64_t base;     // the row's clock when last refreshed, moved by pushes since; -1: no row yet
-  uint32_t score;   // Scoring's
-  int32_t pending;  // own updates in no push yet
-  uint32_t units;   // drift clock: their length
-  int32_t pins;     // steps that need the line
+  int64_t base;        // the row's clock when last refreshed, moved by pushes since; -1: no row yet
+  uint32_t score;      // Scoring's
+  int32_t pending;     // own updates in no push yet
+  uint32_t units;      // drift clock: their length
+  uint32_t pins : 31;  // steps that need the line
+  uint32_t watched : 1;  // its shard sends the row once it is beyond the bound (link/watch.h)
 };
 static_assert(sizeof(DeviceLine) == 32);
 
@@ -98,6 +99,13 @@ struct StoreView {
     }
     return 0;
   }
+  // A step's line was forgotten, or it had none, and its key has one now.
+  HET_DEVICE void MovePin(int32_t* slot, int32_t to) const {
+    if (*slot < num_lines) --lines[*slot].pins;
+    ++lines[to].pins;
+    *slot = to;
+  }
+
   // The line's updates are in a push.
   HET_DEVICE void MakeClean(DeviceLine* line) const {
     line->base = BaseAfterPush(*line);
@@ -105,6 +113,11 @@ struct StoreView {
     line->units = 0;
   }
 };
+
+// Whether the shard of a key is marked.
+HET_DEVICE inline bool IsMarked(const HetShards& shards, int64_t key) {
+  return shards.marked[ShardOfHash(HashKey(key), shards.num_shards)] != 0;
+}
 
 // Runs a kernel whose lanes share a row of that dim.
 template <typename Kernel>

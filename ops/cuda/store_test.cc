@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -20,7 +21,9 @@ namespace {
 
 using testing::Below;
 using testing::CollectDirty;
+using testing::DeviceArray;
 using testing::DeviceStore;
+using testing::kStream;
 using testing::PushedRow;
 using testing::Random;
 using testing::Step;
@@ -404,6 +407,99 @@ TEST(DeviceStoreTest, Forget) {
   step.Unpin();
   EXPECT_EQ(store.Forget(), 0);
   EXPECT_EQ(Step(store, 1, ids).miss_keys().size(), 200);
+}
+
+// Which of the keys a lookup lists where shard 0 of 2 watches, and how many of it it leaves out.
+std::vector<Ids> ListWatched(const DeviceStore& store, const Ids& ids, uint8_t shard_0 = 1) {
+  const testing::Batch batch(ids);
+  const auto n = static_cast<int64_t>(ids.size());
+  const DeviceArray<uint8_t> marked(std::vector<uint8_t>{shard_0, 0});
+  const DeviceArray<int32_t> slots(n), spared(2 * HET_SPREAD);
+  const DeviceArray<char> scratch(het_list_scratch_bytes(n));
+  const testing::List misses(n), checks(n);
+  const HetShards watching = {2, marked.get()};
+  EXPECT_CUDA(het_find(store.get(), batch.get(), slots.get(), kStream));
+  EXPECT_CUDA(het_list(store.get(), batch.get(), slots.get(), &watching, spared.get(), &misses.list,
+                       &checks.list, scratch.get(), kStream));
+  EXPECT_CUDA(het_unpin(store.get(), batch.get(), slots.get(), kStream));
+  const std::vector<int32_t> spared_here = spared.Read();
+  const auto middle = spared_here.begin() + HET_SPREAD;
+  return {misses.keys.Read(misses.size()),
+          checks.keys.Read(checks.size()),
+          {std::accumulate(spared_here.begin(), middle, int64_t{0}),
+           std::accumulate(middle, spared_here.end(), int64_t{0})}};
+}
+
+TEST(DeviceStoreTest, WatchedRows) {
+  const DeviceStore store("sgd", 1, 500);
+  Ids ids(200), there, here;
+  std::iota(ids.begin(), ids.end(), 0);
+  for (const int64_t id : ids) (ShardOfHash(HashKey(id), 2) == 0 ? here : there).push_back(id);
+  Step made(store, 1, ids);
+  Begin(&made, store, 3, 5);
+  made.Unpin();
+  Step checked(store, 1, ids);
+  checked.Watch({1, 0});
+  const auto num_here = static_cast<int64_t>(here.size());
+  EXPECT_EQ(ListWatched(store, ids), (std::vector<Ids>{{}, there, {num_here, 0}}));
+  EXPECT_EQ(ListWatched(store, ids, 0), (std::vector<Ids>{{}, ids, {0, 0}}))
+      << "nobody counts on it";
+  // One that came, though its line knows more, is to be checked again.
+  const auto index = static_cast<int32_t>(here[3]);
+  checked.InstallChecked({index}, {{7}}, {4});
+  EXPECT_EQ(store.Row(checked.slots()[index]), Floats{3});
+  EXPECT_EQ(ListWatched(store, here), (std::vector<Ids>{{}, {here[3]}, {num_here - 1, 0}}));
+  EXPECT_CUDA(het_unwatch(store.get(), 1, 2, kStream));
+  EXPECT_EQ(ListWatched(store, here)[2], (Ids{num_here - 1, 0}));
+  EXPECT_CUDA(het_unwatch(store.get(), 0, 2, kStream));
+  EXPECT_EQ(ListWatched(store, here)[1], here);
+  checked.Unpin();
+}
+
+// Neither a key without a line, nor one whose row is still to come, nor a row that is no more.
+TEST(DeviceStoreTest, RowsThatNobodyAskedForFindTheirLines) {
+  const DeviceStore store("sgd", 1, 500);
+  Step step(store, 1, {1, 2, 3});
+  Begin(&step, store, 3, 5);
+  Step to_come(store, 1, {4});
+  to_come.MakeLines();
+  const DeviceArray<int64_t> keys(Ids{3, 9, 4, 2, 1}), bases(Ids{6, 6, 6, -1, 4});
+  const DeviceArray<int32_t> slots(5);
+  const DeviceArray<int64_t> num_found(Ids{40});
+  EXPECT_CUDA(het_find_unasked(store.get(), keys.get(), bases.get(), 5, slots.get(),
+                               num_found.get(), kStream));
+  const std::vector<int32_t> of_step = step.slots();
+  EXPECT_EQ(slots.Read(), (std::vector<int32_t>{of_step[2], -1, -1, -1, of_step[0]}));
+  EXPECT_EQ(num_found.Read(), Ids{42});
+  std::vector<float> rows(5 * store.info().row_stride);
+  for (size_t r = 0; r < 5; ++r) rows[r * store.info().row_stride] = 10 + static_cast<float>(r);
+  const DeviceArray<float> rows_there(rows);
+  EXPECT_CUDA(
+      het_install(store.get(), nullptr, slots.get(), rows_there.get(), bases.get(), 5, 0, kStream));
+  EXPECT_EQ(step.Gather(), (Floats{3, 3, 10})) << "that of 1 is older";
+}
+
+TEST(DeviceStoreTest, WhatAStepLacksOfShardsThatRestarted) {
+  const DeviceStore store("sgd", 1, 500);
+  Ids ids(100), here;
+  std::iota(ids.begin(), ids.end(), 0);
+  for (const int64_t id : ids) {
+    if (ShardOfHash(HashKey(id), 2) == 0) here.push_back(id);
+  }
+  Step step(store, 1, ids);
+  Begin(&step, store, 3);
+  EXPECT_EQ(step.Lacking({1, 1}), Ids{});
+  store.Forget();
+  Step brought(store, 1, {here[0], here[1]});
+  brought.MakeLines();
+  EXPECT_EQ(step.Lacking({1, 0}), here) << "the rows of two are still to come";
+  brought.InstallMisses({{8}, {9}}, {0, 0});
+  EXPECT_EQ(step.Lacking({1, 0}), Ids(here.begin() + 2, here.end()));
+  EXPECT_EQ(step.Gather()[here[1]], 9) << "their lines are of both";
+  EXPECT_EQ(step.Gather()[here[2]], 3) << "what it saw";
+  EXPECT_EQ(step.Lacking({0, 0}), Ids{});
+  brought.Unpin();
+  step.Unpin();
 }
 
 TEST(DeviceStoreTest, ConfigsThatCannotBeAreRefused) {

@@ -162,8 +162,8 @@ class Step {
         squares_(n_) {
     const DeviceArray<char> scratch(het_list_scratch_bytes(n_));
     EXPECT_CUDA(het_find(store.get(), batch_.get(), slots_.get(), kStream));
-    EXPECT_CUDA(het_list(store.get(), batch_.get(), slots_.get(), &misses_.list, &checks_.list,
-                         scratch.get(), kStream));
+    EXPECT_CUDA(het_list(store.get(), batch_.get(), slots_.get(), nullptr, nullptr, &misses_.list,
+                         &checks_.list, scratch.get(), kStream));
     num_misses_ = misses_.size();
     num_checks_ = checks_.size();
   }
@@ -175,6 +175,25 @@ class Step {
   std::vector<int32_t> check_index() const { return checks_.index.Read(num_checks_); }
   std::vector<int64_t> check_bases() const { return checks_.bases.Read(num_checks_); }
   std::vector<int32_t> slots() const { return slots_.Read(batch_.num_keys()); }  // of the keys
+
+  // Of the checks, the shards with a 1 watch their rows from now on.
+  void Watch(const std::vector<uint8_t>& shards) const {
+    const DeviceArray<uint8_t> marked(shards);
+    const HetShards watching = {static_cast<int32_t>(shards.size()), marked.get()};
+    EXPECT_CUDA(
+        het_watch(store_.get(), slots_.get(), &checks_.list, num_checks_, &watching, kStream));
+  }
+
+  // The keys of shards with a 1 that have no row.
+  std::vector<int64_t> Lacking(const std::vector<uint8_t>& shards) const {
+    const DeviceArray<uint8_t> marked(shards);
+    const HetShards restarted = {static_cast<int32_t>(shards.size()), marked.get()};
+    const DeviceArray<char> scratch(het_list_scratch_bytes(n_));
+    const List lacking(n_);
+    EXPECT_CUDA(het_list_lacking(store_.get(), batch_.get(), slots_.get(), &restarted,
+                                 &lacking.list, scratch.get(), kStream));
+    return lacking.keys.Read(lacking.size());
+  }
 
   // Lines for the misses. uses: (misses). Returns the contributions of the rows that gave way.
   std::vector<PushedRow> MakeLines(const std::vector<int32_t>& uses,

@@ -22,13 +22,9 @@ struct FindLate {
   template <typename LanesType>
   HET_DEVICE void operator()(const LanesType& lanes, int64_t u) const {
     if (u >= *batch.num_keys || store.live(slots[u])) return;
-    const int32_t old = slots[u], slot = store.Find(lanes, batch.keys[u]);
+    const int32_t slot = store.Find(lanes, batch.keys[u]);
     if (slot < 0 || store.lines[slot].base < 0) return;
-    lanes.Once([&] {
-      if (old < store.num_lines) --store.lines[old].pins;
-      ++store.lines[slot].pins;
-      slots[u] = slot;
-    });
+    lanes.Once([&] { store.MovePin(&slots[u], slot); });
   }
 };
 

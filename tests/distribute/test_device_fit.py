@@ -41,6 +41,7 @@ def test_fit(rows_kind, strategy, lookahead, staleness, combiner):
     stats = embedding.cache_stats()
     assert stats["pending"] == 0
     assert stats["hits"] > 0
+    assert (stats["checks_spared"] > 0) == (staleness > 0)
     made = 2 * 3 * STEPS
     assert made <= stats["lookups"] <= made + 3 * 2 * lookahead
     # Every update counts once, whether its row had a line or not.

@@ -16,17 +16,26 @@ def minus(y_true, y_pred):
     return -keras.ops.sum(y_pred, -1)
 
 
-@pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("lookahead", [0, 1, 4])
-def test_a_step_reads_what_its_servers_have(strategy, lookahead, num_layers):
+ON_HOST = {"capacity": IDS}
+ON_DEVICE = {"device_capacity": IDS, "device": "CPU"}
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "num_layers", "where"),
+    [(lookahead, n, ON_HOST) for lookahead in (0, 1, 4) for n in (1, 2)]
+    + [(0, 1, ON_DEVICE), (4, 2, ON_DEVICE)],
+)
+def test_a_step_reads_what_its_servers_have(strategy, lookahead, num_layers, where):
     """Rows grow, and are cleared behind the caches' backs; then a step reads them as they began."""
+    if where is ON_DEVICE and het_tf.ops.build()["cuda"] is not None:
+        pytest.skip("the ops are built with CUDA: the host takes no GPU's place")
     with strategy.scope():
         layers = [
             het_tf.layers.HetEmbedding(
                 1,
                 embeddings_initializer="ones",
                 optimizer=het_tf.optimizers.SGD(1.0),
-                cache=het_tf.CacheConfig(IDS, staleness=1000, lookahead=lookahead),
+                cache=het_tf.CacheConfig(**where, staleness=1000, lookahead=lookahead),
             )
             for _ in range(num_layers)
         ]

@@ -96,6 +96,7 @@ void Cache::Trim() {
     counters_.Add(CacheCounter::kEvictions, 1);
     if (line->pending > 0) counters_.Add(CacheCounter::kDirtyEvictions, 1);
     admission_.Evicted(HashKey(line->key), store_.Uses(*line));
+    Unwatch(line);
     store_.ClearResident(line);
     Dismiss(slot);
   });
@@ -106,7 +107,8 @@ void Cache::Trim() {
 void Cache::ForgetRow(uint32_t slot) {
   Line* line = store_.line(slot);
   store_.ClearResident(line);
-  line->clear(Line::kFull | Line::kWatched);
+  Unwatch(line);
+  line->clear(Line::kFull);
   line->base = 0;
 }
 
@@ -122,7 +124,6 @@ void Cache::ForgetLine(uint32_t slot, CacheCounter counter) {
 
 void Cache::ForgetShard(int shard, CacheCounter counter) {
   shards_[shard].outbox.clear();
-  shards_[shard].watching.Begin();
   for (uint32_t slot = 0; slot < store_.end(); ++slot) {
     Line* line = store_.line(slot);
     if (!store_.exists(slot) || line->shard != shard) continue;
@@ -131,6 +132,7 @@ void Cache::ForgetShard(int shard, CacheCounter counter) {
     line->pushed = 0;
     Dismiss(slot);
   }
+  shards_[shard].watching.Begin();
 }
 
 void Cache::RestartShard(int shard, const Link::Epoch& epoch) {

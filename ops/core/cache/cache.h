@@ -62,8 +62,6 @@ class Ticket : public RowTicket {
 
   struct Asked : het_tf::Asked {
     std::vector<uint32_t> slots;  // (queries)
-    int64_t num_unasked = 0;      // lines that the step does not ask about, but watches
-    bool restarted = false;       // the shard answered that it has other rows
   };
 
   const std::shared_ptr<Cache> cache_;
@@ -143,6 +141,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   bool Due(const Line& line) const;
   int64_t MakeMissing(Ticket* ticket);
   bool Watches(int shard);
+  void Unwatch(Line* line);
   void Ask(uint32_t slot, int64_t read_bound, Questions* questions);
   int64_t BaseAfterCut(const Line& line) const;
   void ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket);
@@ -161,8 +160,6 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void InstallOld(const Ticket::Asked& asked, const ReplyView& reply);
   void InstallReply(int shard, const Ticket::Asked& asked, const ReplyView& reply,
                     const ParallelFor& parallel_for);
-  Status CheckUnasked(const std::vector<Ticket::Asked>& asked,
-                      const std::vector<ReplyView>& views) const;
 
   // Needs nothing: a ticket's end.
   void Release(const Ticket& ticket);

@@ -56,13 +56,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   const int row_dim = optimizer.row_dim();
   const PushesSince since(link, header.acknowledged, optimizer, config_.rows.clock, config_.half);
   const bool restarted = header.flags & kRestarted;
-  bool is_latest = false;  // of the replies that say what is watched
-  Watching& watching = shards_[shard].watching;
-  if (asked.watch == watching.epoch() && header.number != 0) {
-    is_latest = watching.Take(header.number) && (header.flags & kWatches) != 0;
-  } else {
-    watching.GiveUp(asked.watch);
-  }
+  const bool watches = TakeWatch(asked, header, &shards_[shard].watching);
 
   const auto keep = [&](uint32_t slot, const float* row, int64_t clock) {
     Line* line = store_.line(slot);
@@ -141,15 +135,10 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   admission_.Came(header.num_full + header.num_unasked, header.num_values);
 
   // A row that is watched now need not be checked again.
-  int64_t num_watched = 0;
-  for (int64_t q = 0; is_latest && q < asked.num_checks; ++q) {
+  for (int64_t q = 0; watches && q < asked.num_checks; ++q) {
     Line* line = store_.line(asked.slots[q]);
-    if (answered[q] || !line->has(Line::kFull) || line->has(Line::kWatched)) continue;
-    line->set(Line::kWatched);
-    ++num_watched;
+    if (!answered[q] && line->has(Line::kFull)) line->set(Line::kWatched);
   }
-  watching.Count(num_watched, int64_t{header.num_unasked} + refreshed,
-                 config_.capacity / num_shards() + 1024);
 
   // No row for a key whose row must come: nobody has updated it, and the whole of it is known here.
   int64_t initialized = 0;
@@ -177,21 +166,6 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
   counters_.Add(CacheCounter::kVisitors, header.num_values);
 }
 
-// Whether the rows that nobody asked for are those of the shard that sends them.
-Status Cache::CheckUnasked(const std::vector<Ticket::Asked>& asked,
-                           const std::vector<ReplyView>& views) const {
-  for (size_t s = 0; s < asked.size(); ++s) {
-    if (asked[s].request.number == 0) continue;
-    for (int64_t r = 0; r < views[s].header.num_unasked; ++r) {
-      const int64_t key = views[s].unasked_rows[r].query;
-      if (ShardOfHash(HashKey(key), num_shards()) == s) continue;
-      return InvalidArgument("replies[", s, "] has a row of key ", key,
-                             ", which is of another shard");
-    }
-  }
-  return Status();
-}
-
 Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& replies,
                       const ParallelFor& parallel_for, int64_t* rows) {
   auto* ticket = static_cast<Ticket*>(row_ticket);
@@ -201,7 +175,6 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
   if (ticket->installed_) return FailedPrecondition("ticket was installed before");
   TakeReleased();
   HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
-  HET_RETURN_IF_ERROR(CheckUnasked(ticket->asked_, views));
   *rows = 0;
   for (size_t s = 0; s < replies.size(); ++s) {
     Ticket::Asked& asked = ticket->asked_[s];
@@ -218,7 +191,7 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
                   (header.flags & kCounted) != 0);
       InstallReply(static_cast<int>(s), asked, views[s], parallel_for);
       asked.restarted = (header.flags & kRestarted) != 0;
-      ticket->lacks_rows_ |= asked.restarted && asked.num_unasked > 0;
+      ticket->lacks_rows_ |= asked.lacks_rows();
     }
     link.Close(asked.request.number);
     *rows += static_cast<int64_t>(header.num_rows());

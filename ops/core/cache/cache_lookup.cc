@@ -71,11 +71,9 @@ Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
   return Status();
 }
 
-// Whether a step counts on the watch of a shard. The paper's clock has pending updates in what a
-// check says, which a shard does not know; rows that may miss nothing would come again and again.
+// Whether a step counts on the watch of a shard.
 bool Cache::Watches(int shard) {
-  if (config_.capacity == 0 || config_.read_bound < 1) return false;
-  if (config_.rows.clock == ClockRule::kLamport) return false;
+  if (!config_.watches()) return false;
   Watching& watching = shards_[shard].watching;
   if (watching.may_begin()) {
     for (uint32_t slot = 0; slot < store_.end(); ++slot) {
@@ -84,6 +82,13 @@ bool Cache::Watches(int shard) {
     watching.Begin();
   }
   return watching.counts();
+}
+
+// The line leaves, or is to be checked. Its shard does not hear of it.
+void Cache::Unwatch(Line* line) {
+  if (!line->has(Line::kWatched)) return;
+  line->clear(Line::kWatched);
+  shards_[line->shard].watching.Left(1, config_.capacity / num_shards());
 }
 
 // What a step must ask about one of its lines.
@@ -225,12 +230,12 @@ Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
     answered.insert(asked.slots.begin(), asked.slots.end());
   }
   std::vector<Questions> questions(num_shards());
-  std::vector<int64_t> num_unasked(num_shards());
+  std::vector<int64_t> num_spared(num_shards());
   for (const uint32_t slot : ticket->slots_) {
     Line* line = store_.line(slot);
     const bool lacks = ticket->asked_[line->shard].restarted && answered.count(slot) == 0;
     if (!lacks || line->has(Line::kFull)) {  // another step has brought it
-      ++num_unasked[line->shard];
+      ++num_spared[line->shard];
       continue;
     }
     line->set(Line::kStays);
@@ -241,7 +246,7 @@ Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   ticket->installed_ = ticket->lacks_rows_ = false;
   for (int s = 0; s < num_shards(); ++s) {
     SendRequest(s, false, config_.read_bound, std::move(questions[s]), allocate, ticket);
-    ticket->asked_[s].num_unasked = num_unasked[s];
+    ticket->asked_[s].num_spared = num_spared[s];
   }
   return Status();
 }
@@ -281,7 +286,6 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
                                          pushes ? &push : nullptr, allocate, &state.link, &asked);
   if (bytes.all == 0) return;
   if (asked.watch != 0) watching.Open();
-  asked.num_unasked = questions.num_spared;
   counters_.Add(CacheCounter::kChecksSpared, questions.num_spared);
   counters_.Add(CacheCounter::kMessages, 1);
   counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));

@@ -193,7 +193,8 @@ class ClusterOf {
 // Caches whose rows are in the host's memory.
 struct HostSide {
   using CacheType = Cache;
-  static constexpr int kFewer = 1;  // part of its rounds that a random test does
+  static constexpr int kFewer = 1;          // part of its rounds that a random test does
+  static constexpr bool kHasCache = false;  // its capacity may be 0
 
   // Floats where the cache takes them.
   class Array {

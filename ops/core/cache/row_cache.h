@@ -85,6 +85,13 @@ struct CacheConfig {
   int64_t write_bound = kUnbounded;  // own updates of a row that may be unsent
   Nonfinite nonfinite = Nonfinite::kError;
   bool half = false;  // values, gradients and changes of values travel as bfloat16
+
+  // Whether steps count on the watch of shards (link/watch.h). The paper's clock has pending
+  // updates in what a check says, which a shard does not know; rows that may miss nothing would
+  // come again and again.
+  bool watches() const {
+    return capacity > 0 && read_bound >= 1 && rows.clock != ClockRule::kLamport;
+  }
 };
 
 class RowCache;
@@ -98,7 +105,7 @@ class RowTicket {
   virtual const RowCache* owner() const = 0;
   virtual int64_t num_ids() const = 0;
   // Installed, and yet rows are missing: AskAgain.
-  virtual bool lacks_rows() const { return false; }
+  virtual bool lacks_rows() const = 0;
 };
 
 // Every function may run concurrently with every other. Tickets: of this cache.
@@ -121,10 +128,7 @@ class RowCache {
 
   // Requests for the rows that an installed ticket lacks. Their replies are installed like the
   // first, and may say again that it does.
-  virtual Status AskAgain(RowTicket*, const AllocateRequest& allocate) {
-    for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
-    return Status();
-  }
+  virtual Status AskAgain(RowTicket* ticket, const AllocateRequest& allocate) = 0;
 
   // The rows as they are now. ticket: installed. out: (num_ids, dim).
   virtual Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) = 0;

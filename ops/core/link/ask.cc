@@ -1,5 +1,6 @@
 #include "ops/core/link/ask.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -72,6 +73,7 @@ RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Q
   asked->num_value_checks = header.num_value_checks;
   asked->num_full = header.num_full;
   asked->watch = header.watch;
+  asked->num_spared = queries.num_spared;
   return bytes;
 }
 
@@ -99,6 +101,27 @@ Status Asker::Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply
     if (query >= asked.num_checks && query < asked.num_bases()) continue;
     return InvalidArgument("reply answers query ", query, " with a value; it asks for the row");
   }
+  return Status();
+}
+
+bool TakeWatch(const Asked& asked, const ReplyHeader& reply, Watching* watching) {
+  if (asked.watch == watching->epoch() && reply.number != 0) {
+    return watching->Take(reply.number) && (reply.flags & kWatches) != 0;
+  }
+  watching->GiveUp(asked.watch);
+  return false;
+}
+
+Status CheckUnasked(const ReplyView& reply, int shard, int num_shards) {
+  std::vector<int64_t> keys(reply.header.num_unasked);
+  for (size_t r = 0; r < keys.size(); ++r) {
+    keys[r] = reply.unasked_rows[r].query;
+    if (ShardOfHash(HashKey(keys[r]), num_shards) == static_cast<uint32_t>(shard)) continue;
+    return InvalidArgument("a row of key ", keys[r], " is of another shard");
+  }
+  std::sort(keys.begin(), keys.end());
+  const auto twice = std::adjacent_find(keys.begin(), keys.end());
+  if (twice != keys.end()) return InvalidArgument("the row of key ", *twice, " came twice");
   return Status();
 }
 

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "ops/core/link/link.h"
+#include "ops/core/link/watch.h"
+#include "ops/core/memory/hash.h"
 #include "ops/core/row/optimizer.h"
 #include "ops/core/status.h"
 #include "ops/core/wire/reply.h"
@@ -52,9 +54,13 @@ struct Asked {
   int64_t num_value_checks = 0;
   int64_t num_full = 0;
   uint64_t watch = 0;
+  int64_t num_spared = 0;  // rows of the step that it does not ask about
+  bool restarted = false;  // it was answered by a shard that has other rows
 
   int64_t num_bases() const { return num_checks + num_value_checks; }
   int64_t first_value() const { return num_bases() + num_full; }
+  // What the step did not ask about, since the shard watched it, is of rows that are no more.
+  bool lacks_rows() const { return restarted && num_spared > 0; }
 };
 
 // Bytes of a request.
@@ -79,6 +85,13 @@ struct Asker {
   Status Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply) const;
 };
 
+// Takes what the reply to a request says of the watch. Returns whether its shard watches the rows
+// of checks without an answer from now on.
+bool TakeWatch(const Asked& asked, const ReplyHeader& reply, Watching* watching);
+
+// Whether the rows that nobody asked for, each of them once, are of the shard that sends them.
+Status CheckUnasked(const ReplyView& reply, int shard, int num_shards);
+
 // Reads the replies to all requests of a step, of which asked (shards) knows, without believing
 // them yet. AskedType: an Asked. views: out, of requests that went out.
 template <typename AskedType>
@@ -97,7 +110,8 @@ Status ReadReplies(const Asker& asker, const std::vector<AskedType>& asked,
   return Status();
 }
 
-// Whether the links of all shards believe the replies. shards: (shards), each with a link.
+// Whether the links of all shards, and their keys, believe the replies. shards: (shards), each with
+// a link.
 template <typename AskedType, typename ShardType>
 Status CheckReplies(const std::vector<AskedType>& asked, const std::vector<ReplyView>& views,
                     const std::vector<ShardType>& shards) {
@@ -107,6 +121,9 @@ Status CheckReplies(const std::vector<AskedType>& asked, const std::vector<Reply
     const Status believed = shards[s].link.Check(
         asked[s].request, {{header.incarnation, header.session}, header.acknowledged});
     if (!believed.ok()) return InvalidArgument("replies[", s, "]: ", believed.message());
+    const Status unasked =
+        CheckUnasked(views[s], static_cast<int>(s), static_cast<int>(asked.size()));
+    if (!unasked.ok()) return InvalidArgument("replies[", s, "]: ", unasked.message());
   }
   return Status();
 }

@@ -58,20 +58,22 @@ void Watching::Begin() {
   over_ = false;
   open_ = 0;
   seen_ = last_ = 0;
-  ahead_.clear();
-  num_watched_ = 0;
+  ahead_ = 0;
+  num_left_ = 0;
 }
 
 bool Watching::Take(uint64_t reply) {
   --open_;
   const bool latest = reply > last_;
   last_ = std::max(last_, reply);
-  if (reply > seen_) ahead_.insert(reply);
-  while (!ahead_.empty() && *ahead_.begin() == seen_ + 1) {
-    ++seen_;
-    ahead_.erase(ahead_.begin());
+  if (reply <= seen_) return latest;
+  const uint64_t ahead = reply - seen_ - 1;
+  if (ahead < kMostAhead) {
+    ahead_ |= uint64_t{1} << ahead;
+  } else {
+    over_ = true;
   }
-  over_ = over_ || ahead_.size() > kMostAhead;
+  for (; ahead_ & 1; ahead_ >>= 1) ++seen_;
   return latest;
 }
 
@@ -81,9 +83,9 @@ void Watching::GiveUp(uint64_t epoch) {
   over_ = true;
 }
 
-void Watching::Count(int64_t watched, int64_t came, int64_t most) {
-  num_watched_ = std::max<int64_t>(num_watched_ + watched - came, 0);
-  over_ = over_ || num_watched_ > 2 * most;
+void Watching::Left(int64_t lines, int64_t capacity) {
+  num_left_ += lines;
+  over_ = over_ || num_left_ > capacity + 1024;
 }
 
 }  // namespace het_tf

@@ -15,10 +15,8 @@
 #define HET_TF_OPS_CORE_LINK_WATCH_H_
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <set>
 #include <vector>
 
 #include "ops/core/memory/hash.h"
@@ -144,25 +142,25 @@ class Watching {
   // All replies up to this number were taken.
   uint64_t seen() const { return seen_; }
   // Takes the reply of an open request. Returns whether it is the latest: one that is not may say
-  // that a row is watched of which a later reply said more.
+  // that a row is watched of which a later reply said more. Takes no memory.
   bool Take(uint64_t reply);
   // A request of an epoch was given up.
   void GiveUp(uint64_t epoch);
 
-  // Lines that a reply said are watched, and rows that came. most: lines that there are; once the
-  // shard may watch many more, it is time for a new epoch.
-  void Count(int64_t watched, int64_t came, int64_t most);
+  // So many lines of rows that the shard may watch are no more. capacity: lines that there is room
+  // for; once it may watch many more than those, it is time for a new epoch.
+  void Left(int64_t lines, int64_t capacity);
 
  private:
-  // Replies that others overtook for so long were lost.
-  static constexpr size_t kMostAhead = 64;
+  // A reply that so many overtook was lost.
+  static constexpr uint64_t kMostAhead = 64;
 
   uint64_t epoch_ = 1;
   bool over_ = false;
   int64_t open_ = 0;
   uint64_t seen_ = 0, last_ = 0;
-  std::set<uint64_t> ahead_;  // taken, after one that was not
-  int64_t num_watched_ = 0;
+  uint64_t ahead_ = 0;  // bit i: reply seen_ + 1 + i was taken
+  int64_t num_left_ = 0;
 };
 
 }  // namespace het_tf

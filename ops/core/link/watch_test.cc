@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -170,12 +171,40 @@ TEST(WatchingTest, NumbersThatNeverComeEndTheEpoch) {
   EXPECT_TRUE(watching.may_begin());
 }
 
-TEST(WatchingTest, AShardThatMayWatchMoreThanThereAreLinesIsToldToForget) {
+// As late and as often as they may be, beside a set.
+TEST(WatchingTest, RepliesInAnyOrder) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 50; ++round) {
+    Watching watching;
+    std::vector<uint64_t> numbers(300);
+    std::iota(numbers.begin(), numbers.end(), 1);
+    for (size_t first = 0; first + 60 <= numbers.size(); first += 60) {
+      std::shuffle(numbers.begin() + first, numbers.begin() + first + 60, random);
+    }
+    std::set<uint64_t> taken;
+    for (const uint64_t number : numbers) {
+      watching.Open();
+      EXPECT_EQ(watching.Take(number), taken.empty() || number > *taken.rbegin());
+      taken.insert(number);
+      uint64_t seen = 0;
+      while (taken.count(seen + 1) != 0) ++seen;
+      ASSERT_EQ(watching.seen(), seen);
+    }
+    EXPECT_TRUE(watching.counts());
+  }
+}
+
+TEST(WatchingTest, AShardThatMayWatchManyRowsThatHaveLeftIsToldToForget) {
   Watching watching;
-  for (int i = 0; i < 100; ++i) watching.Count(10, 10, 20);
+  watching.Left(1024, 20);
+  watching.Left(20, 20);
   EXPECT_TRUE(watching.counts());
-  for (int i = 0; i < 5; ++i) watching.Count(10, 0, 20);
+  watching.Left(1, 20);
   EXPECT_FALSE(watching.counts());
+  EXPECT_TRUE(watching.may_begin());
+  watching.Begin();
+  watching.Left(1, 20);
+  EXPECT_TRUE(watching.counts());
 }
 
 }  // namespace

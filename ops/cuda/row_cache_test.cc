@@ -1,16 +1,20 @@
-// The cache on a device through the failures of both caches.
+// The cache on a device through the tests of both caches.
 
 #include <gtest/gtest.h>
 
 #include "ops/core/cache/row_cache_failure_tests.h"
+#include "ops/core/cache/row_cache_paper_tests.h"
 #include "ops/core/cache/row_cache_reply_tests.h"
+#include "ops/core/cache/row_cache_watch_tests.h"
 #include "ops/cuda/device_cache_testing.h"
 
 namespace het_tf {
 namespace testing {
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Device, RowCacheFailureTest, DeviceSide);
+INSTANTIATE_TYPED_TEST_SUITE_P(Device, PaperCodeFaults, DeviceSide);
 INSTANTIATE_TYPED_TEST_SUITE_P(Device, WrongReplyTest, DeviceSide);
+INSTANTIATE_TYPED_TEST_SUITE_P(Device, RowCacheWatchTest, DeviceSide);
 
 }  // namespace testing
 }  // namespace het_tf

@@ -1,0 +1,124 @@
+// Rows that shards watch (link/watch.h): their checks are spared, and they come unasked.
+
+#include "ops/cuda/flag_scratch.h"
+#include "ops/cuda/primitives.h"
+#include "ops/cuda/scratch.h"
+#include "ops/cuda/store.h"
+
+namespace het_tf {
+namespace cuda {
+namespace {
+
+struct Watch {
+  StoreView store;
+  const int32_t* slots;
+  HetList checks;
+  HetShards watching;
+
+  HET_DEVICE void operator()(int64_t i) const {
+    if (i >= *checks.num || !IsMarked(watching, checks.keys[i])) return;
+    const int32_t slot = slots[checks.index[i]];
+    if (store.live(slot) && store.lines[slot].base >= 0) store.lines[slot].watched = 1;
+  }
+};
+
+struct Unwatch {
+  StoreView store;
+  uint32_t shard, num_shards;
+
+  HET_DEVICE void operator()(int64_t slot) const {
+    DeviceLine& line = store.lines[slot];
+    if (line.watched && ShardOfHash(HashKey(line.key), num_shards) == shard) line.watched = 0;
+  }
+};
+
+struct FindUnasked {
+  StoreView store;
+  const int64_t* keys;
+  const int64_t* bases;
+  int32_t* slots;
+  int64_t* num_found;
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
+    int32_t slot = bases[r] < 0 ? -1 : store.Find(lanes, keys[r]);
+    if (slot >= 0 && store.lines[slot].base < 0) slot = -1;  // its own is still to come
+    lanes.Once([&] {
+      slots[r] = slot;
+      if (slot >= 0) AtomicAdd(num_found, 1);
+    });
+  }
+};
+
+struct MarkLacking {
+  StoreView store;
+  HetBatch batch;
+  int32_t* slots;
+  HetShards restarted;
+  uint8_t* is_lacking;
+
+  template <typename LanesType>
+  HET_DEVICE bool Lacks(const LanesType& lanes, int64_t u) const {
+    if (u >= *batch.num_keys || slots[u] >= store.num_lines) return false;
+    if (!IsMarked(restarted, batch.keys[u])) return false;
+    if (!store.live(slots[u])) {
+      const int32_t slot = store.Find(lanes, batch.keys[u]);
+      if (slot < 0) return true;
+      lanes.Once([&] { store.MovePin(&slots[u], slot); });
+    }
+    return store.lines[slots[u]].base < 0;
+  }
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t u) const {
+    const bool lacks = Lacks(lanes, u);
+    lanes.Once([&] { is_lacking[u] = lacks; });
+  }
+};
+
+struct FillLacking {
+  const int64_t* keys;
+  HetList lacking;
+
+  HET_DEVICE void operator()(int64_t i) const {
+    if (i < *lacking.num) lacking.keys[i] = keys[lacking.index[i]];
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+int het_watch(HetStore* store, const int32_t* slots, const HetList* checks, int64_t most,
+              const HetShards* watching, HetStream stream) {
+  return Launch(Watch{store->view, slots, *checks, *watching}, most, stream);
+}
+
+int het_unwatch(HetStore* store, int32_t shard, int32_t num_shards, HetStream stream) {
+  const Unwatch unwatch = {store->view, static_cast<uint32_t>(shard),
+                           static_cast<uint32_t>(num_shards)};
+  return Launch(unwatch, store->view.num_lines, stream);
+}
+
+int het_find_unasked(HetStore* store, const int64_t* keys, const int64_t* bases, int64_t n,
+                     int32_t* slots, int64_t* num_found, HetStream stream) {
+  return LaunchLanes<32>(FindUnasked{store->view, keys, bases, slots, num_found}, n, stream);
+}
+
+int het_list_lacking(HetStore* store, const HetBatch* batch, int32_t* slots,
+                     const HetShards* restarted, const HetList* lacking, void* memory,
+                     HetStream stream) {
+  const int64_t n = batch->num_ids;
+  Scratch scratch(memory);
+  FlagScratch s(&scratch, n);
+  HET_CUDA_RETURN_IF_ERROR(
+      LaunchLanes<32>(MarkLacking{store->view, *batch, slots, *restarted, s.first}, n, stream));
+  HET_CUDA_RETURN_IF_ERROR(
+      SelectIndices(s.select, &s.select_bytes, s.first, lacking->index, lacking->num, n, stream));
+  return Launch(FillLacking{batch->keys, *lacking}, n, stream);
+}
+
+}  // extern "C"
+
+}  // namespace cuda
+}  // namespace het_tf
