@@ -46,7 +46,7 @@ ops: .venv/installed
 ##  make test      C++ tests, then tests/
 .PHONY: test
 test: ops cpptest
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests
 
 ##  make cpptest   C++ tests of ops/core and of the host build of ops/cuda
 .PHONY: cpptest

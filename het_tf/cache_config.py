@@ -64,9 +64,10 @@ class CacheConfig:
         under "drift".
       lookahead: under `het_tf.keras.Model.fit`, how many steps before it needs its rows a step
         begins to look them up, while those before it compute; 0: not before it begins. What a read
-        misses is bounded as of then. Up to (lookahead + 1) / 2 steps share a message: no step waits
-        once that many take longer than a message and its answer. The window's rows are kept
-        whatever the capacity.
+        misses is bounded as of then, with lookahead + (lookahead - 1) // 2 beside a write_bound
+        that is not 0, since updates travel with lookups of later steps. Up to (lookahead + 1) / 2
+        steps share a message: no step waits once that many take longer than a message and its
+        answer. The window's rows are kept whatever the capacity.
       device_capacity: rows that a worker keeps in the memory of its GPU, from 1 to 2**30, so that a
         step of hits leaves it for their ids alone (MixCache: Guo et al., SIGIR 2021); "auto": as
         many as three quarters of the memory hold that TensorFlow has not handed out when the cache

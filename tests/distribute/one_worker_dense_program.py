@@ -20,7 +20,10 @@ EPOCHS, BATCH = 10, 5  # 10 epochs of 20 steps
 def cases():
     """Name -> (optimizer, dense_staleness)."""
     layers = keras.optimizers
+    # At rates of 0.05 and more AdamW and Adagrad end further than 1e-6 from themselves, if inputs
+    # are off by their last bit.
     schedule = layers.schedules.ExponentialDecay(0.05, 20, 0.9)
+    slower = layers.schedules.ExponentialDecay(0.01, 20, 0.9)
 
     # A scale of 2**127 overflows in float32, too. (Keras never comes back from one of 2**128.)
     def scaled(inner, initial_scale=2.0**127, growth_steps=1000):
@@ -47,10 +50,10 @@ def cases():
         "momentum, clipnorm": (layers.SGD(0.05, momentum=0.9, nesterov=True, clipnorm=0.5), 1),
         "adam": (layers.Adam(0.01), 16),
         "adamw, global_clipnorm, schedule": (
-            layers.AdamW(schedule, weight_decay=0.1, global_clipnorm=0.5),
+            layers.AdamW(slower, weight_decay=0.1, global_clipnorm=0.5),
             7,
         ),
-        "adagrad": (layers.Adagrad(0.1), 64),
+        "adagrad": (layers.Adagrad(0.01), 64),
         "ema": (layers.Adam(0.01, use_ema=True, ema_momentum=0.9), 1000),
     }
 
