@@ -77,12 +77,14 @@ reader: Scalar, the name in TableCutChanged.
 )doc");
 
 REGISTER_OP("Het>TableCutEnd")
+    .Input("table: resource")
     .Input("snapshot: variant")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 0}); })
     .Doc(R"doc(
 Lets go of a snapshot that is not to be saved. One that was saved is let go of.
 
+table: A shard.
 snapshot: Scalar, of TableCut.
 )doc");
 

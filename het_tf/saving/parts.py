@@ -138,10 +138,15 @@ class Cut:
         saving.release()
 
     def _end(self) -> None:
-        for cut in self._cuts.values():
-            with contextlib.suppress(tf.errors.OpError):  # its server is gone
-                ops.table_cut_end(cut.snapshot)
+        end_cuts(self._tables, self._cuts)
         self._cuts.clear()
+
+
+def end_cuts(tables: Mapping[str, EmbeddingTable], cuts: Mapping[tuple[str, int], Any]) -> None:
+    """Lets go of what was cut of shards: until then a shard waits with setting or dropping rows."""
+    for (name, shard), cut in cuts.items():
+        with contextlib.suppress(tf.errors.OpError):  # its server is gone
+            ops.table_cut_end(tables[name].handle(shard), cut.snapshot)
 
 
 def save_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> list[str]:

@@ -90,8 +90,7 @@ class Versions:
                 cuts[name, shard] = ops.table_cut_changed(handle, self._reader, since)
             written = time.time()
             if not whole and any(bool(cut.whole) for cut in cuts.values()):
-                for cut in cuts.values():
-                    ops.table_cut_end(cut.snapshot)
+                parts.end_cuts(self._tables, cuts)
                 return self._write(whole=True)
             values = [np.asarray(value) for value in self._variables()]
             save = self._save(begin, cuts, whole)
@@ -103,9 +102,7 @@ class Versions:
             lines += [f"rows {name} {version:012d}.{name}.{shard}.rows" for name, shard in shards]
             self._finish("\n".join(lines) + "\n", f"{begin}{'whole' if whole else 'delta'}")
         except BaseException:
-            for cut in cuts.values():
-                with contextlib.suppress(tf.errors.OpError):  # its server is gone
-                    ops.table_cut_end(cut.snapshot)
+            parts.end_cuts(self._tables, cuts)
             self._remove(lambda of: of == version)
             raise
         self._cuts = {shard: int(cut.number) for shard, cut in cuts.items()}

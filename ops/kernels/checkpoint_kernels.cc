@@ -84,14 +84,16 @@ class TableForgetReaderOp : public TableKernel {
   }
 };
 
-class TableCutEndOp : public tensorflow::OpKernel {
+// The table has it run where the snapshot is.
+class TableCutEndOp : public TableKernel {
  public:
-  using OpKernel::OpKernel;
+  using TableKernel::TableKernel;
 
-  void Compute(OpKernelContext* context) override {
+  absl::Status Compute(OpKernelContext* context, Table* table) override {
     std::shared_ptr<TableSnapshot> snapshot;
-    OP_REQUIRES_OK(context, GetVariant(context, "snapshot", &snapshot));
+    TF_RETURN_IF_ERROR(GetSnapshot(context, table, &snapshot));
     snapshot->rows->End();
+    return absl::OkStatus();
   }
 };
 

@@ -15,6 +15,7 @@ from het_tf import lifetimes
 from het_tf._visits import cluster_devices
 from het_tf.cache import WorkerCache
 from het_tf.checkpoint import TableState
+from het_tf.saving import parts
 from het_tf.table import EmbeddingTable
 
 ROWS = 3000
@@ -170,6 +171,21 @@ def test_a_failed_save_leaves_no_file(strategy, tmp_path):
     assert list(tmp_path.rglob("*.*")) == []
     # What failed holds the rows no longer.
     checkpoint(table).write(str(tmp_path / "one"))
+
+
+def test_what_is_cut_and_not_saved_is_let_go_of(strategy):
+    """On the servers, and by a call: what Python drops may never be heard of there."""
+    table, cache = make_table(het_tf.optimizers.Adam(0.1), 2)
+    train(table, cache, range(2))
+    cuts = {("table", s): het_tf.ops.table_cut(table.handle(s)) for s in range(2)}
+    parts.end_cuts({"table": table}, cuts)
+    for shard in range(2):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="snapshot has ended"):
+            het_tf.ops.table_save(
+                table.handle(shard), cuts["table", shard].snapshot, prefix="x", part="x", config=""
+            ).numpy()
+    table.clear()
+    assert len(sorted_rows(table)[0]) == 0
 
 
 def test_servers_answer_while_they_save(strategy, tmp_path):
