@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,12 @@ import het_tf
 # TensorFlow's coordinator raises in its destructor if a closure ever failed. Where that happens to
 # hit while pytest works on its summary, pytest ends with a SystemError. So it is kept alive.
 _kept_alive: list[object] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keras draws its seeds from here: every run of a test begins with the same weights."""
+    random.seed(item.nodeid)
 
 
 @pytest.fixture(params=["CPU", "GPU"])
