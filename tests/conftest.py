@@ -11,6 +11,9 @@ import pytest
 # Before TensorFlow is imported: tests run on the CPU, however many GPUs there are. Those that need
 # a GPU run with CUDA_VISIBLE_DEVICES=0.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# For each node of a graph, a pass of oneDNN's goes through all kernels that there are: a sixth of
+# what tests take. Servers and programs have it, too; README's and the pages' do without.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import made_before
 import tensorflow as tf

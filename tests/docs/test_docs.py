@@ -24,10 +24,12 @@ HOOKS = runpy.run_path(str(pages.DOCS / "hooks.py"))
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory) -> dict[str, str]:
     """What the code of each page raised."""
+    env = os.environ | {"PYTHONPATH": str(pages.ROOT)}
+    del env["TF_ENABLE_ONEDNN_OPTS"]  # TensorFlow's default, as users have it
     ended = subprocess.run(
         [sys.executable, pathlib.Path(__file__).with_name("run_pages.py")],
         cwd=tmp_path_factory.mktemp("pages"),  # pages write files
-        env=os.environ | {"PYTHONPATH": str(pages.ROOT)},
+        env=env,
         capture_output=True,
         text=True,
         check=False,

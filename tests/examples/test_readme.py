@@ -21,10 +21,12 @@ def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
     (folder / "example.py").write_text(example)
     package = str(pathlib.Path(het_tf.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": package, "TMPDIR": str(folder)}
+    del env["TF_ENABLE_ONEDNN_OPTS"]  # TensorFlow's default, as users have it
     ended = subprocess.run(
         [sys.executable, "example.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": package, "TMPDIR": str(folder)},
+        env=env,
         capture_output=True,
         text=True,
         timeout=1500,
