@@ -38,6 +38,16 @@ def cache_devices() -> list[str]:
     return [*cluster_devices("worker"), *cluster_devices(COORDINATOR)]
 
 
+def traced_by_device(build_ops: Callable[[], Any]) -> Callable[[], Any]:
+    """A function for `visit`: on each device it runs the ops that were built under that one.
+
+    A call of a `tf.function` that traces is counted, and TensorFlow warns of five in a row. These
+    are one for each worker, and again after each restart of a server, so they are not counted.
+    """
+    function = tf.function(build_ops, autograph=False)
+    return lambda: function.get_concrete_function()()
+
+
 def visit(
     devices: Sequence[str],
     fn: Callable[[], Any],

@@ -13,7 +13,7 @@ from het_tf import _abandoned, ops
 from het_tf._arguments import check_float_dtype
 from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._places import device_beside, host_here, task_of
-from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, visit
+from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, traced_by_device, visit
 from het_tf.cache_config import UNBOUNDED, CacheConfig
 from het_tf.table import NO_CACHE, EmbeddingTable, sum_stats
 
@@ -316,7 +316,7 @@ class WorkerCache:
     def _function(self, build_ops: Callable[[], Any]) -> Callable[[], Any]:
         # Kept here, since its graph refers to this object: the two are forgotten together.
         if build_ops.__name__ not in self._functions:
-            self._functions[build_ops.__name__] = tf.function(build_ops, autograph=False)
+            self._functions[build_ops.__name__] = traced_by_device(build_ops)
         return self._functions[build_ops.__name__]
 
     def _everywhere(self, function: Callable[[], Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from absl import logging
 from het_tf import ops
 from het_tf._arguments import INT32_MAX
 from het_tf._graph import handle_from_caller, share_in_graph
-from het_tf._visits import cluster_devices, visit
+from het_tf._visits import cluster_devices, traced_by_device, visit
 from het_tf.distribute.replica_variable import ReplicaVariable
 from het_tf.exchange import Exchange
 
@@ -279,7 +279,7 @@ class DenseReplicas:
                     self.open_op()
                 return build_ops()
 
-            self._functions[name] = tf.function(build, autograph=False)
+            self._functions[name] = traced_by_device(build)
         return self._functions[name]
 
     def _handle_op(self) -> tf.Tensor:

@@ -111,3 +111,15 @@ def test_warns_when_a_cache_comes_back_empty(users, caplog):
     assert not caplog.records
     reports.record(cache, values_of(cache, 1, 13, 2, 2))
     assert "at most 0 updates that it had not sent are lost (of 210 it had made)" in caplog.text
+
+
+def test_functions_that_are_made_anew_are_no_warning(strategy, caplog):
+    """Each is traced for every task, and all are forgotten when a server was another process."""
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(4, cache=het_tf.CacheConfig(10))
+        embedding.build()
+    for _ in range(2):
+        assert embedding.cache_stats()["lookups"] == 0
+        embedding.flush()
+        embedding.worker_cache.forget_functions()
+    assert "retracing" not in caplog.text
