@@ -14,6 +14,7 @@ from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
 from het_tf.keras import _compat
+from het_tf.keras.eager_inputs import check_inputs
 from het_tf.keras.lookups import lookups_of_call
 from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.keras.weights_check import check_rows
@@ -43,7 +44,8 @@ class _ParameterServerFit:
         return trainer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.__call__`."""
+        """As `keras.Model.__call__`; eagerly, ids that do not fit their Input are refused."""
+        check_inputs(self, args[0] if args else kwargs.get("inputs"))
         with lookups_of_call(self, args, kwargs):
             return super().__call__(*args, **kwargs)
 

@@ -114,6 +114,68 @@ def test_what_keras_casts_is_checked_as_it_was_fed(dtype, ids, message, verb):
     assert model.layers[-1].table.size() == 0
 
 
+def called(model, ids):
+    model(ids)
+
+
+def fitted(model, ids):
+    model.run_eagerly = True
+    model.fit(ids, np.zeros(1), verbose=0)
+
+
+def predicted(model, ids):
+    model.run_eagerly = True
+    model.predict(ids, verbose=0)
+
+
+@pytest.mark.parametrize(("dtype", "ids", "message"), CAST)
+@pytest.mark.parametrize("use", [called, fitted, predicted])
+def test_what_keras_casts_eagerly_is_checked_as_it_was_given(dtype, ids, message, use):
+    if ids.dtype == np.float64 and use is called:
+        ids = ids.astype(np.float32)  # as of Keras's data adapters
+    layer = new_layer()
+    model = summing(het_tf.keras.Sequential([keras.Input((2,), dtype=dtype, name="ids"), layer]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="input ids of model .*" + message):
+        use(model, ids)
+    assert layer.table.size() == 0
+    use(model, np.array([[1, 2]], ids.dtype))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda a, b: [a, b],
+        lambda a, b: (tf.constant(a), tf.constant(b)),
+        lambda a, b: {"b": b, "more": a, "a": a},
+    ],
+)
+def test_each_input_that_is_given_eagerly_is_checked_for_its_own_type(given):
+    inputs = [keras.Input((1,), dtype="int64", name="a"), keras.Input((1,), dtype="int8", name="b")]
+    model = het_tf.keras.Model(inputs, new_layer()(keras.layers.Concatenate()(inputs)))
+    small, large = np.array([[3]]), np.array([[2**40 + 5]])
+    model(given(large, small))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"input b .* hold 1099511627781"):
+        model(given(small, large))
+
+
+def test_ragged_and_sparse_inputs_that_are_given_eagerly():
+    for kind in ("ragged", "sparse"):
+        inputs = keras.Input((None,), dtype="int32", name="ids", **{kind: True})
+        model = het_tf.keras.Model(inputs, new_layer(combiner="sum")(inputs))
+        ids = tf.ragged.constant([[1], [2, 2**40 + 5]], tf.int64)
+        given = ids if kind == "ragged" else ids.to_sparse()
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"input ids .* hold 1099511627781"
+        ):
+            model(given)
+
+
+def test_numbers_that_no_embedding_of_ours_may_see_are_keras_s():
+    inputs = keras.Input((1,), dtype="int8")
+    model = het_tf.keras.Model(inputs, keras.ops.cast(inputs, "int64") + 1)
+    assert model(np.array([[258]])).numpy().tolist() == [[3]]
+
+
 def column(ids):
     return ids[:, 1]
 
