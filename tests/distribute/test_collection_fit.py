@@ -51,7 +51,8 @@ def make_model(strategy, features, kind="dense", staleness=5):
         cache = het_tf.CacheConfig(KEYS * features, staleness=staleness, lookahead=3)
         layer = HetEmbeddingCollection(configs(features), cache=cache, seed=1)
         inputs = keras.tree.map_structure(
-            lambda _: keras.Input(shape, dtype="int64", **kinds), layer.feature_configs
+            lambda feature: keras.Input(shape, dtype="int64", name=feature.name, **kinds),
+            layer.feature_configs,
         )
         outputs = keras.tree.flatten(layer(inputs))
         joined = keras.layers.Concatenate()(outputs) if features > 1 else outputs[0]

@@ -249,12 +249,14 @@ def test_bad_arguments(make, message):
 def model_of(layer, kind="dense", weighted=False):
     kinds = {"ragged": kind == "ragged", "sparse": kind == "sparse"}
 
-    def inputs_of(dtype):
+    def inputs_of(dtype, of=""):
         return keras.tree.map_structure(
-            lambda _: keras.Input((2,), dtype=dtype, **kinds), layer.feature_configs
+            lambda feature: keras.Input((2,), dtype=dtype, name=of + feature.name, **kinds),
+            layer.feature_configs,
         )
 
-    inputs, weights = inputs_of("int32"), inputs_of("float32") if weighted else None
+    inputs = inputs_of("int32")
+    weights = inputs_of("float32", "weight_of_") if weighted else None
     outputs = keras.tree.flatten(layer(inputs, weights))
     joined = keras.layers.Concatenate()(outputs)
     given = (inputs, weights) if weighted else inputs
