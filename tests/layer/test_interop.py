@@ -54,7 +54,7 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rows", [0, 1, 300])
 def test_rows_come_back_from_every_format_in_many_blocks(name, rows, tmp_path, monkeypatch):
-    monkeypatch.setattr("het_tf.interop._BLOCK_BYTES", 200)
+    monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 200)
     monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 500)
     layer = trained_layer(rows)
     assert interop.save(layer, FORMATS[name](tmp_path)) == rows
@@ -81,7 +81,7 @@ class Ram:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_file_system_of_tensorflow_will_do(name, monkeypatch):
-    monkeypatch.setattr("het_tf.interop._BLOCK_BYTES", 200)
+    monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 200)
     layer, other = trained_layer(), make_layer()
     for _ in range(2):  # over what is there, too
         assert interop.save(layer, FORMATS[name](Ram())) == 300
@@ -264,7 +264,7 @@ def test_bad_rows_are_named_and_change_nothing(case, tmp_path):
 
 
 def test_what_is_bad_in_the_last_block_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("het_tf.interop._BLOCK_BYTES", 12)
+    monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 12)
     layer = make_layer()
     with pytest.raises(ValueError, match=r"x\.npz: key 0 has nan"):
         interop.load(layer, _npz(keys=KEYS, values=_with(4, 2, np.nan))(tmp_path))

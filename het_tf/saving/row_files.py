@@ -1,0 +1,280 @@
+"""Files of rows that other programs read and write: npz, Parquet, the tables of TFRA."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from het_tf.saving.files import reading, replacing
+
+# Of the rows that are read and written at once.
+_BLOCK_BYTES = 64 << 20
+
+Rows = tuple[np.ndarray, np.ndarray]  # keys int64 [rows], values float32 [rows, dim]
+
+
+def rows_a_block(row_bytes: int) -> int:
+    """How many rows of so many bytes are read and written at once."""
+    return max(1, _BLOCK_BYTES // max(1, row_bytes))
+
+
+class _File:
+    """A format of one file."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        """path: of the file, on any file system that TensorFlow opens."""
+        self.path = os.fspath(path)
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class Npz(_File):
+    """What `numpy.savez(path, keys=..., values=...)` writes: integers [rows], floats [rows, dim].
+
+    Rows to be written pass through files in `tempfile.gettempdir()`.
+    """
+
+    def read(self) -> Iterator[Rows]:
+        """All rows, block by block."""
+        with (
+            _named(self.path),
+            reading(self.path) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            for name in ("keys.npy", "values.npy"):
+                if name not in archive.namelist():
+                    raise ValueError(f"has no array {name.removesuffix('.npy')}")
+            with archive.open("keys.npy") as keys, archive.open("values.npy") as values:
+                shapes, dtypes = zip(*map(_npy_header, (keys, values)), strict=True)
+                if len(shapes[0]) != 1 or len(shapes[1]) != 2 or shapes[0][0] != shapes[1][0]:
+                    raise ValueError(f"has keys {list(shapes[0])} and values {list(shapes[1])}")
+                block = rows_a_block(dtypes[1].itemsize * shapes[1][1])
+                width = shapes[1][1]
+                for first in range(0, shapes[0][0], block):
+                    n = min(block, shapes[0][0] - first)
+                    yield _array(keys, dtypes[0], (n,)), _array(values, dtypes[1], (n, width))
+
+    def write(self, blocks: Iterator[Rows], dim: int) -> None:
+        """Writes all rows."""
+        with tempfile.TemporaryFile() as all_keys, tempfile.TemporaryFile() as all_values:
+            count = 0
+            for keys, values in blocks:
+                all_keys.write(np.ascontiguousarray(keys).tobytes())
+                all_values.write(np.ascontiguousarray(values).tobytes())
+                count += len(keys)
+
+            with (
+                replacing(self.path) as (target,),
+                zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive,
+            ):
+                for name, file, dtype, shape in (
+                    ("keys", all_keys, "<i8", (count,)),
+                    ("values", all_values, "<f4", (count, dim)),
+                ):
+                    file.seek(0)
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        header = {"descr": dtype, "fortran_order": False, "shape": shape}
+                        np.lib.format.write_array_header_2_0(member, header)
+                        while block := file.read(1 << 20):
+                            member.write(block)
+
+
+class Parquet(_File):
+    """Parquet: a column of integers and one of lists of floats, all of the table's width.
+
+    It needs pyarrow (`pip install pyarrow`).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], key: str = "key", values: str = "values"):
+        """Names a file and its columns.
+
+        Args:
+          path: of the file, on any file system that TensorFlow opens.
+          key: name of the column of keys.
+          values: name of the column of values.
+        """
+        super().__init__(path)
+        self._columns = [key, values]
+
+    def read(self) -> Iterator[Rows]:
+        """All rows, block by block."""
+        parquet = _pyarrow().parquet
+        with (
+            _named(self.path),
+            reading(self.path) as opened,
+            parquet.ParquetFile(opened) as file,
+        ):
+            for name in self._columns:
+                if name not in file.schema_arrow.names:
+                    raise ValueError(f"has columns {file.schema_arrow.names}, not {name}")
+            for batch in file.iter_batches(batch_size=1 << 14, columns=self._columns):
+                yield self._rows(*(batch.column(name) for name in self._columns))
+
+    def _rows(self, keys: Any, lists: Any) -> Rows:
+        for name, column in zip(self._columns, (keys, lists), strict=True):
+            if column.null_count:
+                raise ValueError(f"column {name} has {column.null_count} rows without a value")
+        types = _pyarrow().types
+        is_list = types.is_fixed_size_list(lists.type) or types.is_list(lists.type)
+        if not (is_list or types.is_large_list(lists.type)):
+            raise ValueError(f"column {self._columns[1]} is of {lists.type}, expected lists")
+        flat = lists.flatten()
+        if flat.null_count:
+            raise ValueError(f"column {self._columns[1]} has {flat.null_count} missing numbers")
+        values = flat.to_numpy(zero_copy_only=False)
+        width = len(values) // max(1, len(keys))
+        lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(lengths != width):
+            raise ValueError(
+                f"column {self._columns[1]} has lists of {lengths[0]} and of {lengths[row]} numbers"
+                if lengths[row] != lengths[0]
+                else f"column {self._columns[1]} has lists of unequal lengths"
+            )
+        return keys.to_numpy(zero_copy_only=False), values.reshape(len(keys), width)
+
+    def write(self, blocks: Iterator[Rows], dim: int) -> None:
+        """Writes all rows."""
+        arrow = _pyarrow()
+        types = [arrow.int64(), arrow.list_(arrow.float32(), dim)]
+        schema = arrow.schema(zip(self._columns, types, strict=True))
+
+        with (
+            replacing(self.path) as (file,),
+            arrow.parquet.ParquetWriter(file, schema) as writer,
+        ):
+            for keys, values in blocks:
+                flat = arrow.array(np.ascontiguousarray(values).reshape(-1))
+                lists = arrow.FixedSizeListArray.from_arrays(flat, dim)
+                writer.write_table(arrow.table([arrow.array(keys), lists], schema=schema))
+
+
+class Tfra:
+    """A table that TensorFlow Recommenders Addons saved into a folder (`FileSystemSaver`).
+
+    Of every shard two files without a header: NAME_mht_1of2-keys, int64 [rows], and
+    NAME_mht_1of2-values, float32 [rows, dim]; with MPI _rank0_size1 before the hyphen. TFRA saves
+    the slots of an optimizer as tables of other names.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], name: str, dim: int):
+        """Names a table.
+
+        Args:
+          folder: path, of any file system that TensorFlow opens.
+          name: of the table. For each "/" in it files have a "_".
+          dim: columns of a row, which the files do not say.
+        """
+        self._folder, self._dim = os.fspath(folder), dim
+        self._name = name.replace("/", "_")  # as TFRA does
+
+    def __str__(self) -> str:
+        return f"{self._folder}/{self._name}"
+
+    def read(self) -> Iterator[Rows]:
+        """All rows, block by block."""
+        begin = re.compile(rf"{re.escape(self._name)}_mht_\d+of(\d+)(_rank\d+_size\d+)?-keys")
+        try:
+            files = tf.io.gfile.listdir(self._folder)
+        except tf.errors.OpError as error:
+            raise FileNotFoundError(f"{self._folder}: {error.message}") from error
+        found = {file: match for file in sorted(files) if (match := begin.fullmatch(file))}
+        if not found:
+            raise FileNotFoundError(f"{self} has no files {self._name}_mht_*-keys")
+        shards = {int(match[1]) for match in found.values()}
+        names = [match[0].split("of")[0] for match in found.values()]
+        if len(shards) > 1 or len(set(names)) != max(shards):
+            raise ValueError(f"{self} has {sorted(found)}, expected one file of each shard")
+        for file in found:
+            yield from self._read_shard(f"{self._folder}/{file.removesuffix('-keys')}")
+
+    def _read_shard(self, path: str) -> Iterator[Rows]:
+        if not tf.io.gfile.exists(f"{path}-values"):
+            raise FileNotFoundError(f"{path}-values is missing")
+        sizes = [tf.io.gfile.stat(f"{path}-{what}").length for what in ("keys", "values")]
+        rows = sizes[0] // 8
+        if sizes != [8 * rows, 4 * self._dim * rows]:
+            raise ValueError(
+                f"{path}-keys has {sizes[0]} bytes and {path}-values {sizes[1]}: expected 8 and"
+                f" {4 * self._dim} for each row of {self._dim} columns"
+            )
+        block = rows_a_block(4 * self._dim)
+        with (
+            tf.io.gfile.GFile(f"{path}-keys", "rb") as keys,
+            tf.io.gfile.GFile(f"{path}-values", "rb") as values,
+        ):
+            for first in range(0, rows, block):
+                n = min(block, rows - first)
+                yield (
+                    np.frombuffer(keys.read(8 * n), "<i8"),
+                    np.frombuffer(values.read(4 * self._dim * n), "<f4").reshape(n, self._dim),
+                )
+
+    def write(self, blocks: Iterator[Rows], dim: int) -> None:
+        """Writes all rows, as one shard."""
+        if dim != self._dim:
+            raise ValueError(f"{self} is to have {self._dim} columns, the table has {dim}")
+        tf.io.gfile.makedirs(self._folder)
+        path = f"{self._folder}/{self._name}_mht_1of1"
+        with replacing(f"{path}-values", f"{path}-keys") as (all_values, all_keys):
+            for keys, values in blocks:
+                all_keys.write(np.ascontiguousarray(keys, "<i8").tobytes())
+                all_values.write(np.ascontiguousarray(values, "<f4").tobytes())
+
+
+class _named:
+    """Errors of what is read have the path in front."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            return  # which have it
+        if isinstance(error, (ValueError, zipfile.BadZipFile, zlib.error, EOFError)):
+            raise ValueError(f"{self._path}: {error}") from error
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of an array, after which its numbers follow."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"has an array of version {version}")
+    if fortran and len(shape) > 1:
+        raise ValueError("has an array in Fortran's order: save a copy by numpy.ascontiguousarray")
+    if dtype.hasobject:
+        raise ValueError(f"has an array of {dtype}")
+    return shape, dtype
+
+
+def _array(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    size = dtype.itemsize * int(np.prod(shape))
+    content = file.read(size)
+    if len(content) != size:
+        raise ValueError(f"ends {size - len(content)} bytes too early")
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+        import pyarrow.types
+    except ImportError as error:
+        raise ImportError("Parquet needs pyarrow: pip install pyarrow") from error
+    return pyarrow
