@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,21 +76,51 @@ def eval_feed(
     return StreamFeed(inputs.as_dataset(x, y, sample_weight, batch_size), steps)
 
 
-def validation_feed(
-    strategy: HetParameterServerStrategy, data: Any, batch_size: int | None, steps: int | None
-) -> Feed:
-    """The feed for `validation_data` of `fit`.
+class Validation:
+    """What `fit` validates on, and when."""
 
-    Args:
-      strategy: names the workers.
-      data: a function, a dataset, or arrays `(x, y)` or `(x, y, sample_weight)`.
-      batch_size: examples per batch, for arrays only.
-      steps: batches; all when None.
-    """
-    if not isinstance(data, (tuple, list)):
-        return eval_feed(strategy, data, steps=steps)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(data))
-    return eval_feed(strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
+    def __init__(
+        self,
+        strategy: HetParameterServerStrategy,
+        data: Any,
+        *,
+        batch_size: int | None,
+        steps: int | None,
+        freq: int | list[int],
+    ):
+        """Takes arguments of `fit`; the data is not looked at before the first time.
+
+        Args:
+          strategy: names the workers.
+          data: a function, a dataset, or arrays `(x, y)` or `(x, y, sample_weight)`; None: never.
+          batch_size: examples per batch, for arrays only.
+          steps: batches; all when None.
+          freq: Keras's `validation_freq`.
+        """
+        self._strategy = strategy
+        self._data = data
+        self._batch_size = batch_size
+        self._steps = steps
+        self._freq = freq
+
+    @functools.cached_property
+    def feed(self) -> Feed:
+        """Its batches."""
+        data = self._data
+        if not isinstance(data, (tuple, list)):
+            return eval_feed(self._strategy, data, steps=self._steps)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(data))
+        return eval_feed(
+            self._strategy, x, y, sample_weight, batch_size=self._batch_size, steps=self._steps
+        )
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether `fit` validates after this epoch, the first of which is 0."""
+        if self._data is None:
+            return False
+        if isinstance(self._freq, int):
+            return (epoch + 1) % self._freq == 0
+        return epoch + 1 in self._freq
 
 
 def predict_feed(x: Any, batch_size: int | None, steps: int | None) -> StreamFeed:

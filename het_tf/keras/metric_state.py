@@ -23,6 +23,15 @@ def metric_variables(model: keras.Model) -> list[keras.Variable]:
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
+def without_names(model: keras.Model, logs: Mapping[str, float]) -> list[float] | float:
+    """Results as `evaluate` returns them: in the order of the model's metrics, or the only one."""
+    # The order of the metrics, which that of the logs is not in every version of Keras.
+    metrics = [m for metric in model.metrics for m in getattr(metric, "metrics", [metric])]
+    names = [metric.name for metric in metrics if metric.name in logs]
+    values = [logs[name] for name in names + sorted(logs.keys() - set(names))]
+    return values[0] if len(values) == 1 else values
+
+
 def check_resets_to_zero(model: keras.Model) -> None:
     """Resets the metrics and checks that each starts from zero.
 

@@ -15,16 +15,16 @@ from absl import logging
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
-from het_tf.keras.closures import StepClosure
-from het_tf.keras.data import eval_feed, predict_feed, train_feed, validation_feed
-from het_tf.keras.dense import DenseVariables, averages_weights, has_own, optimizers_of
+from het_tf.keras.callback_list import batch_hooks, callback_list
+from het_tf.keras.compiled_model import CompiledModel
+from het_tf.keras.data import Validation, eval_feed, predict_feed, train_feed
+from het_tf.keras.dense import averages_weights
 from het_tf.keras.feeds import Feed, fill
-from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
-from het_tf.keras.predictions import PredictClosure, predict_in_order
+from het_tf.keras.metric_state import without_names
+from het_tf.keras.predictions import predict_in_order
 from het_tf.keras.rates import RateFollower
 from het_tf.keras.resuming import Resuming
-from het_tf.keras.status import StatusCallback
-from het_tf.keras.traffic import ProgressBar, Traffic
+from het_tf.keras.traffic import Traffic
 
 # Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
 # closure do not count, few enough that the workers end an epoch together and logs stay fresh.
@@ -34,24 +34,6 @@ _AUTO_CLOSURES_PER_WORKER = 8
 Logs = dict[str, float]
 
 
-class _Validation:
-    """When `fit` validates, and on what."""
-
-    def __init__(self, make_feed: Callable[[], Feed], freq: int | list[int] | None):
-        """make_feed: called once, the first time; freq: Keras's `validation_freq`; None: never."""
-        self._make_feed = make_feed
-        self._freq = freq
-
-    @functools.cached_property
-    def feed(self) -> Feed:
-        return self._make_feed()
-
-    def is_due(self, epoch: int) -> bool:
-        if isinstance(self._freq, int):
-            return (epoch + 1) % self._freq == 0
-        return self._freq is not None and epoch + 1 in self._freq
-
-
 class ParameterServerTrainer:
     """Trains one compiled model by scheduling closures on the workers of its strategy."""
 
@@ -59,28 +41,19 @@ class ParameterServerTrainer:
         """Creates the trainer of `model`, made under `strategy`."""
         self._model = model
         self._strategy = strategy
-        self._closures: dict[Any, Any] = {}
-        self._dense: DenseVariables | None = None
-        self._sums: MetricSums | None = None
+        self._compiled = CompiledModel(model, strategy)
         self._epoch = 0  # of the last `fit`
         self._waits = np.zeros(4)  # As lookahead_stats has them.
-        self._metrics: list[int] = []  # ids of the variables in _sums
         self._traffic = Traffic(strategy)
-        self._built = False
-        self._recoveries = strategy.recoveries  # When the first function was traced.
 
     def forget_compiled(self) -> None:
         """Drops what was traced; `compile` was called."""
-        self._closures.clear()
-        self._dense = None
-        self._sums = None
-        self._built = False
-        self._recoveries = self._strategy.recoveries
+        self._compiled = CompiledModel(self._model, self._strategy)
 
     def _check_servers(self) -> None:
         """Before anything: the cluster is open; what was traced before servers came back goes."""
         self._strategy.check_open()
-        if self._recoveries != self._strategy.recoveries:
+        if self._compiled.is_of_lost_servers:
             self.forget_compiled()
 
     # The three entry points. Their arguments are those of keras.Model.
@@ -122,19 +95,16 @@ class ParameterServerTrainer:
             steps=steps_per_epoch,
             class_weight=class_weight,
         )
-        self._build(feed.element_spec)
+        self._compiled.build(feed.element_spec)
         self._traffic = Traffic(self._strategy)
-        callbacks = self._callback_list(callbacks, verbose, epochs, feed, history=True)
+        callbacks = callback_list(self._model, callbacks, feed, verbose, epochs, self._traffic)
         checks.check_callbacks(model, callbacks)
-        validation = _Validation(
-            functools.partial(
-                validation_feed,
-                self._strategy,
-                validation_data,
-                validation_batch_size or batch_size,
-                validation_steps,
-            ),
-            None if validation_data is None else validation_freq,
+        validation = Validation(
+            self._strategy,
+            validation_data,
+            batch_size=validation_batch_size or batch_size,
+            steps=validation_steps,
+            freq=validation_freq,
         )
         model.stop_training = False
         callbacks.on_train_begin()
@@ -151,7 +121,7 @@ class ParameterServerTrainer:
             except tf.errors.UnavailableError as error:
                 self._epoch = resuming.go_on(error, self._epoch)
             self.forget_compiled()
-            self._build(feed.element_spec)
+            self._compiled.build(feed.element_spec)
         callbacks.on_train_end(logs)
         return model.history
 
@@ -160,7 +130,7 @@ class ParameterServerTrainer:
         feed: Feed,
         epochs: int,
         callbacks: keras.callbacks.CallbackList,
-        validation: _Validation,
+        validation: Validation,
         resuming: Resuming,
     ) -> Logs:
         """Trains from `self._epoch` on, which then is the epoch it came to; the last logs."""
@@ -173,18 +143,18 @@ class ParameterServerTrainer:
             follow()
 
         # Watched without a break: a worker that hangs would hold up the end of every epoch, too.
-        with self._strategy.health, self._on_workers(), self._flushed_on_error():
+        with self._strategy.health, self._compiled.on_workers(), self._flushed_on_error():
             for epoch in range(self._epoch, epochs):
                 self._epoch = epoch
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
                 follow()
-                if self._dense is not None:
-                    self._dense.replicas.begin()
+                if self._compiled.dense is not None:
+                    self._compiled.dense.replicas.begin()
                 logs = self._run_steps(
                     feed,
                     training=True,
-                    on_batch=_batch_hooks(
+                    on_batch=batch_hooks(
                         callbacks.on_train_batch_begin, callbacks.on_train_batch_end, after
                     ),
                     should_stop=lambda: model.stop_training,
@@ -218,9 +188,10 @@ class ParameterServerTrainer:
         """Evaluates; returns the metrics as `keras.Model.evaluate` does."""
         self._check_servers()
         feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
-        self._build(feed.element_spec)
-        callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
-        return self._result(self._evaluate(feed, callbacks), return_dict)
+        self._compiled.build(feed.element_spec)
+        callbacks = callback_list(self._model, callbacks, feed, verbose)
+        logs = self._evaluate(feed, callbacks)
+        return logs if return_dict else without_names(self._model, logs)
 
     def run_on_batch(
         self,
@@ -249,7 +220,7 @@ class ParameterServerTrainer:
         else:
             feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size)
             self._strategy.flush(slots=False)
-        self._build(feed.element_spec)
+        self._compiled.build(feed.element_spec)
         with self._one_step() if training else contextlib.nullcontext():
             logs = self._run_steps(
                 feed,
@@ -258,18 +229,7 @@ class ParameterServerTrainer:
                 should_stop=lambda: False,
                 keeps_metrics=True,
             )
-        return self._result(logs, return_dict)
-
-    def _result(self, logs: Logs, return_dict: bool) -> Logs | list[float] | float:
-        if return_dict:
-            return logs
-        # The order of the metrics, which that of the logs is not in every version of Keras.
-        metrics = [
-            m for metric in self._model.metrics for m in getattr(metric, "metrics", [metric])
-        ]
-        names = [metric.name for metric in metrics if metric.name in logs]
-        values = [logs[name] for name in names + sorted(logs.keys() - set(names))]
-        return values[0] if len(values) == 1 else values
+        return logs if return_dict else without_names(self._model, logs)
 
     def predict(
         self,
@@ -283,18 +243,13 @@ class ParameterServerTrainer:
         """Predicts; returns arrays in the order of the input."""
         self._check_servers()
         feed = predict_feed(x, batch_size, steps)
-        with self._strategy.scope():
-            _build_weights(self._model, feed.element_spec)
-        checks.check_placement(self._model.variables)
-        callbacks = self._callback_list(callbacks, verbose, 1, feed, history=False)
+        self._compiled.build_weights(feed.element_spec)
+        callbacks = callback_list(self._model, callbacks, feed, verbose)
         self._flush_for_callbacks()
         self._model.stop_predicting = False
         callbacks.on_predict_begin()
-        key = ("predict", _hashable(feed.element_spec))
-        if key not in self._closures:
-            self._closures[key] = PredictClosure(self._model, self._strategy, feed.element_spec)
         outputs = predict_in_order(
-            self._closures[key],
+            self._compiled.predict_closure(feed.element_spec),
             feed,
             self._steps_per_closure(feed),
             callbacks,
@@ -302,43 +257,6 @@ class ParameterServerTrainer:
         )
         callbacks.on_predict_end()
         return outputs
-
-    # Building.
-
-    def _build(self, element_spec: Any) -> None:
-        model = self._model
-        if not model.compiled:
-            raise ValueError("Call compile() before fit() or evaluate().")
-        if not self._built:
-            checks.check_one_gpu(self._strategy)
-            # Before Keras builds on them, and after for what it has built.
-            checks.check_placement(_all_variables(model))
-            with self._strategy.scope():
-                _compat.build_from_spec(model, element_spec)
-            checks.check_optimizers(model, self._strategy)
-            checks.check_placement(_all_variables(model))
-            check_resets_to_zero(model)
-            if self._strategy.dense_staleness is not None or has_own(model.optimizer):
-                self._dense = DenseVariables(model, self._strategy)
-                self._strategy.register_replicas(self._dense.replicas)
-            self._built = True
-        metrics = [id(variable) for variable in metric_variables(model)]
-        if self._sums is None or metrics != self._metrics:
-            self._metrics = metrics
-            self._sums = MetricSums(model)
-            self._closures.clear()
-
-    def _step_closure(self, feed: Feed, training: bool) -> StepClosure:
-        key = (training, _hashable(feed.element_spec))
-        if key not in self._closures:
-            self._closures[key] = StepClosure(
-                self._model,
-                self._strategy,
-                feed.element_spec,
-                training,
-                self._dense if training else None,
-            )
-        return self._closures[key]
 
     def _steps_per_closure(self, feed: Feed) -> int:
         steps = self._model.steps_per_execution
@@ -360,10 +278,10 @@ class ParameterServerTrainer:
         keeps_metrics: bool = False,
     ) -> Logs:
         """One pass; returns its final logs and leaves the metrics' variables at their values."""
-        sums = self._sums
+        compiled, sums = self._compiled, self._compiled.sums
         assert sums is not None
         sums.read() if keeps_metrics else sums.clear()
-        closure = self._step_closure(feed, training)
+        closure = compiled.step_closure(feed.element_spec, training)
         logs: Logs = {}
         done = 0
         numbered = training and self._strategy.exactly_once
@@ -377,8 +295,8 @@ class ParameterServerTrainer:
                 if not runner.in_flight:
                     break
                 work, packed = runner.wait()
-                if training and self._dense is not None:
-                    self._dense.replicas.note_steps()
+                if training and compiled.dense is not None:
+                    compiled.dense.replicas.note_steps()
                 result = closure.unpack(packed)
                 if training:
                     ahead = 0 if closure.window is None else result.steps
@@ -403,14 +321,14 @@ class ParameterServerTrainer:
     def _evaluate(self, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Logs:
         model = self._model
         self._flush_for_callbacks()
-        self._build(feed.element_spec)
+        self._compiled.build(feed.element_spec)
         model.stop_evaluating = False
         callbacks.on_test_begin()
         model.reset_metrics()
         logs = self._run_steps(
             feed,
             training=False,
-            on_batch=_batch_hooks(callbacks.on_test_batch_begin, callbacks.on_test_batch_end),
+            on_batch=batch_hooks(callbacks.on_test_batch_begin, callbacks.on_test_batch_end),
             should_stop=lambda: model.stop_evaluating,
         )
         callbacks.on_test_end(logs)
@@ -423,31 +341,10 @@ class ParameterServerTrainer:
         optimizer = getattr(self._model, "optimizer", None)
         self._strategy.flush(slots=averages_weights(optimizer))
 
-    def _callback_list(
-        self, callbacks: Any, verbose: str | int, epochs: int, feed: Feed, history: bool
-    ) -> keras.callbacks.CallbackList:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            return callbacks
-        callbacks = tf.nest.flatten(callbacks) if callbacks else []
-        if history:
-            callbacks.append(StatusCallback())
-        bars = [c for c in callbacks if isinstance(c, keras.callbacks.ProgbarLogger)]
-        if verbose != 0 and history and not bars:
-            callbacks.append(ProgressBar(self._traffic))
-        return keras.callbacks.CallbackList(
-            callbacks,
-            add_history=history,
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=epochs,
-            steps=feed.num_steps,
-            model=self._model,
-        )
-
     @property
     def has_replicas(self) -> bool:
         """Whether the workers have replicas of the dense variables now."""
-        return self._dense is not None and self._dense.replicas.in_use
+        return self._compiled.has_replicas
 
     def lookahead_stats(self) -> dict[str, float]:
         """Of the last `fit`; see `het_tf.keras.Model.lookahead_stats`."""
@@ -456,26 +353,14 @@ class ParameterServerTrainer:
         return dict(zip(names, map(int, counts), strict=True)) | {"waited_seconds": seconds}
 
     @contextlib.contextmanager
-    def _on_workers(self) -> Iterator[None]:
-        """Frees what `fit` leaves on the workers: replicas, and steps that were prepared."""
-        try:
-            yield
-        finally:
-            for closure in self._closures.values():
-                if isinstance(closure, StepClosure) and closure.window is not None:
-                    closure.window.clear()
-            if self._dense is not None:
-                self._dense.replicas.destroy()
-
-    @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
         """Around a step that one worker makes for all, which may be in a callback of `fit`."""
-        with self._on_workers(), self._flushed_on_error():
+        with self._compiled.on_workers(), self._flushed_on_error():
             RateFollower(self._model).follow()
-            if self._dense is not None:
-                if self._dense.replicas.in_use:
-                    self._strategy.flush()
-                self._dense.replicas.begin(workers=1)
+            if self._compiled.has_replicas:
+                self._strategy.flush()
+            if self._compiled.dense is not None:
+                self._compiled.dense.replicas.begin(workers=1)
             yield
             self._strategy.flush()
 
@@ -498,36 +383,3 @@ class ParameterServerTrainer:
             except Exception:
                 logging.exception("could not flush the caches after training failed")
             raise
-
-
-def _batch_hooks(
-    begin: Callable[[int], None],
-    end: Callable[[int, Logs], None],
-    after: Callable[[], None] = lambda: None,
-) -> Callable[[int, int, Logs], None]:
-    def on_batch(first: int, last: int, logs: Logs) -> None:
-        begin(first)
-        end(last, logs)
-        after()
-
-    return on_batch
-
-
-def _all_variables(model: keras.Model) -> list[keras.Variable]:
-    """The model's and its optimizers'."""
-    return [*model.variables, *(v for each in optimizers_of(model) for v in each.variables)]
-
-
-def _build_weights(model: keras.Model, element_spec: Any) -> None:
-    """Builds an uncompiled model, from a batch's x."""
-    if not all(layer.built for layer in [model, *model.layers]):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-        model(tf.nest.map_structure(_symbol, x))
-
-
-def _symbol(spec: tf.TypeSpec) -> keras.KerasTensor:
-    return keras.KerasTensor(spec.shape, spec.dtype.name)
-
-
-def _hashable(spec: Any) -> Any:
-    return str(tf.nest.map_structure(str, spec))

@@ -63,7 +63,7 @@ def make_model(strategy, features, kind="dense", staleness=5):
 
 def remote_calls(model):
     """How many calls to servers the functions of a model's training steps hold."""
-    (closure,) = model._parameter_server_trainer._closures.values()
+    (closure,) = model._parameter_server_trainer._compiled.closures.values()
     graph = closure.on_batches.get_concrete_function().graph.as_graph_def()
     return sum(node.op == "Het>CallServers" for f in graph.library.function for node in f.node_def)
 

@@ -118,8 +118,7 @@ def test_weights_are_read_once_a_closure(pair, data):
     model, _ = pair
     model.evaluate(*data, verbose=0)
     model.predict(data[0], verbose=0)
-    trainer = model._parameter_server_trainer
-    for closure in trainer._closures.values():
+    for closure in model._parameter_server_trainer._compiled.closures.values():
         graph = closure.on_batches.get_concrete_function().graph.as_graph_def()
         outside = sum(node.op == "ReadVariableOp" for node in graph.node)
         within = sum(

@@ -124,7 +124,7 @@ def test_what_keys_do_not_depend_on_is_not_read(strategy):
         model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(hidden))
         model.compile(keras.optimizers.Adam(0.01), "mse")
     model.fit(np.ones([64, 3], np.int64), np.ones([64, 1]), batch_size=8, verbose=0)
-    (closure,) = model._parameter_server_trainer._closures.values()
+    (closure,) = model._parameter_server_trainer._compiled.closures.values()
     library = closure.on_batches.get_concrete_function().graph.as_graph_def().library
     keys_of = [f for f in library.function if "keys_of" in f.signature.name]
     assert keys_of
@@ -135,7 +135,7 @@ def test_what_keys_do_not_depend_on_is_not_read(strategy):
 def remote_calls(model):
     """How many calls to servers the functions of a model's training steps hold, but for those that
     ask again after a server has restarted."""
-    (closure,) = model._parameter_server_trainer._closures.values()
+    (closure,) = model._parameter_server_trainer._compiled.closures.values()
     return calls_to_servers(closure)
 
 
@@ -218,7 +218,7 @@ def test_a_train_step_of_ones_own_shares_messages_too(strategy, staleness):
         np.testing.assert_allclose(predicted, expected, rtol=1e-5)
         loss = model.evaluate(ids + 1, labels, batch_size=8, verbose=0)
         np.testing.assert_allclose(loss, np.mean((predicted - 1) ** 2), rtol=1e-5)
-        closures = model._parameter_server_trainer._closures.values()
+        closures = model._parameter_server_trainer._compiled.closures.values()
         calls[layers] = sorted(calls_to_servers(closure) for closure in closures)
     assert calls[5] == calls[2]
     # Lookups, and in training without staleness updates.
@@ -272,7 +272,7 @@ def test_a_subclassed_model_says_which_ids(strategy, caplog):
     with caplog.at_level(logging.INFO, logger="absl"):
         model = fit_subclassed(strategy, LooksAhead)
     assert "lookahead_ids" not in caplog.text
-    (closure,) = model._parameter_server_trainer._closures.values()
+    (closure,) = model._parameter_server_trainer._compiled.closures.values()
     assert closure.lookahead == 1
     assert model.embedding.table.size() > KEYS / 2
 
@@ -281,7 +281,7 @@ def test_one_that_does_not_say_is_told_once_in_the_log(strategy, caplog):
     with caplog.at_level(logging.INFO, logger="absl"):
         model = fit_subclassed(strategy, Subclassed)
     assert caplog.text.count("write a method lookahead_ids(batch)") == 1
-    (closure,) = model._parameter_server_trainer._closures.values()
+    (closure,) = model._parameter_server_trainer._compiled.closures.values()
     assert closure.lookahead == 0
     assert model.embedding.table.size() > KEYS / 2
 
