@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pathlib
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import programs
 
 
 class AtStep(keras.callbacks.Callback):
@@ -45,9 +43,4 @@ class Warnings(logging.Handler):
 
 def run_program(name: str) -> dict[str, Any]:
     """What a program of this folder prints last, as JSON."""
-    program = pathlib.Path(__file__).with_name(name)
-    ended = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=1500, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-5000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+    return programs.result_of(pathlib.Path(__file__).with_name(name))

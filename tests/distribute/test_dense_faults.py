@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
-import subprocess
-import sys
+
+import programs
 
 PROGRAM = pathlib.Path(__file__).with_name("dense_fault_program.py")
 STEPS, STALENESS, CLOSURE = 600, 40, 6
@@ -13,11 +12,7 @@ STEPS, STALENESS, CLOSURE = 600, 40, 6
 
 def test_steps_count_but_for_those_that_the_log_says_are_lost():
     # TensorFlow knows one cluster at a time, and this process may be on another.
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=1200, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-5000:]
-    result = json.loads(ended.stdout.splitlines()[-1])
+    result = programs.result_of(PROGRAM)
     assert result["lost"], "the log says what was lost"
     assert all(lost <= STALENESS for lost in result["lost"])
     lost = sum(result["lost"])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
+import programs
 import pytest
 
 PROGRAM = pathlib.Path(__file__).with_name("one_worker_dense_program.py")
@@ -43,11 +41,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def results():
     # TensorFlow knows one cluster at a time, and this process may be on another.
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=1500, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-5000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+    return programs.result_of(PROGRAM)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,11 +6,10 @@ import inspect
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
+import programs
 import pytest
 
 PROGRAM = pathlib.Path(__file__).with_name("one_worker_program.py")
@@ -34,15 +33,8 @@ CASES = [
 @pytest.fixture(scope="module")
 def results():
     # TensorFlow knows one cluster at a time, and this process may be on another.
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        # There is no such proxy: what runs here talks to itself.
-        env={**os.environ, "http_proxy": "http://localhost:9"},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
+    # There is no such proxy: what runs here talks to itself.
+    ended = programs.run(PROGRAM, env={**os.environ, "http_proxy": "http://localhost:9"})
     assert ended.returncode == 0, ended.stderr[-5000:]
     # Nothing but warnings: leaving a cluster is quiet.
     assert "Failed to remove" not in ended.stderr

@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import numpy as np
+import programs
 import pytest
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
@@ -21,12 +22,7 @@ needs_ss = pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss of ip
 
 
 def _run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(_BENCHMARKS / program), *flags],
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
+    return programs.run(_BENCHMARKS / program, *flags)
 
 
 @needs_ss

@@ -1,11 +1,9 @@
 """Processes that are killed while they save."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import kill_program as program
+import programs
 import pytest
 
 KILLS = 10
@@ -13,8 +11,7 @@ KILLS = 10
 
 @pytest.mark.parametrize("kind", program.MANAGERS)
 def test_the_latest_checkpoint_is_complete_whenever_its_writer_is_killed(tmp_path, kind):
-    run = [sys.executable, pathlib.Path(program.__file__), tmp_path / "saved", kind, str(KILLS)]
-    ended = subprocess.run(run, capture_output=True, text=True, check=False)
+    ended = programs.run(program.__file__, str(tmp_path / "saved"), kind, str(KILLS))
     assert ended.returncode == 0, ended.stderr[-5000:]
     runs = json.loads(ended.stdout.splitlines()[-1])
     assert len(runs) == KILLS + 1

@@ -1,0 +1,79 @@
+"""Running programs that import TensorFlow, without the seconds that importing it takes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+_TEMPLATE = pathlib.Path(__file__).with_name("program_template.py")
+
+
+@functools.cache
+def _template() -> subprocess.Popen:
+    # Ends with this process, whose end of the pipe is then closed.
+    return subprocess.Popen(
+        [sys.executable, _TEMPLATE],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # a library of NumPy's: forked while alone
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+
+
+def run(
+    program: os.PathLike[str] | str,
+    *arguments: str,
+    cwd: os.PathLike[str] | str = ".",
+    env: Mapping[str, str] | None = None,
+    timeout: float = 1500.0,
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run([sys.executable, program, *arguments])`, with what it wrote.
+
+    It is forked from a process that has imported TensorFlow and Keras, and nothing of het_tf.
+
+    Args:
+      program: path of a Python file.
+      arguments: of its command line.
+      cwd: working directory.
+      env: its environment, but for what is read when TensorFlow is imported; None: this process's.
+      timeout: seconds, after which it is killed.
+
+    Raises:
+      subprocess.TimeoutExpired: it was.
+    """
+    command = [os.path.abspath(program), *arguments]
+    with tempfile.NamedTemporaryFile() as stdout, tempfile.NamedTemporaryFile() as stderr:
+        request = {
+            "arguments": command,
+            "cwd": os.path.abspath(cwd),
+            "env": dict(os.environ if env is None else env),
+            "stdout": stdout.name,
+            "stderr": stderr.name,
+        }
+        template = _template()
+        template.stdin.write(json.dumps(request).encode() + b"\n")
+        pid = int(template.stdout.readline())
+        ended, _, _ = select.select([template.stdout], [], [], timeout)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        status = int(template.stdout.readline())
+        said = [file.read().decode(errors="replace") for file in (stdout, stderr)]
+    if not ended:
+        raise subprocess.TimeoutExpired(command, timeout, *said)
+    return subprocess.CompletedProcess(command, status, *said)
+
+
+def result_of(program: os.PathLike[str] | str, timeout: float = 1500.0) -> Any:
+    """What a program prints last, as JSON; one that fails is an error with the end of its log."""
+    ended = run(program, timeout=timeout)
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    return json.loads(ended.stdout.splitlines()[-1])
