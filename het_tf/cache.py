@@ -37,6 +37,9 @@ class WorkerCache:
     Attributes:
       writes_through: whether updates are sent in the step that makes them.
       on_device: whether the cache of a local table, or of some worker, is on a device.
+      writes_through: whether updates are sent in their step.
+      makes_room: whether a step may have to wait before its update (`make_room_op`).
+      steps_per_message: how many steps may be looked up ahead in one.
       is_watched: whether shards may watch rows for it (ops/core/link/watch.h).
     """
 
@@ -84,7 +87,12 @@ class WorkerCache:
         if self.on_device and table.is_local:
             # Nobody else reads or writes the table without a flush.
             self._attributes |= {"read_bound": UNBOUNDED, "write_bound": UNBOUNDED}
-        self.writes_through = self._attributes.get("write_bound", 0) == 0
+        write_bound = self._attributes.get("write_bound", 0)
+        self.writes_through = write_bound == 0
+        self.makes_room = write_bound > 0 and not self.on_device and not table.is_local
+        self.steps_per_message = 1 if config is None else config.steps_per_message(write_bound)
+        if config is not None:
+            self._attributes["due_bound"] = config.due_bound(write_bound, self.on_device)
         # As CacheConfig::watches in ops/core/cache/row_cache.h, wherever a worker has its rows.
         self.is_watched = (
             self._attributes.get("read_bound", 0) > 0 and self._attributes["clock"] != "lamport"
@@ -172,6 +180,16 @@ class WorkerCache:
     def flush_request_op(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Requests that push what is due, like `request_op`."""
         return ops.cache_flush(self._handle_op(), num_shards=self.table.num_shards, all=False)
+
+    def make_room_op(self, ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Before an update where steps overlap: what has to be sent first, for rows of a ticket.
+
+        Returns:
+          made: as the ticket of `request_op`.
+          lacks_room: bool scalar, whether there is anything.
+          requests: as of `request_op`.
+        """
+        return ops.cache_make_room(self._handle_op(), ticket, num_shards=self.table.num_shards)
 
     # A closure that counts once: `ops.cache_begin_closure` and those after it.
 

@@ -52,7 +52,7 @@ class CacheConfig:
       staleness: read_bound and write_bound, where they are not given; None: unbounded.
       read_bound: what a cached row may miss of the other workers' updates that its shard has merged
         before it is fetched again.
-      write_bound: what may wait of a row's own updates before it is sent; 0: it is sent within the
+      write_bound: what its server may lack of a row's own updates; 0: they are sent within the
         step.
       clock: in what bounds are. "count": numbers of updates. "drift": how far the updates have
         moved the row's value, as lengths (L2, in the units of the value), from 0 to 1024.
@@ -64,10 +64,10 @@ class CacheConfig:
         under "drift".
       lookahead: under `het_tf.keras.Model.fit`, how many steps before it needs its rows a step
         begins to look them up, while those before it compute; 0: not before it begins. What a read
-        misses is bounded as of then, with lookahead + (lookahead - 1) // 2 beside a write_bound
-        that is not 0, since updates travel with lookups of later steps. Up to (lookahead + 1) / 2
-        steps share a message: no step waits once that many take longer than a message and its
-        answer. The window's rows are kept whatever the capacity.
+        misses is bounded as of then. Up to (lookahead + 1) / 2 steps share a message: no step waits
+        once that many take longer than a message and its answer. With a small write_bound fewer do,
+        at most half of it, and a step waits where the servers lack write_bound updates of one of
+        its rows. The window's rows are kept whatever the capacity.
       device_capacity: rows that a worker keeps in the memory of its GPU, from 1 to 2**30, so that a
         step of hits leaves it for their ids alone (MixCache: Guo et al., SIGIR 2021); "auto": as
         many as three quarters of the memory hold that TensorFlow has not handed out when the cache
@@ -144,6 +144,32 @@ class CacheConfig:
     def is_unbounded(self) -> bool:
         """Whether a row that is cached is never fetched again."""
         return self.total_staleness is None and self.read_bound is None
+
+    def steps_per_message(self, write_bound: int) -> int:
+        """How many steps whose rows are looked up ahead share a message.
+
+        Args:
+          write_bound: of `bound_attributes`. What a step has to send waits for the next message, so
+            few share one where few updates of a row may wait.
+        """
+        most = max(1, (self.lookahead + 1) // 2)
+        if write_bound == UNBOUNDED or self.clock == "drift":
+            return most
+        return min(most, max(1, write_bound // 2))
+
+    def due_bound(self, write_bound: int, on_device: bool) -> int:
+        """With what of a row's updates it is due, so that it seldom has `write_bound` of them.
+
+        Args:
+          write_bound: of `bound_attributes`.
+          on_device: whether rows are kept on one, where no step waits for the shards to have them.
+        """
+        # The steps that may come to their updates before one is merged that is due.
+        steps = self.lookahead + self.steps_per_message(write_bound) - 1
+        steps = max(0, steps if on_device else steps - 1)
+        if write_bound <= 0 or steps == 0:
+            return write_bound
+        return write_bound // 2 if self.clock == "drift" else max(1, write_bound - steps)
 
     def bound_attributes(self, num_workers: int) -> dict[str, int]:
         """The bounds as the ops take them, in the clock's unit, for that many workers."""

@@ -110,6 +110,7 @@ cache_install = _library.het_cache_install
 cache_ask_again = _library.het_cache_ask_again
 cache_gather = _library.het_cache_gather
 cache_update = _library.het_cache_update
+cache_make_room = _library.het_cache_make_room
 cache_flush = _library.het_cache_flush
 cache_begin_closure = _library.het_cache_begin_closure
 cache_commit_closure = _library.het_cache_commit_closure

@@ -25,6 +25,7 @@ REGISTER_OP("Het>CacheHandle")
     .Attr("policy: {'lru', 'lfu'} = 'lfu'")
     .Attr("read_bound: int = -1")
     .Attr("write_bound: int = -1")
+    .Attr("due_bound: int = -1")
     .Attr("nonfinite: {'error', 'skip'} = 'error'")
     .Attr("wire_dtype: {'float32', 'bfloat16'} = 'float32'")
     .SetIsStateful()
@@ -43,7 +44,8 @@ device_capacity: Rows in the memory of the device of this op, in the place of ca
 policy: Which rows leave a full cache.
 read_bound: What a read may miss of other workers' updates beyond those not yet sent, in units of the
   clock: updates, or lengths of 2^-14 under a drift clock; -1: unbounded.
-write_bound: What may wait of a row's updates before they are sent, in the same units; -1: unbounded.
+write_bound: What a shard may lack of a row's updates, in the same units; -1: unbounded.
+due_bound: With what of them a row is due, at most write_bound; -1: that.
 nonfinite: Whether NaN or infinity in a key's gradient fails the update, which then changes nothing,
   or skips that key and counts it.
 wire_dtype: Of values, their gradients and their changes in messages. What goes up is rounded
@@ -138,6 +140,31 @@ Applies the optimizer to the cached rows: one update of each key, with the sum o
 ticket: From CacheLookup, installed.
 gradients: [ids, dim].
 learning_rate: Scalar.
+)doc");
+
+REGISTER_OP("Het>CacheMakeRoom")
+    .Input("cache: resource")
+    .Input("ticket: variant")
+    .Output("made: variant")
+    .Output("lacks_room: bool")
+    .Output("requests: num_shards * uint8")
+    .Attr("num_shards: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
+      TF_RETURN_IF_ERROR(RequestShapes(c));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Before CacheUpdate where steps overlap: writes requests that push updates of the ticket's rows if
+their shard lacks as many as write_bound says. The replies go to CacheInstall with `made`; then it
+has them.
+
+ticket: From CacheLookup.
+made: Scalar.
+lacks_room: Scalar, whether there is anything to send.
+requests: [bytes] each; 0 bytes: nothing to send.
 )doc");
 
 REGISTER_OP("Het>CacheFlush")

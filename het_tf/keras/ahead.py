@@ -12,6 +12,7 @@ from het_tf.keras.lookups import Calls, Request, StepLookups
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import HetEmbedding
 from het_tf.layers.prepared import Lookup
+from het_tf.layers.room import Room
 
 Batch = Any
 
@@ -98,6 +99,7 @@ class StepsAhead:
         element_spec: Any,
         lookups: StepLookups,
         wanted: Callable[[HetEmbedding], bool],
+        per_message: int,
     ):
         """Describes the steps.
 
@@ -106,11 +108,13 @@ class StepsAhead:
           element_spec: of their batches.
           lookups: what they look up.
           wanted: for which layers.
+          per_message: how many share a message, at most as many as the window has.
         """
         self._window = window
         self._element_spec = element_spec
         self._lookups = lookups
         self._wanted = wanted
+        self._per_message = per_message
         self._sent: _Sent | None = None  # As traced, for whoever takes it up.
         self._layers: list[HetEmbedding] = []  # The same, in the order of the calls.
 
@@ -143,7 +147,7 @@ class StepsAhead:
         def body(i: tf.Tensor, *carry: Any) -> Any:
             steps = [(tf.constant(True), *request(i, carry))]
             components, like = steps[0][1:]
-            for j in range(1, (window.size + 1) // 2):
+            for j in range(1, self._per_message):
                 carry = source.next(i + j < count, *carry)
                 there = cond(i + j, *carry)
                 steps.append((there, *_request_if(there, request, i + j, carry, components, like)))
@@ -216,12 +220,11 @@ class StepsAhead:
         batch = tf.nest.pack_sequence_as(
             self._element_spec, components[: len(spec)], expand_composites=True
         )
-        tickets = components[len(spec) :]
+        unique_ids, tickets = components[len(spec) :: 2], components[len(spec) + 1 :: 2]
+        caches = [layer.worker_cache for layer in self._layers]
+        room = Room(list(zip(caches, tickets, strict=True)))
         lookups = [
-            Lookup(layer, unique_ids, ticket)
-            for layer, unique_ids, ticket in zip(
-                self._layers, tickets[::2], tickets[1::2], strict=True
-            )
+            Lookup(*found, room) for found in zip(self._layers, unique_ids, tickets, strict=True)
         ]
         return batch, lookups
 

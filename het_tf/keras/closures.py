@@ -132,7 +132,13 @@ class StepClosure:
         self._ahead = None
         if self.window is not None:
             lookups = StepLookups(find_keys if ahead else None, travels)
-            self._ahead = StepsAhead(self.window, self._element_spec, lookups, self._is_ahead)
+            per_message = min(
+                [x.worker_cache.steps_per_message for x in layers if id(x) in ahead and x.built]
+                + [(self.lookahead + 1) // 2]
+            )
+            self._ahead = StepsAhead(
+                self.window, self._element_spec, lookups, self._is_ahead, per_message
+            )
 
     @property
     def log_names(self) -> tuple[str, ...]:

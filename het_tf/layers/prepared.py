@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from het_tf.layers.room import Room
+
 _local = threading.local()
 
 
@@ -29,11 +31,13 @@ class Lookup:
       layer: which `HetEmbedding` it is for.
       unique_ids: scalar variant of its cache's `unique_ids_op`.
       ticket: scalar variant, installed.
+      room: of its step; None: no other step overlaps with it.
     """
 
     layer: Any
     unique_ids: tf.Tensor
     ticket: tf.Tensor
+    room: Room | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from het_tf import _abandoned, ops
 from het_tf._graph import current_function, function_of
 from het_tf._visits import cache_devices, visit
 from het_tf.layers import callers
+from het_tf.layers.room import Room
 
 _ROWS = [tf.int64, tf.float32]  # keys [keys] and their gradients [keys, dim]
 
@@ -212,7 +213,10 @@ class _Accumulator:
 
         def train() -> None:
             found = layer.found_op(keys)
-            layer.update_op(found, None, [gradients / steps], update.sends)
+            mean = [gradients / steps]
+            if layer.is_cached and not update.sends:
+                mean = Room([(layer.worker_cache, found)]).before_op(mean)
+            layer.update_op(found, None, mean, update.sends)
 
         def keep() -> None:
             tf.raw_ops.QueueEnqueueV2(handle=queue, components=[keys, gradients])

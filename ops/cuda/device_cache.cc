@@ -63,6 +63,7 @@ Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
   }
   HET_RETURN_IF_ERROR(CheckBound("read_bound", config.read_bound));
   HET_RETURN_IF_ERROR(CheckBound("write_bound", config.write_bound));
+  HET_RETURN_IF_ERROR(CheckBound("due_bound", config.due_bound));
   std::shared_ptr<DeviceCache> made(
       new DeviceCache(config, std::move(kit), stream, std::move(memory)));
   HET_RETURN_IF_ERROR(made->Allocate());

@@ -210,6 +210,9 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status ReadPooled(const RowTicket& ticket, const DeviceBags& bags, std::vector<int64_t>* ids,
                     std::vector<float>* rows);
 
+  // Nothing to say: it is not kept which of a row's updates are merged.
+  Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
+                  std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
   Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) override;

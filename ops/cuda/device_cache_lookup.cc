@@ -335,6 +335,13 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
   });
 }
 
+Status DeviceCache::MakeRoom(const RowTicket&, const AllocateRequest& allocate,
+                             std::shared_ptr<RowTicket>* made) {
+  *made = std::make_shared<DeviceTicket>(shared_from_this());
+  for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
+  return Status();
+}
+
 Status DeviceCache::Flush(bool all, const AllocateRequest& allocate,
                           std::shared_ptr<RowTicket>* ticket) {
   return OrOutOfMemory([&]() -> Status {

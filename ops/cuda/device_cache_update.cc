@@ -123,7 +123,7 @@ Status DeviceCache::UpdateSummed(DeviceTicket* ticket, float learning_rate,
   }
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   // What a closure holds back stays on its line, so that checks say what the shard has heard of.
-  const int64_t write_bound = closure_.holds_back() ? kUnbounded : config_.write_bound;
+  const int64_t due_bound = closure_.holds_back() ? kUnbounded : config_.when_due();
   const bool refuses = config_.nonfinite == Nonfinite::kError;
   const HetSlots due_lines = {arrays.lines, &counts->first_slots};
   const HetSlots due_gradients = {arrays.gradients, &counts->second_slots};
@@ -133,7 +133,7 @@ Status DeviceCache::UpdateSummed(DeviceTicket* ticket, float learning_rate,
       het_update(store_, &found.batch, found.slots, arrays.sums, arrays.squares, learning_rate,
                  refuses ? &counts->nonfinite : nullptr, arrays.scratch, stream_));
   HET_RETURN_IF_CUDA_ERROR(het_list_due(store_, &found.batch, found.slots, arrays.squares,
-                                        write_bound, &due_gradients, &due_lines, arrays.scratch,
+                                        due_bound, &due_gradients, &due_lines, arrays.scratch,
                                         stream_));
   HET_RETURN_IF_ERROR(ReadCounts());
   const Counts read = *reinterpret_cast<const Counts*>(counts_pinned_.get());

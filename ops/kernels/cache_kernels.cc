@@ -36,6 +36,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     OP_REQUIRES_OK(context, context->GetAttr("device_capacity", &device_capacity_));
     OP_REQUIRES_OK(context, context->GetAttr("read_bound", &config_.read_bound));
     OP_REQUIRES_OK(context, context->GetAttr("write_bound", &config_.write_bound));
+    OP_REQUIRES_OK(context, context->GetAttr("due_bound", &config_.due_bound));
     OP_REQUIRES_OK(context, context->GetAttr("policy", &policy));
     OP_REQUIRES_OK(context, GetNonfinite(context, &skip));
     OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &dtype));
@@ -65,6 +66,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
         .Same("policy", NameOf(existing.policy), NameOf(config_.policy))
         .Same("read_bound", existing.read_bound, config_.read_bound)
         .Same("write_bound", existing.write_bound, config_.write_bound)
+        .Same("due_bound", existing.due_bound, config_.due_bound)
         .Same("nonfinite", NameOf(existing.nonfinite), NameOf(config_.nonfinite))
         .Same("wire_dtype", NameOfDtype(existing.half), NameOfDtype(config_.half))
         .status();
@@ -266,6 +268,28 @@ class CacheAskAgainOp : public RequestKernel {
   }
 };
 
+class CacheMakeRoomOp : public RequestKernel {
+ public:
+  using RequestKernel::RequestKernel;
+
+  absl::Status Request(OpKernelContext* context, RowCache* cache, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>* made) override {
+    std::shared_ptr<RowTicket> ticket;
+    TF_RETURN_IF_ERROR(GetTicket(context, cache, &ticket));
+    Tensor* lacks_room;
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &lacks_room));
+    bool& any = lacks_room->scalar<bool>()();
+    any = false;
+    return ToTf(cache->MakeRoom(
+        *ticket,
+        [&](int shard, size_t bytes) {
+          any |= bytes > 0;
+          return allocate(shard, bytes);
+        },
+        made));
+  }
+};
+
 class CacheGatherOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
@@ -358,6 +382,7 @@ REGISTER_CACHE_KERNEL("CacheGather", CacheGatherOp);
 REGISTER_CACHE_KERNEL("CacheInstall", CacheInstallOp);
 REGISTER_CACHE_KERNEL("CacheAskAgain", CacheAskAgainOp);
 REGISTER_CACHE_KERNEL("CacheUpdate", CacheUpdateOp);
+REGISTER_CACHE_KERNEL("CacheMakeRoom", CacheMakeRoomOp);
 REGISTER_CACHE_KERNEL("CacheFlush", CacheFlushOp);
 REGISTER_CACHE_KERNEL("CacheBeginClosure", CacheBeginClosureOp);
 REGISTER_CACHE_KERNEL("CacheCommitClosure", CacheCommitClosureOp);
@@ -386,6 +411,12 @@ REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheAskAgain").HostMemory("ticket").HostMem
                         CacheAskAgainOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheUpdate").HostMemory("ticket").HostMemory("learning_rate"),
                         CacheUpdateOp);
+REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheMakeRoom")
+                            .HostMemory("ticket")
+                            .HostMemory("made")
+                            .HostMemory("lacks_room")
+                            .HostMemory("requests"),
+                        CacheMakeRoomOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheFlush").HostMemory("ticket").HostMemory("requests"),
                         CacheFlushOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheBeginClosure").HostMemory("number").HostMemory("closure"),

@@ -81,9 +81,7 @@ def test_no_row_misses_more_than_it_may(strategy, lookahead, bounds):
             cache=cache,
         )
         model.made = [tf.Variable(tf.zeros(num_workers))]
-        # What is to be sent travels with the lookups of later steps, while others go on.
-        on_its_way = lookahead + (lookahead - 1) // 2 if lookahead and write_bound else 0
-        held_back = (num_workers - 1) * (write_bound + on_its_way)
+        held_back = (num_workers - 1) * write_bound
         model.misses = Misses(num_workers, lookahead, read_bound + held_back)
         model.compile(keras.optimizers.SGD(0.0), steps_per_execution=CLOSURE, metrics=[])
 

@@ -30,6 +30,10 @@ Status Cache::Create(const CacheConfig& config, std::shared_ptr<Cache>* cache) {
     return InvalidArgument("write_bound = ", config.write_bound, " must be in [0, ", kMaxBound,
                            "] (-1: unbounded)");
   }
+  if (config.due_bound < kUnbounded || config.due_bound > kMaxBound) {
+    return InvalidArgument("due_bound = ", config.due_bound, " must be in [0, ", kMaxBound,
+                           "] (-1: that of write_bound)");
+  }
   cache->reset(new Cache(config, std::move(kit)));
   return Status();
 }
@@ -85,7 +89,7 @@ void Cache::Dismiss(uint32_t slot) {
   if (line.holds > 0) return;
   if (line.pending > 0) {
     Enqueue(slot);
-  } else if (line.pushed <= shards_[line.shard].link.acknowledged()) {
+  } else if (line.in_flight == 0) {
     store_.Free(slot);
   }
 }
@@ -129,7 +133,7 @@ void Cache::ForgetShard(int shard, CacheCounter counter) {
     if (!store_.exists(slot) || line->shard != shard) continue;
     ForgetLine(slot, counter);
     line->clear(Line::kQueued);
-    line->pushed = 0;
+    line->in_flight = line->units_in_flight = 0;
     Dismiss(slot);
   }
   shards_[shard].watching.Begin();

@@ -6,6 +6,8 @@
 //   (the runtime carries the requests to the shards: Table::Sync)
 //   Install  takes the replies;
 //   Gather   hands out the rows, when the step starts;
+//   MakeRoom before Update, where steps overlap: writes requests if a row of the step has as many
+//            updates that are not merged as write_bound says;
 //   Update   applies the optimizer to the lines;
 //   Flush    writes requests that only push.
 // From Lookup on, a Ticket holds the step's lines. Steps may overlap in any way.
@@ -93,6 +95,8 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) override;
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor& parallel_for) override;
+  Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
+                  std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
   Status Clear() override;
@@ -139,6 +143,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void Enqueue(uint32_t slot);
   void Dismiss(uint32_t slot);
   bool Due(const Line& line) const;
+  bool HasRoom(const Line& line) const;
   int64_t MakeMissing(Ticket* ticket);
   bool Watches(int shard);
   void Unwatch(Line* line);

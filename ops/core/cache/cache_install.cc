@@ -18,11 +18,13 @@ namespace het_tf {
 void Cache::Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted) {
   shard->link.Acknowledge(number, sequence, [&](const Link::Push& push) {
     num_pending_ -= push.updates;
-    for (const uint32_t slot : push.slots) {
-      if (counted) ForgetRow(slot);
-      const Line& line = *store_.line(slot);
-      const bool done = line.pushed == push.sequence && line.pending == 0;
-      if (done && line.holds == 0 && !line.has(Line::kResident)) store_.Free(slot);
+    for (const Link::Row& row : push.rows) {
+      if (counted) ForgetRow(row.slot);
+      Line* line = store_.line(row.slot);
+      line->in_flight -= row.updates;
+      line->units_in_flight -= row.units;
+      const bool done = line->in_flight == 0 && line->pending == 0;
+      if (done && line->holds == 0 && !line->has(Line::kResident)) store_.Free(row.slot);
     }
   });
 }

@@ -197,16 +197,22 @@ void Cache::WritePush(Shard* shard, const PushHeader& header, char* bytes) {
           line->key, static_cast<uint32_t>(line->pending), clock,
           [&](float* to) { store_.unsent().GetContribution(*line, store_.row(slot), to); });
     }
+    line->in_flight += static_cast<uint32_t>(line->pending);
+    line->units_in_flight += line->units;
     store_.MakeClean(slot);
     line->clear(Line::kQueued);
-    line->pushed = header.sequence;
   }
 }
 
 // The whole outbox, written when the request is.
 NewPush Cache::CutPush(Shard* shard) {
-  NewPush push = {CountOutbox(*shard), 0, shard->outbox, nullptr};
-  for (const uint32_t slot : shard->outbox) push.updates += store_.line(slot)->pending;
+  NewPush push = {CountOutbox(*shard), 0, {}, nullptr};
+  push.rows.reserve(shard->outbox.size());
+  for (const uint32_t slot : shard->outbox) {
+    const Line& line = *store_.line(slot);
+    push.updates += line.pending;
+    push.rows.push_back({slot, static_cast<uint32_t>(line.pending), line.units});
+  }
   counters_.Add(CacheCounter::kRowsPushed, static_cast<int64_t>(shard->outbox.size()));
   counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
   push.write = [this, shard, header = push.header](char* bytes) {
@@ -290,6 +296,38 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
   counters_.Add(CacheCounter::kMessages, 1);
   counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));
   counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(bytes.pushes));
+}
+
+// Steps may overlap, so what is due may be on its way, or wait for the lookup that is to carry it,
+// when another step comes to its update.
+Status Cache::MakeRoom(const RowTicket& row_ticket, const AllocateRequest& allocate,
+                       std::shared_ptr<RowTicket>* ticket) {
+  const auto& step = static_cast<const Ticket&>(row_ticket);
+  const auto made =
+      std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
+  *ticket = made;
+  std::lock_guard<std::mutex> lock(mutex_);
+  TakeReleased();
+  std::vector<char> lacks_room(num_shards());
+  if (config_.write_bound != kUnbounded && !closure_.is_open()) {
+    const bool any = std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) {
+      return !shard.outbox.empty() || shard.link.acknowledged() < shard.link.cut();
+    });
+    if (any) {
+      store_.ForEachAhead(step.slots_, [&](uint32_t slot) {
+        const Line& line = *store_.line(slot);
+        if (!HasRoom(line)) lacks_room[line.shard] = 1;
+      });
+    }
+  }
+  for (int s = 0; s < num_shards(); ++s) {
+    if (lacks_room[s]) {
+      SendRequest(s, true, config_.read_bound, Questions(), allocate, made.get());
+    } else {
+      allocate(s, 0);
+    }
+  }
+  return Status();
 }
 
 Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/core/cache/cache_testing.h"
@@ -50,6 +53,146 @@ TEST(CacheScheduleTest, LamportClocksOfTwoWorkersStayWithinTwiceTheStaleness) {
     EXPECT_LE(furthest, 2 * staleness);
     EXPECT_GT(furthest, 0) << "the bound was never tried";
   }
+}
+
+// Steps that overlap in any way, of which some are lost: with room made before an update, a shard
+// never lacks more than write_bound updates of a row.
+class WriteBoundSchedule {
+ public:
+  WriteBoundSchedule(const CacheConfig& config, uint64_t seed)
+      : config_(config), cluster_(config), random_(seed) {}
+
+  // Returns the most updates of a row that a shard has lacked.
+  int64_t Run(int events) {
+    for (int event = 0; event < events; ++event) {
+      switch (Below(&random_, 4)) {
+        case 0:
+          if (under_way_.size() < 6)
+            under_way_.push_back(cluster_.Lookup(0, RandomIds(&random_, 12)));
+          break;
+        case 1:
+          if (!under_way_.empty()) {
+            cluster_.Deliver(&under_way_[Below(&random_, under_way_.size())],
+                             static_cast<int>(Below(&random_, cluster_.num_shards())));
+          }
+          break;
+        case 2:
+          Finish();
+          break;
+        case 3:
+          if (Chance(&random_, 0.1)) cluster_.Flush(0, Chance(&random_, 0.5));
+          break;
+      }
+    }
+    return most_lacked_;
+  }
+
+  int64_t num_messages() const { return num_messages_; }
+
+ private:
+  void Finish() {
+    if (under_way_.empty()) return;
+    std::swap(under_way_[Below(&random_, under_way_.size())], under_way_.back());
+    Cluster::Call step = std::move(under_way_.back());
+    under_way_.pop_back();
+    if (Chance(&random_, 0.1)) return;  // lost
+    for (int s = 0; s < cluster_.num_shards(); ++s) {
+      if (step.replies[s].empty()) cluster_.Deliver(&step, s);
+    }
+    cluster_.Fill(&step);
+    Cluster::Call room = cluster_.NewCall(0);
+    ASSERT_OK(cluster_.cache()->MakeRoom(*step.ticket, Cluster::Into(&room), &room.ticket));
+    num_messages_ += room.num_requests();
+    cluster_.Deliver(&room);
+    if (Chance(&random_, 0.1)) return;  // lost when the shards have taken it
+    ASSERT_OK(cluster_.TryInstall(&room));
+    const UniqueIds& unique = UniqueIdsOf(*step.ticket);
+    ASSERT_OK(cluster_.Update(step, OneForEachKey(unique)));
+    const TableRows rows = cluster_.Rows();
+    for (const int64_t key : unique.keys) {
+      const auto row = rows.find(key);
+      const int64_t merged = row == rows.end() ? 0 : static_cast<int64_t>(-row->second.value[0]);
+      const int64_t lacked = ++made_[key] - merged;
+      EXPECT_LE(lacked, std::max<int64_t>(config_.write_bound, 1)) << "of key " << key;
+      most_lacked_ = std::max(most_lacked_, lacked);
+    }
+  }
+
+  const CacheConfig config_;
+  const Cluster cluster_;
+  Random random_;
+  std::vector<Cluster::Call> under_way_;
+  Counts made_;
+  int64_t most_lacked_ = 0;
+  int64_t num_messages_ = 0;
+};
+
+TEST(CacheScheduleTest, ShardsLackNoMoreThanTheWriteBoundWhenStepsOverlap) {
+  for (const ClockRule rule : {ClockRule::kCount, ClockRule::kLamport}) {
+    for (const int64_t write_bound : {1, 2, 7}) {
+      for (const int64_t due_bound : {kUnbounded, int64_t{1}, write_bound / 2}) {
+        for (uint64_t seed = 0; seed < 6; ++seed) {
+          SCOPED_TRACE("write_bound " + std::to_string(write_bound) + " due_bound " +
+                       std::to_string(due_bound) + " seed " + std::to_string(seed));
+          Random random(seed);
+          CacheConfig config = PlainConfig(static_cast<int>(1 + Below(&random, 3)));
+          config.rows.clock = rule;
+          config.capacity = 1 + Below(&random, 20);
+          config.read_bound = Below(&random, 4);
+          config.write_bound = write_bound;
+          config.due_bound = due_bound;
+          WriteBoundSchedule schedule(config, seed);
+          const int64_t most_lacked = schedule.Run(800);
+          if (due_bound == kUnbounded) {
+            EXPECT_EQ(most_lacked, write_bound) << "whether the bound was tried";
+            EXPECT_GT(schedule.num_messages(), 0);
+          }
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(CacheScheduleTest, AShardLacksLessThanADriftBoundAndTheLastUpdate) {
+  CacheConfig config = PlainConfig(2);
+  config.rows.clock = ClockRule::kDrift;
+  config.capacity = 10;
+  config.write_bound = (2 << 14) + 1;  // every update goes 1 << 14
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    WriteBoundSchedule schedule(config, seed);
+    EXPECT_EQ(schedule.Run(800), 3);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(CacheScheduleTest, RoomIsAskedForOnlyWhereItIsLacked) {
+  CacheConfig config = PlainConfig(2);
+  config.write_bound = 2;
+  const Cluster cluster(config);
+  const auto messages = [&](const Cluster::Call& step) {
+    Cluster::Call room = cluster.NewCall(0);
+    EXPECT_OK(cluster.cache()->MakeRoom(*step.ticket, Cluster::Into(&room), &room.ticket));
+    return room.num_requests();
+  };
+  std::vector<Cluster::Call> steps;
+  for (int step = 0; step < 4; ++step) {
+    steps.push_back(cluster.Lookup(0, {1, 2, 3}));
+    cluster.Deliver(&steps.back());
+    cluster.Fill(&steps.back());
+  }
+  Cluster::Call other = cluster.Lookup(0, {4, 5, 6});
+  cluster.Deliver(&other);
+  cluster.Fill(&other);
+  EXPECT_EQ(messages(steps[0]), 0);
+  ASSERT_OK(cluster.Update(steps[0], {1, 1, 1}));
+  EXPECT_EQ(messages(steps[1]), 0);
+  ASSERT_OK(cluster.Update(steps[1], {1, 1, 1}));
+  EXPECT_EQ(messages(other), 0) << "its rows have room";
+  EXPECT_GT(messages(steps[2]), 0) << "the outbox has what takes it";
+  EXPECT_GT(messages(steps[2]), 0) << "it is under way";
+  cluster.Flush(0, false);
+  EXPECT_EQ(messages(steps[2]), 0);
 }
 
 }  // namespace testing

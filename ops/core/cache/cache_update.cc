@@ -15,7 +15,15 @@ bool Cache::Due(const Line& line) const {
   if (line.pending >= kMostPending) return true;
   if (config_.write_bound == kUnbounded) return false;
   const int64_t unsent = config_.rows.clock == ClockRule::kDrift ? line.units : line.pending;
-  return unsent >= std::max<int64_t>(config_.write_bound, 1);
+  return unsent >= std::max<int64_t>(config_.when_due(), 1);
+}
+
+// Whether its shard has enough of the line's updates for another one.
+bool Cache::HasRoom(const Line& line) const {
+  const bool drifts = config_.rows.clock == ClockRule::kDrift;
+  const int64_t unsent = drifts ? line.units : line.pending;
+  const int64_t unmerged = unsent + (drifts ? line.units_in_flight : line.in_flight);
+  return unmerged < std::max<int64_t>(config_.write_bound, 1);
 }
 
 Status Cache::Update(RowTicket* row_ticket, const float* gradients, float learning_rate,

@@ -10,15 +10,16 @@ namespace het_tf {
 // Followed in memory by the row: value[dim], slots[slot_dim], with all own updates.
 struct Line {
   int64_t key;
-  int64_t base;        // the row's clock when last refreshed, moved by own pushes since
-  uint64_t pushed;     // the last push that holds updates of this line; 0: none
-  uint32_t score;      // Eviction's
-  int32_t pending;     // own updates in no push yet
-  uint32_t units;      // drift clock: their length
-  uint32_t record;     // Unsent's
-  uint32_t gradients;  // Unsent's
-  uint32_t dirty_at;   // where Store lists it as dirty; kNone: pending is 0
-  int32_t holds;       // tickets that hold the line
+  int64_t base;              // the row's clock when last refreshed, moved by own pushes since
+  uint32_t in_flight;        // own updates in pushes that are not acknowledged
+  uint32_t units_in_flight;  // drift clock: their length
+  uint32_t score;            // Eviction's
+  int32_t pending;           // own updates in no push yet
+  uint32_t units;            // drift clock: the length of those
+  uint32_t record;           // Unsent's
+  uint32_t gradients;        // Unsent's
+  uint32_t dirty_at;         // where Store lists it as dirty; kNone: pending is 0
+  int32_t holds;             // tickets that hold the line
   uint16_t shard;
   uint16_t flags;
 

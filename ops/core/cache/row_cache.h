@@ -82,9 +82,12 @@ struct CacheConfig {
   Policy policy = Policy::kLfu;
   // Both in units of the clock.
   int64_t read_bound = kUnbounded;   // updates of others that a read may miss, beyond those unsent
-  int64_t write_bound = kUnbounded;  // own updates of a row that may be unsent
+  int64_t write_bound = kUnbounded;  // own updates of a row that a shard may lack
+  int64_t due_bound = kUnbounded;    // at most that: with how many a row is due; unbounded: that
   Nonfinite nonfinite = Nonfinite::kError;
   bool half = false;  // values, gradients and changes of values travel as bfloat16
+
+  int64_t when_due() const { return due_bound == kUnbounded ? write_bound : due_bound; }
 
   // Whether steps count on the watch of shards (link/watch.h). The paper's clock has pending
   // updates in what a check says, which a shard does not know; rows that may miss nothing would
@@ -136,6 +139,11 @@ class RowCache {
   // One update of each key of the ticket. gradients: (num_ids, dim).
   virtual Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                         const ParallelFor& parallel_for) = 0;
+
+  // Requests that push what keeps rows of the ticket from another update: write_bound of theirs are
+  // not known to be merged. When the replies were taken, there is room.
+  virtual Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
+                          std::shared_ptr<RowTicket>* made) = 0;
 
   // Requests that push what is due, or (all) everything not yet sent, and what is under way once
   // more: when the replies were taken, the shards have it.

@@ -57,7 +57,7 @@ RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Q
     cut.memory = memory;
     cut.size = new_bytes;
     cut.updates = push->updates;
-    cut.slots = std::move(push->slots);
+    cut.rows = std::move(push->rows);
     char* written = writer.AddPush(new_bytes);
     cut.bytes = written;
     push->write(written);

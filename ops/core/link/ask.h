@@ -42,7 +42,7 @@ struct Queries {
 struct NewPush {
   PushHeader header;
   int64_t updates;
-  std::vector<uint32_t> slots;             // Link::Push's
+  std::vector<Link::Row> rows;             // Link::Push's
   std::function<void(char* bytes)> write;  // bytes: (PushBytes(...)), aligned to 8
 };
 

@@ -34,6 +34,13 @@ class Link {
     bool operator!=(const Epoch& other) const { return !(*this == other); }
   };
 
+  // What a push has of a row: the owner's.
+  struct Row {
+    uint32_t slot;
+    uint32_t updates;
+    uint32_t units;
+  };
+
   struct Push {
     uint64_t sequence = 0;
     uint64_t carrier = 0;                // the request under way that carried it last; 0: none
@@ -41,7 +48,7 @@ class Link {
     const char* bytes = nullptr;         // (size), within that memory
     size_t size = 0;
     int64_t updates = 0;
-    std::vector<uint32_t> slots;  // the owner's names of its rows, in any order
+    std::vector<Row> rows;  // in any order
   };
 
   // A request that went out. It is open until its reply came or its step failed.
