@@ -49,6 +49,7 @@ class DenseReplicas:
         least: Sequence[tf.Variable],
         seeds: Sequence[tf.Variable],
         others: Sequence[tf.Variable],
+        constraints: Sequence[Callable[[tf.Tensor], tf.Tensor] | None] = (),
     ):
         """Describes the replicas; makes nothing yet.
 
@@ -62,6 +63,7 @@ class DenseReplicas:
           seeds: of random generators, 32-bit integers: every worker has others.
           others: variables that a step assigns are averaged if they are float32, and added if they
             are int64; the others stay as they are.
+          constraints: of the trainable ones, in their order; values are written back under them.
 
         Raises:
           ValueError: there is no rule for a variable; the message names it.
@@ -93,6 +95,7 @@ class DenseReplicas:
             ReplicaVariable(native, functools.partial(self._find_handle, i))
             for i, native in enumerate(self._natives)
         ]
+        self._constraints = dict(enumerate(constraints))
         self._exchange = Exchange(servers, [self])
         self._workers = strategy.num_workers
         self._lock = threading.Lock()
@@ -394,7 +397,10 @@ class DenseReplicas:
                 begin += size
                 with tf.device(self._natives[i].device):
                     value = tf.concat(pieces, 0) if pieces else tf.zeros([0], self._dtypes[i])
-                    self._natives[i].assign(tf.reshape(value, self._shapes[i]))
+                    value = tf.reshape(value, self._shapes[i])
+                    # Each worker's steps keep to it, but not what is merged of several.
+                    constraint = self._constraints.get(i)
+                    self._natives[i].assign(value if constraint is None else constraint(value))
 
     def _merge_own(self) -> dict[int, np.ndarray]:
         """What becomes of the workers' own variables, by index: of those that have made steps."""

@@ -73,7 +73,8 @@ class DenseVariables:
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
         if self._own_count is not None:
             natives[2].append(self._own_count)
-        self.replicas = DenseReplicas(strategy, *natives)
+        constraints = [variable.constraint for variable in trainable]
+        self.replicas = DenseReplicas(strategy, *natives, constraints)
 
     def begin_count(self) -> StepCount | None:
         """The count of a step that begins; None: its optimizer counts as Keras has it."""

@@ -46,6 +46,22 @@ def test_every_step_counts_once(dense, staleness, merge, wire):
     assert int(model.optimizer.iterations.numpy()) == 180
 
 
+def test_what_is_written_back_keeps_to_constraints(dense):
+    """Each worker's steps leave it above 0; all of them together would not."""
+    dense.dense_staleness, dense.dense_merge = 100, "sum"
+    with dense.scope():
+        inputs = keras.Input((1,))
+        layer = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="ones", kernel_constraint="non_neg"
+        )
+        model = het_tf.keras.Model(inputs, layer(inputs))
+        model.compile(keras.optimizers.SGD(1 / 64), lambda y, p: p)
+    x = np.ones((90, 1), np.float32)
+    model.fit(x, x, batch_size=1, verbose=0)
+    assert model.get_weights()[0] == 0
+    np.testing.assert_array_equal(model.predict(x, verbose=0), 0 * x)
+
+
 @pytest.mark.parametrize("staleness", [0, 5])
 def test_steps_and_bytes_are_counted(dense, staleness):
     dense.dense_staleness = staleness
