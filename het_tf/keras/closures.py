@@ -323,12 +323,15 @@ class StepClosure:
         for optimizer in optimizers:
             others.extend(optimizer.variables)
         replicas = None if self._dense is None else self._dense.replicas.variables
-        if self._dense is not None:
-            count = self._dense.begin_count()
-        else:
-            variable = counted_variable(model.optimizer) if self._training else None
-            count = None if variable is None else StepCount(variable, variable.value)
-        scope = MetricScope(captured, others, replicas, count)
+        counts = [] if self._dense is None else self._dense.begin_counts()
+        if self._trained is None:
+            counted = [count.variable for count in counts]
+            counts += [
+                StepCount(variable, variable.value)
+                for variable in map(counted_variable, optimizers)
+                if variable is not None and not any(variable is each for each in counted)
+            ]
+        scope = MetricScope(captured, others, replicas, counts)
         with scope, on_one_replica(self._strategy):
             logs = self._train_or_test(batch, lookups, scope)
             if self._training and not self._once:  # sent at the closure's end

@@ -76,14 +76,14 @@ class DenseVariables:
         constraints = [variable.constraint for variable in trainable]
         self.replicas = DenseReplicas(strategy, *natives, constraints)
 
-    def begin_count(self) -> StepCount | None:
-        """The count of a step that begins; None: its optimizer counts as Keras has it."""
-        if self.trains and self._own_count is None:
-            return None
+    def begin_counts(self) -> list[StepCount]:
+        """The counts of a step that begins, of optimizers that do not count as Keras has it."""
+        if self._count is None or (self.trains and self._own_count is None):
+            return []
         replicas = self.replicas.variables
         shared = replicas.get(id(self._count.value), self._count.value)
         own = None if self._own_count is None else replicas[id(self._own_count)]
-        return StepCount(self._count, shared, own, self._cycle)
+        return [StepCount(self._count, shared, own, self._cycle)]
 
     def open_op(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """At the start of a function's graph: makes the replicas usable, reads the settings.

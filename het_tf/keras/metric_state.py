@@ -62,7 +62,7 @@ class MetricScope(keras.StatelessScope):
         captured: Sequence[tuple[keras.Variable, tf.Tensor]],
         others: Sequence[keras.Variable] = (),
         replicas: Mapping[int, tf.Variable] | None = None,
-        count: StepCount | None = None,
+        counts: Sequence[StepCount] = (),
     ):
         """Creates the scope, to be entered once.
 
@@ -70,15 +70,14 @@ class MetricScope(keras.StatelessScope):
           captured: variables to take out and their values at the start.
           others: the model's and the optimizer's variables.
           replicas: id of a native variable -> the variable to use in its place.
-          count: of the steps; its variable is captured, too.
+          counts: of the steps; their variables are captured, too.
         """
-        counts = [] if count is None else [(count.variable, count.seen)]
-        captured = [*captured, *counts]
+        captured = [*captured, *((count.variable, count.seen) for count in counts)]
         super().__init__(
             state_mapping=list(captured), collect_losses=True, initialize_variables=False
         )
         self._captured = {id(variable) for variable, _ in captured}
-        self._count = count
+        self._counts = {id(count.variable): count for count in counts}
         self._graph = tf.compat.v1.get_default_graph()
         # `variable.value` asks this scope, so the native variables are looked up before it is
         # entered. Keras asks the scope directly for the variables it regularizes.
@@ -89,8 +88,10 @@ class MetricScope(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Takes an assignment to a Keras variable: into the scope, or on to the variable."""
         variable, value = update
-        if self._is_counted_in_branch(variable):
-            self._count.take(value)
+        count = self._counts.get(id(variable))
+        # A branch of tf.cond keeps its tensors.
+        if count is not None and tf.compat.v1.get_default_graph() is not self._graph:
+            count.take(value)
         elif id(variable) in self._captured:
             super().add_update(update)
         else:
@@ -98,18 +99,12 @@ class MetricScope(keras.StatelessScope):
             native = variable.value if native is None else native
             native.assign(tf.cast(value, native.dtype))
 
-    def _is_counted_in_branch(self, variable: keras.Variable) -> bool:
-        """Whether it is the count, in a branch of `tf.cond`, which keeps its tensors."""
-        if self._count is None or variable is not self._count.variable:
-            return False
-        return tf.compat.v1.get_default_graph() is not self._graph
-
     def count_step(self) -> None:
-        """Counts what was added to the count, but for what branches have counted."""
-        if self._count is not None:
-            value = self.get_current_value(self._count.variable)
-            if value is not self._count.seen:
-                self._count.take(value)
+        """Counts what was added to the counts, but for what branches have counted."""
+        for count in self._counts.values():
+            value = self.get_current_value(count.variable)
+            if value is not count.seen:
+                count.take(value)
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | tf.Variable | None:
         """Value of a captured variable; the native variable of a known other one."""

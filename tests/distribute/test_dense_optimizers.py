@@ -66,6 +66,14 @@ def test_a_step_with_two_optimizers(dense):
     assert np.all(slots[0] > 1)
 
 
+def test_both_optimizers_count_every_step_without_replicas(dense):
+    dense.dense_staleness = None
+    model = two_towers(dense, lambda: keras.optimizers.SGD(1.0))
+    model.fit(X, Y, batch_size=BATCH, epochs=5, verbose=0)
+    optimizers = [model.optimizer, model.others["second"]]
+    assert [int(each.iterations.numpy()) for each in optimizers] == [5 * BATCHES] * 2
+
+
 @pytest.mark.parametrize("bound", [None, 5])
 def test_only_the_compiled_optimizer_accumulates(dense, bound):
     dense.dense_staleness = bound
