@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import runpy
 import sys
 
 
@@ -42,8 +41,15 @@ def run(arguments: list[str], cwd: str, env: dict[str, str], stdout: str, stderr
     os.environ.clear()
     os.environ.update(env)
     sys.argv = arguments
-    sys.path[0] = str(pathlib.Path(arguments[0]).parent)
-    runpy.run_path(arguments[0], run_name="__main__")
+    program = pathlib.Path(arguments[0])
+    sys.path[0] = str(program.parent)
+    # In the module that is called __main__, as Python does: other processes send objects of its
+    # classes.
+    code = compile(program.read_bytes(), program, "exec")
+    namespace = sys.modules["__main__"].__dict__
+    namespace.clear()
+    namespace.update(__name__="__main__", __file__=str(program), __spec__=None)
+    exec(code, namespace)
 
 
 if __name__ == "__main__":
