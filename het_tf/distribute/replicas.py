@@ -8,7 +8,6 @@ the variables up to date.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import uuid
@@ -23,15 +22,12 @@ from het_tf import ops
 from het_tf._arguments import INT32_MAX
 from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._visits import cluster_devices, traced_by_device, visit
+from het_tf.distribute.dense_copy import DenseCopy
 from het_tf.distribute.replica_variable import ReplicaVariable
 from het_tf.exchange import Exchange
 
 if TYPE_CHECKING:
     from het_tf.distribute.strategy import HetParameterServerStrategy
-
-# A message costs as much as half a millisecond on a core, and 500 kB as long at 8 Gbit/s.
-_SHARD_BYTES = 250_000
-_MAX_PHASES = 8
 
 
 class DenseReplicas:
@@ -81,14 +77,10 @@ class DenseReplicas:
         self._roles = [role for role, natives in roles.items() for _ in natives]
         for native, role in zip(self._natives, self._roles, strict=True):
             _check(native, role)
-        servers = cluster_devices("ps")
         floats = sum(native.shape.num_elements() for native in trainable)
         bound = strategy.dense_staleness
         self._staleness = INT32_MAX if bound is None else bound
-        self._phases = _phases(4 * floats // len(servers), self._staleness)
-        # Of the shards. A server's are due one after the other: rows that travel with one of them
-        # wait for no more.
-        self._devices = [server for server in servers for _ in range(self._phases)]
+        self._copy = DenseCopy(self.name, floats, self._staleness)
         self._dtypes = [native.dtype for native in self._natives]
         self._shapes = [native.shape for native in self._natives]
         self._variables = [
@@ -96,7 +88,7 @@ class DenseReplicas:
             for i, native in enumerate(self._natives)
         ]
         self._constraints = dict(enumerate(constraints))
-        self._exchange = Exchange(servers, [self])
+        self._exchange = Exchange(self._copy.servers, [self])
         self._workers = strategy.num_workers
         self._lock = threading.Lock()
         self._kinds: list[str] | None = None
@@ -163,15 +155,14 @@ class DenseReplicas:
           ticket: for `receive_op`.
           requests: uint8 [bytes], one for each server.
         """
-        shards = len(self._devices)
-        ticket, requests = ops.replica_request(self._handle_op(), num_shards=shards, asks=asks)
-        servers = range(0, shards, self._phases)
-        return ticket, [_pack(requests[s : s + self._phases]) for s in servers]
+        ticket, requests = ops.replica_request(
+            self._handle_op(), num_shards=self._copy.num_shards, asks=asks
+        )
+        return ticket, self._copy.pack(requests)
 
     def receive_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Operation:
         """Takes the replies to requests, one a server. `settle_op` takes them over."""
-        frames = [frame for reply in replies for frame in _unpack(reply, self._phases)]
-        return ops.replica_receive(self._handle_op(), ticket, frames)
+        return ops.replica_receive(self._handle_op(), ticket, self._copy.unpack(replies))
 
     def flush_op(self) -> tf.Tensor:
         """Sends all steps. Returns the replica's `report_op` then."""
@@ -196,10 +187,7 @@ class DenseReplicas:
 
     def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
         """On parameter server number `shard`: its reply to a request of a replica."""
-        requests = _unpack(request, self._phases)
-        shards = range(shard * self._phases, (shard + 1) * self._phases)
-        handles = [ops.dense_handle(shared_name=f"{self.name}/{s}") for s in shards]
-        return _pack([ops.dense_sync(h, r) for h, r in zip(handles, requests, strict=True)])
+        return self._copy.serve_op(shard, request)
 
     # Eagerly, on the coordinator, while no step runs.
 
@@ -300,8 +288,8 @@ class DenseReplicas:
             dtypes=self._dtypes,
             shapes=self._shapes,
             kinds=self._kinds,
-            num_shards=len(self._devices),
-            num_phases=self._phases,
+            num_shards=self._copy.num_shards,
+            num_phases=self._copy.phases,
             num_workers=self._strategy.num_workers,
             staleness=self._staleness,
             wire=self._strategy.dense_wire_dtype,
@@ -361,40 +349,17 @@ class DenseReplicas:
             values[i].size for i, role in enumerate(self._roles) if role == "trainable"
         )
         average = 1.0 / self._workers
-        merge = self._strategy.dense_merge
-        shards = len(self._devices)
-        for shard, device in enumerate(self._devices):
-            part = functools.partial(_part, shard=shard, shards=shards)
-            with tf.device(device):
-                handle = ops.dense_handle(shared_name=f"{self.name}/{shard}")
-                first = _first(floats.size, shard, shards)
-                ops.dense_set(
-                    handle,
-                    part(floats),
-                    part(counters),
-                    part(rest),
-                    num_first=int(np.clip(num_trainable - first, 0, part(floats).size)),
-                    first_weight=average if merge == "average" else 1.0,
-                    second_weight=average,
-                )
+        first_weight = average if self._strategy.dense_merge == "average" else 1.0
+        self._copy.set(floats, counters, rest, num_trainable, (first_weight, average))
         self._fingerprint = self._take_fingerprint()
         self._kept.clear()
 
     def _pull(self) -> None:
         """What is exchanged becomes the variables' values, from server to server."""
-        states = []
-        for shard, device in enumerate(self._devices):
-            with tf.device(device):
-                states.append(ops.dense_get(ops.dense_handle(shared_name=f"{self.name}/{shard}")))
-        for number, kind in enumerate(("float", "counter")):
-            parts = [state[number] for state in states]
-            indices = self._indices(kind)
-            sizes = [self._shapes[i].num_elements() for i in indices]
-            ends = [_first(sum(sizes), shard + 1, len(parts)) for shard in range(len(parts))]
-            begin = 0
-            for i, size in zip(indices, sizes, strict=True):
-                pieces = _slices(parts, ends, begin, begin + size)
-                begin += size
+        kinds = [self._indices(kind) for kind in ("float", "counter")]
+        sizes = [[self._shapes[i].num_elements() for i in indices] for indices in kinds]
+        for indices, of_kind in zip(kinds, self._copy.pieces_op(sizes), strict=True):
+            for i, pieces in zip(indices, of_kind, strict=True):
                 with tf.device(self._natives[i].device):
                     value = tf.concat(pieces, 0) if pieces else tf.zeros([0], self._dtypes[i])
                     value = tf.reshape(value, self._shapes[i])
@@ -464,10 +429,7 @@ class DenseReplicas:
         if self._kinds is None:
             return
         self._destroy_on_workers()
-        for shard, device in enumerate(self._devices):
-            with contextlib.suppress(tf.errors.OpError), tf.device(device):
-                handle = ops.dense_handle(shared_name=f"{self.name}/{shard}")
-                tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        self._copy.destroy()
         self._kinds = None
         self._functions.pop("pull", None)  # It is for these kinds.
 
@@ -510,40 +472,3 @@ def _flat(values: list[np.ndarray], dtype: Any) -> np.ndarray:
     return (
         np.concatenate([v.ravel().astype(dtype) for v in values]) if values else np.zeros(0, dtype)
     )
-
-
-def _phases(num_bytes: int, staleness: int) -> int:
-    """In how many shards a server has its part of the trainable variables, of as many bytes."""
-    due = max(1, (staleness + 1) // 2)  # Steps from one push of a shard to the next.
-    return max(1, min(-(-num_bytes // _SHARD_BYTES), _MAX_PHASES, due))
-
-
-def _pack(frames: Sequence[tf.Tensor]) -> tf.Tensor:
-    return ops.pack_frames(frames) if len(frames) > 1 else frames[0]
-
-
-def _unpack(message: tf.Tensor, n: int) -> Sequence[tf.Tensor]:
-    return ops.unpack_frames(message, n=n) if n > 1 else [message]
-
-
-def _first(n: int, shard: int, shards: int) -> int:
-    """FirstOfShard in ops/core/dense/replica.h."""
-    return n // shards * shard + n % shards * shard // shards
-
-
-def _part(array: np.ndarray, shard: int, shards: int) -> np.ndarray:
-    return array[_first(array.size, shard, shards) : _first(array.size, shard + 1, shards)]
-
-
-def _slices(
-    parts: Sequence[tf.Tensor], ends: Sequence[int], begin: int, end: int
-) -> list[tf.Tensor]:
-    """[begin, end) of a vector whose parts, which end at `ends`, are on several devices."""
-    slices = []
-    first = 0
-    for part, last in zip(parts, ends, strict=True):
-        if max(begin, first) < min(end, last):
-            with tf.device(part.device):
-                slices.append(part[max(begin, first) - first : min(end, last) - first])
-        first = last
-    return slices
