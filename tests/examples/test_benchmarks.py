@@ -155,7 +155,9 @@ def test_feature_step(tmp_path: pathlib.Path, where: str):
     size = ("--features=3", "--batch=8", "--rows=50", "--dim=4", "--steps=10", f"--json={path}")
     done = _run("feature_step.py", where, *size)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert set(json.loads(path.read_text())["ms"]) == {"concatenated", "collection"}
+    figures = json.loads(path.read_text())
+    assert set(figures["ms"]) == {"concatenated", "stacked", "collection"}
+    assert set(figures["ratios"]) == {"concatenated", "stacked"}
 
 
 def test_factorization_machine(monkeypatch: pytest.MonkeyPatch):
