@@ -195,5 +195,28 @@ TEST(CacheScheduleTest, RoomIsAskedForOnlyWhereItIsLacked) {
   EXPECT_EQ(messages(steps[2]), 0);
 }
 
+TEST(CacheScheduleTest, AnAcknowledgementMakesRoomForWhatItsPushHad) {
+  CacheConfig config = PlainConfig();
+  config.write_bound = 2;
+  config.due_bound = 1;
+  const Cluster cluster(config);
+  std::vector<Cluster::Call> steps, pushes;
+  for (int step = 0; step < 4; ++step) {
+    steps.push_back(cluster.Lookup(0, {1}));
+    cluster.Deliver(&steps.back());
+    cluster.Fill(&steps.back());
+  }
+  for (int step = 0; step < 2; ++step) {
+    ASSERT_OK(cluster.Update(steps[step], {1}));
+    pushes.push_back(cluster.Lookup(0, {9}));
+  }
+  cluster.Deliver(&pushes[0]);
+  cluster.Fill(&pushes[0]);
+  ASSERT_OK(cluster.Update(steps[2], {1}));
+  Cluster::Call room = cluster.NewCall(0);
+  EXPECT_OK(cluster.cache()->MakeRoom(*steps[3].ticket, Cluster::Into(&room), &room.ticket));
+  EXPECT_EQ(room.num_requests(), 1) << "one update is under way, one waits";
+}
+
 }  // namespace testing
 }  // namespace het_tf
