@@ -114,11 +114,16 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView&
     Line* line = store_.line(asked.slots[query]);
     line->clear(Line::kWatched);
     if (query < asked.num_bases()) {
-      // The slots are out of date, and not worth what they cost.
+      // The slots are out of date, and not worth what they cost. But where a step that came later
+      // has the line too, they stay: each is to see what the other updates.
       ++refreshed;
       if (line->pending == 0 && !since.Has(line->key)) {
-        store_.ClearResident(line);
-        line->clear(Line::kFull);
+        if (line->holds == 1) {
+          store_.ClearResident(line);
+          line->clear(Line::kFull);
+        } else if (line->has(Line::kFull) && reply.value_rows[r].clock > line->base) {
+          store_.InstallValue(asked.slots[query], reply.values + r * dim(), line->base);
+        }
       }
     }
     // A step that came later has updated the line. So it was asked for later, and is as fresh.
