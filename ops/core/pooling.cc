@@ -116,9 +116,15 @@ Status Pooling::Create(const std::vector<Feature>& features, std::shared_ptr<Poo
     const auto begin_of = [&](int64_t b) {
       return first_id + (feature.splits == nullptr ? b * bag_size : feature.splits[b]);
     };
+    const auto scale_of = [&](int64_t begin, int64_t n) {
+      return ScaleOf(feature.combiner, made->weights_.data() + begin, n);
+    };
+    // One for all where bags are of one size and weights are ones.
+    const bool alike = feature.splits == nullptr && !part.weighted;
+    const float scale_of_all = alike ? scale_of(first_id, bag_size) : 0;
     for (int64_t b = 0; b < feature.num_bags; ++b) {
       const int64_t begin = begin_of(b), end = begin_of(b + 1), bag = first_bag + b;
-      const float scale = ScaleOf(feature.combiner, made->weights_.data() + begin, end - begin);
+      const float scale = alike ? scale_of_all : scale_of(begin, end - begin);
       made->begin_[bag] = static_cast<int32_t>(begin);
       made->scales_[bag] = scale;
       if (feature.combiner == Combiner::kMax) made->max_of_[bag] = made->num_max_++;
