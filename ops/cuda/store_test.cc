@@ -202,6 +202,22 @@ TEST(DeviceStoreTest, StepsShareAVisitor) {
   EXPECT_EQ(third.Gather(), Floats{8});
 }
 
+// Its shard has other rows now: whoever has read it may do so again, and any row of the new ones is
+// newer.
+TEST(DeviceStoreTest, AForgottenVisitor) {
+  const DeviceStore store("sgd", 1, 1);
+  Step step(store, 1, {5});
+  step.MakeLines({0});
+  step.InstallMisses({{7}}, {9});
+  EXPECT_EQ(store.Forget(), 0);
+  EXPECT_EQ(step.Gather(), Floats{7});
+  step.Update({1});
+  EXPECT_EQ(step.Gather(), Floats{7});
+  EXPECT_EQ(step.CollectDue(-1).at(0).floats, Floats{1});
+  step.InstallMisses({{3}}, {1});
+  EXPECT_EQ(step.Gather(), Floats{3});
+}
+
 // A key that has a visitor gets a line. It is read and updated by all of its steps once its row is
 // there, and it stays until the last of them ends.
 TEST(DeviceStoreTest, AVisitorGetsALine) {
