@@ -6,8 +6,10 @@ The ops are those that `ops/*_ops.cc` register, under their generated names with
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
+import uuid
 from typing import Any
 
 import tensorflow as tf
@@ -72,13 +74,16 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
 
 _library = load()
 
+# Of what this program has by name on a device: nothing of another program's is there.
+CONTAINER = uuid.uuid4().hex
+
 keys = _library.het_keys
 unique_ids = _library.het_unique_ids
 stack_ids = _library.het_stack_ids
 check_ids = _library.het_check_ids
 shard_of = _library.het_shard_of
 
-table_handle = _library.het_table_handle
+table_handle = functools.partial(_library.het_table_handle, container=CONTAINER)
 table_lookup = _library.het_table_lookup
 table_apply = _library.het_table_apply
 table_sync = _library.het_table_sync
@@ -104,7 +109,7 @@ served_lookup = _library.het_served_lookup
 served_variables = _library.het_served_variables
 served_status = _library.het_served_status
 
-cache_handle = _library.het_cache_handle
+cache_handle = functools.partial(_library.het_cache_handle, container=CONTAINER)
 cache_lookup = _library.het_cache_lookup
 cache_install = _library.het_cache_install
 cache_ask_again = _library.het_cache_ask_again
@@ -133,13 +138,14 @@ process_caches = _library.het_process_caches
 process_note_ended = _library.het_process_note_ended
 process_ended = _library.het_process_ended
 process_cache = _library.het_process_cache
+program_handle = functools.partial(_library.het_program_handle, container=CONTAINER)
 
-dense_handle = _library.het_dense_handle
+dense_handle = functools.partial(_library.het_dense_handle, container=CONTAINER)
 dense_set = _library.het_dense_set
 dense_get = _library.het_dense_get
 dense_sync = _library.het_dense_sync
 
-replica_handle = _library.het_replica_handle
+replica_handle = functools.partial(_library.het_replica_handle, container=CONTAINER)
 replica_variables = _library.het_replica_variables
 replica_destroy = _library.het_replica_destroy
 replica_settle = _library.het_replica_settle

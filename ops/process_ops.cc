@@ -93,5 +93,24 @@ id: Scalar, from ProcessCaches.
 cache: Scalar.
 )doc");
 
+REGISTER_OP("Het>ProgramHandle")
+    .Output("program: resource")
+    .Attr("container: string")
+    .Attr("address: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Has what a program has by name on this device end with the program.
+
+When the last such handle of the program is deleted, as TensorFlow does some time after it has heard
+from the program last, all that is in the container on the device is destroyed. When a program at
+the same address makes one, what others at this address have on the device is destroyed, and they
+can make no more in this process.
+
+program: Scalar. The program keeps it for as long as it runs.
+container: Of the program's resources, and of no other's.
+address: Where the program listens, as no two can at a time; empty if it has no address of its own.
+)doc");
+
 }  // namespace
 }  // namespace het_tf

@@ -65,6 +65,7 @@ OP_SOURCES = [
     "ops/kernels/keys_kernels.cc",
     "ops/kernels/pooling_kernels.cc",
     "ops/kernels/process_kernels.cc",
+    "ops/kernels/program_kernels.cc",
     "ops/kernels/replica_kernels.cc",
     "ops/kernels/rows_file_kernels.cc",
     "ops/kernels/served_resource.cc",

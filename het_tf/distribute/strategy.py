@@ -20,6 +20,7 @@ from het_tf.distribute.connection import reconnect, tables_kept, with_local_chie
 from het_tf.distribute.current import note_strategy
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.flushing import Flushing
+from het_tf.distribute.presence import own_what_is_on, task_devices
 from het_tf.distribute.tf_config import check_cluster, read_tf_config
 from het_tf.distribute.watching import Watching
 from het_tf.saving.manager import Manager
@@ -104,11 +105,13 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         self.exactly_once = exactly_once
         self.closure_numbers = ClosureNumbers()
         self._addresses = _checked_addresses(cluster_resolver)
+        self._address = cluster_resolver.cluster_spec().as_dict().get("chief", [""])[0]
         self._closed = False
         self._local_cluster = getattr(cluster_resolver, "local_cluster", None)
         set_grpc_defaults()
         health.wait_until_up(self._addresses)
         super().__init__(cluster_resolver, variable_partitioner)
+        own_what_is_on(task_devices(), self._address)
         self._marks = recovery.Marks()
         self._recoveries = 0
         self._manager: tf.train.CheckpointManager | Manager | None = None
@@ -302,6 +305,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         reconnect()
         replaced = self._marks.take_replaced(until)
         logging.warning("%s: other processes than before; made anew what they held", replaced)
+        own_what_is_on(replaced, self._address)
         self._recoveries += 1
         recovery.make_again(replaced)
         recovery.wait_until_reached(self, replaced, until)

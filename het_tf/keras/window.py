@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from het_tf import ops
 from het_tf._graph import handle_from_caller
 from het_tf._visits import cluster_devices, visit
 
@@ -140,6 +141,7 @@ class Window:
             return tf.raw_ops.FIFOQueueV2(
                 component_types=[tf.variant],
                 shapes=[[]],  # for open_op, which takes many
+                container=ops.CONTAINER,
                 shared_name=f"{self._name}/sent",
             )
 
@@ -159,6 +161,7 @@ class Window:
         return tf.raw_ops.FIFOQueueV2(
             component_types=[tf.variant],
             shapes=[[]],  # for open_op, which takes many
+            container=ops.CONTAINER,
             shared_name=f"{self._name}/{generation}/steps",
         )
 
@@ -167,5 +170,6 @@ class Window:
             component_types=[tf.bool],
             shapes=[[]],  # for open_op, which takes many
             capacity=self.size,
+            container=ops.CONTAINER,
             shared_name=f"{self._name}/{generation}/places",
         )

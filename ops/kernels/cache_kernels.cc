@@ -10,6 +10,7 @@
 #include "ops/kernels/device_ids.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/process_registry.h"
+#include "ops/kernels/programs.h"
 #include "ops/kernels/resource_kernels.h"
 #include "ops/kernels/resources.h"
 #include "ops/kernels/stays_on_host.h"
@@ -49,6 +50,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
 
  private:
   absl::Status CreateResource(CacheResource** resource) override {
+    TF_RETURN_IF_ERROR(CheckNotReplaced(cinfo_.container()));
     std::shared_ptr<RowCache> cache;
     TF_RETURN_IF_ERROR(NewCache(&cache));
     *resource = new CacheResource(config_, device_capacity_, std::move(cache));

@@ -4,6 +4,7 @@
 
 #include "ops/core/dense/shard.h"
 #include "ops/kernels/kernel_util.h"
+#include "ops/kernels/programs.h"
 #include "ops/kernels/resources.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
@@ -21,6 +22,7 @@ class DenseHandleOp : public tensorflow::ResourceOpKernel<DenseResource> {
 
  private:
   absl::Status CreateResource(DenseResource** resource) override {
+    TF_RETURN_IF_ERROR(CheckNotReplaced(cinfo_.container()));
     *resource = new DenseResource;
     return absl::OkStatus();
   }

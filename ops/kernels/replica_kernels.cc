@@ -7,6 +7,7 @@
 #include "ops/core/dense/replica.h"
 #include "ops/core/memory/hash.h"
 #include "ops/kernels/kernel_util.h"
+#include "ops/kernels/programs.h"
 #include "ops/kernels/resources.h"
 #include "ops/kernels/variables.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
@@ -67,6 +68,7 @@ class ReplicaHandleOp : public tensorflow::ResourceOpKernel<ReplicaResource> {
   }
 
   absl::Status CreateResource(ReplicaResource** resource) override {
+    TF_RETURN_IF_ERROR(CheckNotReplaced(cinfo_.container()));
     std::shared_ptr<Replica> replica;
     TF_RETURN_IF_ERROR(ToTf(Replica::Create(config_, &replica)));
     std::vector<ReplicaResource::Variable> variables;
@@ -122,8 +124,10 @@ class ReplicaKernel : public OpKernel {
   virtual absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) = 0;
 };
 
-// The container of the replicas' variables.
-constexpr char kVariables[] = "het_tf";
+// The container of a replica and its variables.
+const std::string& ContainerOf(OpKernelContext* context) {
+  return tensorflow::HandleFromInput(context, 0).container();
+}
 
 std::string NameOfVariable(const ReplicaResource& resource, size_t v) {
   return StrCat(resource.replica->id(), "/", v);
@@ -146,14 +150,14 @@ class ReplicaVariablesOp : public ReplicaKernel {
       const std::string name = NameOfVariable(*resource, v);
       Var* var = nullptr;
       TF_RETURN_IF_ERROR(context->resource_manager()->LookupOrCreate<Var>(
-          kVariables, name, &var, [&](Var** created) {
+          ContainerOf(context), name, &var, [&](Var** created) {
             *created = resource->variables[v].var.get();
             (*created)->Ref();
             return absl::OkStatus();
           }));
       var->Unref();
       handle->scalar<tensorflow::ResourceHandle>()() = tensorflow::MakeResourceHandle<Var>(
-          context, kVariables, name, {{var->tensor()->dtype(), var->tensor()->shape()}});
+          context, ContainerOf(context), name, {{var->tensor()->dtype(), var->tensor()->shape()}});
     }
     return absl::OkStatus();
   }
@@ -166,7 +170,8 @@ class ReplicaDestroyOp : public ReplicaKernel {
   absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
     for (size_t v = 0; v < resource->variables.size(); ++v) {
       // Those that no step has used are not there.
-      (void)context->resource_manager()->Delete<Var>(kVariables, NameOfVariable(*resource, v));
+      (void)context->resource_manager()->Delete<Var>(ContainerOf(context),
+                                                     NameOfVariable(*resource, v));
     }
     return tensorflow::DeleteResource(context, tensorflow::HandleFromInput(context, 0));
   }

@@ -6,6 +6,7 @@
 #include "ops/kernels/file_kernels.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/process_registry.h"
+#include "ops/kernels/programs.h"
 #include "ops/kernels/resource_kernels.h"
 #include "ops/kernels/resources.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
@@ -28,6 +29,7 @@ class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
 
  private:
   absl::Status CreateResource(TableResource** resource) override {
+    TF_RETURN_IF_ERROR(CheckNotReplaced(cinfo_.container()));
     std::unique_ptr<Table> table;
     Lifetimes lifetimes;
     TF_RETURN_IF_ERROR(ToTf(Lifetimes::Parse(lifetimes_, &lifetimes)));

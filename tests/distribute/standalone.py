@@ -1,0 +1,60 @@
+"""Servers that are no LocalCluster's, which go on when a training program ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+
+class Servers:
+    """Parameter servers and a worker, started with `python -m het_tf.server`."""
+
+    def __init__(self, stack: contextlib.ExitStack, num_ps: int = 1):
+        """Starts them, to be killed when `stack` is closed."""
+        self._stack = stack
+        self._cluster = {"ps": [self.address() for _ in range(num_ps)], "worker": [self.address()]}
+        for job, addresses in self._cluster.items():
+            for index in range(len(addresses)):
+                server = subprocess.Popen(
+                    [sys.executable, "-m", "het_tf.server"],
+                    env=self._environment(self._cluster, job, index),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                stack.callback(server.wait)
+                stack.callback(server.kill)
+
+    def address(self) -> str:
+        """One whose port nobody else is given meanwhile."""
+        port = self._stack.enter_context(socket.socket())
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port.bind(("", 0))
+        return f"localhost:{port.getsockname()[1]}"
+
+    def start(self, arguments: Sequence[object], chief: str) -> subprocess.Popen:
+        """Starts a Python program that uses them.
+
+        Args:
+          arguments: of Python.
+          chief: where the program listens, an `address`.
+        """
+        program = subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            env=self._environment({**self._cluster, "chief": [chief]}, "chief", 0),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._stack.callback(program.wait)
+        self._stack.callback(program.kill)
+        return program
+
+    def _environment(self, cluster, job: str, index: int) -> dict[str, str]:
+        task = {"cluster": cluster, "task": {"type": job, "index": index}}
+        return {**os.environ, "TF_GRPC_REUSE_PORT": "1", "TF_CONFIG": json.dumps(task)}
