@@ -14,7 +14,7 @@ import small_models as sm
 import het_tf
 from het_tf.layers import HetEmbedding
 
-EPOCHS, BATCH = 4, 5  # 4 epochs of 20 steps
+EPOCHS, BATCH = 10, 5  # 10 epochs of 20 steps
 
 
 def cases():
@@ -81,7 +81,7 @@ def train(model_class, optimizer):
     x, y = sm.make_data(100)
 
     def halve(epoch):
-        if epoch == EPOCHS // 2 and isinstance(model.optimizer.learning_rate, keras.Variable):
+        if epoch == 5 and isinstance(model.optimizer.learning_rate, keras.Variable):
             model.optimizer.learning_rate = model.optimizer.learning_rate / 2
 
     history = model.fit(
