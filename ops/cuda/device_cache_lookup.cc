@@ -177,7 +177,9 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   const bool has_room = read->lines < info_.lines;
   for (int64_t j = 0; j < m; ++j) {
     const int uses = admission_.Missed(HashKey(found->miss_keys[j]));
-    const bool worth = admission_.Affords(uses, has_room);
+    // The row of a visitor that another step has comes in full, with a line or without.
+    const bool comes = visitors_.shared(found->newcomers_here[j].visitor);
+    const bool worth = comes || admission_.Affords(uses, has_room);
     found->newcomers_here[j].uses = worth ? std::max(uses, 1) : 0;
     if (worth) admission_.Ask(1);
   }
