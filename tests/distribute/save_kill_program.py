@@ -3,7 +3,8 @@
 python save_kill_program.py FOLDER KIND SEED KILLS
 
 With TF_CONFIG it kills itself, and its servers go on; else servers of a LocalCluster, KILLS times.
-When is counted in changes of the files that a save writes. Prints a line of JSON of every restore.
+When is counted in changes of the files that a save writes. Prints a line of JSON of every restore,
+and a program that kills itself the number of every save that is there.
 Run by test_save_kills.py.
 """
 
@@ -79,18 +80,17 @@ class Saver:
         self.manager = MANAGERS[kind](checkpoint, folder, max_to_keep=2)
         self.saved = 0  # the last one that was told to be there
 
-    def save_without_end(self) -> None:
-        while True:
-            number = self.saved + 1
-            keys = np.arange(ROWS)
-            if self._chain and number > 1:
-                keys = keys[keys % PARTS == number % PARTS]
-            filled = np.full((len(keys), WIDTH), number, np.float32)
-            self.table.import_(TableExport(keys, filled, filled, np.full(len(keys), number)))
-            self.number.assign(number)
-            self.manager.save()
-            self.manager.wait()
-            self.saved = number
+    def save(self) -> None:
+        number = self.saved + 1
+        keys = np.arange(ROWS)
+        if self._chain and number > 1:
+            keys = keys[keys % PARTS == number % PARTS]
+        filled = np.full((len(keys), WIDTH), number, np.float32)
+        self.table.import_(TableExport(keys, filled, filled, np.full(len(keys), number)))
+        self.number.assign(number)
+        self.manager.save()
+        self.manager.wait()
+        self.saved = number
 
     def restore(self) -> dict:
         """Restores the latest checkpoint; what is in it."""
@@ -120,7 +120,8 @@ def kill_servers(folder: str, kind: str, rng: random.Random, kills: int) -> None
             at = rng.randint(1, MOST_CHANGES)
             killer = Killer(folder, at, functools.partial(cluster.kill_ps, server))
             try:
-                saver.save_without_end()
+                while True:
+                    saver.save()
             except tf.errors.OpError:
                 killer.join()  # It is no other error.
             cluster.restart_ps(server)
@@ -131,8 +132,13 @@ def kill_this_program(folder: str, kind: str, rng: random.Random) -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     saver = Saver(het_tf.distribute.HetParameterServerStrategy(resolver), folder, kind)
     print(json.dumps(saver.restore()), flush=True)
+    if saver.saved == 0:
+        saver.save()
+        print(saver.saved, flush=True)
     Killer(folder, rng.randint(1, MOST_CHANGES), lambda: os.kill(os.getpid(), signal.SIGKILL))
-    saver.save_without_end()
+    while True:
+        saver.save()
+        print(saver.saved, flush=True)
 
 
 def main(folder: str, kind: str, seed: str, kills: str) -> None:

@@ -39,7 +39,7 @@ def test_the_latest_checkpoint_is_whole_whenever_a_server_is_killed(tmp_path, ki
 
 @pytest.mark.parametrize("kind", program.MANAGERS)
 def test_the_latest_checkpoint_is_whole_whenever_its_program_is_killed(tmp_path, kind):
-    restored = 0
+    saved = 0
     with contextlib.ExitStack() as stack:
         servers = standalone.Servers(stack, num_ps=2)
         chief = servers.address()
@@ -47,8 +47,9 @@ def test_the_latest_checkpoint_is_whole_whenever_its_program_is_killed(tmp_path,
             killed = servers.start(arguments(tmp_path, kind, seed), chief)
             said, errors = killed.communicate(timeout=3600)
             assert killed.returncode == -signal.SIGKILL, errors[-5000:]
-            told = json.loads(said)
+            told, *numbers = map(json.loads, said.splitlines())
             assert told["right"], told
-            assert told["restored"] >= restored
-            restored = told["restored"]
-    assert restored > 0
+            # The save that was under way may have come to its end, untold.
+            assert saved <= told["restored"] <= saved + 1, (saved, told)
+            saved = [told["restored"], *numbers][-1]
+    assert saved > 0
