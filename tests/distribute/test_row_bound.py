@@ -64,9 +64,15 @@ class CountsUpdates(het_tf.keras.Model):
         return self.misses.result()
 
 
+@pytest.fixture(scope="module")
+def missed():
+    """How many reads of each run missed something."""
+    return []
+
+
 @pytest.mark.parametrize("lookahead", [0, 1, 5])
 @pytest.mark.parametrize("bounds", [(0, 0), (3, 2), (10, 0), (0, 4)])
-def test_no_row_misses_more_than_it_may(strategy, lookahead, bounds):
+def test_no_row_misses_more_than_it_may(strategy, missed, lookahead, bounds):
     num_workers = strategy.num_workers
     read_bound, write_bound = bounds
     cache = het_tf.CacheConfig(
@@ -96,4 +102,9 @@ def test_no_row_misses_more_than_it_may(strategy, lookahead, bounds):
     np.testing.assert_array_less(model.made[0].numpy(), made)
     assert logs["over"][0] == 0
     assert logs["lost"][0] == 0
-    assert logs["some"][0] > 0 or read_bound == write_bound == 0
+    missed.append(logs["some"][0])
+
+
+def test_some_rows_missed_something(missed):
+    """Otherwise no bound was tried. In a single run the workers may have taken turns."""
+    assert sum(missed) > 0
