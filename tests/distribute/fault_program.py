@@ -24,6 +24,7 @@ BATCH = 4  # as many updates of the embedding, whose ids are all different
 STEPS_A_CLOSURE = 2
 STEPS = EXAMPLES // BATCH
 LOST_AFTER = 12.0  # seconds
+EPOCHS_WITH_A_STOPPED = 3  # worker
 
 
 def train_until_error(model, data, action):
@@ -153,7 +154,7 @@ def main():
     worker = cluster.process("worker", 1)
     stop = AtStep(STEPS // 4, lambda: worker.send_signal(signal.SIGSTOP))
     with patient_probes(cluster.addresses["worker"][1]) as patient:
-        out["worker stopped"] = fit(data, stop, epochs=2)
+        out["worker stopped"] = fit(data, stop, epochs=EPOCHS_WITH_A_STOPPED)
     out["worker stopped"]["patient probes"] = patient
     # A worker that was given up and goes on may have a context that TensorFlow has closed in part:
     # what it runs then fails with "ABORTED: Cleanup", so it has to be started again.

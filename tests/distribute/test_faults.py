@@ -75,11 +75,12 @@ def test_share_of_a_killed_worker_is_given_up(seen):
 def test_training_goes_on_without_a_worker_that_hangs(seen):
     run = seen["worker stopped"]
     assert run["counts"] == [1.0]
-    assert run["ids"] == [400.0, 400.0]
+    assert run["ids"] == [400.0] * program.EPOCHS_WITH_A_STOPPED
     text = "\n".join(run["warnings"])
     assert re.search(r"worker 1 at localhost:\d+ does not answer", text), text
-    # It is waited for once: what flushes at the end of the epochs knows that it is lost.
-    assert run["patient probes"] == []
+    # It is waited for once, by fit, or by the first flush if it hung between two closures: what
+    # flushes at the end of later epochs knows that it is lost.
+    assert len(run["patient probes"]) <= 1, run["patient probes"]
 
 
 @pytest.mark.parametrize(
