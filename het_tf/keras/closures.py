@@ -291,8 +291,11 @@ class StepClosure:
             logs: tf.Tensor,
         ) -> Any:
             del logs
-            states, logs = self._step(step, *self._ahead.unpack(optional), states)
-            with tf.control_dependencies([*states, logs]):
+            batch, lookups = self._ahead.unpack(optional)
+            states, logs = self._step(step, batch, lookups, states)
+            # What the step made due travels with the next lookup, which taking a step begins.
+            updates = [update for lookup in lookups[:1] for update in lookup.room.updates()]
+            with tf.control_dependencies([*states, logs, *updates]):
                 again = step + 1 < num_steps
             none = tf.zeros([], tf.float64)
             optional, waited = tf.cond(again, window.take_op, lambda: (tf.identity(optional), none))

@@ -52,9 +52,11 @@ def lookup(
             gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
             of_anchor = tf.zeros_like(anchor)
             if trains and backward.is_to_update(weak().anchor, ticket):
-                if found is not None and found.room is not None:
-                    gradients = found.room.before_op(gradients)
-                of_anchor = train(Update(weak, keys, ticket, pooling, gradients, found is None))
+                room = None if found is None else found.room
+                if room is not None:
+                    gradients = room.before_op(gradients)
+                sends = found is None
+                of_anchor = train(Update(weak, keys, ticket, pooling, gradients, sends, room))
             if not weighted:
                 return of_anchor
             of_weights = ops.pooling_gradient(pooling, gradients)

@@ -26,6 +26,7 @@ class Room:
             (weakref.ref(cache), ticket) for cache, ticket in lookups if cache.makes_room
         ]
         self._made: tf.Tensor | None = None
+        self._updates: list[tf.Operation] = []
 
     def before_op(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The gradients of a layer, when there is room for its update."""
@@ -36,6 +37,15 @@ class Room:
                 self._made = self._make_op()
         with tf.control_dependencies([self._made]):
             return [tf.identity(gradient) for gradient in gradients]
+
+    def note_update(self, update: tf.Operation) -> None:
+        """Takes note of an update of the step."""
+        self._updates.append(update)
+
+    def updates(self) -> list[tf.Operation]:
+        """Those updates that are ops of the graph being built."""
+        graph = tf.compat.v1.get_default_graph()
+        return [update for update in self._updates if update.graph is graph]
 
     def _make_op(self) -> tf.Tensor:
         caches = [cache() for cache, _ in self._lookups]

@@ -82,7 +82,7 @@ class StoredRows:
         pooled: tf.Tensor | None,
         gradients: Sequence[tf.Tensor],
         sends: bool,
-    ) -> None:
+    ) -> tf.Operation | None:
         """One update of each key of a lookup.
 
         Args:
@@ -90,17 +90,19 @@ class StoredRows:
           pooled: of `pool_op`; None: its rows were not pooled.
           gradients: float32 [bags, output_dim] of each feature.
           sends: as of `WorkerCache.update_op`.
+
+        Returns:
+          The update, which later ops can be made to wait for; None in eager calls.
         """
         learning_rate = self._rate_op()
         cache, table = self._worker_cache, self._table
         if pooled is not None and not self.is_cached:
-            table.apply_pooled_op(ticket, pooled, gradients, learning_rate, self.nonfinite)
-        elif pooled is not None:
-            cache.update_pooled_op(ticket, pooled, gradients, learning_rate, sends)
-        elif not self.is_cached:
-            table.apply_op(ticket, *gradients, learning_rate, self.nonfinite)
-        else:
-            cache.update_op(ticket, *gradients, learning_rate, sends)
+            return table.apply_pooled_op(ticket, pooled, gradients, learning_rate, self.nonfinite)
+        if pooled is not None:
+            return cache.update_pooled_op(ticket, pooled, gradients, learning_rate, sends)
+        if not self.is_cached:
+            return table.apply_op(ticket, *gradients, learning_rate, self.nonfinite)
+        return cache.update_op(ticket, *gradients, learning_rate, sends)
 
     def flush(self) -> None:
         """Sends what the caches hold back. `fit`, `evaluate` and saving do so anyway.

@@ -40,6 +40,7 @@ class Update:
       pooling: of the lookup, where rows were pooled.
       gradients: float32 [bags, dim] of each feature, as they came: scaled like the loss.
       sends: for `HetEmbedding.update_op`.
+      room: of the lookup, where it was begun before its step.
     """
 
     layer: weakref.ref
@@ -48,6 +49,7 @@ class Update:
     pooling: tf.Tensor | None
     gradients: list[tf.Tensor]
     sends: bool
+    room: Room | None
 
     def map(self, change: Callable[[tf.Tensor], tf.Tensor]) -> Update:
         """The same of gradients that are changed, each by itself."""
@@ -62,7 +64,9 @@ class Update:
 
     def make_op(self) -> None:
         """Makes the update."""
-        self.layer().update_op(self.ticket, self.pooling, self.gradients, self.sends)
+        update = self.layer().update_op(self.ticket, self.pooling, self.gradients, self.sends)
+        if self.room is not None:
+            self.room.note_update(update)
 
 
 def train(update: Update) -> tf.Tensor:
