@@ -69,8 +69,10 @@ class Window:
             dropped = tf.raw_ops.QueueDequeueManyV2(
                 handle=self._steps(), n=kept, component_types=[tf.variant]
             )
+            # Asked again: what waits for an op only by way of a constant may be made without it, as
+            # TensorFlow's passes over a graph were seen to do.
             with tf.control_dependencies(dropped):
-                kept = tf.constant(0)
+                kept = self._size_op()
         left = tf.raw_ops.QueueSizeV2(handle=self._places()) - kept
         freed = tf.raw_ops.QueueDequeueManyV2(
             handle=self._places(), n=left, component_types=[tf.bool]
