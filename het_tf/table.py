@@ -23,7 +23,6 @@ NO_CACHE = {"capacity": 0}
 
 # Rows are exported in parts of about this size.
 _EXPORT_PART_BYTES = 64 << 20
-_MAX_EXPORT_PARTS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +128,8 @@ class EmbeddingTable:
     @functools.cached_property
     def slot_dim(self) -> int:
         """Columns of a row's optimizer slots."""
-        beyond = _MAX_EXPORT_PARTS
-        return int(ops.table_export(self._handles[0], beyond, beyond + 1)[2].shape[1])
+        # A part of next to nothing.
+        return int(ops.table_export(self._handles[0], 0, INT64_MAX)[2].shape[1])
 
     def handle(self, shard: int) -> tf.Tensor:
         """The handle of a shard, for eager ops, which run where the shard is."""
@@ -277,14 +276,14 @@ class EmbeddingTable:
         return TableExport(*(np.concatenate([getattr(p, c) for p in parts]) for c in columns))
 
     def export_parts(self, max_age: int = INT64_MAX) -> Iterator[TableExport]:
-        """Reads all rows, as `export`, a part at a time: of 64 MB, or a 32nd of a larger shard.
+        """Reads all rows, as `export`, a part of about 64 MB at a time.
 
         Args:
           max_age: rows that were not updated for longer are left out, where rows expire.
         """
         for handle in self._handles:
-            bytes_ = int(ops.table_size(handle)) * 4 * (self.dim + self.slot_dim)
-            parts = min(_MAX_EXPORT_PARTS, 1 + bytes_ // _EXPORT_PART_BYTES)
+            row_bytes = 16 + 4 * (self.dim + self.slot_dim)  # with key and clock
+            parts = 1 + int(ops.table_size(handle)) * row_bytes // _EXPORT_PART_BYTES
             for part in range(parts):
                 columns = ops.table_export(handle, part, parts, max_age=max_age)
                 yield TableExport(*(x.numpy() for x in columns))

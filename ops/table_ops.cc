@@ -175,11 +175,12 @@ REGISTER_OP("Het>TableExport")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Reads a part of the rows, in no particular order. The parts are disjoint and make up the shard.
+Reads a part of the rows, in no particular order. The parts are disjoint, of about the same size, and
+make up the shard. A key's part stays the same, whatever happens to the table between two reads.
 
 table: A shard.
 part: Scalar in [0, num_parts).
-num_parts: Scalar; beyond 32 parts some are empty.
+num_parts: Scalar.
 max_age: Rows that were not updated for longer are left out, where rows expire.
 keys: [rows].
 values: [rows, dim].

@@ -246,10 +246,10 @@ inline std::ostream& operator<<(std::ostream& out, const TableRow& row) {
 }
 using TableRows = std::map<int64_t, TableRow>;
 
-inline TableRows Snapshot(const Table& table, int first = 0, int last = Table::kNumStripes) {
+inline TableRows Snapshot(const Table& table, int64_t part = 0, int64_t num_parts = 1) {
   std::vector<int64_t> keys, clocks;
   std::vector<float> values, slots;
-  EXPECT_OK(table.Export(first, last, [&](int64_t n) {
+  EXPECT_OK(table.Export(part, num_parts, [&](int64_t n) {
     keys.resize(n);
     clocks.resize(n);
     values.resize(n * table.dim());

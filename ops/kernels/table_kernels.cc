@@ -1,4 +1,5 @@
 #include <memory>
+#include <new>
 #include <string>
 
 #include "ops/core/table/sweep.h"
@@ -215,34 +216,19 @@ class TableExportOp : public TableKernel {
     if (part.dims() != 0 || num_parts.dims() != 0) {
       return absl::InvalidArgumentError("part and num_parts must be scalars");
     }
-    const int64_t p = part.scalar<int64_t>()();
-    const int64_t n = num_parts.scalar<int64_t>()();
-    if (n < 1 || p < 0 || p >= n) {
-      return absl::InvalidArgumentError(
-          StrCat("part = ", p, " must be in [0, num_parts = ", n, ")"));
-    }
-    // Parts beyond the number of stripes are empty.
-    const int64_t stripes_a_part = (Table::kNumStripes + n - 1) / n;
-    const int first = std::min<int64_t>(p * stripes_a_part, Table::kNumStripes);
-    const int last = std::min<int64_t>(first + stripes_a_part, Table::kNumStripes);
-    Tensor keys, values, slots, clocks;
-    absl::Status allocated;
-    const auto allocate = [&](int64_t rows) {
-      // On failure nothing may be written, so the rows go to tensors that exist in any case.
-      keys = Tensor(tensorflow::DT_INT64, {rows});
-      values = Tensor(tensorflow::DT_FLOAT, {rows, table->dim()});
-      slots = Tensor(tensorflow::DT_FLOAT, {rows, table->slot_dim()});
-      clocks = Tensor(tensorflow::DT_INT64, {rows});
-      return Table::Rows{keys.flat<int64_t>().data(), values.flat<float>().data(),
-                         slots.flat<float>().data(), clocks.flat<int64_t>().data()};
+    const auto output = [&](int i, const TensorShape& shape) {
+      Tensor* tensor = nullptr;
+      if (!context->allocate_output(i, shape, &tensor).ok()) throw std::bad_alloc();
+      return tensor;
     };
-    const Status exported = table->Export(first, last, allocate, max_age_);
-    TF_RETURN_IF_ERROR(ToTf(exported));
-    context->set_output(0, keys);
-    context->set_output(1, values);
-    context->set_output(2, slots);
-    context->set_output(3, clocks);
-    return absl::OkStatus();
+    const auto allocate = [&](int64_t rows) {
+      return Table::Rows{output(0, {rows})->flat<int64_t>().data(),
+                         output(1, {rows, table->dim()})->flat<float>().data(),
+                         output(2, {rows, table->slot_dim()})->flat<float>().data(),
+                         output(3, {rows})->flat<int64_t>().data()};
+    };
+    return ToTf(
+        table->Export(part.scalar<int64_t>()(), num_parts.scalar<int64_t>()(), allocate, max_age_));
   }
 
  private:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import gc
+import pathlib
 
 import keras
 import numpy as np
+import programs
 import pytest
 import tensorflow as tf
 
@@ -181,6 +183,28 @@ def test_an_export_in_parts_is_the_whole(monkeypatch):
     rows = table.export()
     assert sorted(rows.keys) == list(range(1000))
     np.testing.assert_array_equal(rows.values, table.lookup(rows.keys))
+
+
+def test_parts_of_an_export_are_of_one_size_whatever_the_tables(monkeypatch):
+    monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 20_000)
+    table = het_tf.EmbeddingTable(2, optimizers.Adagrad())
+    for rows in (1_000, 100_000):
+        table.assign(np.arange(rows), np.zeros((rows, 2), np.float32))
+        parts = [
+            sum(getattr(part, column.name).nbytes for column in dataclasses.fields(part))
+            for part in table.export_parts()
+        ]
+        assert sum(parts) == rows * 32
+        assert max(parts) < 25_000  # Rows are spread over parts by their hash.
+
+
+def test_an_export_for_which_there_is_no_memory_is_an_error():
+    program = pathlib.Path(__file__).with_name("export_memory_program.py")
+    ended = programs.run(program)
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    error, size = ended.stdout.splitlines()
+    assert "Het>TableExport: out of memory" in error
+    assert size == "10"
 
 
 # Optimizers: as Keras's, on a dense problem in which every row is updated in every step.

@@ -186,7 +186,7 @@ def saved(tmp_path_factory) -> tuple[pathlib.Path, list[np.ndarray]]:
     """A file with the rows of a table in three parts, and the rows."""
     model, path = layer_of(300), tmp_path_factory.mktemp("saved") / "rows.weights.h5"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("het_tf.table._EXPORT_PART_BYTES", 4000)
+        patch.setattr("het_tf.table._EXPORT_PART_BYTES", 5000)
         model.save_weights(path)
     assert read_config(path)["parts"] == 3
     return path, rows_of(model)

@@ -36,8 +36,10 @@ inline uint32_t StripeOfHash(uint64_t hash, uint32_t num_stripes) {
   return (hash >> 8) & (num_stripes - 1);  // num_stripes is a power of two, at most 256
 }
 HET_HD inline uint8_t TagOfHash(uint64_t hash) { return (hash & 0xff) ? (hash & 0xff) : 1; }
+// The order of hashes over an index's buckets, however many there are.
+HET_HD inline uint64_t OrderOfHash(uint64_t hash) { return hash * 0x9e3779b97f4a7c15ULL; }
 HET_HD inline uint32_t BucketOfHash(uint64_t hash, uint32_t num_buckets) {
-  return ScaleHash(hash * 0x9e3779b97f4a7c15ULL, num_buckets);
+  return ScaleHash(OrderOfHash(hash), num_buckets);
 }
 
 // A random number that is not 0: names incarnations and caches.

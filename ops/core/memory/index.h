@@ -148,6 +148,38 @@ class Index {
     }
   }
 
+  // The same of the slots whose hashes have an OrderOfHash in [first, last], first <= last. Reads
+  // no more than their buckets and those next to them. hash_of: as for Insert; called for few of
+  // the slots.
+  template <typename HashOf, typename Visit>
+  void ForEachBetween(uint64_t first, uint64_t last, const HashOf& hash_of,
+                      const Visit& visit) const {
+    if (buckets_.empty()) return;
+    const uint32_t begin = ScaleHash(first, buckets_.size());
+    const uint32_t end = ScaleHash(last, buckets_.size());
+    // Whether keys of begin and before may be in this bucket, and those of end and beyond.
+    bool from_before = true, from_beyond = false;
+    uint32_t b = begin;
+    do {
+      const Bucket& bucket = buckets_[b];
+      from_beyond |= b == end;
+      for (int i = 0; i < kBucketSlots; ++i) {
+        if (bucket.tags[i] == 0) continue;
+        const uint32_t slot = bucket.slots[i];
+        if (from_before || from_beyond) {
+          const uint64_t order = OrderOfHash(hash_of(slot));
+          if (order < first || order > last) continue;
+        }
+        visit(slot);
+      }
+      if (bucket.overflowed == 0) {
+        if (from_beyond) return;
+        from_before = false;
+      }
+      b = Next(b);
+    } while (b != begin);
+  }
+
  private:
   static constexpr int kMaxPerBucket = 10;  // grow beyond 83 % full
 

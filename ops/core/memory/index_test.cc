@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ops/core/memory/arena.h"
@@ -56,6 +57,15 @@ class Rows {
     return keys;
   }
 
+  // Those with an OrderOfHash in [first, last].
+  std::multiset<int64_t> KeysBetween(uint64_t first, uint64_t last) const {
+    std::multiset<int64_t> keys;
+    index_.ForEachBetween(
+        first, last, [&](uint32_t slot) { return hash_(keys_[slot]); },
+        [&](uint32_t slot) { keys.insert(keys_[slot]); });
+    return keys;
+  }
+
   const Index& index() const { return index_; }
 
  private:
@@ -80,6 +90,25 @@ uint64_t SameHash(int64_t) { return 0x1234567890abcdefULL; }
 // Even keys in the first bucket, odd ones in the last.
 uint64_t EitherEnd(int64_t key) { return key % 2 ? LastBucket(key) : FirstBucket(key); }
 
+// Between two bounds, some of which are at a key.
+void ExpectKeysBetween(const Rows& rows, uint64_t (*hash)(int64_t), int64_t num_keys,
+                       Random* random) {
+  uint64_t bounds[2];
+  for (uint64_t& bound : bounds) {
+    const int64_t key = Below(random, num_keys) - num_keys / 2;
+    const uint64_t choices[] = {0, ~uint64_t{0}, (*random)(), OrderOfHash(hash(key))};
+    bound = choices[Below(random, 4)];
+  }
+  if (bounds[0] > bounds[1]) std::swap(bounds[0], bounds[1]);
+  std::multiset<int64_t> expected;
+  for (const int64_t key : rows.Keys()) {
+    const uint64_t order = OrderOfHash(hash(key));
+    if (order >= bounds[0] && order <= bounds[1]) expected.insert(key);
+  }
+  ASSERT_EQ(rows.KeysBetween(bounds[0], bounds[1]), expected)
+      << "[" << bounds[0] << ", " << bounds[1] << "]";
+}
+
 void RandomOperations(uint64_t (*hash)(int64_t), int64_t num_keys, int operations) {
   Rows rows(hash);
   std::unordered_map<int64_t, bool> oracle;
@@ -92,6 +121,7 @@ void RandomOperations(uint64_t (*hash)(int64_t), int64_t num_keys, int operation
     if (insert && oracle.emplace(key, true).second) rows.Insert(key);
     if (!insert && oracle.erase(key) == 1) rows.Erase(key);
     ASSERT_EQ(rows.index().size(), static_cast<int64_t>(oracle.size()));
+    if (i % (operations / 50) == 0) ExpectKeysBetween(rows, hash, num_keys, &random);
   }
   std::multiset<int64_t> keys;
   for (const auto& entry : oracle) keys.insert(entry.first);

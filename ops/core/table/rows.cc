@@ -14,22 +14,35 @@
 
 namespace het_tf {
 
-Status Table::Export(int first, int last, const std::function<Rows(int64_t)>& allocate,
+Status Table::Export(int64_t part, int64_t num_parts, const std::function<Rows(int64_t)>& allocate,
                      int64_t max_age) const {
-  if (first < 0 || last < first || last > kNumStripes) {
-    return InvalidArgument("stripes = [", first, ", ", last, ") must lie in [0, ", kNumStripes,
-                           ")");
+  if (part < 0 || part >= num_parts) {
+    return InvalidArgument("part = ", part, " must be in [0, num_parts = ", num_parts, ")");
   }
+  // A part is a range of 64-bit numbers: a key's are its stripe's and OrderOfHash, cut off.
+  constexpr int kStripeBits = 5;
+  static_assert(kNumStripes == 1 << kStripeBits);
+  const auto begin_of = [&](int64_t p) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(p) << 64) / num_parts);
+  };
+  const uint64_t first = begin_of(part), last = begin_of(part + 1) - 1;
+  const int first_stripe = first >> (64 - kStripeBits), last_stripe = last >> (64 - kStripeBits);
+
   SharedLock contents(contents_);
   // All of them at once, in ascending order, so that the rows are of one moment.
-  const auto locks = LockStripes<SharedLock>(first, last);
+  const auto locks = LockStripes<SharedLock>(first_stripe, last_stripe + 1);
   const uint32_t now = time_.now();
   const auto for_each = [&](const auto& visit) {
-    for (int s = first; s < last; ++s) {
-      stripes_[s]->index.ForEach([&](uint32_t slot) {
-        const char* record = stripes_[s]->records[slot];
-        if (max_age == kAnyAge || AgeOf(record, now) <= max_age) visit(record);
-      });
+    for (int s = first_stripe; s <= last_stripe; ++s) {
+      const Slab& records = stripes_[s]->records;
+      stripes_[s]->index.ForEachBetween(
+          s == first_stripe ? first << kStripeBits : 0,
+          s == last_stripe ? ~(~last << kStripeBits) : ~uint64_t{0},
+          [&](uint32_t slot) { return HashKey(KeyOf(records[slot])); },
+          [&](uint32_t slot) {
+            const char* record = records[slot];
+            if (max_age == kAnyAge || AgeOf(record, now) <= max_age) visit(record);
+          });
     }
   };
   int64_t num_rows = 0;

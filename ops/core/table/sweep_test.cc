@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "ops/core/table/snapshot.h"
@@ -65,6 +66,29 @@ TEST(SweepTest, RowsGoByTheAgeOfTheirLastUpdate) {
   EXPECT_EQ(table->counter(TableCounter::kRowsCreated), 3);
 }
 
+// While an export goes on, the index grows, and rows go and come again.
+TEST(SweepTest, AnExportInPartsHasNoRowTwiceAndAllThatStay) {
+  constexpr int64_t kParts = 50, kStay = 1000;
+  const auto table = MakeTable("given; expire age=2");
+  std::vector<int64_t> stay(kStay), visitors(300);
+  std::iota(stay.begin(), stay.end(), 0);
+  ASSERT_OK(Add(table.get(), stay));
+  Random random(1);
+  std::map<int64_t, int> seen;
+  for (int64_t part = 0; part < kParts; ++part) {
+    for (const auto& row : testing::Snapshot(*table, part, kParts)) ++seen[row.first];
+    ASSERT_OK(table->SetTime(part + 1));
+    ASSERT_OK(Add(table.get(), stay));
+    for (int64_t& key : visitors) key = kStay + Below(&random, 100 * (part + 1));
+    ASSERT_OK(Add(table.get(), {visitors.begin(), visitors.end()}));
+    SweepAll(table.get());
+  }
+  for (const auto& [key, times] : seen) EXPECT_EQ(times, 1) << "key " << key;
+  for (const int64_t key : stay) EXPECT_EQ(seen.count(key), 1u) << "key " << key;
+  EXPECT_GT(seen.size(), size_t{kStay}) << "no visitor was seen";
+  EXPECT_GT(table->counter(TableCounter::kRowsExpired), 10 * kParts);
+}
+
 TEST(SweepTest, AnExportLeavesOutWhatWasNotUpdatedForLonger) {
   const auto table = MakeTable("given; expire age=100");
   for (const int64_t now : {1, 2, 3}) {
@@ -77,7 +101,7 @@ TEST(SweepTest, AnExportLeavesOutWhatWasNotUpdatedForLonger) {
     float values[3];
     int64_t size = 0;
     EXPECT_OK(table->Export(
-        0, Table::kNumStripes,
+        0, 1,
         [&](int64_t rows) {
           size = rows;
           return Table::Rows{keys, values, nullptr, clocks};

@@ -144,9 +144,12 @@ class Table {
   // Where there is no memory, all functions return kResourceExhausted and the rows stay as they
   // were.
 
-  // Rows of the stripes [first, last), in no particular order, as of one moment; others may be read
-  // and updated meanwhile. allocate(rows) says how many come and returns where to put them.
-  // max_age: rows that were not updated for longer are left out.
+  // Rows of one of so many parts of about the same size, in no particular order, as of one moment;
+  // others may be read and updated meanwhile. A key's part depends on the key and num_parts alone:
+  // of parts read one after the other no two have it, whatever happens between them, and one has it
+  // if its row stays. All parts together cost what one of everything does. allocate(rows) says how
+  // many come and returns where to put them. max_age: rows that were not updated for longer are
+  // left out.
   template <typename Integer, typename Float>
   struct RowArrays {
     Integer* keys;            // (rows)
@@ -157,7 +160,7 @@ class Table {
   };
   using Rows = RowArrays<int64_t, float>;
   using ConstRows = RowArrays<const int64_t, const float>;
-  Status Export(int first, int last, const std::function<Rows(int64_t)>& allocate,
+  Status Export(int64_t part, int64_t num_parts, const std::function<Rows(int64_t)>& allocate,
                 int64_t max_age = kAnyAge) const;
 
   // The rows as they are now, to be read while others update them (snapshot.h). One at a time; what

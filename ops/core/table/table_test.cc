@@ -106,22 +106,39 @@ TEST(TableTest, ExportThenImportIsTheSameTable) {
   const TableRows rows = Snapshot(*table);
   EXPECT_EQ(rows.size(), 1000u);
   EXPECT_EQ(rows.at(7).clock, 1000);
-  TableRows pieces = Snapshot(*table, 0, 10);
-  pieces.merge(Snapshot(*table, 10, Table::kNumStripes - 1));
-  pieces.merge(Snapshot(*table, Table::kNumStripes - 1, Table::kNumStripes));
-  EXPECT_EQ(pieces, rows);
-  EXPECT_TRUE(Snapshot(*table, 5, 5).empty());
   ASSERT_OK(Restore(copy.get(), rows));
   EXPECT_EQ(Snapshot(*copy), rows);
   EXPECT_EQ(LookupRows(*copy, {1, 10000}), LookupRows(*table, {1, 10000}));
 }
 
-TEST(TableTest, ExportOfStripesThatAreNotThereIsRefused) {
-  const auto table = MakeTable(Plain());
-  for (const auto& [first, last] :
-       {std::pair(-1, 3), std::pair(3, 2), std::pair(0, Table::kNumStripes + 1)}) {
-    EXPECT_REFUSED(table->Export(first, last, [](int64_t) { return Table::Rows{}; }), "stripes");
+// However many the parts are, each row is in one of them, and they are about equally large.
+TEST(TableTest, ExportInPartsIsTheWhole) {
+  const auto table = MakeTable({1, "sgd", "zeros"});
+  TableRows all;
+  for (int64_t key = 0; key < 100000; ++key) all[key] = {{1}, {}, key};
+  ASSERT_OK(Restore(table.get(), all));
+  for (const int parts : {1, 3, 31, 32, 33, 100, 1000}) {
+    TableRows rows;
+    const double mean = 1.0 * all.size() / parts;
+    for (int p = 0; p < parts; ++p) {
+      TableRows part = Snapshot(*table, p, parts);
+      EXPECT_NEAR(part.size(), mean, 5 * std::sqrt(mean));  // standard deviations
+      rows.merge(part);
+      EXPECT_TRUE(part.empty()) << part.size() << " rows came twice";
+    }
+    EXPECT_EQ(rows, all);
   }
+}
+
+TEST(TableTest, ExportOfPartsThatAreNotThereIsRefused) {
+  const auto table = MakeTable(Plain());
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const auto& [part, parts] : std::vector<std::pair<int64_t, int64_t>>{
+           {-1, 3}, {3, 3}, {0, 0}, {0, -1}, {-2, -1}, {kMost, kMost}, {-kMost - 1, kMost}}) {
+    EXPECT_REFUSED(table->Export(part, parts, [](int64_t) { return Table::Rows{}; }), "num_parts");
+  }
+  EXPECT_TRUE(Snapshot(*table, 0, kMost).empty());
+  EXPECT_TRUE(Snapshot(*table, kMost - 1, kMost).empty());
 }
 
 FoundRows Find(const Table& table, const std::vector<int64_t>& ids) {
@@ -218,7 +235,7 @@ TEST(TableTest, ExportLetsOthersIn) {
   for (int64_t key = 0; key < 100; ++key) ASSERT_OK(ApplyRows(table.get(), {key}, {1}));
   std::vector<int64_t> keys(1000), clocks(1000);
   std::vector<float> values(1000), slots(1);
-  EXPECT_OK(table->Export(0, Table::kNumStripes, [&](int64_t) {
+  EXPECT_OK(table->Export(0, 1, [&](int64_t) {
     // Half-way through, from another thread: a read of the same rows, and one of the table's size.
     RunThreads(1, [&](int) {
       EXPECT_EQ(LookupRows(*table, {5}), std::vector<float>{-1});
