@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from het_tf._arguments import INT64_MAX
-from het_tf.saving.row_files import Npz, Parquet, Rows, Tfra, rows_a_block
+from het_tf.saving.row_files import Npz, Parquet, Rows, Tfra, TfraCheckpoint, rows_a_block
 from het_tf.table import EmbeddingTable
 
-__all__ = ["Npz", "Parquet", "Rows", "Tfra", "Weights", "load", "save"]
+__all__ = ["Npz", "Parquet", "Rows", "Tfra", "TfraCheckpoint", "Weights", "load", "save"]
 
 
 class Readable(Protocol):

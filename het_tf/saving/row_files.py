@@ -7,7 +7,7 @@ import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -228,6 +228,71 @@ class Tfra:
             for keys, values in blocks:
                 all_keys.write(np.ascontiguousarray(keys, "<i8").tobytes())
                 all_values.write(np.ascontiguousarray(values, "<f4").tobytes())
+
+
+class TfraCheckpoint:
+    """A table that TensorFlow Recommenders Addons saved in a checkpoint of TensorFlow, to be read.
+
+    Of every shard two tensors, int64 [rows] and floats [rows, dim]: what `tf.train.Checkpoint`
+    names .../tables_of_NAME/0/.ATTRIBUTES/table-keys and -values, and `tf.compat.v1.train.Saver`
+    NAME_mht_1of2-keys and -values. TFRA saves the slots of an optimizer as tables of other names.
+    A tensor is read as a whole, as TensorFlow does: a shard at a time is in memory.
+    """
+
+    _KEYS = re.compile(
+        r"(?:.*/)?(?:tables_of_([^/]+)/(\d+)/\.ATTRIBUTES/table|([^/]+)_mht_(\d+)of(\d+))-keys"
+    )
+
+    def __init__(self, path: str | os.PathLike[str], name: str):
+        """Names a table.
+
+        Args:
+          path: of the checkpoint, as `tf.train.latest_checkpoint` gives it.
+          name: of the table, TFRA's `Variable`.
+        """
+        self._path, self._name = os.fspath(path), name
+
+    def __str__(self) -> str:
+        return f"{self._path}, table {self._name}"
+
+    def read(self) -> Iterator[Rows]:
+        """All rows, block by block."""
+        try:
+            reader = tf.train.load_checkpoint(self._path)
+        except (tf.errors.OpError, ValueError) as error:
+            raise FileNotFoundError(f"{self._path}: {error}") from error
+        shapes = reader.get_variable_to_shape_map()
+        for shard in self._shards(shapes):
+            keys, values = (shapes.get(f"{shard}-{what}") for what in ("keys", "values"))
+            if values is None or len(keys) != 1 or len(values) != 2 or keys[0] != values[0]:
+                raise ValueError(f"{self}: {shard}-keys is {keys} and {shard}-values {values}")
+            try:
+                keys, values = (reader.get_tensor(f"{shard}-{what}") for what in ("keys", "values"))
+            except tf.errors.OpError as error:
+                raise ValueError(f"{self}: {error.message}") from error
+            block = rows_a_block(values.itemsize * values.shape[1])
+            for first in range(0, len(keys), block):
+                yield keys[first : first + block], values[first : first + block]
+
+    def _shards(self, tensors: Iterable[str]) -> list[str]:
+        """What the names of the table's tensors begin with."""
+        escaped = self._name.replace(".", "..").replace("/", ".S")  # as tf.train.Checkpoint does
+        flat = self._name.replace("/", "_")  # as TFRA does
+        found, others = {}, set()
+        for match in filter(None, map(self._KEYS.fullmatch, sorted(tensors))):
+            of_object, _, of_saver, _, _ = match.groups()
+            if of_object == escaped or of_saver == flat:
+                found[match[0].removesuffix("-keys")] = match
+            else:
+                others.add(of_object or of_saver)
+        if not found:
+            raise ValueError(f"{self} is not there; tables are {sorted(others)}")
+        matches = found.values()
+        numbers = sorted(int(m[2]) if m[2] else int(m[4]) - 1 for m in matches)
+        of = {len(found) if m[2] else int(m[5]) for m in matches}
+        if numbers != list(range(len(found))) or of != {len(found)}:
+            raise ValueError(f"{self}: shards are {list(found)}, expected each of one table")
+        return list(found)
 
 
 class _named:

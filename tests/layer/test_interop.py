@@ -133,6 +133,50 @@ def test_tables_of_tfra_in_shards_are_read(tmp_path):
     np.testing.assert_array_equal(layer.table.lookup(KEYS), VALUES)
 
 
+def _checkpoint(path, name, shards) -> str:
+    """As TFRA's: TensorFlow's own tables of a variable are saved alike."""
+
+    def table(keys, values):
+        made = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, [0.0] * DIM)
+        made.insert(keys, values)
+        return made
+
+    model = tf.train.Checkpoint(layer=tf.train.Checkpoint(), dense=tf.Variable([1.0]))
+    slots = [table([1], [[9.0] * DIM])]
+    for each, tables in ((name, [table(*shard) for shard in shards]), (f"{name}_slot", slots)):
+        setattr(model.layer, f"tables_of_{each}", tables)
+    return model.write(str(path / "model"))
+
+
+def _saved_by_saver(path, tensors) -> str:
+    prefix = str(path / "model")
+    tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+    return prefix
+
+
+@pytest.mark.parametrize("name", ["t", "a/t.1"])
+@pytest.mark.parametrize("cuts", [[], [2], [2, 2, 3]])
+def test_tables_of_tfra_in_a_checkpoint_are_read(name, cuts, tmp_path, monkeypatch):
+    monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 20)
+    shards = [*zip(*(np.split(each, cuts) for each in (KEYS, VALUES)), strict=True)]
+    checkpoint = _checkpoint(tmp_path, name, shards)
+    tensors = {"dense": np.ones(1), "t_slot_mht_1of1-keys": KEYS, "t_slot_mht_1of1-values": VALUES}
+    for i, shard in enumerate(shards):
+        start = f"scope/{name.replace('/', '_')}_mht_{i + 1}of{len(shards)}"
+        tensors |= zip((f"{start}-keys", f"{start}-values"), shard, strict=True)
+    (tmp_path / "saver").mkdir()
+    for path in (checkpoint, _saved_by_saver(tmp_path / "saver", tensors)):
+        layer = make_layer()
+        assert interop.load(layer, interop.TfraCheckpoint(path, name)) == 5
+        assert layer.table.size() == 5
+        np.testing.assert_array_equal(layer.table.lookup(KEYS), VALUES)
+
+
 def test_weights_of_keras_go_both_ways():
     embedding = keras.layers.Embedding(10, DIM)
     embedding.build()
@@ -208,6 +252,28 @@ def _tfra(keys, values, name="t_mht_1of1"):
     return write
 
 
+def _in_checkpoint(shards):
+    def write(path):
+        tensors = {}
+        for start, shard in shards.items():
+            tensors |= zip((f"{start}-keys", f"{start}-values"), shard, strict=True)
+        return interop.TfraCheckpoint(_saved_by_saver(path, tensors), "t")
+
+    return write
+
+
+def _damaged_checkpoint(cut):
+    def write(path):
+        source = _in_checkpoint({"t_mht_1of1": (KEYS, VALUES)})(path)
+        (data,) = path.glob("model.data*")
+        content = bytearray(data.read_bytes())
+        content[3] ^= 1
+        data.write_bytes(content[:-cut] if cut else content)
+        return source
+
+    return write
+
+
 LISTS = pyarrow.array([list(row) for row in VALUES])
 BAD = {
     "no array": (_npz(keys=KEYS), r"x\.npz: has no array values"),
@@ -248,6 +314,29 @@ BAD = {
     "other sizes": (_tfra(KEYS, VALUES[:, :2]), r"t_mht_1of1-keys has 40 bytes .*-values 40"),
     "a shard is missing": (_tfra(KEYS, VALUES, "t_mht_1of2"), r"t has \['t_mht_1of2-keys'\]"),
     "no table": (_tfra(KEYS, VALUES, "u_mht_1of1"), r"t has no files t_mht_\*-keys"),
+    "no checkpoint": (lambda path: interop.TfraCheckpoint(path / "model", "t"), "model: .*"),
+    "no such table": (
+        lambda path: interop.TfraCheckpoint(_checkpoint(path, "u", [(KEYS, VALUES)]), "t"),
+        r"model, table t is not there; tables are \['u', 'u_slot'\]",
+    ),
+    "shards of two tables": (
+        _in_checkpoint({"t_mht_1of1": (KEYS, VALUES), "b/t_mht_1of1": (KEYS, VALUES)}),
+        r"shards are \['b/t_mht_1of1', 't_mht_1of1'\]",
+    ),
+    "a missing shard": (
+        _in_checkpoint({"t_mht_1of3": (KEYS, VALUES), "t_mht_3of3": (KEYS, VALUES)}),
+        r"shards are \['t_mht_1of3', 't_mht_3of3'\]",
+    ),
+    "other sizes in a checkpoint": (
+        _in_checkpoint({"t_mht_1of1": (KEYS, VALUES[:4])}),
+        r"t_mht_1of1-keys is \[5\] and t_mht_1of1-values \[4, 3\]",
+    ),
+    "a flipped bit": (_damaged_checkpoint(0), r"model, table t: .*[Cc]hecksum"),
+    "a checkpoint cut off": (_damaged_checkpoint(7), r"model, table t: "),
+    "keys of strings": (
+        _in_checkpoint({"t_mht_1of1": (KEYS.astype(str), VALUES)}),
+        r"table t: keys are object \[5\]",
+    ),
     "keys of weights": (lambda _: interop.Weights(VALUES, KEYS[:3]), "weights: 3 keys of 5 rows"),
 }
 
