@@ -161,6 +161,7 @@ CUDA_TESTS = [
     "ops/cuda/schedule_test.cc",
     "ops/cuda/store_count_test.cc",
     "ops/cuda/store_test.cc",
+    "ops/cuda/visitors_test.cc",
 ]
 
 CUDA_BENCHMARK = "ops/cuda/step_bench.cu"

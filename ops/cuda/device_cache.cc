@@ -107,6 +107,7 @@ DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream
       marked_(config.rows.num_shards),
       shards_device_(memory_.get()),
       push_device_(memory_.get()),
+      arriving_(memory_.get()),
       rows_in_(config.rows.num_shards),
       admission_(config.capacity, static_cast<int>(asker_.format().words(0)),
                  kit_.optimizer->slot_dim()),
@@ -195,6 +196,10 @@ Status DeviceCache::TakeReleased() {
     }
     for (auto* found : {&holds.found, &holds.forced}) {
       if (*found == nullptr) continue;
+      for (int32_t j = 0; j < (*found)->num_taken; ++j) {
+        const int32_t visitor = (*found)->newcomers_here[j].visitor;
+        if (visitor >= 0) visitors_.LetGo(visitor);
+      }
       if ((*found)->holds_lines) {
         const Status unpinned =
             ToStatus(het_unpin(store_, &(*found)->batch, (*found)->slots, stream_), "het_unpin");
@@ -208,7 +213,6 @@ Status DeviceCache::TakeReleased() {
 
 // updates_lost: out, in no push.
 Status DeviceCache::ForgetShard(int shard, int num_shards, int64_t* updates_lost) {
-  ++forgets_;
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   HET_RETURN_IF_CUDA_ERROR(het_forget(store_, shard, num_shards, &counts->updates_lost, stream_));
   HET_RETURN_IF_ERROR(ReadCounts());

@@ -7,7 +7,8 @@
 // in none, so a step that hits only such rows has no key come to the host.
 //
 // Unlike Cache it has a line only for rows that are there with their slots, so a row beyond the
-// read bound always comes back whole, and updates that wait in an outbox have no line.
+// read bound always comes back whole, and updates that wait in an outbox have no line. A key that
+// is not worth a line, or finds none, is a visitor (visitors.h).
 
 #ifndef HET_TF_OPS_CUDA_DEVICE_CACHE_H_
 #define HET_TF_OPS_CUDA_DEVICE_CACHE_H_
@@ -35,25 +36,14 @@
 #include "ops/cuda/block.h"
 #include "ops/cuda/het_cuda.h"
 #include "ops/cuda/outbox.h"
+#include "ops/cuda/visitors.h"
 
 namespace het_tf {
 namespace cuda {
 
-// Rows that came, on their way to the device.
-struct RowsIn {
-  explicit RowsIn(DeviceMemory* memory) : device(memory) {}
-
-  Block device, pinned{nullptr};
-  // In device memory:
-  float* rows = nullptr;     // (rows, row_stride)
-  int64_t* bases = nullptr;  // (rows)
-  int32_t* index = nullptr;  // (rows); of those that nobody asked for their lines' slots
-  int64_t* keys = nullptr;   // (rows that nobody asked for)
-};
-
 // Keys that were looked up together, and what was found. Their lines are pinned.
 struct Found {
-  explicit Found(DeviceMemory* memory) : device(memory), rows(memory), again(memory) {}
+  explicit Found(DeviceMemory* memory) : device(memory) {}
 
   // What the host reads of the device's counts.
   struct Nums {
@@ -61,30 +51,31 @@ struct Found {
   };
 
   Block device, pinned{nullptr};
+  Block rows{nullptr};  // pinned: rows that came, on their way to the device
   // In device memory, all for at least num_ids:
   HetBatch batch = {};
   HetList misses = {}, checks = {};
-  int32_t* slots = nullptr;    // (n)
-  int32_t* uses = nullptr;     // (n): of misses
-  int32_t* victims = nullptr;  // (n)
-  float* evicted = nullptr;    // (n): uses of what gave way to the misses
-  Nums* nums = nullptr;        // the lists' and the batch's
+  int32_t* slots = nullptr;          // (n)
+  HetNewcomer* newcomers = nullptr;  // (n): of misses
+  int32_t* victims = nullptr;        // (n)
+  float* evicted = nullptr;          // (n): uses of what gave way to the misses
+  Nums* nums = nullptr;              // the lists' and the batch's
   // In pinned memory:
-  Nums* nums_here = nullptr;        // (1)
-  int64_t* miss_keys = nullptr;     // (nums.misses)
-  int64_t* check_keys = nullptr;    // (nums.checks)
-  int64_t* check_bases = nullptr;   // (nums.checks)
-  int32_t* check_index = nullptr;   // (nums.checks): which of the batch's keys
-  int32_t* miss_index = nullptr;    // (nums.misses)
-  int32_t* slots_here = nullptr;    // (nums.keys)
-  int32_t* uses_here = nullptr;     // (nums.misses)
-  int64_t* evicted_keys = nullptr;  // (nums.misses)
-  float* evicted_here = nullptr;    // (nums.misses)
+  Nums* nums_here = nullptr;              // (1)
+  int64_t* miss_keys = nullptr;           // (nums.misses)
+  int64_t* check_keys = nullptr;          // (nums.checks)
+  int64_t* check_bases = nullptr;         // (nums.checks)
+  int32_t* check_index = nullptr;         // (nums.checks): which of the batch's keys
+  int64_t* miss_bases = nullptr;          // (nums.misses)
+  int32_t* miss_index = nullptr;          // (nums.misses)
+  int32_t* slots_here = nullptr;          // (nums.keys)
+  HetNewcomer* newcomers_here = nullptr;  // (nums.misses)
+  int64_t* evicted_keys = nullptr;        // (nums.misses)
+  float* evicted_here = nullptr;          // (nums.misses)
   Nums here = {0, 0, 0};
+  int32_t num_taken = 0;     // of the misses' visitors: those that were taken,
+  int32_t num_visitors = 0;  // and those that are kept
   bool holds_lines = false;
-
-  RowsIn rows;   // first those of all misses, which visitors read until the end of the step
-  RowsIn again;  // that were asked for again
 };
 
 class DeviceCache;
@@ -114,12 +105,12 @@ class DeviceTicket : public RowTicket {
   friend class DeviceCache;
 
   // What rows that come are of, in their order. The last kind no query is about.
-  enum List : int32_t { kMiss, kCheck, kForced, kUnasked, kNumLists };
+  enum List : int32_t { kStep, kForced, kUnasked, kNumLists };
   // What a query is about.
   struct Subject {
     int64_t key, base;  // base: of checks
     List list;
-    int32_t at;  // which of the misses, or of the batch's keys
+    int32_t at;  // which of the batch's keys
   };
   struct Asked : het_tf::Asked {
     std::vector<Subject> subjects;  // (queries)
@@ -131,8 +122,6 @@ class DeviceTicket : public RowTicket {
   std::vector<Asked> asked_;       // (num_shards)
   bool installed_ = false;
   bool lacks_rows_ = false;       // of a shard that has restarted, those that were not asked about
-  bool asked_again_ = false;      // for those
-  int64_t forgets_ = 0;           // the cache's when its lines were found
   std::vector<int64_t> keys_in_;  // (num_shards): how many of its keys each has
   std::list<Holds> released_;     // (1): of its end, which gets no memory
 };
@@ -259,7 +248,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
 
   // Numbers that verbs leave on the device for the host.
   struct Counts {
-    int64_t lines, missed_ids, visitors, evicted, nonfinite, updates_lost;
+    int64_t lines, missed_ids, evicted, nonfinite, updates_lost;
     int64_t unasked;                    // rows of use, in all
     int32_t first_slots, second_slots;  // of a HetSlots each
   };
@@ -270,15 +259,22 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
     int64_t unused;  // slots that were asked for, of rows that nobody has updated
   };
 
-  // What the host fills of a RowsIn.
+  // Rows that came, on their way to the device.
   struct Arriving {
-    RowsIn* to = nullptr;                        // nullptr: no row comes
-    float* rows = nullptr;                       // (rows, row_stride), pinned
-    int64_t* bases = nullptr;                    // (rows), pinned
-    int32_t* index = nullptr;                    // (rows), pinned: which of the batch's keys
-    int64_t* keys = nullptr;                     // (rows that nobody asked for), pinned
+    // In a block of memory, the same pinned and on the device:
+    struct Arrays {
+      float* rows;           // (rows, row_stride)
+      int64_t* bases;        // (rows)
+      int32_t* index;        // (rows): which of the batch's keys; of those unasked for their slots
+      int64_t* keys;         // (rows that nobody asked for)
+      float* values;         // (values, dim)
+      int64_t* value_bases;  // (values)
+      int32_t* value_index;  // (values)
+    } here = {}, there = {};
+    size_t bytes = 0;                            // 0: none came
     int64_t first[DeviceTicket::kNumLists + 1];  // by list; the last: all rows
     int64_t next[DeviceTicket::kNumLists];
+    int64_t num_values = 0, next_value = 0;
 
     int64_t count(List list) const { return first[list + 1] - first[list]; }
   };
@@ -303,7 +299,9 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status MarkShards();
   Status BeginWatches(std::vector<Questions>* questions);
   Status Find(const int64_t* ids, bool spares, Found* found);
+  Status TakeVisitors(Found* found);
   Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line);
+  Status FindLate(const Found& found);
   std::vector<int64_t> WaitingKeys() const;
   std::vector<int64_t> KeysToForce() const;
   static int64_t AskInFull(const std::unordered_set<int64_t>& keys, std::vector<Subject>* subjects,
@@ -347,7 +345,8 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   HetStore* store_ = nullptr;
   HetStoreInfo info_ = {};
   Block store_block_;  // the store's
-  Block scratch_;      // of one call, and its arrays that the next does not read
+  std::unique_ptr<Block> visitors_block_;
+  Block scratch_;  // of one call, and its arrays that the next does not read
   Block counts_device_, counts_pinned_{nullptr};
   std::vector<uint8_t> marked_;  // (num_shards): the next MarkShards'
   Block shards_device_, shards_pinned_{nullptr};
@@ -355,14 +354,16 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   int32_t* spared_there_ = nullptr;           // (num_shards, HET_SPREAD): het_list's
   Block push_device_, push_pinned_{nullptr};  // (kPushRows)
   HetPush push_there_ = {}, push_here_ = {};
+  Block arriving_;                // of one install
   std::vector<int64_t> rows_in_;  // (num_shards): TakePushed's
   Admission admission_;
+  Visitors visitors_;
+  int64_t visitors_there_ = 0;  // that there is device memory for
   std::vector<Shard> shards_;
   std::vector<std::unique_ptr<Found>> spare_;  // of steps that are over, with room for all
   size_t num_found_ = 0;                       // those and the steps'
   bool frozen_ = false;
   ClosureRun closure_;
-  int64_t forgets_ = 0;      // how often lines were forgotten
   int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
   Counters<CacheCounter> counters_;
 

@@ -13,14 +13,18 @@ namespace het_tf {
 namespace cuda {
 namespace {
 
-// Rows: RowsIn or Arriving. unasked: of the n.
-template <typename Rows>
-size_t PlaceRows(void* memory, int64_t n, int64_t unasked, int64_t stride, Rows* rows) {
+// arrays: Arriving's. unasked: of the rows.
+template <typename Arrays>
+size_t PlaceRows(void* memory, int64_t rows, int64_t row_stride, int64_t unasked, int64_t values,
+                 int64_t dim, Arrays* arrays) {
   Scratch scratch(memory);
-  rows->rows = scratch.Take<float>(n * stride);
-  rows->bases = scratch.Take<int64_t>(n);
-  rows->index = scratch.Take<int32_t>(n);
-  rows->keys = scratch.Take<int64_t>(unasked);
+  arrays->rows = scratch.Take<float>(rows * row_stride);
+  arrays->bases = scratch.Take<int64_t>(rows);
+  arrays->index = scratch.Take<int32_t>(rows);
+  arrays->keys = scratch.Take<int64_t>(unasked);
+  arrays->values = scratch.Take<float>(values * dim);
+  arrays->value_bases = scratch.Take<int64_t>(values);
+  arrays->value_index = scratch.Take<int32_t>(values);
   return scratch.bytes();
 }
 
@@ -46,20 +50,18 @@ void ForEachQuery(const ReplyView& reply, const Visit& visit) {
 
 }  // namespace
 
-// Memory for the rows that a step gets: one for each miss, and what came of the others.
+// Memory for the rows that came.
 Status DeviceCache::Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies,
                             Arriving* arriving) {
   int64_t rows[DeviceTicket::kNumLists] = {};
-  Found* found = ticket->found_.get();
-  if (found != nullptr && !ticket->asked_again_) rows[List::kMiss] = found->here.misses;
   for (size_t s = 0; s < replies.size(); ++s) {
     const Asked& asked = ticket->asked_[s];
     if (asked.request.number == 0) continue;
-    ForEachQuery(replies[s], [&](int64_t q, int64_t full, int64_t) {
-      const List list = asked.subjects[q].list;
-      rows[list] += list != List::kMiss && Comes(asked, replies[s], q, full);
+    ForEachQuery(replies[s], [&](int64_t q, int64_t full, int64_t value) {
+      rows[asked.subjects[q].list] += value < 0 && Comes(asked, replies[s], q, full);
     });
     rows[List::kUnasked] += replies[s].header.num_unasked;
+    arriving->num_values += replies[s].header.num_values;
   }
   int64_t n = 0;
   for (int list = 0; list < DeviceTicket::kNumLists; ++list) {
@@ -67,17 +69,18 @@ Status DeviceCache::Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& 
     n += rows[list];
   }
   arriving->first[DeviceTicket::kNumLists] = n;
+  if (n + arriving->num_values == 0) return Status();
+  const auto place = [&](void* memory, Arriving::Arrays* arrays) {
+    return PlaceRows(memory, n, info_.row_stride, rows[List::kUnasked], arriving->num_values, dim(),
+                     arrays);
+  };
+  arriving->bytes = place(nullptr, &arriving->here);
   // A flush's rows are those that it forced.
-  if (found == nullptr) found = ticket->forced_.get();
-  if (found == nullptr) return Status();
-  const int64_t unasked = rows[List::kUnasked];
-  RowsIn* to = ticket->asked_again_ ? &found->again : &found->rows;
-  const size_t bytes = PlaceRows(nullptr, n, unasked, info_.row_stride, arriving);
-  HET_RETURN_IF_ERROR(to->device.Reserve(bytes));
-  HET_RETURN_IF_ERROR(to->pinned.Reserve(bytes));
-  PlaceRows(to->device.get(), n, unasked, info_.row_stride, to);
-  PlaceRows(to->pinned.get(), n, unasked, info_.row_stride, arriving);
-  arriving->to = to;
+  Found* found = (ticket->found_ == nullptr ? ticket->forced_ : ticket->found_).get();
+  HET_RETURN_IF_ERROR(arriving_.Reserve(arriving->bytes));
+  HET_RETURN_IF_ERROR(found->rows.Reserve(arriving->bytes));
+  place(arriving_.get(), &arriving->there);
+  place(found->rows.get(), &arriving->here);
   return Status();
 }
 
@@ -101,38 +104,39 @@ DeviceCache::Came DeviceCache::FillRows(int shard, const DeviceTicket& ticket,
   ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) {
     if (!Comes(asked, reply, q, full)) return;
     const Subject& subject = asked.subjects[q];
-    const bool miss = subject.list == List::kMiss;
-    const int64_t at = miss ? int64_t{subject.at} : arriving->next[subject.list]++;
-    arriving->index[at] = subject.at;
-    float* row = arriving->rows + at * info_.row_stride;
-    int64_t clock = 0;
     if (value >= 0) {
       // Without slots it takes no push in; the shard sends it only if it has all of them.
-      clock = reply.value_rows[value].clock;
-      std::copy_n(reply.values + value * dim(), dim(), row);
-    } else {
-      if (full >= 0) {
-        clock = reply.full_rows[full].clock;
-        std::copy_n(reply.full + full * row_dim, row_dim, row);
-      } else {  // nobody has updated it
-        kit_.InitRow(subject.key, row);
-      }
-      clock = since.MergeOnto(subject.key, row, clock);
+      const int64_t at = arriving->next_value++;
+      arriving->here.value_index[at] = subject.at;
+      arriving->here.value_bases[at] = old ? -1 : reply.value_rows[value].clock;
+      std::copy_n(reply.values + value * dim(), dim(), arriving->here.values + at * dim());
+      return;
     }
-    arriving->bases[at] = old ? -1 : clock;
+    const int64_t at = arriving->next[subject.list]++;
+    arriving->here.index[at] = subject.at;
+    float* row = arriving->here.rows + at * info_.row_stride;
+    int64_t clock = 0;
+    if (full >= 0) {
+      clock = reply.full_rows[full].clock;
+      std::copy_n(reply.full + full * row_dim, row_dim, row);
+    } else {  // nobody has updated it
+      kit_.InitRow(subject.key, row);
+    }
+    clock = since.MergeOnto(subject.key, row, clock);
+    arriving->here.bases[at] = old ? -1 : clock;
     came.refreshed += q < asked.num_checks && full >= 0;
-    if (full >= 0 || value >= 0) return;
+    if (full >= 0) return;
     ++came.initialized;
     came.unused +=
         q >= asked.num_checks && q < asked.first_value() && subject.list != List::kForced;
   });
   for (int64_t r = 0; r < reply.header.num_unasked; ++r) {
     const int64_t at = arriving->next[List::kUnasked]++, key = reply.unasked_rows[r].query;
-    float* row = arriving->rows + at * info_.row_stride;
+    float* row = arriving->here.rows + at * info_.row_stride;
     std::copy_n(reply.unasked + r * row_dim, row_dim, row);
     const int64_t clock = since.MergeOnto(key, row, reply.unasked_rows[r].clock);
-    arriving->bases[at] = old ? -1 : clock;
-    arriving->keys[at - arriving->first[List::kUnasked]] = key;
+    arriving->here.bases[at] = old ? -1 : clock;
+    arriving->here.keys[at - arriving->first[List::kUnasked]] = key;
   }
   return came;
 }
@@ -149,43 +153,34 @@ Status DeviceCache::WatchChecked(const DeviceTicket& ticket) {
 }
 
 Status DeviceCache::Upload(const DeviceTicket& ticket, const Arriving& arriving) {
-  const int64_t n = arriving.first[DeviceTicket::kNumLists];
-  if (n == 0) return Status();
-  const RowsIn& to = *arriving.to;
-  const auto copy = [&](const auto* from, int64_t first, int64_t end, int64_t width, auto* there) {
-    return Copy(from + first * width, sizeof(*from) * (end - first) * width, there + first * width,
-                stream_);
-  };
-  const int64_t asked = arriving.first[List::kUnasked];
-  HET_RETURN_IF_CUDA_ERROR(copy(arriving.rows, 0, n, info_.row_stride, to.rows));
-  HET_RETURN_IF_CUDA_ERROR(copy(arriving.bases, 0, n, 1, to.bases));
-  HET_RETURN_IF_CUDA_ERROR(copy(arriving.index, arriving.first[List::kCheck], asked, 1, to.index));
-  HET_RETURN_IF_CUDA_ERROR(copy(arriving.keys, 0, n - asked, 1, to.keys));
-  const auto install = [&](List list, const int32_t* index, int32_t* slots) {
+  if (arriving.bytes == 0) return Status();
+  const Arriving::Arrays& to = arriving.there;
+  HET_RETURN_IF_CUDA_ERROR(Copy(arriving.here.rows, arriving.bytes, to.rows, stream_));
+  const auto install = [&](List list, const int32_t* index, const int32_t* slots) {
     const int64_t first = arriving.first[list];
-    return het_install(store_, index, slots, to.rows + first * info_.row_stride, to.bases + first,
-                       arriving.count(list), ticket.forgets_ != forgets_, stream_);
+    return het_install(store_, index == nullptr ? nullptr : index + first, slots,
+                       to.rows + first * info_.row_stride, to.bases + first, arriving.count(list),
+                       stream_);
   };
-  if (arriving.count(List::kMiss) > 0) {
-    HET_RETURN_IF_CUDA_ERROR(
-        install(List::kMiss, ticket.found_->misses.index, ticket.found_->slots));
+  if (arriving.count(List::kStep) > 0) {
+    HET_RETURN_IF_CUDA_ERROR(install(List::kStep, to.index, ticket.found_->slots));
   }
-  if (arriving.count(List::kCheck) > 0) {
-    HET_RETURN_IF_CUDA_ERROR(
-        install(List::kCheck, to.index + arriving.first[List::kCheck], ticket.found_->slots));
+  if (arriving.num_values > 0) {
+    HET_RETURN_IF_CUDA_ERROR(het_install_values(store_, to.value_index, ticket.found_->slots,
+                                                to.values, to.value_bases, arriving.num_values,
+                                                stream_));
   }
   if (arriving.count(List::kForced) > 0) {
-    HET_RETURN_IF_CUDA_ERROR(
-        install(List::kForced, to.index + arriving.first[List::kForced], ticket.forced_->slots));
+    HET_RETURN_IF_CUDA_ERROR(install(List::kForced, to.index, ticket.forced_->slots));
   }
-  if (asked == n) return Status();
-  int32_t* slots = to.index + asked;
+  const int64_t unasked = arriving.count(List::kUnasked);
+  if (unasked == 0) return Status();
+  int32_t* slots = to.index + arriving.first[List::kUnasked];
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
-  HET_RETURN_IF_CUDA_ERROR(het_find_unasked(store_, to.keys, to.bases + asked, n - asked, slots,
-                                            &counts->unasked, stream_));
-  return ToStatus(het_install(store_, nullptr, slots, to.rows + asked * info_.row_stride,
-                              to.bases + asked, n - asked, 0, stream_),
-                  "het_install");
+  HET_RETURN_IF_CUDA_ERROR(het_find_unasked(store_, to.keys,
+                                            to.bases + arriving.first[List::kUnasked], unasked,
+                                            slots, &counts->unasked, stream_));
+  return ToStatus(install(List::kUnasked, nullptr, slots), "het_install");
 }
 
 Status DeviceCache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& replies,
@@ -278,7 +273,7 @@ Status DeviceCache::AskForLacking(const DeviceTicket& ticket, std::vector<Questi
   HET_RETURN_IF_ERROR(Wait());
   for (int64_t c = 0; c < n; ++c) {
     const int64_t key = found.check_keys[c];
-    (*questions)[ShardOf(key)].full.push_back({key, -1, List::kCheck, found.check_index[c]});
+    (*questions)[ShardOf(key)].full.push_back({key, -1, List::kStep, found.check_index[c]});
   }
   admission_.Ask(n);
   return Status();
@@ -309,7 +304,7 @@ Status DeviceCache::AskAgain(RowTicket* row_ticket, const AllocateRequest& alloc
       }
     }
     ticket->asked_.swap(asking.asked_);
-    asking.installed_ = ticket->asked_again_ = true;
+    asking.installed_ = true;
     ticket->installed_ = ticket->lacks_rows_ = false;
     return Status();
   });
@@ -322,8 +317,9 @@ Status DeviceCache::Gather(const RowTicket& row_ticket, const ParallelFor&, floa
   if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
   if (ticket.num_ids() == 0) return Status();
   const Found& found = *ticket.found_;
+  HET_RETURN_IF_ERROR(FindLate(found));
   return ToStatus(het_gather(&found.batch, found.slots, info_.rows, info_.row_stride, info_.lines,
-                             found.rows.rows, info_.row_stride, dim(), out, stream_),
+                             info_.visitors, info_.row_stride, dim(), out, stream_),
                   "het_gather");
 }
 

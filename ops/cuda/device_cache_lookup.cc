@@ -31,7 +31,7 @@ size_t PlaceOnDevice(void* memory, int64_t n, Found* found) {
     list->bases = scratch.Take<int64_t>(n);
   }
   found->slots = scratch.Take<int32_t>(n);
-  found->uses = scratch.Take<int32_t>(n);
+  found->newcomers = scratch.Take<HetNewcomer>(n);
   found->victims = scratch.Take<int32_t>(n);
   found->evicted = scratch.Take<float>(n);
   found->nums = scratch.Take<Found::Nums>(1);
@@ -49,9 +49,10 @@ size_t PlacePinned(void* memory, int64_t n, Found* found) {
   found->check_keys = scratch.Take<int64_t>(n);
   found->check_bases = scratch.Take<int64_t>(n);
   found->check_index = scratch.Take<int32_t>(n);
+  found->miss_bases = scratch.Take<int64_t>(n);
   found->miss_index = scratch.Take<int32_t>(n);
   found->slots_here = scratch.Take<int32_t>(n);
-  found->uses_here = scratch.Take<int32_t>(n);
+  found->newcomers_here = scratch.Take<HetNewcomer>(n);
   found->evicted_keys = scratch.Take<int64_t>(n);
   found->evicted_here = scratch.Take<float>(n);
   return scratch.bytes();
@@ -78,6 +79,7 @@ Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
   PlacePinned(spare->pinned.get(), n, spare);
   spare->batch.num_ids = n;
   spare->here = {0, 0, 0};
+  spare->num_taken = spare->num_visitors = 0;
   spare->holds_lines = false;
   *found = std::move(spare_.back());
   spare_.pop_back();
@@ -139,33 +141,66 @@ Status DeviceCache::Find(const int64_t* ids, bool spares, Found* found) {
   return Wait();
 }
 
+// A visitor for each miss, should it get no line.
+Status DeviceCache::TakeVisitors(Found* found) {
+  const int32_t m = found->here.misses;
+  visitors_.Reserve(m);
+  if (visitors_.end() > visitors_there_) {
+    const int64_t more = visitors_.end() + visitors_.end() / 4;
+    auto block = std::make_unique<Block>(memory_.get());
+    HET_RETURN_IF_ERROR(block->ReserveExactly(het_visitors_bytes(store_, more)));
+    HET_RETURN_IF_CUDA_ERROR(het_set_visitors(store_, block->get(), more, stream_));
+    visitors_block_ = std::move(block);
+    visitors_there_ = more;
+    het_store_info(store_, &info_);
+  }
+  for (; found->num_taken < m; ++found->num_taken) {
+    const int32_t j = found->num_taken;
+    found->newcomers_here[j].visitor = visitors_.Take(found->miss_keys[j]);
+  }
+  return Status();
+}
+
+// A step whose keys have got lines since reads and updates these.
+Status DeviceCache::FindLate(const Found& found) {
+  if (found.num_visitors == 0) return Status();
+  return ToStatus(het_find_late(store_, &found.batch, found.slots, stream_), "het_find_late");
+}
+
 // Lines for the misses that are worth one. has_line: (misses): out
 Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line) {
   Found* found = ticket->found_.get();
   const int64_t m = found->here.misses;
   if (m == 0) return Status();
+  HET_RETURN_IF_ERROR(TakeVisitors(found));
   const auto* read = reinterpret_cast<const Counts*>(counts_pinned_.get());
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   const bool has_room = read->lines < info_.lines;
   for (int64_t j = 0; j < m; ++j) {
     const int uses = admission_.Missed(HashKey(found->miss_keys[j]));
-    const bool worth = admission_.Affords(uses, has_room);
-    found->uses_here[j] = worth ? std::max(uses, 1) : 0;
+    // As on the host, a row that another step has, too, stays.
+    const bool shared = visitors_.shared(found->newcomers_here[j].visitor);
+    const bool worth = shared || admission_.Affords(uses, has_room);
+    found->newcomers_here[j].uses = worth ? std::max(uses, 1) : 0;
     if (worth) admission_.Ask(1);
   }
-  HET_RETURN_IF_CUDA_ERROR(Copy(found->uses_here, sizeof(int32_t) * m, found->uses, stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      Copy(found->newcomers_here, sizeof(HetNewcomer) * m, found->newcomers, stream_));
   const int32_t admission = admission_.rich() ? HET_ADMIT_IF_AS_MUCH : HET_ADMIT_IF_MORE;
   const HetSlots victims = {found->victims, &counts->first_slots};
-  HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &found->misses, m, found->uses, admission,
-                                     found->slots, &counts->visitors, &counts->evicted,
-                                     scratch_.get(), stream_));
-  int64_t* evicted_keys = found->misses.bases;  // not otherwise used
+  HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &found->misses, m, found->newcomers, admission,
+                                     found->slots, &counts->evicted, scratch_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(het_count_missed_ids(&found->batch, &found->misses, &found->checks,
+                                                &counts->missed_ids, stream_));
+  int64_t* evicted_keys = found->checks.bases;  // the host has them
   HET_RETURN_IF_CUDA_ERROR(het_list_evicted(store_, &found->misses, m, found->slots, evicted_keys,
                                             found->evicted, stream_));
   HET_RETURN_IF_CUDA_ERROR(Copy(evicted_keys, sizeof(int64_t) * m, found->evicted_keys, stream_));
   HET_RETURN_IF_CUDA_ERROR(Copy(found->evicted, sizeof(float) * m, found->evicted_here, stream_));
   HET_RETURN_IF_CUDA_ERROR(
       het_list_victims(store_, &found->misses, m, found->slots, &victims, scratch_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      Copy(found->misses.bases, sizeof(int64_t) * m, found->miss_bases, stream_));
   HET_RETURN_IF_CUDA_ERROR(
       Copy(found->misses.index, sizeof(int32_t) * m, found->miss_index, stream_));
   HET_RETURN_IF_CUDA_ERROR(
@@ -175,10 +210,18 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   HET_RETURN_IF_ERROR(CollectLines(found->victims, num_victims));
   counters_.Add(CacheCounter::kEvictions, num_evicted);
   counters_.Add(CacheCounter::kDirtyEvictions, num_victims);
-  HET_RETURN_IF_CUDA_ERROR(het_make(store_, &found->misses, m, found->uses, found->slots, stream_));
+  HET_RETURN_IF_CUDA_ERROR(
+      het_make(store_, &found->misses, m, found->newcomers, found->slots, stream_));
   for (int64_t j = 0; j < m; ++j) {
+    HetNewcomer& newcomer = found->newcomers_here[j];
     (*has_line)[j] = found->slots_here[found->miss_index[j]] < info_.lines;
-    if (found->uses_here[j] > 0 && !(*has_line)[j]) admission_.GiveBack(1);
+    if ((*has_line)[j]) {
+      visitors_.LetGo(std::exchange(newcomer.visitor, -1));
+    } else {
+      visitors_.Keep(newcomer.visitor);
+      ++found->num_visitors;
+      if (newcomer.uses > 0) admission_.GiveBack(1);
+    }
     if (found->evicted_here[j] > 0) {
       const int64_t key = found->evicted_keys[j];
       admission_.Evicted(HashKey(key), found->evicted_here[j]);
@@ -255,30 +298,46 @@ Status DeviceCache::Force(const std::vector<int64_t>& keys, DeviceTicket* ticket
 void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, DeviceTicket* ticket,
                       std::vector<Questions>* questions) {
   const Found& found = *ticket->found_;
-  for (int32_t j = 0; j < found.here.misses; ++j) {
-    const uint32_t shard = ShardOf(found.miss_keys[j]);
-    Questions& each = (*questions)[shard];
-    ++ticket->keys_in_[shard];
-    (has_line[j] ? each.full : each.values).push_back({found.miss_keys[j], -1, List::kMiss, j});
-  }
   int64_t hits = 0;
-  for (int32_t c = 0; c < found.here.checks; ++c) {
-    const uint32_t shard = ShardOf(found.check_keys[c]);
-    Questions& each = (*questions)[shard];
-    ++ticket->keys_in_[shard];
-    const Subject check = {found.check_keys[c], found.check_bases[c], List::kCheck,
-                           found.check_index[c]};
-    if (check.base < 0) {  // another step made the line, and its row is still to come
+  // A row that another step has, too. What that updates meanwhile, a value without slots does not
+  // take in.
+  const auto ask_of_known = [&](const Subject& row, Questions* each) {
+    if (row.base < 0) {  // it is still to come
       admission_.Ask(1);
-      each.full.push_back(check);
-      continue;
+      each->full.push_back(row);
+      return;
     }
     ++hits;
     if (read_bound == kUnbounded) {
       admission_.Spared(1);
     } else {
-      each.checks.push_back(check);
+      each->checks.push_back(row);
     }
+  };
+  for (int32_t j = 0; j < found.here.misses; ++j) {
+    const uint32_t shard = ShardOf(found.miss_keys[j]);
+    Questions& each = (*questions)[shard];
+    ++ticket->keys_in_[shard];
+    const Subject miss = {found.miss_keys[j], found.miss_bases[j], List::kStep,
+                          found.miss_index[j]};
+    if (has_line[j]) {
+      each.full.push_back(miss);
+    } else if (visitors_.shared(found.newcomers_here[j].visitor)) {
+      ask_of_known(miss, &each);
+      // Should its shard watch it, no line is there for that.
+      if (each.watches && miss.base >= 0) {
+        shards_[shard].watching.Left(1, config_.capacity / num_shards());
+      }
+    } else {
+      each.values.push_back(miss);
+    }
+  }
+  for (int32_t c = 0; c < found.here.checks; ++c) {
+    const uint32_t shard = ShardOf(found.check_keys[c]);
+    Questions& each = (*questions)[shard];
+    ++ticket->keys_in_[shard];
+    ask_of_known({found.check_keys[c], found.check_bases[c], List::kStep, found.check_index[c]},
+                 &each);
   }
   const auto* spared = reinterpret_cast<const int32_t*>(shards_pinned_.get());
   for (int s = 0; s < num_shards(); ++s, spared += HET_SPREAD) {
@@ -310,7 +369,6 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
     HET_RETURN_IF_ERROR(LeaveClosure());
-    made->forgets_ = forgets_;
     HET_RETURN_IF_ERROR(NewFound(n, &made->found_));
     const std::vector<int64_t> forced = KeysToForce();
     if (!forced.empty()) {
@@ -377,7 +435,6 @@ Status DeviceCache::WriteFlush(bool all, const AllocateRequest& allocate, Device
   std::vector<Questions> questions(num_shards());
   const std::vector<int64_t> forced = KeysToForce();
   if (!forced.empty()) {
-    ticket->forgets_ = forgets_;
     HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &ticket->forced_));
     HET_RETURN_IF_ERROR(Force(forced, ticket, &questions));
   }

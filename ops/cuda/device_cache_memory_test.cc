@@ -151,7 +151,7 @@ int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
 // Steps of hits: rows that come unasked, and what a shard watched that has restarted.
 int RunWatchedShort(int64_t left, Limit limit) {
   CacheConfig config = PlainConfig(2);
-  config.capacity = 40;
+  config.capacity = 30;
   SetStaleness(&config, 1);
   const DeviceCluster cluster(config, 2);
   Ids ids(20);
@@ -223,7 +223,7 @@ TEST(DeviceCacheMemoryTest, OfTheDevice) {
   EXPECT_GT(failures, 16);
 }
 
-// Steps of fewer ids and lines than the host build starts threads for.
+// Steps of fewer ids, and lines and visitors, than the host build starts threads for.
 template <typename Steps>
 void RunShortOfTheHost(const Steps& steps) {
   int failures = 0;

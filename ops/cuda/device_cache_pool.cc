@@ -68,8 +68,9 @@ Status DeviceCache::Pool(const RowTicket& row_ticket, std::shared_ptr<const Pool
     const Found& found = ticket.found_ == nullptr ? none : *ticket.found_;
     HET_RETURN_IF_ERROR(made->Place(found.here.keys, dim(), stream_));
     HET_RETURN_IF_CUDA_ERROR(CopyThere(out, made->pointers_, stream_));
+    HET_RETURN_IF_ERROR(FindLate(found));
     HET_RETURN_IF_CUDA_ERROR(het_pool(&found.batch, &made->bags_, found.slots, info_.rows,
-                                      info_.row_stride, info_.lines, found.rows.rows,
+                                      info_.row_stride, info_.lines, info_.visitors,
                                       info_.row_stride, dim(), made->pointers_, stream_));
     *bags = std::move(made);
     return Status();

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ops/core/cache/cache_testing.h"
+#include "ops/core/cache/row_cache_schedule_tests.h"
 #include "ops/cuda/device_cache_testing.h"
 
 namespace het_tf {
@@ -71,6 +72,16 @@ TEST_F(DeviceCacheThreadsTest, HundredsOfKeysWithALineEach) {
 }
 TEST_F(DeviceCacheThreadsTest, HundredsOfKeysInFewerLines) {
   Play(200, 500, 600, ClockRule::kCount);
+}
+TEST_F(DeviceCacheThreadsTest, StepsOverlap) {
+  for (const ClockRule clock : {ClockRule::kCount, ClockRule::kLamport, ClockRule::kDrift}) {
+    for (uint64_t seed = 0; seed < 2; ++seed) {
+      SCOPED_TRACE(seed);
+      testing::Schedule<testing::DeviceSide> schedule(seed, clock, false, false);
+      schedule.Run(150);
+      schedule.ExpectExactSums();
+    }
+  }
 }
 TEST_F(DeviceCacheThreadsTest, FewKeysByEveryClock) {
   for (const ClockRule clock : {ClockRule::kCount, ClockRule::kLamport, ClockRule::kDrift}) {

@@ -81,7 +81,7 @@ Status DeviceCache::CollectGradients(const Found& found, const int32_t* keys, in
     const int64_t some = std::min(kPushRows, n - first);
     const HetSlots slots = {const_cast<int32_t*>(keys) + first, num};
     HET_RETURN_IF_CUDA_ERROR(het_collect_gradients(store_, &found.batch, found.slots, sums, &slots,
-                                                   some, found.rows.bases, &push_there_, stream_));
+                                                   some, &push_there_, stream_));
     HET_RETURN_IF_ERROR(TakePushed(some, true, learning_rate));
     HET_RETURN_IF_CUDA_ERROR(het_clean(store_, &slots, found.slots, some, stream_));
   }
@@ -127,6 +127,7 @@ Status DeviceCache::UpdateSummed(DeviceTicket* ticket, float learning_rate,
   const bool refuses = config_.nonfinite == Nonfinite::kError;
   const HetSlots due_lines = {arrays.lines, &counts->first_slots};
   const HetSlots due_gradients = {arrays.gradients, &counts->second_slots};
+  HET_RETURN_IF_ERROR(FindLate(found));
   HET_RETURN_IF_CUDA_ERROR(
       sum(found, {arrays.sums, arrays.squares, &counts->nonfinite, arrays.scratch}));
   HET_RETURN_IF_CUDA_ERROR(

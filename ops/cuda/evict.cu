@@ -34,13 +34,13 @@ struct EvictScratch {
 struct ListBuckets {
   StoreView store;
   HetList misses;
-  const int32_t* uses;
+  const HetNewcomer* newcomers;
   int32_t* buckets;
   int32_t* iota;
 
   HET_DEVICE void operator()(int64_t j) const {
     const uint32_t bucket = BucketOfHash(HashKey(misses.keys[j]), store.buckets);
-    buckets[j] = static_cast<int32_t>(uses[j] > 0 ? bucket : store.buckets);
+    buckets[j] = static_cast<int32_t>(newcomers[j].uses > 0 ? bucket : store.buckets);
     iota[j] = static_cast<int32_t>(j);
   }
 };
@@ -48,13 +48,12 @@ struct ListBuckets {
 struct Evict {
   StoreView store;
   HetList misses;
-  const int32_t* uses;
+  const HetNewcomer* newcomers;
   int32_t admission;
   const int32_t* sorted;
   const int32_t* order;
   int64_t m;
   int32_t* slots;
-  int64_t* num_visitors;
   int64_t* num_evicted;
 
   static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
@@ -63,7 +62,7 @@ struct Evict {
   HET_DEVICE int64_t Weight(int32_t slot, uint32_t now) const {
     const DeviceLine& line = store.lines[slot];
     if (line.pins > 0) return kPinned;
-    return store.live(slot) ? Scoring::Weight(line.score, now) : kFree;
+    return store.is_free(slot) ? kFree : Scoring::Weight(line.score, now);
   }
 
   HET_DEVICE bool GivesWay(int64_t weight, int count, uint32_t now) const {
@@ -74,6 +73,19 @@ struct Evict {
     return admission == HET_ADMIT_IF_AS_MUCH ? newcomer >= weight : newcomer > weight;
   }
 
+  HET_DEVICE void Pin(int32_t slot, int64_t key) const {
+    DeviceLine& line = store.line(slot);
+    if (store.is_line(slot)) {
+      line.pins = 1;
+      if (!store.is_free(slot)) AtomicAdd(num_evicted, 1);
+    } else if (line.pins > 0) {
+      ++line.pins;
+    } else {
+      line = {key, -1, {0}, 0, 0, 1, 0, 0};
+      line.line = -1;
+    }
+  }
+
   template <typename LanesType>
   HET_DEVICE void operator()(const LanesType& lanes, int64_t i) const {
     const int32_t bucket = sorted[i];
@@ -82,21 +94,17 @@ struct Evict {
     const uint32_t now = store.now();
     for (int64_t next = i; next < m && sorted[next] == bucket; ++next) {
       const int32_t j = order[next];
-      int32_t slot = store.num_lines + j;
+      int32_t slot = store.num_lines + newcomers[j].visitor;
       if (bucket != no_bucket) {
         const int32_t first = bucket * store.ways;
         const int32_t candidate =
             first + lanes.LeastOf(store.ways, [&](int way) { return Weight(first + way, now); });
-        if (GivesWay(Weight(candidate, now), uses[j], now)) slot = candidate;
+        if (GivesWay(Weight(candidate, now), newcomers[j].uses, now)) slot = candidate;
       }
       lanes.Once([&] {
         slots[misses.index[j]] = slot;
-        if (slot < store.num_lines) {
-          store.lines[slot].pins = 1;
-          if (store.live(slot)) AtomicAdd(num_evicted, 1);
-        } else {
-          AtomicAdd(num_visitors, 1);
-        }
+        Pin(slot, misses.keys[j]);
+        misses.bases[j] = store.is_line(slot) ? -1 : store.CheckedBase(store.line(slot));
       });
       if (bucket == no_bucket) return;  // each of these is served by itself
     }
@@ -111,7 +119,7 @@ struct MarkVictims {
 
   HET_DEVICE void operator()(int64_t j) const {
     const int32_t slot = slots[misses.index[j]];
-    is_victim[j] = store.live(slot) && store.lines[slot].pending > 0 ? 1 : 0;
+    is_victim[j] = store.is_line(slot) && store.lines[slot].pending > 0 ? 1 : 0;
   }
 };
 
@@ -147,7 +155,7 @@ struct ListEvicted {
   HET_DEVICE void operator()(int64_t j) const {
     const int32_t slot = slots[misses.index[j]];
     uses[j] = 0;
-    if (!store.live(slot)) return;
+    if (!store.is_line(slot) || store.is_free(slot)) return;
     keys[j] = store.lines[slot].key;
     uses[j] = static_cast<float>(store.scoring.Uses(store.lines[slot].score, store.now()));
   }
@@ -156,16 +164,22 @@ struct ListEvicted {
 struct Make {
   StoreView store;
   HetList misses;
-  const int32_t* uses;
+  const HetNewcomer* newcomers;
   const int32_t* slots;
 
   HET_DEVICE void operator()(int64_t j) const {
     const int32_t slot = slots[misses.index[j]];
-    if (slot >= store.num_lines) return;
+    if (!store.is_line(slot)) return;
     const int64_t key = misses.keys[j];
-    if (store.live(slot)) AtomicAddEach(store.num_rows, -1);  // nobody pins it, so it has a row
-    store.lines[slot] = {key, -1, store.scoring.New(uses[j], store.now()), 0, 0, 1, 0};
+    if (!store.is_free(slot)) AtomicAddEach(store.num_rows, -1);  // nobody pins it: it has a row
+    DeviceLine& line = store.lines[slot];
+    line = {key, -1, {store.scoring.New(newcomers[j].uses, store.now())}, 0, 0, 1, 0, 0};
     store.tag(slot) = TagOfHash(HashKey(key));
+    // Steps that hold the key's visitor may yet read it: until then the line must not leave.
+    DeviceLine& visitor = store.visitors[newcomers[j].visitor];
+    if (visitor.pins == 0) return;
+    ++line.pins;
+    visitor.line = slot;
   }
 };
 
@@ -179,21 +193,20 @@ size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses) {
   return scratch.bytes();
 }
 
-int het_evict(HetStore* store, const HetList* misses, int64_t num_misses, const int32_t* uses,
-              int32_t admission, int32_t* slots, int64_t* num_visitors, int64_t* num_evicted,
+int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
+              const HetNewcomer* newcomers, int32_t admission, int32_t* slots, int64_t* num_evicted,
               void* memory, HetStream stream) {
   const StoreView& view = store->view;
   Scratch scratch(memory);
   EvictScratch s(&scratch, view, num_misses);
-  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_visitors, stream));
   HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), num_evicted, stream));
   if (num_misses == 0) return 0;
   HET_CUDA_RETURN_IF_ERROR(
-      Launch(ListBuckets{view, *misses, uses, s.buckets, s.iota}, num_misses, stream));
+      Launch(ListBuckets{view, *misses, newcomers, s.buckets, s.iota}, num_misses, stream));
   HET_CUDA_RETURN_IF_ERROR(SortPairs(s.sort, &s.sort_bytes, s.buckets, s.sorted, s.iota, s.order,
                                      num_misses, s.bits, stream));
-  const Evict evict = {view,    *misses,    uses,  admission,    s.sorted,
-                       s.order, num_misses, slots, num_visitors, num_evicted};
+  const Evict evict = {view,    *misses,    newcomers, admission,  s.sorted,
+                       s.order, num_misses, slots,     num_evicted};
   return LaunchLanes<32>(evict, num_misses, stream);
 }
 
@@ -221,9 +234,9 @@ int het_list_victims(HetStore* store, const HetList* misses, int64_t num_misses,
   return Launch(FillVictims{*misses, slots, *victims}, num_misses, stream);
 }
 
-int het_make(HetStore* store, const HetList* misses, int64_t num_misses, const int32_t* uses,
-             const int32_t* slots, HetStream stream) {
-  return Launch(Make{store->view, *misses, uses, slots}, num_misses, stream);
+int het_make(HetStore* store, const HetList* misses, int64_t num_misses,
+             const HetNewcomer* newcomers, const int32_t* slots, HetStream stream) {
+  return Launch(Make{store->view, *misses, newcomers, slots}, num_misses, stream);
 }
 
 }  // extern "C"

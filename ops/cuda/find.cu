@@ -37,6 +37,26 @@ struct Find {
   }
 };
 
+// A key that had no line when the step began may have got one since, by a step that overlaps. That
+// has all own updates, so it is read and updated in the visitor's place.
+struct FindLate {
+  StoreView store;
+  HetBatch batch;
+  int32_t* slots;
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t u) const {
+    if (u >= *batch.num_keys || store.is_line(slots[u])) return;
+    const int32_t slot = store.Find(lanes, batch.keys[u]);
+    if (slot < 0 || !store.lines[slot].full) return;
+    lanes.Once([&] {
+      ++store.lines[slot].pins;
+      store.Unpin(slots[u]);
+      slots[u] = slot;
+    });
+  }
+};
+
 struct MarkListed {
   StoreView store;
   const int64_t* keys;
@@ -70,12 +90,14 @@ struct FillLists {
   HetList misses, checks;
 
   HET_DEVICE void operator()(int64_t i) const {
-    if (i < *misses.num) misses.keys[i] = keys[misses.index[i]];
+    if (i < *misses.num) {
+      misses.keys[i] = keys[misses.index[i]];
+      misses.bases[i] = -1;
+    }
     if (i < *checks.num) {
       const int32_t u = checks.index[i];
-      const DeviceLine& line = store.lines[slots[u]];
       checks.keys[i] = keys[u];
-      checks.bases[i] = store.clock == ClockRule::kLamport ? store.BaseAfterPush(line) : line.base;
+      checks.bases[i] = store.CheckedBase(store.lines[slots[u]]);
     }
   }
 };
@@ -88,8 +110,9 @@ struct CountMissedIds {
   HET_DEVICE int64_t CountOf(int32_t u) const { return batch.begin[u + 1] - batch.begin[u]; }
 
   HET_DEVICE void operator()(int64_t i) const {
-    if (i < *misses.num) AtomicAdd(num_ids, CountOf(misses.index[i]));
-    if (i < *checks.num && checks.bases[i] < 0) AtomicAdd(num_ids, CountOf(checks.index[i]));
+    for (const HetList* list : {&misses, &checks}) {
+      if (i < *list->num && list->bases[i] < 0) AtomicAdd(num_ids, CountOf(list->index[i]));
+    }
   }
 };
 
@@ -100,6 +123,10 @@ extern "C" {
 int het_find(HetStore* store, const HetBatch* batch, int32_t* slots, HetStream stream) {
   HET_CUDA_RETURN_IF_ERROR(Launch(BeginUse{store->view, batch->num_keys}, 1, stream));
   return LaunchLanes<32>(Find{store->view, *batch, slots}, batch->num_ids, stream);
+}
+
+int het_find_late(HetStore* store, const HetBatch* batch, int32_t* slots, HetStream stream) {
+  return LaunchLanes<32>(FindLate{store->view, *batch, slots}, batch->num_ids, stream);
 }
 
 size_t het_list_scratch_bytes(int64_t n) {

@@ -95,16 +95,17 @@ int het_segment_sum_pooled(const HetBatch* batch, const HetBags* bags,
 // The worker's cache of DESIGN section 3 with its lines in device memory; messages, their
 // acknowledgement and admission stay with the host. A slot below lines is a line: a key with its
 // row, the record of its updates that no push holds yet, its clock (base) and its pins. A slot
-// lines + j is a visitor: the j-th of a batch's misses, which got no line (more keys than lines, or
-// not worth one). Its row is there for the step alone, and its gradient goes up.
+// lines + v is the visitor v: a key that got no line (more keys than lines, or not worth one), of
+// all steps under way that have it. Its row, which may have come without slots, is there until the
+// last of them ends, and its gradients go up.
 //
 // A step:
 //   het_unique, het_find, het_list                  what is missing, what is to be checked
 //   (the host decides which misses are worth a line)
 //   het_evict, het_list_evicted, het_list_victims, het_collect, het_make  lines for the misses
 //   (the host asks the shards)
-//   het_install                                     of misses, and of rows beyond the read bound
-//   het_gather, het_segment_sum, het_update
+//   het_install, het_install_values                 of misses, and of rows beyond the read bound
+//   het_find_late, het_gather, het_segment_sum, het_update
 //   het_list_due, het_collect_gradients, het_collect, het_unpin
 //
 // The verbs of one store run one after the other (a stream, or events between streams). From
@@ -131,6 +132,7 @@ typedef struct {
   int32_t contribution_dim;  // of a push
   int64_t bytes;             // of device memory
   const float* rows;         // (lines, row_stride)
+  const float* visitors;     // (visitors, row_stride): as of the last het_set_visitors
 } HetStoreInfo;
 
 // How much device memory a store takes. *bytes and message are host memory; message:
@@ -144,6 +146,11 @@ int het_store_create(const HetStoreConfig* config, void* memory, HetStore** stor
 void het_store_destroy(HetStore* store);
 void het_store_info(const HetStore* store, HetStoreInfo* info);
 
+// Memory for visitors 0 to visitors - 1, no fewer than before: what the memory before it had is
+// copied. memory: (bytes), aligned to 256, the caller's; bytes without it.
+size_t het_visitors_bytes(const HetStore* store, int64_t visitors);
+int het_set_visitors(HetStore* store, void* memory, int64_t visitors, HetStream stream);
+
 // How many lines have a row.
 int het_count_lines(HetStore* store,
                     int64_t* num_lines,  // (1): out
@@ -153,8 +160,8 @@ int het_count_lines(HetStore* store,
 typedef struct {
   int32_t* index;  // (n): which of the keys
   int64_t* keys;   // (n)
-  int64_t* bases;  // (n): their lines' clocks, as a check carries them; -1: another step has made
-                   // the line and its row is still to come. Of misses not written
+  int64_t* bases;  // (n): clocks of their lines, as a check carries them, or of misses, once
+                   // het_evict was there, of their visitors; -1: the row is still to come
   int32_t* num;    // (1)
 } HetList;
 
@@ -178,6 +185,11 @@ int het_find(HetStore* store, const HetBatch* batch,
              int32_t* slots,  // (n): out, the first num_keys; -1: a miss
              HetStream stream);
 
+// Keys with a visitor that have a line by now, with its row, have its slot.
+int het_find_late(HetStore* store, const HetBatch* batch,
+                  int32_t* slots,  // (num_keys): in and out
+                  HetStream stream);
+
 // The batch's misses, and the others, but for rows that their shards watch.
 size_t het_list_scratch_bytes(int64_t n);
 int het_list(HetStore* store, const HetBatch* batch,
@@ -186,7 +198,7 @@ int het_list(HetStore* store, const HetBatch* batch,
              int32_t* spared,            // (num_shards, HET_SPREAD): out, how many are left out
              const HetList* misses, const HetList* checks, void* scratch, HetStream stream);
 
-// How many ids the misses have, and the checks whose row is still to come.
+// How many ids the keys of both lists have whose row is still to come.
 int het_count_missed_ids(const HetBatch* batch, const HetList* misses, const HetList* checks,
                          int64_t* num_ids,  // (1): out
                          HetStream stream);
@@ -195,16 +207,20 @@ int het_count_missed_ids(const HetBatch* batch, const HetList* misses, const Het
 // often, too. (HET_LRU: any that is not pinned.)
 enum { HET_ADMIT_IF_MORE = 0, HET_ADMIT_IF_AS_MUCH = 1 };
 
-// A slot for each miss: a line, pinned, that is free or whose row is the least worth keeping of its
-// bucket, or a visitor's. num_misses: of the list, as the host read it.
+// A key that has no line.
+typedef struct {
+  int32_t uses;     // how often it was asked for lately, at least 1; 0: it is to have no line
+  int32_t visitor;  // if it gets none; that which it has, or one that no step has
+} HetNewcomer;
+
+// A slot for each miss, pinned: a line that is free or whose row is the least worth keeping of its
+// bucket, or its visitor. num_misses: of the list, as the host read it.
 size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses);
 int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
-              const int32_t* uses,    // (num_misses): how often each key was asked for lately, at
-                                      // least 1; 0: it is to have no line
-              int32_t admission,      // HET_ADMIT_...
-              int32_t* slots,         // (num_keys): in and out
-              int64_t* num_visitors,  // (1): out
-              int64_t* num_evicted,   // (1): out, the lines that were another key's
+              const HetNewcomer* newcomers,  // (num_misses)
+              int32_t admission,             // HET_ADMIT_...
+              int32_t* slots,                // (num_keys): in and out
+              int64_t* num_evicted,          // (1): out, the lines that were another key's
               void* scratch, HetStream stream);
 
 // Those of the misses' lines whose old rows have updates that no push holds.
@@ -223,24 +239,26 @@ int het_list_evicted(HetStore* store, const HetList* misses, int64_t num_misses,
                      HetStream stream);
 
 // The misses' lines are theirs from here on. They have no row until one is installed; a line that
-// got none is gone once nobody pins it.
+// got none is gone once nobody pins it. The line of a key that has a visitor stays as long as that.
 int het_make(HetStore* store, const HetList* misses, int64_t num_misses,
-             const int32_t* uses,   // (num_misses)
-             const int32_t* slots,  // (num_keys)
+             const HetNewcomer* newcomers,  // (num_misses)
+             const int32_t* slots,          // (num_keys)
              HetStream stream);
 
 // Rows that came, with all own updates that were pushed; those that were not are merged onto them.
-// A row older than what its line knows is left out, and so is one without a line. A line that was
-// forgotten is there again. No shard watches their rows any more.
+// A row older than what its line or visitor knows is left out, and so is one without a slot. No
+// shard watches their rows any more.
 int het_install(HetStore* store,
-                const int32_t* index,   // (n): which of the slots each row is of; NULL: its own
-                int32_t* slots,         // (num_keys): in, and out for lines that were forgotten
-                float* rows,            // (n, row_stride): overwritten
-                const int64_t* bases,   // (n); -1: the shard has other rows now, so the row is for
-                                        // those that pin its line, if they have seen none
-                int64_t n,              //
-                int32_t any_forgotten,  // 0: no line was since the batch's het_find
-                HetStream stream);
+                const int32_t* index,  // (n): which of the slots each row is of; NULL: its own
+                const int32_t* slots,  // (num_keys); -1: none
+                float* rows,           // (n, row_stride): overwritten
+                const int64_t* bases,  // (n); -1: the shard has other rows now, so the row is for
+                                       // those that pin its line, if they have seen none
+                int64_t n, HetStream stream);
+// Of rows that came without slots: where one with slots is there, it stays.
+int het_install_values(HetStore* store, const int32_t* index, const int32_t* slots,
+                       const float* values,  // (n, dim)
+                       const int64_t* bases, int64_t n, HetStream stream);
 
 // The shards watch the rows of checks from now on: those that came are installed after this.
 int het_watch(HetStore* store,
@@ -261,19 +279,19 @@ int het_find_unasked(HetStore* store,
                      int64_t* num_found,    // (1): counted on
                      HetStream stream);
 
-// Keys of shards that have other rows now whose lines have none since. Where another step has made
-// one for the key, that is the line of both. scratch: het_list_scratch_bytes(n).
+// Keys of shards that have other rows now whose lines have none since. scratch:
+// het_list_scratch_bytes(n).
 int het_list_lacking(HetStore* store, const HetBatch* batch,
-                     int32_t* slots,  // (num_keys): in and out
+                     const int32_t* slots,  // (num_keys)
                      const HetShards* restarted,
                      const HetList* lacking,  // out, without bases
                      void* scratch, HetStream stream);
 
-// One update of each key that has a line by now and whose gradient is finite. refuse_if: (1), or
-// NULL: if it is not 0, no row is touched.
+// One update of each key whose row is there with its slots and whose gradient is finite. refuse_if:
+// (1), or NULL: if it is not 0, no row is touched.
 size_t het_update_scratch_bytes(const HetStore* store, int64_t n);
 int het_update(HetStore* store, const HetBatch* batch,
-               int32_t* slots,        // (num_keys): in, and out for what had no line
+               const int32_t* slots,  // (num_keys)
                const float* sums,     // (num_keys, dim)
                const float* squares,  // (num_keys)
                float learning_rate,   //
@@ -312,9 +330,8 @@ int het_collect(HetStore* store, const HetSlots* lines, int64_t most,  // what n
 int het_collect_gradients(HetStore* store, const HetBatch* batch,
                           const int32_t* slots,  // (num_keys)
                           const float* sums,     // (num_keys, dim)
-                          const HetSlots* keys, int64_t most,
-                          const int64_t* visitor_bases,  // (visitors): of lamport clocks; or NULL
-                          const HetPush* push, HetStream stream);
+                          const HetSlots* keys, int64_t most, const HetPush* push,
+                          HetStream stream);
 
 // What was collected is in a push: its lines are clean.
 int het_clean(HetStore* store,
@@ -327,8 +344,8 @@ int het_unpin(HetStore* store, const HetBatch* batch,
               const int32_t* slots,  // (num_keys)
               HetStream stream);
 
-// A shard has other rows now: its lines are forgotten, and with them what was not pushed. Steps
-// that pin them may read what they saw; what they update goes up as a gradient.
+// A shard has other rows now: its rows are forgotten, and with them what was not pushed. Steps that
+// pin them may read what they saw until another comes; what they update goes up as a gradient.
 int het_forget(HetStore* store, int32_t shard, int32_t num_shards,
                int64_t* updates_lost,  // (1): out
                HetStream stream);

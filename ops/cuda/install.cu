@@ -8,23 +8,6 @@ namespace het_tf {
 namespace cuda {
 namespace {
 
-// A line that was forgotten since its step began: another step may have made one for the key, and
-// then that is the line of both.
-struct FindMoved {
-  StoreView store;
-  const int32_t* index;
-  int32_t* slots;
-
-  template <typename LanesType>
-  HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
-    const int32_t old = slots[index[r]];
-    if (old < 0 || old >= store.num_lines || store.live(old)) return;
-    const int32_t slot = store.Find(lanes, store.lines[old].key);
-    if (slot < 0) return;
-    lanes.Once([&] { store.MovePin(&slots[index[r]], slot); });
-  }
-};
-
 struct CountNew {
   StoreView store;
   const int32_t* index;
@@ -33,9 +16,8 @@ struct CountNew {
 
   HET_DEVICE void operator()(int64_t r) const {
     const int32_t slot = slots[index == nullptr ? r : index[r]];
-    if (slot < 0 || slot >= store.num_lines || bases[r] < 0) return;
-    const bool has_row = store.live(slot) && store.lines[slot].base >= 0;
-    if (!has_row) AtomicAddEach(store.num_rows, 1);
+    if (slot < 0 || !store.is_line(slot) || bases[r] < 0) return;
+    if (!store.lines[slot].full) AtomicAddEach(store.num_rows, 1);
   }
 };
 
@@ -51,22 +33,44 @@ struct Install {
   template <typename LanesType>
   HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
     const int32_t slot = slots[index == nullptr ? r : index[r]];
-    if (slot < 0 || slot >= store.num_lines) return;
-    DeviceLine& line = store.lines[slot];
+    if (slot < 0) return;
+    DeviceLine& line = store.line(slot);
     const int64_t known = line.base, base = bases[r];
-    const bool live = store.live(slot), old = base < 0;
+    const bool full = line.full, old = base < 0;
     lanes.Once([&] { line.watched = 0; });
     // A later request was answered earlier; or the row is of those that are no more, and serves
     // only steps that have seen none.
-    if (old ? live || known >= 0 : live && base < known) return;
+    if (old ? known >= 0 : full && base < known) return;
     float* mine = store.row(slot);
     float* row = rows + r * store.row_stride;
     if (line.pending > 0) rule.MoveOnto(lanes, mine, row, store.record(slot), line.pending);
     lanes.ForEach(rule.row_dim(), [&](int i) { mine[i] = row[i]; });
     lanes.Once([&] {
       line.base = old ? 0 : base;
-      if (!live && !old) store.tag(slot) = TagOfHash(HashKey(line.key));
+      line.full = !old;
     });
+  }
+};
+
+struct InstallValues {
+  StoreView store;
+  int32_t dim;
+  const int32_t* index;
+  const int32_t* slots;
+  const float* values;
+  const int64_t* bases;
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
+    const int32_t slot = slots[index[r]];
+    DeviceLine& line = store.line(slot);
+    const int64_t known = line.base, base = bases[r];
+    // A step that came later has brought the row, asked for later; or as above.
+    if (line.full || (base < 0 && known >= 0)) return;
+    float* mine = store.row(slot);
+    const float* value = values + r * dim;
+    lanes.ForEach(dim, [&](int i) { mine[i] = value[i]; });
+    lanes.Once([&] { line.base = base < 0 ? 0 : base; });
   }
 };
 
@@ -74,11 +78,8 @@ struct Install {
 
 extern "C" {
 
-int het_install(HetStore* store, const int32_t* index, int32_t* slots, float* rows,
-                const int64_t* bases, int64_t n, int32_t any_forgotten, HetStream stream) {
-  if (any_forgotten) {
-    HET_CUDA_RETURN_IF_ERROR(LaunchLanes<32>(FindMoved{store->view, index, slots}, n, stream));
-  }
+int het_install(HetStore* store, const int32_t* index, const int32_t* slots, float* rows,
+                const int64_t* bases, int64_t n, HetStream stream) {
   HET_CUDA_RETURN_IF_ERROR(Launch(CountNew{store->view, index, slots, bases}, n, stream));
   return std::visit(
       [&](const auto& rule) {
@@ -87,6 +88,12 @@ int het_install(HetStore* store, const int32_t* index, int32_t* slots, float* ro
         return LaunchRows(install, store->dim, n, stream);
       },
       store->rule);
+}
+
+int het_install_values(HetStore* store, const int32_t* index, const int32_t* slots,
+                       const float* values, const int64_t* bases, int64_t n, HetStream stream) {
+  const InstallValues install = {store->view, store->dim, index, slots, values, bases};
+  return LaunchRows(install, store->dim, n, stream);
 }
 
 }  // extern "C"

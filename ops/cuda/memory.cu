@@ -24,9 +24,11 @@ int AllocatePinned(size_t bytes, void** memory) { return cudaMallocHost(memory, 
 int FreePinned(void* memory) { return cudaFreeHost(memory); }
 
 int Copy(const void* from, size_t bytes, void* to, Stream stream) {
+  if (bytes == 0) return 0;  // of no memory, perhaps
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
 }
 int Fill(int byte, size_t bytes, void* to, Stream stream) {
+  if (bytes == 0) return 0;
   return cudaMemsetAsync(to, byte, bytes, static_cast<cudaStream_t>(stream));
 }
 int Synchronize(Stream stream) { return cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); }

@@ -33,11 +33,11 @@ struct MarkDue {
   HET_DEVICE void operator()(int64_t u) const {
     is_gradient[u] = is_line[u] = 0;
     if (u >= *num_keys || !(squares[u] <= std::numeric_limits<float>::max())) return;
-    if (!store.live(slots[u])) {
+    const DeviceLine& line = store.line(slots[u]);
+    if (!line.full || !store.is_line(slots[u])) {
       is_gradient[u] = 1;
       return;
     }
-    const DeviceLine& line = store.lines[slots[u]];
     if (Due(line)) (line.pending == 1 ? is_gradient : is_line)[u] = 1;
   }
 };
@@ -56,8 +56,7 @@ struct MarkDirty {
   uint8_t* is_dirty;
 
   HET_DEVICE void operator()(int64_t slot) const {
-    is_dirty[slot] =
-        store.live(static_cast<int32_t>(slot)) && store.lines[slot].pending > 0 ? 1 : 0;
+    is_dirty[slot] = store.lines[slot].pending > 0 ? 1 : 0;
   }
 };
 
@@ -89,7 +88,6 @@ struct CollectGradients {
   const int32_t* slots;
   const float* sums;
   HetSlots list;
-  const int64_t* visitor_bases;
   HetPush push;
   int32_t dim;
 
@@ -103,19 +101,9 @@ struct CollectGradients {
     lanes.Once([&] {
       push.keys[i] = keys[u];
       push.updates[i] = 1;
-      if (store.live(slot)) {
-        const DeviceLine& line = store.lines[slot];
-        push.clocks[i] = store.PushedClock(store.BaseAfterPush(line), line.units);
-      } else {
-        int64_t base = 0;
-        if (slot < store.num_lines) {
-          base = store.lines[slot].base;
-        } else if (visitor_bases != nullptr) {
-          base = visitor_bases[slot - store.num_lines];
-          if (base < 0) base = 0;  // of rows that are no more
-        }
-        push.clocks[i] = store.PushedClock(Advance(base, 1), 1);
-      }
+      const DeviceLine& line = store.line(slot);
+      push.clocks[i] = line.full ? store.PushedClock(store.BaseAfterPush(line), line.units)
+                                 : store.PushedClock(Advance(line.base, 1), 1);
     });
   }
 };
@@ -128,7 +116,8 @@ struct Clean {
   HET_DEVICE void operator()(int64_t i) const {
     if (i >= *some.num) return;
     const int32_t slot = slots == nullptr ? some.slots[i] : slots[some.slots[i]];
-    if (store.live(slot)) store.MakeClean(&store.lines[slot]);
+    DeviceLine& line = store.line(slot);
+    if (line.full) store.MakeClean(&line);
   }
 };
 
@@ -184,9 +173,9 @@ int het_collect(HetStore* store, const HetSlots* lines, int64_t most, const HetP
 
 int het_collect_gradients(HetStore* store, const HetBatch* batch, const int32_t* slots,
                           const float* sums, const HetSlots* keys, int64_t most,
-                          const int64_t* visitor_bases, const HetPush* push, HetStream stream) {
-  const CollectGradients collect = {store->view, batch->keys,   slots, sums,
-                                    *keys,       visitor_bases, *push, store->dim};
+                          const HetPush* push, HetStream stream) {
+  const CollectGradients collect = {store->view, batch->keys, slots,     sums,
+                                    *keys,       *push,       store->dim};
   return LaunchRows(collect, store->dim, most, stream);
 }
 

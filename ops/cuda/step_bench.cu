@@ -115,7 +115,6 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
   float* sums = New<float>(n * dim);
   float* squares = New<float>(n);
   int64_t* nonfinite = New<int64_t>(1);
-  int64_t* num_visitors = New<int64_t>(1);
   int64_t* num_evicted = New<int64_t>(1);
   float* gradients[2];
   for (float*& each : gradients) {
@@ -141,7 +140,11 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
        het_segment_sum_scratch_bytes(n, dim), het_update_scratch_bytes(store, n)}));
 
   // All rows of the batches get a line; the store is as large as the table, so they lie anywhere.
-  int32_t* ones = NewOf(std::vector<int32_t>(n, 1));
+  std::vector<HetNewcomer> each(n);
+  for (int64_t j = 0; j < n; ++j) each[j] = {1, static_cast<int32_t>(j)};
+  const HetNewcomer* newcomers = NewOf(each);
+  MUST(het_set_visitors(store, New<char>(static_cast<int64_t>(het_visitors_bytes(store, n))), n,
+                        kStream));
   int64_t* bases = New<int64_t>(n);
   MUST(cuda::Fill(0, sizeof(int64_t) * n, bases, kStream));
   int64_t keys = 0;
@@ -154,11 +157,11 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
     MUST(cuda::Copy(batch.num_keys, sizeof(int32_t), &num_keys, kStream));
     MUST(cuda::Synchronize(kStream));
     keys += num_keys;
-    MUST(het_evict(store, &misses, num_misses, ones, HET_ADMIT_IF_AS_MUCH, slots, num_visitors,
-                   num_evicted, scratch, kStream));
-    MUST(het_make(store, &misses, num_misses, ones, slots, kStream));
+    MUST(het_evict(store, &misses, num_misses, newcomers, HET_ADMIT_IF_AS_MUCH, slots, num_evicted,
+                   scratch, kStream));
+    MUST(het_make(store, &misses, num_misses, newcomers, slots, kStream));
     MUST(cuda::Fill(0, sizeof(float) * n * info.row_stride, fresh, kStream));
-    MUST(het_install(store, misses.index, slots, fresh, bases, num_misses, 0, kStream));
+    MUST(het_install(store, misses.index, slots, fresh, bases, num_misses, kStream));
     MUST(het_unpin(store, &batch, slots, kStream));
   }
 

@@ -50,6 +50,15 @@ size_t Place(void* memory, HetStore* store, float** table, int32_t table_floats,
   return scratch.bytes();
 }
 
+// The same of visitors.
+size_t PlaceVisitors(void* memory, int64_t visitors, StoreView* view) {
+  Scratch scratch(memory);
+  view->visitors = scratch.Take<DeviceLine>(visitors);
+  view->visitor_rows = scratch.Take<float>(visitors * view->row_stride);
+  view->num_visitors = static_cast<int32_t>(visitors);
+  return scratch.bytes();
+}
+
 // What a config makes of a store, before it has memory. table: out, the optimizer's.
 void Describe(const HetStoreConfig& config, HetStore* store, std::vector<float>* table) {
   StoreView& view = store->view;
@@ -108,9 +117,7 @@ struct Unpin {
   const int32_t* slots;
 
   HET_DEVICE void operator()(int64_t u) const {
-    if (u >= *num_keys || slots[u] < 0 || slots[u] >= store.num_lines) return;
-    DeviceLine& line = store.lines[slots[u]];
-    if (--line.pins == 0 && line.base < 0) store.tag(slots[u]) = StoreView::kNoTag;
+    if (u < *num_keys && slots[u] >= 0) store.Unpin(slots[u]);
   }
 };
 
@@ -121,14 +128,17 @@ struct Forget {
 
   HET_DEVICE void operator()(int64_t item) const {
     const auto slot = static_cast<int32_t>(item);
-    DeviceLine& line = store.lines[slot];
-    if (!store.live(slot)) return;
+    DeviceLine& line = store.line(slot);
+    if (!line.full) return;
     if (ShardOfHash(HashKey(line.key), num_shards) != static_cast<uint32_t>(shard)) return;
-    store.tag(slot) = StoreView::kNoTag;
-    if (line.base >= 0) AtomicAddEach(store.num_rows, -1);
+    line.full = 0;
+    if (!store.is_line(slot)) return;
+    if (line.pins == 0) store.tag(slot) = StoreView::kNoTag;
+    AtomicAddEach(store.num_rows, -1);
     if (line.pending > 0) AtomicAdd(updates_lost, line.pending);
     line.pending = 0;
     line.units = 0;
+    line.watched = 0;
   }
 };
 
@@ -170,7 +180,23 @@ void het_store_destroy(HetStore* store) { delete store; }
 
 void het_store_info(const HetStore* store, HetStoreInfo* info) {
   *info = {store->view.num_lines,   store->row_dim, store->view.row_stride,
-           store->contribution_dim, store->bytes,   store->view.rows};
+           store->contribution_dim, store->bytes,   store->view.rows,
+           store->view.visitor_rows};
+}
+
+size_t het_visitors_bytes(const HetStore* store, int64_t visitors) {
+  StoreView view = store->view;
+  return PlaceVisitors(nullptr, visitors, &view);
+}
+
+int het_set_visitors(HetStore* store, void* memory, int64_t visitors, HetStream stream) {
+  const StoreView old = store->view;
+  StoreView& view = store->view;
+  PlaceVisitors(memory, visitors, &view);
+  HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(DeviceLine) * visitors, view.visitors, stream));
+  const int64_t kept = old.num_visitors;
+  HET_CUDA_RETURN_IF_ERROR(Copy(old.visitors, sizeof(DeviceLine) * kept, view.visitors, stream));
+  return Copy(old.visitor_rows, sizeof(float) * kept * view.row_stride, view.visitor_rows, stream);
 }
 
 int het_count_lines(HetStore* store, int64_t* num_lines, HetStream stream) {
@@ -184,8 +210,9 @@ int het_unpin(HetStore* store, const HetBatch* batch, const int32_t* slots, HetS
 int het_forget(HetStore* store, int32_t shard, int32_t num_shards, int64_t* updates_lost,
                HetStream stream) {
   HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(int64_t), updates_lost, stream));
-  return Launch(Forget{store->view, shard, num_shards, updates_lost}, store->view.num_lines,
-                stream);
+  const StoreView& view = store->view;
+  return Launch(Forget{view, shard, num_shards, updates_lost},
+                int64_t{view.num_lines} + view.num_visitors, stream);
 }
 
 }  // extern "C"

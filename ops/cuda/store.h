@@ -5,6 +5,9 @@
 // comparing, and which are live at all. Nothing is probed beyond the bucket: when it is full, one
 // of its lines gives way. A bucket is changed by one warp at a time (evict.cu), so it needs no
 // lock.
+//
+// Visitors, the keys that got no line, lie beside the lines. Which of them a key has is known to
+// the host; slots say it.
 
 #ifndef HET_TF_OPS_CUDA_STORE_H_
 #define HET_TF_OPS_CUDA_STORE_H_
@@ -25,12 +28,17 @@ namespace cuda {
 // What a lookup touches of a line: 32 bytes, one sector of memory.
 struct DeviceLine {
   int64_t key;
-  int64_t base;        // the row's clock when last refreshed, moved by pushes since; -1: no row yet
-  uint32_t score;      // Scoring's
-  int32_t pending;     // own updates in no push yet
-  uint32_t units;      // drift clock: their length
-  uint32_t pins : 31;  // steps that need the line
+  int64_t base;  // the row's clock when last refreshed, moved by pushes since; -1: none came yet
+  union {
+    uint32_t score;  // Scoring's
+    int32_t line;    // of a visitor: that which its key got since, or -1
+  };
+  int32_t pending;       // own updates in no push yet
+  uint32_t units;        // drift clock: their length
+  uint32_t pins : 30;    // steps that need the line, and a visitor of its key
   uint32_t watched : 1;  // its shard sends the row once it is beyond the bound (link/watch.h)
+  uint32_t full : 1;  // the row is there with its slots, and own updates are made on it; without,
+                      // whoever has read it may do so again
 };
 static_assert(sizeof(DeviceLine) == 32);
 
@@ -39,26 +47,38 @@ struct StoreView {
   static constexpr int kBucket = 128;  // tags of a bucket; a small store has fewer lines in each
   static constexpr uint8_t kNoTag = 0;
 
-  uint8_t* tags;      // (buckets, kBucket)
-  DeviceLine* lines;  // (num_lines): buckets, ways
-  float* rows;        // (num_lines, row_stride)
-  float* records;     // (num_lines, record_stride)
-  double* time;       // (1): Scoring's
-  int64_t* num_rows;  // (1): lines that have a row, so that nobody has to count them
+  uint8_t* tags;         // (buckets, kBucket)
+  DeviceLine* lines;     // (num_lines): buckets, ways
+  float* rows;           // (num_lines, row_stride)
+  float* records;        // (num_lines, record_stride)
+  DeviceLine* visitors;  // (num_visitors): without score and record, and never watched
+  float* visitor_rows;   // (num_visitors, row_stride)
+  double* time;          // (1): Scoring's
+  int64_t* num_rows;     // (1): lines that have a row, so that nobody has to count them
   Scoring scoring;
   ClockRule clock;
   uint32_t buckets;
   int32_t ways;  // lines of a bucket
-  int32_t num_lines;
+  int32_t num_lines, num_visitors;
   int32_t row_stride, record_stride;
 
+  HET_DEVICE bool is_line(int32_t slot) const { return slot < num_lines; }
+  HET_DEVICE DeviceLine& line(int32_t slot) const {
+    return is_line(slot) ? lines[slot] : visitors[slot - num_lines];
+  }
+  HET_DEVICE float* row(int32_t slot) const {
+    return is_line(slot) ? rows + int64_t{slot} * row_stride
+                         : visitor_rows + int64_t{slot - num_lines} * row_stride;
+  }
+  // nullptr: a visitor's updates are in a push at once.
+  HET_DEVICE float* record(int32_t slot) const {
+    return is_line(slot) ? records + int64_t{slot} * record_stride : nullptr;
+  }
+  // slot: of a line.
   HET_DEVICE uint8_t& tag(int32_t slot) const {
     return tags[int64_t{slot / ways} * kBucket + slot % ways];
   }
-  // A line that a step pins may have been forgotten meanwhile.
-  HET_DEVICE bool live(int32_t slot) const { return slot < num_lines && tag(slot) != kNoTag; }
-  HET_DEVICE float* row(int32_t slot) const { return rows + int64_t{slot} * row_stride; }
-  HET_DEVICE float* record(int32_t slot) const { return records + int64_t{slot} * record_stride; }
+  HET_DEVICE bool is_free(int32_t slot) const { return tag(slot) == kNoTag; }
   HET_DEVICE uint32_t now() const { return Scoring::Now(*time); }
 
   // The slot of a key's line, or -1.
@@ -87,6 +107,11 @@ struct StoreView {
   HET_DEVICE int64_t BaseAfterPush(const DeviceLine& line) const {
     return Advance(line.base, clock == ClockRule::kDrift ? line.units : line.pending);
   }
+  // Its clock as a check carries it; -1: the row is still to come.
+  HET_DEVICE int64_t CheckedBase(const DeviceLine& line) const {
+    if (!line.full) return -1;
+    return clock == ClockRule::kLamport ? BaseAfterPush(line) : line.base;
+  }
   // What a push says of the clock of a line whose base was moved.
   HET_DEVICE uint32_t PushedClock(int64_t base_after, uint32_t units) const {
     switch (clock) {
@@ -99,11 +124,15 @@ struct StoreView {
     }
     return 0;
   }
-  // A step's line was forgotten, or it had none, and its key has one now.
-  HET_DEVICE void MovePin(int32_t* slot, int32_t to) const {
-    if (*slot < num_lines) --lines[*slot].pins;
-    ++lines[to].pins;
-    *slot = to;
+  // A step needs it no longer. A line without a row is gone with the last.
+  HET_DEVICE void Unpin(int32_t slot) const {
+    if (!is_line(slot)) {
+      DeviceLine& visitor = line(slot);
+      if (--visitor.pins > 0 || visitor.line < 0) return;
+      slot = visitor.line;
+      visitor.line = -1;
+    }
+    if (--lines[slot].pins == 0 && !lines[slot].full) tag(slot) = kNoTag;
   }
 
   // The line's updates are in a push.

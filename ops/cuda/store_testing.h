@@ -14,6 +14,7 @@
 
 #include "ops/cuda/het_cuda.h"
 #include "ops/cuda/testing.h"
+#include "ops/cuda/visitors.h"
 
 namespace het_tf {
 namespace testing {
@@ -40,6 +41,19 @@ class DeviceStore {
   const HetStoreInfo& info() const { return info_; }
   int32_t row_dim() const { return info_.row_dim; }
 
+  // Has memory for so many visitors in all.
+  void ReserveVisitors(int64_t visitors) const {
+    if (visitors <= num_visitors_) return;
+    num_visitors_ = visitors;
+    DeviceArray<char> memory(static_cast<int64_t>(het_visitors_bytes(store_, visitors)));
+    EXPECT_CUDA(het_set_visitors(store_, memory.get(), visitors, kStream));
+    EXPECT_CUDA(cuda::Synchronize(kStream));
+    visitor_memory_ = std::move(memory);
+    het_store_info(store_, &info_);
+  }
+  // Those that steps under way have, as the host knows them.
+  cuda::Visitors* visitors() const { return &visitors_; }
+
   // The row in a slot (row_dim).
   std::vector<float> Row(int32_t slot) const {
     std::vector<float> row(row_dim());
@@ -64,7 +78,10 @@ class DeviceStore {
  private:
   DeviceArray<char> memory_;
   HetStore* store_ = nullptr;
-  HetStoreInfo info_ = {};
+  mutable DeviceArray<char> visitor_memory_;
+  mutable HetStoreInfo info_ = {};
+  mutable cuda::Visitors visitors_;
+  mutable int64_t num_visitors_ = 0;
 };
 
 // The arrays of a HetList, HetSlots or HetPush.
@@ -198,35 +215,60 @@ class Step {
   // Lines for the misses. uses: (misses). Returns the contributions of the rows that gave way.
   std::vector<PushedRow> MakeLines(const std::vector<int32_t>& uses,
                                    int32_t admission = HET_ADMIT_IF_AS_MUCH) {
-    const DeviceArray<int32_t> uses_there(uses);
-    const DeviceArray<int64_t> visitors(1), evicted(1);
+    cuda::Visitors* visitors = store_.visitors();
+    visitors->Reserve(num_misses_);
+    store_.ReserveVisitors(visitors->end());
+    std::vector<HetNewcomer> newcomers(num_misses_);
+    const std::vector<int64_t> keys = miss_keys();
+    for (int64_t j = 0; j < num_misses_; ++j) newcomers[j] = {uses[j], visitors->Take(keys[j])};
+    const DeviceArray<HetNewcomer> newcomers_there(newcomers);
+    const DeviceArray<int64_t> evicted(1);
     const DeviceArray<char> scratch(het_evict_scratch_bytes(store_.get(), num_misses_));
-    EXPECT_CUDA(het_evict(store_.get(), &misses_.list, num_misses_, uses_there.get(), admission,
-                          slots_.get(), visitors.get(), evicted.get(), scratch.get(), kStream));
-    num_visitors_ = visitors.Read()[0];
+    EXPECT_CUDA(het_evict(store_.get(), &misses_.list, num_misses_, newcomers_there.get(),
+                          admission, slots_.get(), evicted.get(), scratch.get(), kStream));
     num_evicted_ = evicted.Read()[0];
+    const std::vector<int32_t> slots = this->slots(), index = miss_index();
+    for (int64_t j = 0; j < num_misses_; ++j) {
+      const int32_t visitor = newcomers[j].visitor;
+      if (slots[index[j]] < store_.info().lines) {
+        visitors->LetGo(visitor);
+      } else {
+        EXPECT_EQ(slots[index[j]], store_.info().lines + visitor);
+        visitors->Keep(visitor);
+        visitors_.push_back(visitor);
+      }
+    }
     ListEvicted();
     const Slots victims(num_misses_);
     const DeviceArray<char> list_scratch(het_list_victims_scratch_bytes(num_misses_));
     EXPECT_CUDA(het_list_victims(store_.get(), &misses_.list, num_misses_, slots_.get(),
                                  &victims.list, list_scratch.get(), kStream));
     const std::vector<PushedRow> pushed = Collect(store_, victims);
-    EXPECT_CUDA(het_make(store_.get(), &misses_.list, num_misses_, uses_there.get(), slots_.get(),
-                         kStream));
+    EXPECT_CUDA(het_make(store_.get(), &misses_.list, num_misses_, newcomers_there.get(),
+                         slots_.get(), kStream));
     return pushed;
   }
   std::vector<PushedRow> MakeLines() { return MakeLines(std::vector<int32_t>(num_misses_, 1)); }
 
-  int64_t num_visitors() const { return num_visitors_; }
+  int64_t num_visitors() const { return static_cast<int64_t>(visitors_.size()); }
   int64_t num_evicted() const { return num_evicted_; }
   // The rows that gave way and how often they were asked for lately.
   const std::map<int64_t, float>& evicted() const { return evicted_; }
 
-  // Rows of the misses, in their order; they serve the visitors too. rows: (misses) of (row_dim).
+  // Rows of the misses, in their order. rows: (misses) of (row_dim).
   void InstallMisses(const std::vector<std::vector<float>>& rows,
-                     const std::vector<int64_t>& bases) {
-    visitors_ = Install(misses_.index, rows, bases);
-    visitor_bases_ = DeviceArray<int64_t>(bases);
+                     const std::vector<int64_t>& bases) const {
+    Install(misses_.index, rows, bases);
+  }
+  // Without slots. values: (misses) of (dim).
+  void InstallMissesValues(const std::vector<std::vector<float>>& values,
+                           const std::vector<int64_t>& bases) const {
+    std::vector<float> flat;
+    for (const auto& value : values) flat.insert(flat.end(), value.begin(), value.end());
+    const DeviceArray<float> there(flat);
+    const DeviceArray<int64_t> bases_there(bases);
+    EXPECT_CUDA(het_install_values(store_.get(), misses_.index.get(), slots_.get(), there.get(),
+                                   bases_there.get(), static_cast<int64_t>(bases.size()), kStream));
   }
   // Rows of other keys. index: which of the batch's.
   void InstallChecked(const std::vector<int32_t>& index,
@@ -237,9 +279,10 @@ class Step {
 
   std::vector<float> Gather() const {
     const DeviceArray<float> out(n_ * dim_);
-    EXPECT_CUDA(het_gather(batch_.get(), slots_.get(), store_.info().rows, store_.info().row_stride,
-                           store_.info().lines, visitors_.get(), store_.info().row_stride, dim_,
-                           out.get(), kStream));
+    const HetStoreInfo& info = store_.info();
+    FindLate();
+    EXPECT_CUDA(het_gather(batch_.get(), slots_.get(), info.rows, info.row_stride, info.lines,
+                           info.visitors, info.row_stride, dim_, out.get(), kStream));
     return out.Read();
   }
 
@@ -251,6 +294,7 @@ class Step {
     const DeviceArray<char> sum_scratch(het_segment_sum_scratch_bytes(n_, dim_));
     EXPECT_CUDA(het_segment_sum(batch_.get(), there.get(), dim_, sums_.get(), squares_.get(),
                                 nonfinite.get(), sum_scratch.get(), kStream));
+    FindLate();
     const DeviceArray<char> scratch(het_update_scratch_bytes(store_.get(), n_));
     EXPECT_CUDA(het_update(store_.get(), batch_.get(), slots_.get(), sums_.get(), squares_.get(),
                            learning_rate, refuse_nonfinite ? nonfinite.get() : nullptr,
@@ -266,8 +310,7 @@ class Step {
     const int64_t num_gradients = gradients.size();
     const Push push(num_gradients, dim_);
     EXPECT_CUDA(het_collect_gradients(store_.get(), batch_.get(), slots_.get(), sums_.get(),
-                                      &gradients.list, num_gradients, visitor_bases_.get(),
-                                      &push.push, kStream));
+                                      &gradients.list, num_gradients, &push.push, kStream));
     std::vector<PushedRow> rows;
     push.AppendTo(&rows, num_gradients, dim_, true);
     EXPECT_CUDA(het_clean(store_.get(), &gradients.list, slots_.get(), num_gradients, kStream));
@@ -275,9 +318,16 @@ class Step {
     return rows;
   }
 
-  void Unpin() const { EXPECT_CUDA(het_unpin(store_.get(), batch_.get(), slots_.get(), kStream)); }
+  void Unpin() const {
+    EXPECT_CUDA(het_unpin(store_.get(), batch_.get(), slots_.get(), kStream));
+    for (const int32_t visitor : visitors_) store_.visitors()->LetGo(visitor);
+  }
 
  private:
+  void FindLate() const {
+    EXPECT_CUDA(het_find_late(store_.get(), batch_.get(), slots_.get(), kStream));
+  }
+
   void ListEvicted() {
     const DeviceArray<int64_t> keys(num_misses_);
     const DeviceArray<float> uses(num_misses_);
@@ -291,19 +341,17 @@ class Step {
     EXPECT_EQ(static_cast<int64_t>(evicted_.size()), num_evicted_);
   }
 
-  DeviceArray<float> Install(const DeviceArray<int32_t>& index,
-                             const std::vector<std::vector<float>>& rows,
-                             const std::vector<int64_t>& bases) const {
+  void Install(const DeviceArray<int32_t>& index, const std::vector<std::vector<float>>& rows,
+               const std::vector<int64_t>& bases) const {
     const int64_t n = static_cast<int64_t>(rows.size()), stride = store_.info().row_stride;
     std::vector<float> flat(n * stride);
     for (int64_t r = 0; r < n; ++r) {
       std::copy(rows[r].begin(), rows[r].end(), flat.begin() + r * stride);
     }
-    DeviceArray<float> there(flat);
+    const DeviceArray<float> there(flat);
     const DeviceArray<int64_t> bases_there(bases);
     EXPECT_CUDA(het_install(store_.get(), index.get(), slots_.get(), there.get(), bases_there.get(),
-                            n, 1, kStream));
-    return there;
+                            n, kStream));
   }
 
   const DeviceStore& store_;
@@ -313,10 +361,9 @@ class Step {
   const DeviceArray<int32_t> slots_;
   const List misses_, checks_;
   const DeviceArray<float> sums_, squares_;
-  int64_t num_misses_, num_checks_, num_visitors_ = 0, num_evicted_ = 0;
+  int64_t num_misses_, num_checks_, num_evicted_ = 0;
   std::map<int64_t, float> evicted_;
-  DeviceArray<float> visitors_;
-  DeviceArray<int64_t> visitor_bases_;
+  std::vector<int32_t> visitors_;
 };
 
 }  // namespace testing

@@ -11,23 +11,6 @@ namespace het_tf {
 namespace cuda {
 namespace {
 
-// A key that had no line when the step began may have got one since, by a step that overlaps. Its
-// update is made there, or that line would miss it for as long as its shard does not say so. (A
-// line whose row is still to come gets it with the row: the host merges what it has not pushed.)
-struct FindLate {
-  StoreView store;
-  HetBatch batch;
-  int32_t* slots;
-
-  template <typename LanesType>
-  HET_DEVICE void operator()(const LanesType& lanes, int64_t u) const {
-    if (u >= *batch.num_keys || store.live(slots[u])) return;
-    const int32_t slot = store.Find(lanes, batch.keys[u]);
-    if (slot < 0 || store.lines[slot].base < 0) return;
-    lanes.Once([&] { store.MovePin(&slots[u], slot); });
-  }
-};
-
 template <typename RuleType>
 struct Update {
   StoreView store;
@@ -44,15 +27,15 @@ struct Update {
   HET_DEVICE void operator()(const LanesType& lanes, int64_t u) const {
     if (u >= *num_keys || (refuse_if != nullptr && *refuse_if != 0)) return;
     const int32_t slot = slots[u];
-    if (!store.live(slot) || !(squares[u] <= std::numeric_limits<float>::max())) return;
-    DeviceLine& line = store.lines[slot];
+    DeviceLine& line = store.line(slot);
+    if (!line.full || !(squares[u] <= std::numeric_limits<float>::max())) return;
     const int dim = rule.dim(), pending = line.pending;
     const bool drifts = store.clock == ClockRule::kDrift;
     float* row = store.row(slot);
     float* old_value = before + u * dim;
     if (drifts) lanes.ForEach(dim, [&](int i) { old_value[i] = row[i]; });
     float* record = store.record(slot);
-    if (pending == 0) rule.algorithm.BeginRecord(lanes, row, record);
+    if (pending == 0 && record != nullptr) rule.algorithm.BeginRecord(lanes, row, record);
     rule.Update(lanes, row, {sums + u * dim, squares[u]}, learning_rate, record);
     uint32_t units = 1;
     if (drifts) {
@@ -78,11 +61,9 @@ size_t het_update_scratch_bytes(const HetStore* store, int64_t n) {
   return scratch.bytes();
 }
 
-int het_update(HetStore* store, const HetBatch* batch, int32_t* slots, const float* sums,
+int het_update(HetStore* store, const HetBatch* batch, const int32_t* slots, const float* sums,
                const float* squares, float learning_rate, const int64_t* refuse_if, void* memory,
                HetStream stream) {
-  HET_CUDA_RETURN_IF_ERROR(
-      LaunchLanes<32>(FindLate{store->view, *batch, slots}, batch->num_ids, stream));
   return std::visit(
       [&](const auto& rule) {
         const Update<std::decay_t<decltype(rule)>> update = {

@@ -18,7 +18,7 @@ struct Watch {
   HET_DEVICE void operator()(int64_t i) const {
     if (i >= *checks.num || !IsMarked(watching, checks.keys[i])) return;
     const int32_t slot = slots[checks.index[i]];
-    if (store.live(slot) && store.lines[slot].base >= 0) store.lines[slot].watched = 1;
+    if (store.lines[slot].full) store.lines[slot].watched = 1;
   }
 };
 
@@ -42,7 +42,7 @@ struct FindUnasked {
   template <typename LanesType>
   HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
     int32_t slot = bases[r] < 0 ? -1 : store.Find(lanes, keys[r]);
-    if (slot >= 0 && store.lines[slot].base < 0) slot = -1;  // its own is still to come
+    if (slot >= 0 && !store.lines[slot].full) slot = -1;  // its own is still to come
     lanes.Once([&] {
       slots[r] = slot;
       if (slot >= 0) AtomicAdd(num_found, 1);
@@ -53,26 +53,13 @@ struct FindUnasked {
 struct MarkLacking {
   StoreView store;
   HetBatch batch;
-  int32_t* slots;
+  const int32_t* slots;
   HetShards restarted;
   uint8_t* is_lacking;
 
-  template <typename LanesType>
-  HET_DEVICE bool Lacks(const LanesType& lanes, int64_t u) const {
-    if (u >= *batch.num_keys || slots[u] >= store.num_lines) return false;
-    if (!IsMarked(restarted, batch.keys[u])) return false;
-    if (!store.live(slots[u])) {
-      const int32_t slot = store.Find(lanes, batch.keys[u]);
-      if (slot < 0) return true;
-      lanes.Once([&] { store.MovePin(&slots[u], slot); });
-    }
-    return store.lines[slots[u]].base < 0;
-  }
-
-  template <typename LanesType>
-  HET_DEVICE void operator()(const LanesType& lanes, int64_t u) const {
-    const bool lacks = Lacks(lanes, u);
-    lanes.Once([&] { is_lacking[u] = lacks; });
+  HET_DEVICE void operator()(int64_t u) const {
+    is_lacking[u] = u < *batch.num_keys && store.is_line(slots[u]) &&
+                    IsMarked(restarted, batch.keys[u]) && !store.lines[slots[u]].full;
   }
 };
 
@@ -105,14 +92,14 @@ int het_find_unasked(HetStore* store, const int64_t* keys, const int64_t* bases,
   return LaunchLanes<32>(FindUnasked{store->view, keys, bases, slots, num_found}, n, stream);
 }
 
-int het_list_lacking(HetStore* store, const HetBatch* batch, int32_t* slots,
+int het_list_lacking(HetStore* store, const HetBatch* batch, const int32_t* slots,
                      const HetShards* restarted, const HetList* lacking, void* memory,
                      HetStream stream) {
   const int64_t n = batch->num_ids;
   Scratch scratch(memory);
   FlagScratch s(&scratch, n);
   HET_CUDA_RETURN_IF_ERROR(
-      LaunchLanes<32>(MarkLacking{store->view, *batch, slots, *restarted, s.first}, n, stream));
+      Launch(MarkLacking{store->view, *batch, slots, *restarted, s.first}, n, stream));
   HET_CUDA_RETURN_IF_ERROR(
       SelectIndices(s.select, &s.select_bytes, s.first, lacking->index, lacking->num, n, stream));
   return Launch(FillLacking{batch->keys, *lacking}, n, stream);

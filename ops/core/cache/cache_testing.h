@@ -42,8 +42,13 @@ class ClusterOf {
  public:
   using CacheType = typename Side::CacheType;
 
-  explicit ClusterOf(const CacheConfig& config, int num_caches = 1) : config_(config) {
-    for (int s = 0; s < config.rows.num_shards; ++s) tables_.push_back(MakeTable(config.rows, s));
+  explicit ClusterOf(const CacheConfig& config, int num_caches = 1,
+                     const Lifetimes& lifetimes = Lifetimes())
+      : config_(config) {
+    for (int s = 0; s < config.rows.num_shards; ++s) {
+      tables_.emplace_back();
+      EXPECT_OK(Table::Create(config.rows, s, &tables_.back(), lifetimes));
+    }
     for (int w = 0; w < num_caches; ++w) {
       caches_.emplace_back();
       EXPECT_OK(Side::Create(config, &caches_.back()));

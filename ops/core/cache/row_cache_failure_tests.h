@@ -392,6 +392,43 @@ TYPED_TEST_P(RowCacheFailureTest, WhatIsNotFiniteIsSkippedIfToldTo) {
             (TableRows{{1, {{-2}, {}, 2}}, {2, {{-1}, {}, 1}}, {3, {{-1}, {}, 1}}}));
 }
 
+// With a line for the key, or none, since another step has the only one.
+TYPED_TEST_P(RowCacheFailureTest, StepsThatOverlapHearOfARefusedUpdate) {
+  using Cluster = ClusterOf<TypeParam>;
+  Lifetimes lifetimes;
+  ASSERT_OK(Lifetimes::Parse("admit count=3", &lifetimes));
+  for (const bool has_line : {true, false}) {
+    SCOPED_TRACE(has_line);
+    CacheConfig config = PlainConfig();
+    SetStaleness(&config, 0);
+    config.capacity = 1;
+    const Cluster cluster(config, 1, lifetimes);
+    auto other = cluster.Lookup(0, {has_line ? 2 : 1});
+    auto first = cluster.Lookup(0, {2});
+    cluster.Deliver(&first);
+    EXPECT_EQ(cluster.Fill(&first), Floats{0});
+    auto second = cluster.Lookup(0, {2});
+    cluster.Deliver(&second);
+    EXPECT_EQ(cluster.Fill(&second), Floats{0});
+    ASSERT_OK(cluster.Update(first, {1}));
+    EXPECT_EQ(cluster.Gather(second), Floats{-1});
+    auto third = cluster.Lookup(0, {2});
+    cluster.Deliver(&third);
+    ASSERT_EQ(cluster.Rows(), TableRows()) << "the update was refused";
+    EXPECT_EQ(cluster.Fill(&third), Floats{0});
+    EXPECT_EQ(cluster.Gather(second), Floats{0});
+    ASSERT_OK(cluster.Update(second, {1}));
+    EXPECT_EQ(cluster.Gather(third), Floats{-1});
+    cluster.Flush(0);
+    ASSERT_OK(cluster.Update(third, {1}));
+    cluster.Flush(0);
+    // The third that is counted makes the row.
+    EXPECT_EQ(cluster.Rows().at(2).value, Floats{-1});
+    EXPECT_EQ(cluster.Read(0, {2}), Floats{-1});
+    EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+  }
+}
+
 REGISTER_TYPED_TEST_SUITE_P(RowCacheFailureTest, ALostRequestIsSentAgain,
                             AfterALostReplyTheSameSequenceIsSentAndNotMergedAgain,
                             AFailedStepCanBeRepeated, ALateReplyDoesNotUndoWhatWasPushedSince,
@@ -404,7 +441,7 @@ REGISTER_TYPED_TEST_SUITE_P(RowCacheFailureTest, ALostRequestIsSentAgain,
                             OwnWritesAreReadWhenStepsOverlap, AnAnswerOlderThanAnAcknowledgement,
                             AGapDoesNotBlockWhatComesAfter, ClearForgetsRowsAndWhatWasNotSent,
                             WhatIsNotFiniteIsRefusedAndChangesNothing,
-                            WhatIsNotFiniteIsSkippedIfToldTo);
+                            WhatIsNotFiniteIsSkippedIfToldTo, StepsThatOverlapHearOfARefusedUpdate);
 
 }  // namespace testing
 }  // namespace het_tf
