@@ -107,7 +107,7 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
   int64_t* ids = NewOf(ids_here);
   const HetBatch batch = {
       n, New<int64_t>(n), New<int32_t>(n), New<int32_t>(n + 1), New<int32_t>(n), New<int32_t>(1)};
-  const HetList misses = {New<int32_t>(n), New<int64_t>(n), nullptr, New<int32_t>(1)};
+  const HetList misses = {New<int32_t>(n), New<int64_t>(n), New<int64_t>(n), New<int32_t>(1)};
   const HetList checks = {New<int32_t>(n), New<int64_t>(n), New<int64_t>(n), New<int32_t>(1)};
   int32_t* slots = New<int32_t>(n);
   float* fresh = New<float>(n * info.row_stride);
