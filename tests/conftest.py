@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ import made_before
 import tensorflow as tf
 
 import het_tf
+
+# Every traced function is many thousands of objects. Looking for garbage after each 700, as Python
+# does, is a tenth of what tests take.
+gc.set_threshold(10_000)
 
 # TensorFlow's coordinator raises in its destructor if a closure ever failed. Where that happens to
 # hit while pytest works on its summary, pytest ends with a SystemError. So it is kept alive.
