@@ -160,9 +160,10 @@ class Parquet(_File):
 class Tfra:
     """A table that TensorFlow Recommenders Addons saved into a folder (`FileSystemSaver`).
 
-    Of every shard two files without a header: NAME_mht_1of2-keys, int64 [rows], and
-    NAME_mht_1of2-values, float32 [rows, dim]; with MPI _rank0_size1 before the hyphen. TFRA saves
-    the slots of an optimizer as tables of other names.
+    Of every shard of every process two files without a header: NAME_mht_1of2_rank0_size1-keys,
+    int64 [rows], and NAME_mht_1of2_rank0_size1-values, float32 [rows, dim]; older ones without
+    _rank0_size1. TFRA saves the slots of an optimizer as tables of other names. What is written is
+    one shard: TFRA loads it into a table on one device, or with load_entire_dir=True.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str, dim: int):
@@ -181,7 +182,9 @@ class Tfra:
 
     def read(self) -> Iterator[Rows]:
         """All rows, block by block."""
-        begin = re.compile(rf"{re.escape(self._name)}_mht_\d+of(\d+)(_rank\d+_size\d+)?-keys")
+        begin = re.compile(
+            rf"{re.escape(self._name)}_mht_(\d+)of(\d+)(?:_rank(\d+)_size(\d+))?-keys"
+        )
         try:
             files = tf.io.gfile.listdir(self._folder)
         except tf.errors.OpError as error:
@@ -189,9 +192,9 @@ class Tfra:
         found = {file: match for file in sorted(files) if (match := begin.fullmatch(file))}
         if not found:
             raise FileNotFoundError(f"{self} has no files {self._name}_mht_*-keys")
-        shards = {int(match[1]) for match in found.values()}
-        names = [match[0].split("of")[0] for match in found.values()]
-        if len(shards) > 1 or len(set(names)) != max(shards):
+        parts = [(int(m[1]) - 1, int(m[2]), int(m[3] or 0), int(m[4] or 1)) for m in found.values()]
+        _, shards, _, ranks = parts[0]
+        if sorted(parts) != [(i, shards, r, ranks) for i in range(shards) for r in range(ranks)]:
             raise ValueError(f"{self} has {sorted(found)}, expected one file of each shard")
         for file in found:
             yield from self._read_shard(f"{self._folder}/{file.removesuffix('-keys')}")
@@ -223,7 +226,7 @@ class Tfra:
         if dim != self._dim:
             raise ValueError(f"{self} is to have {self._dim} columns, the table has {dim}")
         tf.io.gfile.makedirs(self._folder)
-        path = f"{self._folder}/{self._name}_mht_1of1"
+        path = f"{self._folder}/{self._name}_mht_1of1_rank0_size1"
         with replacing(f"{path}-values", f"{path}-keys") as (all_values, all_keys):
             for keys, values in blocks:
                 all_keys.write(np.ascontiguousarray(keys, "<i8").tobytes())

@@ -1,5 +1,6 @@
 """Rows from and for other programs."""
 
+import pathlib
 import re
 import struct
 import sys
@@ -104,7 +105,8 @@ def test_other_programs_read_and_write_the_files(tmp_path):
     np.testing.assert_array_equal(read["id"].to_numpy(), table.keys)
     np.testing.assert_array_equal(np.stack(read["vector"].to_numpy()), table.values)
     interop.save(layer, interop.Tfra(tmp_path, "t", DIM))
-    np.testing.assert_array_equal(np.fromfile(tmp_path / "t_mht_1of1-keys", "<i8"), table.keys)
+    keys = np.fromfile(tmp_path / "t_mht_1of1_rank0_size1-keys", "<i8")
+    np.testing.assert_array_equal(keys, table.keys)
     # And what they write, in types of their own.
     for dtype in (np.float16, np.float32, np.float64):
         values = VALUES.astype(dtype)
@@ -122,15 +124,41 @@ def test_other_programs_read_and_write_the_files(tmp_path):
             np.testing.assert_array_equal(other.table.lookup(KEYS), values.astype(np.float32))
 
 
-def test_tables_of_tfra_in_shards_are_read(tmp_path):
+@pytest.mark.parametrize("end", ["", "_rank0_size1"])
+def test_tables_of_tfra_in_shards_are_read(end, tmp_path):
     for shard, part in enumerate([slice(0, 2), slice(2, 5)]):
-        path = tmp_path / f"t_mht_{shard + 1}of2_rank0_size1"
+        path = tmp_path / f"t_mht_{shard + 1}of2{end}"
         KEYS[part].astype("<i8").tofile(f"{path}-keys")
         VALUES[part].astype("<f4").tofile(f"{path}-values")
     (tmp_path / "t_mht_momentum_mht_1of1-keys").write_bytes(b"another table")
     layer = make_layer()
     assert interop.load(layer, interop.Tfra(tmp_path, "t", DIM)) == 5
     np.testing.assert_array_equal(layer.table.lookup(KEYS), VALUES)
+
+
+WRITTEN_BY_TFRA = pathlib.Path(__file__).parent / "tfra_files"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        interop.Tfra(WRITTEN_BY_TFRA / "folder", "rows", 4),
+        interop.TfraCheckpoint(WRITTEN_BY_TFRA / "saver", "scope/rows"),
+        interop.TfraCheckpoint(WRITTEN_BY_TFRA / "keras", "user-parameter"),
+    ],
+    ids=["folder", "saver", "keras"],
+)
+def test_what_tfra_wrote_is_read(source):
+    keys = np.array([5, 7, -3, 2**40, 12, 90, 8])  # as tfra_files/write.py says
+    values = np.arange(28, dtype=np.float32).reshape(7, 4) / np.float32(7)
+    if "user" in str(source):
+        with np.load(WRITTEN_BY_TFRA / "keras.npz") as trained:
+            keys, values = trained["keys"], trained["values"]
+        assert len(keys) == 30
+    layer = het_tf.layers.HetEmbedding(4)
+    layer.build()
+    assert interop.load(layer, source) == layer.table.size() == len(keys)
+    np.testing.assert_array_equal(layer.table.lookup(keys), values)
 
 
 def _checkpoint(path, name, shards) -> str:
@@ -252,6 +280,11 @@ def _tfra(keys, values, name="t_mht_1of1"):
     return write
 
 
+def _tfra_twice(path):
+    _tfra(KEYS, VALUES)(path)
+    return _tfra(KEYS, VALUES, "t_mht_1of1_rank0_size1")(path)
+
+
 def _in_checkpoint(shards):
     def write(path):
         tensors = {}
@@ -313,6 +346,14 @@ BAD = {
     "no values": (_tfra(KEYS, None), r"t_mht_1of1-values is missing"),
     "other sizes": (_tfra(KEYS, VALUES[:, :2]), r"t_mht_1of1-keys has 40 bytes .*-values 40"),
     "a shard is missing": (_tfra(KEYS, VALUES, "t_mht_1of2"), r"t has \['t_mht_1of2-keys'\]"),
+    "a process is missing": (
+        _tfra(KEYS, VALUES, "t_mht_1of1_rank1_size2"),
+        r"t has \['t_mht_1of1_rank1_size2-keys'\], expected one",
+    ),
+    "a shard twice": (
+        _tfra_twice,
+        r"t has \['t_mht_1of1-keys', 't_mht_1of1_rank0_size1-keys'\]",
+    ),
     "no table": (_tfra(KEYS, VALUES, "u_mht_1of1"), r"t has no files t_mht_\*-keys"),
     "no checkpoint": (lambda path: interop.TfraCheckpoint(path / "model", "t"), "model: .*"),
     "no such table": (
