@@ -350,7 +350,7 @@ class StepClosure:
                 " can: use a LearningRateSchedule or dense_staleness=None."
             )
         # A step whose forward pass fails, as on a worker that is about to end, does not count.
-        with tf.control_dependencies([x for x in tf.nest.flatten(logs) if tf.is_tensor(x)]):
+        with tf.control_dependencies(list(logs.values())):
             scope.count_step()
         scalars = [_scalar(name, logs[name]) for name in self._scalar_log_names()]
         states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
@@ -358,7 +358,7 @@ class StepClosure:
 
     def _train_or_test(
         self, batch: Batch, lookups: list[Lookup], scope: MetricScope
-    ) -> dict[str, Any]:
+    ) -> dict[str, tf.Tensor]:
         model = self._model
         fused = contextlib.nullcontext() if self._trained is None else fused_steps(model)
         # Where it is not known what the model will be called with, it is looked up when it is.
@@ -375,16 +375,22 @@ class StepClosure:
         return tuple(name for name in self._log_names if name not in self._metric_names)
 
 
-def _flat(logs: dict[str, Any]) -> dict[str, Any]:
-    """The logs without nesting, as Keras has them: a metric's result may be a dict of its own."""
-    flat: dict[str, Any] = {}
+def _flat(logs: dict[str, Any]) -> dict[str, tf.Tensor]:
+    """The logs without nesting, as Keras has them: a metric's result may be a dict of its own.
+
+    In the scope of the metrics: a result may be a variable of theirs.
+    """
+    flat: dict[str, tf.Tensor] = {}
     for name, value in logs.items():
-        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+        if isinstance(value, dict):
+            flat.update(_flat(value))
+        else:
+            flat[name] = tf.convert_to_tensor(value)
     return flat
 
 
-def _scalar(name: str, value: Any) -> tf.Tensor:
-    value = tf.cast(tf.convert_to_tensor(value), tf.float64)
+def _scalar(name: str, value: tf.Tensor) -> tf.Tensor:
+    value = tf.cast(value, tf.float64)
     if value.shape.rank != 0:
         raise ValueError(
             f"train_step and test_step must return scalars, got {name!r} with shape {value.shape}."

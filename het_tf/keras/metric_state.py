@@ -124,7 +124,8 @@ class MetricSums:
         @tf.function
         def results(*states: tf.Tensor) -> dict[str, tf.Tensor]:
             with MetricScope(list(zip(self._variables, states, strict=True))):
-                return model.get_metrics_result()
+                # A result may be the variable itself, which out of the scope is another.
+                return tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
 
         self._results = results
 

@@ -173,6 +173,37 @@ def test_train_step_of_the_guide_has_flat_logs(strategy, where):
     np.testing.assert_allclose(history["loss"], history["mse"], rtol=1e-4)
 
 
+class Examples(keras.metrics.Metric):
+    """The result is the variable, as in metrics that were written for older versions of Keras."""
+
+    def __init__(self):
+        super().__init__(name="examples")
+        self.seen = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+
+    def result(self):
+        return self.seen
+
+
+class RenamedLogs(het_tf.keras.Model):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return logs | {"of_closure": logs["examples"]}
+
+
+def test_metric_whose_result_is_its_variable(strategy):
+    x, y = sm.make_data(96)
+    with strategy.scope():
+        inputs = keras.Input((sm.FEATURES,))
+        model = RenamedLogs(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=[Examples()], steps_per_execution=2)
+    history = model.fit(x, y, batch_size=16, epochs=2, validation_data=(x, y), verbose=0).history
+    assert history["examples"] == history["val_examples"] == [96.0, 96.0]
+    assert history["of_closure"] == [32.0, 32.0]  # of two steps: no metric's name, so not added up
+
+
 def test_class_weight_weighs(strategy):
     x, y = sm.make_data(90)
     with strategy.scope():
