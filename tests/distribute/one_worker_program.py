@@ -44,7 +44,6 @@ def cases():
             for name, changed in {
                 "class weights": {"class_weight": {0: 0.5, 1: 2.0}},
                 "initial epoch": {"initial_epoch": 1},
-                "shuffled": {"shuffle": True, "batch_size": 100},
                 "validation batches": {"validation_data": (x, y), "validation_batch_size": 7},
                 "validation with weights": {"validation_data": (x, y, abs(x[:, 0]))},
                 "validation at times": {"validation_split": 0.2, "validation_freq": [1, 3]},
@@ -57,6 +56,34 @@ def cases():
             }.items()
         },
     }
+
+
+class BatchSizes(keras.metrics.Metric):
+    """Adds up the squares of the batches' sizes: tells 15 batches of 7 from 7 batches of 16."""
+
+    def __init__(self):
+        super().__init__(name="sizes")
+        self.squares = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.squares.assign_add(tf.cast(tf.shape(y_true)[0] ** 2, tf.float32))
+
+    def result(self):
+        return tf.identity(self.squares)
+
+
+class Bits(keras.metrics.Metric):
+    """Has bit n set if label n was seen once; for less than 24 labels, which float32 counts."""
+
+    def __init__(self):
+        super().__init__(name="bits")
+        self.bits = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.bits.assign_add(tf.reduce_sum(2.0**y_true))
+
+    def result(self):
+        return tf.identity(self.bits)
 
 
 class Epochs(keras.callbacks.Callback):
@@ -87,7 +114,7 @@ def train(model_class, optimizer, fit):
     model.compile(
         keras.optimizers.get(optimizer),
         "binary_crossentropy",
-        metrics=["mae"],
+        metrics=["mae", BatchSizes()],
         weighted_metrics=["accuracy"],
     )
     epochs = Epochs()
@@ -101,6 +128,27 @@ def train(model_class, optimizer, fit):
         "weights": [w.tolist() for w in model.get_weights()],
         "iterations": int(model.optimizer.iterations.numpy()),
     }
+
+
+def batches_seen(model_class, shuffle, epochs=3, examples=20):
+    """The examples of every batch of every epoch, by their numbers."""
+    numbers = np.arange(examples, dtype=np.float32).reshape(-1, 1)
+    inputs = keras.Input((1,))
+    model = model_class(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Bits()], steps_per_execution=1)
+    seen = []
+    until_now = [0]
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: seen.append([]))
+
+    def note_batch(batch, logs):
+        before, until_now[0] = until_now[0] if batch else 0, int(logs["bits"])
+        new = until_now[0] - before
+        seen[-1].append([n for n in range(examples) if new >> n & 1])
+
+    note.on_train_batch_end = note_batch
+    fit = dict(batch_size=5, epochs=epochs, shuffle=shuffle, callbacks=[note], verbose=0)
+    model.fit(numbers, numbers, **fit)
+    return seen
 
 
 def train_embedding(model_class, cache):
@@ -124,6 +172,12 @@ def train_embedding(model_class, cache):
 def main():
     with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+        # Before anything sets TensorFlow's seed: Keras then has the same order in every epoch.
+        batches = {}
+        for shuffle in (True, False):
+            with strategy.scope():
+                ours = batches_seen(het_tf.keras.Model, shuffle)
+            batches[str(shuffle)] = [ours, batches_seen(keras.Model, shuffle)]
         results = {}
         for name, (optimizer, on_cluster, local) in cases().items():
             with strategy.scope():
@@ -134,7 +188,8 @@ def main():
             ours = train_embedding(het_tf.keras.Model, cache)
         embedding = [ours, train_embedding(keras.Model, None)]
         arguments = sorted({a for _, fit, _ in cases().values() for a in fit} | {"callbacks"})
-    print(json.dumps({"cases": results, "embedding": embedding, "arguments": arguments}))
+    output = {"cases": results, "batches": batches, "embedding": embedding, "arguments": arguments}
+    print(json.dumps(output))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ CASES = [
     "function with steps",
     "class weights",
     "initial epoch",
-    "shuffled",
     "validation batches",
     "validation with weights",
     "validation at times",
@@ -61,6 +60,23 @@ def test_every_case_is_tested(results):
 def test_every_argument_of_fit_is_tested(results):
     arguments = {*inspect.signature(keras.Model.fit).parameters} - {"self"}
     assert {*results["arguments"]} == arguments
+
+
+@pytest.mark.parametrize("whose", ["ours", "Keras's"])
+def test_arrays_are_shuffled_example_by_example_in_every_epoch(results, whose):
+    epochs = results["batches"]["True"][whose == "Keras's"]
+    in_order = np.arange(20).reshape(4, 5).tolist()
+    for epoch in epochs:
+        assert [len(batch) for batch in epoch] == 4 * [5]
+        assert sorted(number for batch in epoch for number in batch) == list(range(20))
+        assert any(batch not in in_order for batch in epoch)  # not whole batches shuffled
+    assert len({str(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize("whose", ["ours", "Keras's"])
+def test_arrays_that_are_not_shuffled_come_in_order(results, whose):
+    epochs = results["batches"]["False"][whose == "Keras's"]
+    assert epochs == 3 * [np.arange(20).reshape(4, 5).tolist()]
 
 
 def test_embedding_without_staleness_equals_one_process(results):
