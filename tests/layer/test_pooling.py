@@ -1,6 +1,4 @@
-"""Pooled lookups: against TensorFlow's in float64, and every kind of input."""
-
-import dataclasses
+"""Pooled lookups of every kind of input."""
 
 import keras
 import numpy as np
@@ -8,10 +6,9 @@ import pytest
 import tensorflow as tf
 
 import het_tf
-from het_tf import ops, optimizers
-from het_tf.cache import WorkerCache
+from het_tf import optimizers
 
-KEYS, DIM = 12, 5
+DIM = 5
 COMBINERS = ["sum", "mean", "sqrtn", "max"]
 
 
@@ -19,168 +16,6 @@ def new_layer(dim=DIM, **arguments):
     arguments = {"optimizer": optimizers.SGD(1.0), "seed": 2, **arguments}
     return het_tf.layers.HetEmbedding(dim, embeddings_initializer="normal", **arguments)
 
-
-# Against TensorFlow, in float64.
-
-
-@dataclasses.dataclass
-class Batch:
-    """Bags of ids in order, with weights, and a gradient for each output."""
-
-    ids: np.ndarray
-    splits: np.ndarray
-    weights: np.ndarray
-    gradient: np.ndarray
-
-    @classmethod
-    def random(cls, rng, kind):
-        bags = int(rng.integers(1, 9))
-        lengths = rng.integers(0, 5, bags) * (rng.random(bags) < 0.7)
-        if kind == "no ids":
-            lengths[:] = 0
-        splits = np.concatenate([[0], np.cumsum(lengths)])
-        ids = rng.integers(0, KEYS, splits[-1])
-        weights = rng.uniform(0.5, 2.0, splits[-1])
-        if kind == "zero weights":
-            weights *= rng.random(splits[-1]) < 0.5
-            weights[: splits[len(splits) // 2]] = 0
-        weights = weights.astype(np.float32)
-        gradient = rng.normal(size=(bags, DIM)).astype(np.float32)
-        return cls(ids, splits, weights, gradient)
-
-    @property
-    def bag_of(self):
-        return np.repeat(np.arange(len(self.splits) - 1), np.diff(self.splits))
-
-
-def expected(batch, rows, combiner, weighted):
-    """TensorFlow's outputs, and its gradients of rows and weights; all in float64."""
-    bags = len(batch.splits) - 1
-    rows = tf.constant(rows, tf.float64)
-    weights = tf.constant(batch.weights if weighted else np.ones_like(batch.weights), tf.float64)
-    with tf.GradientTape() as tape:
-        tape.watch([rows, weights])
-        if combiner == "max":
-            values = tf.gather(rows, batch.ids) * weights[:, tf.newaxis]
-            outputs = tf.math.unsorted_segment_max(values, batch.bag_of, bags)
-            outputs = tf.where((np.diff(batch.splits) == 0)[:, np.newaxis], 0.0, outputs)
-        elif len(batch.ids) == 0:
-            outputs = tf.reduce_sum(rows) * 0 + tf.zeros([bags, DIM], tf.float64)
-        else:
-            columns = np.arange(len(batch.ids)) - batch.splits[batch.bag_of]
-            places = np.stack([batch.bag_of, columns], 1)
-            outputs = tf.nn.embedding_lookup_sparse(
-                rows,
-                tf.SparseTensor(places, batch.ids, [bags, 5]),
-                tf.SparseTensor(places, weights, [bags, 5]),
-                combiner=combiner,
-            )
-            # It leaves out the last bags that are empty.
-            outputs = tf.pad(outputs, [[0, bags - tf.shape(outputs)[0]], [0, 0]])
-        loss = tf.reduce_sum(outputs * batch.gradient.astype(np.float64))
-    of_rows, of_weights = tape.gradient(loss, [rows, weights])
-    of_rows = tf.zeros_like(rows) if of_rows is None else tf.convert_to_tensor(of_rows)
-    of_weights = np.zeros(len(batch.ids)) if of_weights is None else of_weights.numpy()
-    # Its sqrtn of zero weights has NaN as their gradient.
-    return outputs.numpy(), of_rows.numpy(), np.nan_to_num(of_weights)
-
-
-class Local:
-    """The table in this process."""
-
-    def __init__(self, table):
-        self._table = table
-
-    def pool(self, keys, splits, weights, **layout):
-        outputs, self._found, self.pooling = self._table.pool_op(keys, splits, weights, **layout)
-        return outputs
-
-    def update(self, gradients):
-        self._table.apply_pooled_op(self._found, self.pooling, gradients, 1.0, "error")
-
-    def flush(self):
-        pass
-
-
-class Cached(Local):
-    """A worker's cache before the table."""
-
-    config = het_tf.CacheConfig(KEYS // 2, staleness=3)
-
-    def __init__(self, table):
-        self._cache = WorkerCache(table, self.config)
-
-    def pool(self, keys, splits, weights, **layout):
-        self._ticket = self._cache.installed_op(ops.unique_ids(keys))
-        outputs, self.pooling = self._cache.pool_op(self._ticket, splits, weights, **layout)
-        return outputs
-
-    def update(self, gradients):
-        self._cache.update_pooled_op(self._ticket, self.pooling, gradients, 1.0)
-
-    def flush(self):
-        self._cache.flush()
-
-
-class Uncached(Cached):
-    """A worker that fetches rows and sends gradients."""
-
-    config = None
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("combiner", COMBINERS)
-@pytest.mark.parametrize("kind", [Local, Cached, Uncached])
-def test_outputs_and_gradients_are_tensorflows(kind, combiner, weighted):
-    rng = np.random.default_rng(COMBINERS.index(combiner) * 2 + weighted)
-    table = het_tf.EmbeddingTable(DIM, optimizers.SGD(1.0), initializer="normal", seed=3)
-    way = kind(table)
-    for round_ in range(24):
-        # Two features of one lookup, so that what one has does not leak into the other.
-        names = ["mixed", "zero weights", "no ids"]
-        batches = [Batch.random(rng, names[(round_ + i) % 3]) for i in range(2)]
-        rows = table.lookup(np.arange(KEYS))
-        keys = tf.constant(np.concatenate([b.ids for b in batches]))
-        splits = [tf.constant(b.splits, tf.int64) for b in batches]
-        weights = [tf.constant(b.weights) if weighted else tf.zeros([0]) for b in batches]
-        outputs = way.pool(keys, splits, weights, combiners=[combiner] * 2, bag_sizes=[1, 1])
-        gradients = [tf.constant(b.gradient) for b in batches]
-        of_weights = ops.pooling_gradient(way.pooling, gradients)
-        way.update(gradients)
-        way.flush()
-        change = rows - table.lookup(np.arange(KEYS))
-        wanted = [expected(b, rows, combiner, weighted) for b in batches]
-        for output, (wanted_output, _, _) in zip(outputs, wanted, strict=True):
-            np.testing.assert_allclose(output, wanted_output, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(
-            change, sum(of_rows for _, of_rows, _ in wanted), rtol=1e-4, atol=1e-5
-        )
-        if weighted:
-            for of_weight, (_, _, wanted_weight) in zip(of_weights, wanted, strict=True):
-                np.testing.assert_allclose(of_weight, wanted_weight, rtol=1e-4, atol=1e-5)
-        else:
-            assert [len(x) for x in of_weights] == [0, 0]
-
-
-def test_a_maximum_that_ids_share_goes_to_each_as_in_tensorflow():
-    layer = new_layer(combiner="max")
-    ids = np.array([[3, 3, 4], [5, 3, 3]])
-    before = layer(ids)
-    rows = layer.table.lookup(np.arange(KEYS))
-    batch = Batch(
-        ids.ravel(), np.array([0, 3, 6]), np.ones(6, np.float32), np.ones((2, DIM), np.float32)
-    )
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layer(ids))
-    tape.gradient(loss, layer.trainable_variables)
-    outputs, of_rows, _ = expected(batch, rows, "max", False)
-    np.testing.assert_allclose(before, outputs, rtol=1e-6)
-    np.testing.assert_allclose(
-        rows - layer.table.lookup(np.arange(KEYS)), of_rows, rtol=1e-5, atol=1e-6
-    )
-
-
-# The layer: kinds of inputs.
 
 LISTS = [[1, 2], [], [3, 3, 0], [0]]
 WEIGHTS = [[0.5, 2.0], [], [1.0, -1.0, 3.0], [4.0]]
