@@ -9,10 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-# There is no public way for an object to write its part of a checkpoint by itself.
+# There is no public way for an object to write its part of a checkpoint by itself, nor for one to
+# be asked before a restore changes anything: `_checkpoint_adapter` and `_update_uid` below.
 from tensorflow.python.saved_model import registration
 
 from het_tf.saving import parts
+from het_tf.saving.bundles import check_tensors
+from het_tf.saving.chains import find_table, is_of_part
 from het_tf.saving.descriptions import check_shape, shape_of
 from het_tf.saving.manager import Manager
 from het_tf.saving.weights_files import rows_in
@@ -22,25 +25,45 @@ __all__ = ["FlushedFirst", "Manager", "TableState", "rows_in"]
 
 _PACKAGE, _NAME = "het_tf", "Table"
 
+# The last restore whose variables were checked.
+_checked = -1
+
 # By path of a checkpoint, what removes the folders that are left of it if it was not completed.
 _leftovers: dict[str, weakref.finalize] = {}
 
 
 class _Shape(tf.train.experimental.PythonState):
-    """Has a restore fail before it changes anything, if rows of another width are to come.
+    """Has a restore fail before it changes anything, if the rows do not fit or are not all there.
 
     TensorFlow restores the states of Python first, then variables, and then rows.
+
+    Attributes:
+      snapshot: what the last save is called in all parts of it.
+      path: of the checkpoint that is being restored.
+      saved: the rows in it, which were checked; None: they were not.
     """
 
     def __init__(self, table: EmbeddingTable):
         self._table = table
+        self.snapshot = parts.new_snapshot()
+        self.path = ""
+        self.saved: parts.Saved | None = None
 
     def serialize(self) -> str:
-        return json.dumps(shape_of(self._table))
+        self.snapshot = parts.new_snapshot()
+        return json.dumps({**shape_of(self._table), "snapshot": self.snapshot})
 
     def deserialize(self, string_value: bytes) -> None:
         where = f"the checkpoint's table for {self._table.shared_name.rpartition('/')[0]}"
-        check_shape(json.loads(string_value), self._table, where)
+        try:
+            said = dict(json.loads(string_value))
+        except (ValueError, TypeError, RecursionError) as error:
+            message = f"{where} is damaged: {string_value!r}"
+            raise tf.errors.DataLossError(None, None, message) from error
+        check_shape(said, self._table, where)
+        if "snapshot" in said:  # before, checkpoints did not have it
+            name = find_table(self.path, said["snapshot"])
+            self.saved = parts.check_parts({name: self._table}, self.path)[name]
 
 
 class TableState(tf.Module):
@@ -60,6 +83,11 @@ class TableState(tf.Module):
         self.table = table
         self.flush = flush
         self.shape = _Shape(table)
+
+    def _checkpoint_adapter(self, path: str) -> None:
+        """What TensorFlow calls of all that it is to restore, before it restores any of it."""
+        _check_variables(path, self._update_uid)
+        self.shape.path, self.shape.saved = path, None
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         """What TensorFlow calls first where a checkpoint is to be written in a thread of its own.
@@ -87,6 +115,18 @@ class FlushedFirst(tf.Module):
         self.flush = flush
 
 
+def _check_variables(path: str, restore: int) -> None:
+    """Reads all but the rows of tables, once in a restore, of which TensorFlow has the number.
+
+    Raises:
+      tf.errors.OpError: something is damaged, or missing.
+    """
+    global _checked
+    if restore != _checked:
+        check_tensors(path, lambda name: not is_of_part(name))
+        _checked = restore
+
+
 def _flush(trackables: Mapping[str, FlushedFirst], file_prefix: tf.Tensor) -> None:
     del file_prefix
     with tf.init_scope():
@@ -103,7 +143,8 @@ def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[
             del _leftovers[done]
         for state in trackables.values():
             state.flush()
-        prefixes = parts.save_parts(_tables(trackables), path)
+        snapshots = {name: state.shape.snapshot for name, state in trackables.items()}
+        prefixes = parts.save_parts(_tables(trackables), path, snapshots)
     # TensorFlow writes the variables next. It leaves its folder, and this one, when it cannot; the
     # tensor with the path is there for as long as it writes.
     folders = [f"{path}_temp", f"{path.removesuffix(f'-{_PACKAGE}.{_NAME}')}_temp"]
@@ -113,7 +154,10 @@ def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[
 
 def _restore(trackables: Mapping[str, TableState], merged_prefix: tf.Tensor) -> None:
     with tf.init_scope():
-        parts.restore_parts(_tables(trackables), _path(merged_prefix))
+        path = _path(merged_prefix)
+        saved = {name: state.shape.saved for name, state in trackables.items()}
+        unchecked = {name: trackables[name].table for name in saved if saved[name] is None}
+        parts.replace_rows(_tables(trackables), {**saved, **parts.check_parts(unchecked, path)})
 
 
 def _tables(trackables: Mapping[str, TableState]) -> dict[str, EmbeddingTable]:

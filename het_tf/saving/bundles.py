@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 # Of a slice that is read and written at once.
 _SLICE_BYTES = 64 << 20
+
+
+def check_tensors(prefix: str, ours: Callable[[str], bool]) -> None:
+    """Reads tensors of a bundle, one after the other, with their checksums.
+
+    Args:
+      prefix: of the bundle.
+      ours: which, by name.
+
+    Raises:
+      tf.errors.OpError: one cannot be read, which the message names.
+    """
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+    for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
+        if ours(name):
+            try:
+                with tf.device("/device:CPU:0"):
+                    tf.raw_ops.RestoreV2(
+                        prefix=prefix, tensor_names=[name], shape_and_slices=[""], dtypes=[dtype]
+                    )
+            except tf.errors.OpError as error:
+                raise type(error)(
+                    None, None, f"checkpoint {prefix}, {name}: {error.message}"
+                ) from error
 
 
 def replace_tensors(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -103,6 +104,39 @@ def part_name(table: str, shard: int) -> str:
     return f"{table}/shard_{shard}"
 
 
+def is_of_part(tensor: str) -> bool:
+    """Whether a tensor of that name belongs to a part: what is tracked has longer names."""
+    return re.search(r"/shard_\d+/\w+$", tensor) is not None
+
+
+def find_table(prefix: str, snapshot: str) -> str:
+    """The name that a table has in a checkpoint.
+
+    Args:
+      prefix: of the checkpoint.
+      snapshot: what the configs of its parts say of that name.
+
+    Raises:
+      tf.errors.DataLossError: none says so.
+    """
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+    first = part_name("", 0) + "/config"
+    others = []
+    for key in sorted(reader.get_variable_to_shape_map()):
+        if key.endswith(first):
+            try:
+                if json.loads(reader.get_tensor(key))["snapshot"] == snapshot:
+                    return key.removesuffix(first)
+                others.append(f"{key} is of another snapshot")
+            # The reader's errors have no common class.
+            except Exception as error:
+                others.append(f"{key} is damaged: {error}")
+    found = "; ".join(others) or f"{first} is missing"
+    raise tf.errors.DataLossError(
+        None, None, f"checkpoint {prefix} has no part of snapshot {snapshot}: {found}"
+    )
+
+
 def read_links(prefix: str, table: str) -> list[Link]:
     """The checkpoints that a table is restored from, in their order.
 
@@ -166,6 +200,8 @@ def _read_configs(prefix: str, table: str) -> list[dict[str, Any]]:
                 raise ValueError(f"it says {config}")
             if configs and config["num_shards"] != configs[0]["num_shards"]:
                 raise ValueError(f"it is of {config['num_shards']} shards, the first is not")
+            if configs and config.get("snapshot") != configs[0].get("snapshot"):
+                raise ValueError("it is of another snapshot than the first")
             if configs and _base_name(config) != _base_name(configs[0]):
                 raise ValueError(f"it builds on {_base_name(config)}, the first does not")
         # The reader's errors have no common class.

@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import dataclasses
 import json
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,17 +47,23 @@ class Cut:
       numbers: of the cuts, for the chain; empty without one.
     """
 
-    def __init__(self, tables: Mapping[str, EmbeddingTable], chain: Chain | None = None):
+    def __init__(
+        self,
+        tables: Mapping[str, EmbeddingTable],
+        snapshots: Mapping[str, str],
+        chain: Chain | None = None,
+    ):
         """Cuts all shards.
 
         Args:
           tables: by name in the bundles.
+          snapshots: what its parts have in common with each other and with no others, by table.
           chain: whose next checkpoint this is.
 
         Raises:
           tf.errors.OpError: a parameter server is down.
         """
-        self._tables = tables
+        self._tables, self._snapshots = tables, snapshots
         self._shards = [(name, s) for name, each in tables.items() for s in range(each.num_shards)]
         # What the ops gave, and what else configs say, by shard.
         self._cuts: dict[tuple[str, int], Any] = {}
@@ -111,6 +119,7 @@ class Cut:
         def save(name: str, shard: int) -> None:
             table, cut = self._tables[name], self._cuts[name, shard]
             config = describe(table) | {"shard": shard, "rows": int(cut.rows)}
+            config["snapshot"] = self._snapshots[name]
             config |= self._links.get((name, shard), {})
             if int(cut.candidates) >= 0:
                 config |= {"candidates": int(cut.candidates), "admission": table.admission}
@@ -149,12 +158,19 @@ def end_cuts(tables: Mapping[str, EmbeddingTable], cuts: Mapping[tuple[str, int]
             ops.table_cut_end(tables[name].handle(shard), cut.snapshot)
 
 
-def save_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> list[str]:
+def new_snapshot() -> str:
+    """A name that no other save of a table has."""
+    return uuid.uuid4().hex
+
+
+def save_parts(
+    tables: Mapping[str, EmbeddingTable], prefix: str, snapshots: Mapping[str, str]
+) -> list[str]:
     """Writes the rows that the tables have now, or leaves them for `rows_later`: see `Cut`."""
     if _later.get() is None:
-        return Cut(tables).write(prefix)
+        return Cut(tables, snapshots).write(prefix)
     cuts, chain = _later.get()
-    cuts.append(Cut(tables, chain))
+    cuts.append(Cut(tables, snapshots, chain))
     return []
 
 
@@ -179,56 +195,97 @@ def rows_later(chain: Chain | None = None) -> Iterator[list[Cut]]:
         _later.reset(token)
 
 
-def restore_parts(
-    tables: Mapping[str, EmbeddingTable], prefix: str, *, only_check: bool = False
-) -> None:
-    """Replaces the rows of tables with those in a bundle. Their caches drop what they hold.
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """The rows of a table in a bundle, all of which were read and found to be right.
 
-    Everything is read and checked before the first row is replaced.
+    Attributes:
+      name: of the table in the bundle.
+      links: the bundles that have the rows.
+      slots, ages, sketches: whether the table takes those, too.
+    """
+
+    name: str
+    links: list[Link]
+    slots: bool
+    ages: bool
+    sketches: bool
+
+    @property
+    def configs(self) -> list[dict[str, Any]]:
+        """Of the newest parts, by shard. All say the same of the table."""
+        return self.links[-1].configs
+
+    @property
+    def time(self) -> int | None:
+        """The given time, for ages that are taken."""
+        return self.configs[0].get("time") if self.ages else None
+
+    def of_shard(self, shard: int, num_shards: int, check: bool) -> dict[str, Any]:
+        """What a shard is to read, or to check, as the ops take it."""
+        newest = self.configs
+        # With as many shards as there were, each finds its rows in its own part.
+        mine = [shard] if len(newest) == num_shards else range(len(newest))
+        parts = [(each.prefix, each.configs[p], newest[p]) for each in self.links for p in mine]
+
+        def numbers(of: Callable[[dict[str, Any], dict[str, Any]], int]) -> tf.Tensor:
+            return tf.constant([of(config, last) for _, config, last in parts], tf.int64)
+
+        return {
+            "prefixes": [prefix for prefix, _, _ in parts],
+            "parts": [part_name(self.name, config["shard"]) for _, config, _ in parts],
+            "rows": numbers(lambda config, last: config["rows"]),
+            "dropped": numbers(lambda config, last: config.get("dropped", 0)),
+            "elapsed": numbers(lambda config, last: last.get("at", 0) - config.get("at", 0)),
+            # Every link has all counts: those of the newest are what is restored.
+            "candidates": numbers(
+                lambda config, last: config.get("candidates", -1) if check or config is last else -1
+            ),
+            "slots": self.slots,
+            "ages": self.ages,
+            "sketches": self.sketches,
+        }
+
+
+def check_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> dict[str, Saved]:
+    """Reads all rows in a bundle, each on a server that is to have it, and changes nothing.
 
     Args:
       tables: by name in the bundle. The number of shards may be another than that which saved.
       prefix: path of the bundle.
-      only_check: replace none.
+
+    Returns:
+      What was read, by name, for `replace_rows`.
 
     Raises:
-      ValueError: the width of a table is another. No table has changed.
-      tf.errors.NotFoundError: there is no such bundle, or it lacks a table or a part of one. No
-        table has changed.
-      tf.errors.OpError: a part is damaged, which the message names, and no table has changed; or a
-        parameter server is down or out of memory.
+      ValueError: the width of a table is another.
+      tf.errors.NotFoundError: there is no such bundle, or it lacks a table or a part of one.
+      tf.errors.OpError: a part is damaged, which the message names; or a parameter server is down
+        or out of memory.
     """
-    links = {name: read_links(prefix, name) for name in tables}
-    # All of a table's say the same of it.
-    configs = {name: of_table[-1].configs for name, of_table in links.items()}
-    slots = {
-        name: takes_slots(configs[name][0], table, f"checkpoint {prefix}, {name}")
-        for name, table in tables.items()
-    }
+    saved = {}
+    for name, table in tables.items():
+        links = read_links(prefix, name)
+        config, where = links[-1].configs[0], f"checkpoint {prefix}, {name}"
+        saved[name] = Saved(
+            name,
+            links,
+            slots=takes_slots(config, table, where),
+            ages=takes_ages(config, table),
+            sketches=takes_sketches(config, table, where),
+        )
 
-    def run(
-        op: Callable[..., tf.Tensor], attributes: Callable[[str], dict[str, int]], check: bool
-    ) -> dict[tuple[str, int], int]:
-        def of_shard(name: str, shard: int) -> int:
-            table = tables[name]
-            owned = op(
-                table.handle(shard),
-                **_parts_of(links[name], name, shard, table.num_shards, check),
-                slots=slots[name],
-                ages=takes_ages(configs[name][0], table),
-                sketches=takes_sketches(configs[name][0], table, f"checkpoint {prefix}, {name}"),
-                **attributes(name),
-            )
-            return int(owned)
+    def check(name: str, shard: int) -> int:
+        table = tables[name]
+        parts = saved[name].of_shard(shard, table.num_shards, check=True)
+        return int(ops.table_check(table.handle(shard), **parts))
 
-        return on_shards(tables, of_shard)
-
-    owned = run(ops.table_check, lambda name: {}, check=True)
+    owned = on_shards(tables, check)
     for name, table in tables.items():
         found = sum(owned[name, shard] for shard in range(table.num_shards))
         expected = sum(
             part["rows"] + part.get("candidates", 0)
-            for link in links[name]
+            for link in saved[name].links
             for part in link.configs
         )
         if found != expected:
@@ -238,47 +295,33 @@ def restore_parts(
                 f"checkpoint {prefix}, {name}: {expected} rows and counts are there, but {found}"
                 " belong to the shards that read them",
             )
-    if only_check:
-        return
-    times = {
-        name: configs[name][0].get("time") if takes_ages(configs[name][0], table) else None
-        for name, table in tables.items()
-    }
+    return saved
+
+
+def replace_rows(tables: Mapping[str, EmbeddingTable], saved: Mapping[str, Saved]) -> None:
+    """Replaces the rows of tables with those in a bundle. Their caches drop what they hold.
+
+    Args:
+      tables: by any name.
+      saved: what `check_parts` gave, by that name.
+
+    Raises:
+      tf.errors.OpError: a part was damaged since it was checked, which the message names; or a
+        parameter server is down or out of memory.
+    """
+
+    def replace(name: str, shard: int) -> None:
+        table, of_table = tables[name], saved[name]
+        parts = of_table.of_shard(shard, table.num_shards, check=False)
+        time = -1 if of_table.time is None else of_table.time
+        ops.table_restore(table.handle(shard), **parts, time=time).numpy()
+
     try:
-        run(
-            ops.table_restore,
-            lambda name: {"time": -1 if times[name] is None else times[name]},
-            check=False,
-        )
+        on_shards(tables, replace)
     finally:
         for name, table in tables.items():
-            table.time = times[name]
+            table.time = saved[name].time
             table.clear_caches()
-
-
-def _parts_of(
-    links: Sequence[Link], name: str, shard: int, num_shards: int, check: bool
-) -> dict[str, list[str] | tf.Tensor]:
-    """The parts that a shard reads, or checks, as the ops take them."""
-    newest = links[-1].configs
-    # With as many shards as there were, each finds its rows in its own part.
-    mine = [shard] if len(newest) == num_shards else range(len(newest))
-    parts = [(link.prefix, link.configs[part], newest[part]) for link in links for part in mine]
-
-    def numbers(of: Callable[[dict[str, Any], dict[str, Any]], int]) -> tf.Tensor:
-        return tf.constant([of(config, last) for _, config, last in parts], tf.int64)
-
-    return {
-        "prefixes": [prefix for prefix, _, _ in parts],
-        "parts": [part_name(name, config["shard"]) for _, config, _ in parts],
-        "rows": numbers(lambda config, last: config["rows"]),
-        "dropped": numbers(lambda config, last: config.get("dropped", 0)),
-        "elapsed": numbers(lambda config, last: last.get("at", 0) - config.get("at", 0)),
-        # Every link has all counts: those of the newest are what is restored.
-        "candidates": numbers(
-            lambda config, last: config.get("candidates", -1) if check or config is last else -1
-        ),
-    }
 
 
 def on_shards(

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf.saving.descriptions import check_description, describe, is_count, takes_slots
-from het_tf.saving.parts import restore_parts, save_parts
+from het_tf.saving.parts import check_parts, new_snapshot, replace_rows, save_parts
 from het_tf.table import EmbeddingTable, TableExport
 
 _DTYPES = {"keys": np.int64, "values": np.float32, "slots": np.float32, "clocks": np.int64}
@@ -89,7 +89,7 @@ def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
         where["crc32"] = checksums
     else:
         prefix = f"{folder}/{name.replace('/', '_')}-{uuid.uuid4().hex}"
-        bundles = save_parts({_NAME: table}, prefix)
+        bundles = save_parts({_NAME: table}, prefix, {_NAME: new_snapshot()})
         with tf.device("/device:CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=bundles, destination_prefix=prefix, delete_old_dirs=True
@@ -154,7 +154,9 @@ def _restore_beside(prefix: str, table: EmbeddingTable, name: str, only_check: b
     if folder is not None:
         prefix = f"{folder}/{prefix.rsplit('/', 1)[-1]}"
     try:
-        restore_parts({_NAME: table}, prefix, only_check=only_check)
+        saved = check_parts({_NAME: table}, prefix)
+        if not only_check:
+            replace_rows({_NAME: table}, saved)
     except tf.errors.NotFoundError as error:
         raise tf.errors.NotFoundError(
             None,

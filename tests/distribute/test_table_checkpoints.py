@@ -152,6 +152,81 @@ def test_a_damaged_part_leaves_all_shards_as_they_were(strategy, tmp_path):
     assert_same_rows(sorted_rows(other), before)
 
 
+def test_a_damaged_part_of_a_model_changes_nothing(strategy, tmp_path):
+    """Of rows: variables are as they were, which are restored first. Of variables: so are rows."""
+    ids = np.random.default_rng(0).integers(0, 500, (64, 3))
+    with strategy.scope():
+        inputs = keras.Input((3,), dtype="int64")
+        embedding = het_tf.layers.HetEmbedding(4, optimizer=het_tf.optimizers.Adam(0.1))
+        outputs = keras.layers.Dense(1)(keras.layers.Flatten()(embedding(inputs)))
+        model = het_tf.keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(ids, np.ones((64, 1)), batch_size=16, verbose=0)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "ckpt"))
+    model.fit(ids, np.ones((64, 1)), batch_size=16, verbose=0)
+
+    def state() -> list[np.ndarray]:
+        variables = [*model.optimizer.variables, *model.layers[-1].variables]
+        return [*sorted_rows(embedding.table), *(each.numpy() for each in variables)]
+
+    before = state()
+    files = sorted(tmp_path.glob("ckpt-1.data*"))
+    assert len(files) > 2  # rows of two servers, and what TensorFlow writes
+    rng = np.random.default_rng(1)
+    for file in files:
+        content = file.read_bytes()
+        for at in (0, 8, len(content) // 2, len(content) - 1):
+            damaged = bytearray(content)
+            damaged[at] ^= 1 << rng.integers(8)
+            file.write_bytes(damaged)
+            for restore in (tf.train.Checkpoint.restore, tf.train.Checkpoint.read):
+                with pytest.raises(tf.errors.OpError):
+                    restore(tf.train.Checkpoint(model=model), path)
+                assert_same_rows(state(), before)
+        file.write_bytes(content)
+    tf.train.Checkpoint(model=model).restore(path).assert_existing_objects_matched()
+    assert len(sorted_rows(embedding.table)[0]) == len(before[0])
+    with pytest.raises(AssertionError):
+        assert_same_rows(state(), before)
+
+
+def test_shards_of_another_save_are_refused(strategy, tmp_path):
+    table, cache = make_table(het_tf.optimizers.Adam(0.1), 3)
+    tensors = []
+    for steps in (range(4), range(4, 5)):
+        train(table, cache, steps)
+        path = checkpoint(table).write(str(tmp_path / f"ckpt-{len(tensors)}"))
+        reader = tf.train.load_checkpoint(path)
+        names = reader.get_variable_to_shape_map()
+        tensors.append({name: reader.get_tensor(name) for name in names})
+    other, _ = make_table(het_tf.optimizers.Adam(0.1), 2)
+    for shards, message in (
+        ((), None),
+        ((0,), "has no part of snapshot"),
+        ((1,), "shard_1/config is damaged: it is of another snapshot than the first"),
+        ((0, 1, 2), "has no part of snapshot"),
+    ):
+        mixed = dict(tensors[1])
+        for shard in shards:
+            mixed |= {k: v for k, v in tensors[0].items() if f"/shard_{shard}/" in k}
+        names = list(mixed)
+        with tf.device("/device:CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(tmp_path / "mixed"),
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=[mixed[name] for name in names],
+            )
+        before = sorted_rows(other)
+        if message is None:
+            checkpoint(other).read(str(tmp_path / "mixed"))
+            assert_same_rows(sorted_rows(other), sorted_rows(table))
+        else:
+            with pytest.raises(tf.errors.DataLossError, match=message):
+                checkpoint(other).read(str(tmp_path / "mixed"))
+            assert_same_rows(sorted_rows(other), before)
+
+
 def test_a_failed_save_leaves_no_file(strategy, tmp_path):
     """One of two shards can be written, the other is already being saved."""
     table, cache = make_table(het_tf.optimizers.Adam(0.1), 2)

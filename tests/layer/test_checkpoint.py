@@ -113,6 +113,7 @@ def test_stock_tensorflow_reads_the_rows(tmp_path):
         "seed": 1,
         "clock": "count",
         "row_dtype": "float32",
+        "snapshot": config["snapshot"],
     }
 
 
