@@ -44,6 +44,8 @@ class Optimizer:
     weight_decay: float = 0.0
     l2: float = 0.0
     clipnorm: float = 0.0
+    cowclip: float = 0.0
+    cowclip_floor: float = 1e-5
     min_norm: float = 0.0
     max_norm: float = 0.0
     nonnegative: bool = False
@@ -70,10 +72,20 @@ class Optimizer:
     def step(self, value: Array, slots: Array, gradient: Array, rate: float):
         raise NotImplementedError
 
+    def cowclipped(self, value: Array, gradient: Array, occurrences: int) -> Array:
+        """What the worker takes for its gradient, on the row as it has it."""
+        if not self.cowclip:
+            return gradient
+        limit = max(self.cowclip * np.linalg.norm(value), self.cowclip_floor)
+        return _limited(gradient, occurrences * limit)
+
+    def adjusted(self, value: Array, gradient: Array) -> Array:
+        """The gradient that is stepped by."""
+        return _limited(gradient + 2 * self.penalty * value, self.clipnorm)
+
     def update(self, row: Row, gradient: Array, rate: float) -> Row:
         value = row.value * (1 - self.weight_decay * rate)
-        gradient = _limited(gradient + 2 * self.penalty * value, self.clipnorm)
-        value, slots = self.step(value, row.slots, gradient, rate)
+        value, slots = self.step(value, row.slots, self.adjusted(value, gradient), rate)
         return Row(self.bounded(value), slots)
 
     def bounded(self, value: Array) -> Array:

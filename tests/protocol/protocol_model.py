@@ -409,8 +409,12 @@ class Cache:
         summed: dict[int, Array] = {}
         for key, gradient in zip(step.keys, gradients, strict=True):
             summed[key] = summed[key] + gradient if key in summed else gradient
+        occurrences = collections.Counter(step.keys)
         for key, gradient in summed.items():
             unsent = self.unsent.setdefault(key, Unsent())
+            gradient = self.config.optimizer.cowclipped(
+                self.lines[key].row.value, gradient, occurrences[key]
+            )
             self.make(self.lines[key], unsent, gradient, rate)
             visitor = self.lines[key].row.slots is None
             if visitor or unsent.units >= max(1, _or_infinite(self.config.write_bound)):

@@ -38,6 +38,8 @@ OPTIMIZERS = {
     "row-wise adam": Adam(row_wise=True),
     "adam with all": Adam(weight_decay=0.1, clipnorm=1.0, max_norm=0.5),
     "l2 and bounds": Momentum(l2=0.1, clipnorm=1.0, min_norm=0.1, max_norm=0.5),
+    "sgd with cowclip": Sgd(cowclip=20.0),
+    "adam with cowclip": Adam(cowclip=20.0, cowclip_floor=0.5, weight_decay=0.1),
     "nonnegative": Adam(nonnegative=True),
     "rmsprop": Rmsprop(),
     "rmsprop with all": Rmsprop(momentum=0.8, centered=True, epsilon=1e-3, weight_decay=0.1),
@@ -92,7 +94,9 @@ class AsWithoutCache(RandomGradients):
         for key in dict.fromkeys(step.keys):
             at = [i for i, each in enumerate(step.keys) if each == key]
             summed = sum(gradients[i] for i in at)
-            self.rows[key] = self.config.optimizer.update(self.row(key), summed, self.rate)
+            optimizer, row = self.config.optimizer, self.row(key)
+            clipped = optimizer.cowclipped(row.value, summed, len(at))
+            self.rows[key] = optimizer.update(row, clipped, self.rate)
         return gradients
 
     def row(self, key: int) -> Row:
@@ -136,7 +140,11 @@ def test_one_worker_is_exactly_as_without_a_cache_in_integer_steps(optimizer, sc
 
 
 class Recording(Shard):
-    """Remembers the gradients that were merged into each row, one by one."""
+    """Remembers the gradients that were merged into each row, one by one.
+
+    Those that CowClip has shortened: its limit is of the worker's row and batch, and the gradients
+    that count once each (DESIGN 3.2) are what it leaves.
+    """
 
     def clear(self):
         super().clear()
@@ -170,15 +178,71 @@ def test_merged_slots_are_those_of_a_serial_run(name, schedule):
         # The steps in rmsprop's velocity are divided by the v that was read.
         exact = slice(2 * DIM) if name == "rmsprop with all" else slice(None)
         np.testing.assert_allclose(row.slots[exact], serial.slots[exact], 1e-9, 1e-12)
-        if name in ("sgd", "momentum", "nesterov"):  # linear: the value too
+        if name in ("sgd", "sgd with cowclip", "momentum", "nesterov"):  # linear: the value too
             np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
         limit = UNLIMITED[name].max_norm or math.inf
         assert np.linalg.norm(row.value) <= limit * (1 + 1e-12)
 
 
+L2 = {
+    "sgd": Sgd(l2=0.1),
+    "momentum": Momentum(l2=0.1),
+    "nesterov": Momentum(nesterov=True, l2=0.1),
+    "adagrad": Adagrad(l2=0.1),
+    "row-wise adagrad": Adagrad(row_wise=True, l2=0.1),
+    "adam": Adam(l2=0.1),
+    "row-wise adam": Adam(row_wise=True, l2=0.1),
+    "rmsprop": Rmsprop(l2=0.1),
+    "lion": Lion(l2=0.1),
+    "lamb": Lamb(l2=0.1),
+    "with all": Adam(l2=0.1, cowclip=20.0, clipnorm=1.0, weight_decay=0.1, max_norm=0.5),
+}
+# An update whose gradient depends on the row that was read. Contributions only, from lines only, so
+# that each update is made once; the shard makes again what is sent as a gradient, on its row.
+made_once = schedules(
+    (2, 4, 24), (0, 1, 3, 20, None), kinds=("evict",), max_events=25, capacities=(1, 6)
+)
+
+
+def recording(optimizer: Optimizer) -> Optimizer:
+    """The optimizer, with `made`: the loss's gradient -> that of the loss and the penalty."""
+
+    class RecordingL2(type(optimizer)):
+        max_gradients = 0
+
+        def adjusted(self, value, gradient):
+            self.made[gradient.tobytes()] = adjusted = super().adjusted(value, gradient)
+            return adjusted
+
+    made = RecordingL2(**vars(optimizer))
+    object.__setattr__(made, "made", {})
+    return made
+
+
+@pytest.mark.parametrize("name", L2)
+@repeatable
+@given(schedule=made_once)
+def test_l2_merges_as_a_part_of_the_gradient(name, schedule):
+    optimizer = recording(L2[name])
+    without = dataclasses.replace(L2[name], l2=0.0, clipnorm=0.0)
+    setup, events = schedule
+    system = ModelSystem(setup, optimizer, uniform(3, DIM), 0.1, Recording, admitted=1.0)
+    player = RandomGradients(setup, system)
+    player.play(events)
+    player.finish()
+    for shard in system.shards:
+        for key, (row, _) in shard.rows.items():
+            serial = system.config.new_row(key)
+            for gradient, rate in shard.merged[key]:
+                serial = without.update(serial, optimizer.made[gradient.tobytes()], rate)
+            np.testing.assert_allclose(row.slots, serial.slots, 1e-9, 1e-12)
+            if name in ("sgd", "momentum", "nesterov"):
+                np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
+            assert np.linalg.norm(row.value) <= (optimizer.max_norm or math.inf) * (1 + 1e-12)
+
+
 class RecordingFtrl(Ftrl):
-    """What each update put into z: it depends on the weight that was read. Contributions only, so
-    that each update is made once."""
+    """What each update put into z: it depends on the weight that was read."""
 
     max_gradients = 0
 
@@ -190,11 +254,7 @@ class RecordingFtrl(Ftrl):
 
 @pytest.mark.parametrize("name", ["ftrl", "ftrl with all"])
 @repeatable
-@given(
-    schedule=schedules(
-        (2, 4, 24), (0, 1, 3, 20, None), kinds=("evict",), max_events=25, capacities=(1, 6)
-    )
-)
+@given(schedule=made_once)
 def test_ftrl_merges_what_each_update_put_in(name, schedule):
     setup, events = schedule
     optimizer = RecordingFtrl(**vars(OPTIMIZERS[name]))
