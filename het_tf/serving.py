@@ -6,12 +6,14 @@ What serves loads the op library first: `import het_tf`, or `tf.load_op_library`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -20,6 +22,8 @@ from absl import logging
 
 from het_tf._arguments import check_number
 from het_tf.export import flush_model
+from het_tf.saving import cuts
+from het_tf.saving.background import Background
 from het_tf.saving.mapped import save_mapped
 from het_tf.saving.row_selection import RowSelection
 
@@ -27,6 +31,8 @@ __all__ = ["Publisher", "export_mapped", "publish", "verify"]
 
 # How often a server looks for a newer version.
 _POLL_SECONDS = 0.5
+# And a publisher, whether others have written what they cut.
+_LOOK_SECONDS = 0.05
 
 _EVERY = re.compile(r"(\d+(?:\.\d*)?)\s*(ms|s|m|min|h)")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -82,10 +88,11 @@ def publish(
 ) -> Publisher:
     """Writes a SavedModel as `export_mapped`, and what changes of it while the model trains.
 
-    A thread of this program has every server write the rows that changed, and writes the variables.
-    Whoever has loaded the model from the folder takes each version over as a whole, in their order,
-    without loading again: all that one request reads is of one version. The folder gets a whole
-    version, and old files are removed, whenever the changes have come to half of its rows.
+    A thread of this program has every server write the rows that changed, and writes the variables,
+    while training goes on. Whoever has loaded the model from the folder takes each version over as
+    a whole, in their order, without loading again: all that one request reads is of one version.
+    The folder gets a whole version, and old files are removed, whenever the changes have come to
+    half of its rows.
 
     The endpoint `freshness` says "version", when it was "written" (seconds since 1970),
     "age_seconds", "changed_rows" in memory, and in "trouble" why the next version could not be
@@ -93,7 +100,8 @@ def publish(
 
     Rows are published as parameter servers have them, and variables as Keras's variables are: what
     workers hold back (`staleness`, `dense_staleness`) is in a later version. With the publisher
-    among the callbacks of `fit`, that is sent first.
+    among the callbacks of `fit`, that is sent first, and rows and variables are of one moment
+    between two steps: `fit` waits until they are cut, and goes on while they are written.
 
     Args:
       model: a built model, under a strategy or not.
@@ -135,9 +143,15 @@ class Publisher(keras.callbacks.Callback):
         self._next = time.monotonic() + every
         self._versions = save_mapped(model, folder, input_signature, selection, _POLL_SECONDS)
         self._version = self._versions.next - 1
+        # Of who begins a version, and waits for it if he does.
         self._lock = threading.Lock()
-        # Whether the last that was heard of `fit` is that it makes steps.
+        self._writing = Background()
+        # Whether the last version that was begun, or should have been, is not there.
+        self._failed = False
+        # Whether the last that was heard of `fit` is that it makes steps. It begins to when the
+        # thread has cut what it was about to.
         self._fits = False
+        self._moment = threading.Lock()
         self._closed = threading.Event()
         self._heard = threading.Event()
         self._thread = threading.Thread(target=self._run, name="het-publisher", daemon=True)
@@ -149,7 +163,7 @@ class Publisher(keras.callbacks.Callback):
         return self._version
 
     def publish(self, *, flush: bool = True) -> int:
-        """Writes a version now.
+        """Writes a version now, after one that is being written.
 
         Args:
           flush: send first what workers hold back. Only where nothing else trains meanwhile.
@@ -163,15 +177,9 @@ class Publisher(keras.callbacks.Callback):
             version has what this one would have had.
         """
         with self._lock:
-            if self._closed.is_set():
-                raise RuntimeError("the publisher is closed")
-            begin = time.monotonic()
-            if flush:
-                flush_model(self._published_model)
-            try:
-                self._version = self._versions.write()
-            finally:
-                self._next = begin + self._every
+            self._wait()
+            self._begin(flush)
+            self._writing.wait()
             return self._version
 
     def close(self) -> None:
@@ -184,7 +192,9 @@ class Publisher(keras.callbacks.Callback):
         try:
             self.publish()
         finally:
-            self._closed.set()
+            with self._lock:
+                self._wait()
+                self._closed.set()
             self._heard.set()
             self._thread.join()
             self._versions.close()
@@ -197,25 +207,63 @@ class Publisher(keras.callbacks.Callback):
 
     # Keras calls these.
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """From now on `fit` calls."""
-        self._hear(fits=True)
+        with self._moment:
+            self._hear(fits=True)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Publishes when it is time."""
+        """Begins a version when it is time, and nothing is being written that it would wait for."""
         self._fits = True
-        if time.monotonic() >= self._next and not self._closed.is_set():
-            self._try(flush=True)
+        if time.monotonic() < self._next or self._writing.busy or cuts.would_wait():
+            return
+        if self._closed.is_set() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._wait()
+            self._try_to_begin(flush=True)
+        finally:
+            self._lock.release()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """The thread takes over, until there are steps again."""
         self._hear(fits=False)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """The thread takes over."""
+        """Waits for the version that is being written. The thread takes over.
+
+        Raises:
+          tf.errors.OpError: the last version was not written, and cannot be written now.
+        """
+        with self._lock:
+            self._wait()
+        if self._failed and not self._closed.is_set():
+            self.publish()
         self._hear(fits=False)
 
     # Inside.
+
+    def _begin(self, flush: bool) -> None:
+        """Begins a version. REQUIRES: `_lock`, and nothing is being written."""
+        if self._closed.is_set():
+            raise RuntimeError("the publisher is closed")
+        self._next, self._failed = time.monotonic() + self._every, True
+        if flush:
+            flush_model(self._published_model)
+        self._writing.start(self._write, self._versions.begin())
+
+    def _write(self, write: Callable[[], int]) -> None:
+        try:
+            self._version = write()
+            self._failed = False
+        except Exception as error:
+            self._log(error)
+            raise
+
+    def _wait(self) -> None:
+        """Until nothing is being written. What an error kept from that is in the next version."""
+        with contextlib.suppress(Exception):  # it was logged
+            self._writing.wait()
 
     def _hear(self, fits: bool) -> None:
         self._fits = fits
@@ -223,22 +271,33 @@ class Publisher(keras.callbacks.Callback):
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            # `fit` is given as much time again: it sends first what workers hold back. If it makes
-            # no step for so long, it may have ended by an exception, of which nobody tells us.
-            due = self._next + (self._every if self._fits else 0.0)
-            if (left := due - time.monotonic()) > 0:
+            if (left := self._seconds_left()) > 0:
                 self._heard.wait(left)
                 self._heard.clear()
                 continue
-            self._fits = False
-            self._try(flush=False)
+            with self._lock:
+                self._wait()
+                with self._moment:
+                    if self._seconds_left() <= 0 and not self._closed.is_set():
+                        self._fits = False
+                        self._try_to_begin(flush=False)
+                self._wait()
 
-    def _try(self, flush: bool) -> None:
+    def _seconds_left(self) -> float:
+        """Until the thread publishes; not while others write, so that nobody waits with it."""
+        # `fit` is given as much time again: it sends first what workers hold back. If it makes no
+        # step for so long, it may have ended by an exception, of which nobody tells us.
+        due = self._next + (self._every if self._fits else 0.0)
+        return max(due - time.monotonic(), _LOOK_SECONDS if cuts.would_wait() else 0.0)
+
+    def _try_to_begin(self, flush: bool) -> None:
         try:
-            self.publish(flush=flush)
-        except (RuntimeError, tf.errors.OpError) as error:
-            if not self._closed.is_set():
-                logging.warning("a version was not published, the next one has its rows: %s", error)
+            self._begin(flush)
+        except Exception as error:
+            self._log(error)
+
+    def _log(self, error: Exception) -> None:
+        logging.warning("a version was not published, the next one has its rows: %s", error)
 
 
 def _seconds(every: float | str) -> float:

@@ -1,4 +1,4 @@
-"""Checkpoints that hold the rows which changed since another one.
+"""What holds the rows which changed since another one: checkpoints, and versions that are served.
 
 The config of a part that others may build on has "cut", a number of its own, and "at", the shard's
 time, from which ages are counted. That of a part that builds on another has "since": the name of
@@ -29,11 +29,11 @@ Numbers = dict[tuple[str, int], int]
 
 
 class Chain:
-    """What checkpoints have of tables, each building on the one before.
+    """What checkpoints, or versions, have of tables, each building on the one before.
 
     Attributes:
       reader: as whom shards note what changes.
-      name: of the newest checkpoint; None: there is none.
+      name: of the newest one; None: there is none.
       cuts: of its parts.
       handles: of the shards that note what changes.
     """
@@ -42,9 +42,9 @@ class Chain:
         """Shards note what changes for as long as this is there, from the first cut on.
 
         Args:
-          full_every: one in so many checkpoints builds on none.
+          full_every: one in so many builds on none.
         """
-        self.reader = f"checkpoints/{uuid.uuid4().hex}"
+        self.reader = uuid.uuid4().hex
         self.name: str | None = None
         self.cuts: Numbers = {}
         self.handles: list[tf.Tensor] = []
@@ -54,15 +54,15 @@ class Chain:
 
     @property
     def ends(self) -> bool:
-        """Whether the next checkpoint is to have all rows.
+        """Whether the next one is to have all rows.
 
-        So it is where the others would come to half of the rows of the first one.
+        So it is where the others have come to half of the rows of the first one.
         """
         few = 2 * self._rows_since < self._rows_of_first
         return self.name is None or self._links >= self._full_every or not few
 
     def take(self, name: str, cuts: Numbers, rows: int, whole: bool) -> None:
-        """A checkpoint is complete.
+        """One is complete.
 
         Args:
           name: of it.
@@ -78,6 +78,11 @@ class Chain:
         else:
             self._rows_since += rows
         self.name, self.cuts = name, cuts
+
+    def end(self) -> None:
+        """Shards need not note what changes any longer."""
+        _forget(self.reader, self.handles)
+        self.handles.clear()
 
 
 def _forget(reader: str, handles: Sequence[tf.Tensor]) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import concurrent.futures
 import contextlib
-import functools
 import json
 import os
 import re
@@ -17,12 +14,9 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf._arguments import INT32_MAX, check_integer
-from het_tf._threads import call_in_daemon
 from het_tf.saving import parts
+from het_tf.saving.background import Background
 from het_tf.saving.chains import Chain, base_of
-
-# Saves under way, which the end of the process waits for.
-_under_way: set[concurrent.futures.Future[None]] = set()
 
 
 class Manager:
@@ -79,7 +73,7 @@ class Manager:
         self._name = checkpoint_name
         # Of checkpoints, what they build on.
         self._bases: dict[str, str | None] = {}
-        self._saving: concurrent.futures.Future[None] | None = None
+        self._saving = Background()
         state = tf.train.get_checkpoint_state(self.directory)
         paths = [] if state is None else state.all_model_checkpoint_paths
         number = re.compile(rf"{re.escape(checkpoint_name)}-\d+")
@@ -113,18 +107,15 @@ class Manager:
           Exception: what kept the checkpoint before from being written.
         """
         self.wait()
-        _wait_at_exit()
         path = self._next_path()
         folder = f"{path}_temp"
         try:
-            with parts.rows_later(self._chain) as cuts:
+            with parts.rows_later(self._chain) as of_tables:
                 variables = self.checkpoint.write(f"{folder}/variables")
         except BaseException:
             parts.remove([folder])
             raise
-        self._saving = call_in_daemon(self._write, path, variables, cuts)
-        _under_way.add(self._saving)
-        self._saving.add_done_callback(_under_way.discard)
+        self._saving.start(self._write, path, variables, of_tables)
         return path
 
     def wait(self) -> None:
@@ -133,9 +124,7 @@ class Manager:
         Raises:
           Exception: what kept the last checkpoint from being written. It is raised once.
         """
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.result()
+        self._saving.wait()
 
     def restore_or_initialize(self) -> str | None:
         """Restores the latest checkpoint, if there is one.
@@ -166,20 +155,20 @@ class Manager:
 
     # In a thread of its own:
 
-    def _write(self, path: str, variables: str, cuts: Sequence[parts.Cut]) -> None:
+    def _write(self, path: str, variables: str, of_tables: Sequence[parts.Parts]) -> None:
         try:
             _remove_checkpoint(path)  # what a process that was killed has left of it
             bundles = [variables]
-            for cut in cuts:
-                bundles += cut.write(path)
+            for each in of_tables:
+                bundles += each.write(path)
             with tf.device("/device:CPU:0"):
                 tf.raw_ops.MergeV2Checkpoints(
                     checkpoint_prefixes=bundles, destination_prefix=path, delete_old_dirs=True
                 )
             self._take(path)
-            for cut in cuts:
-                if self._chain is not None:
-                    self._chain.take(os.path.basename(path), cut.numbers, cut.rows, cut.whole)
+            for each in of_tables if self._chain is not None else []:
+                cut = each.cut
+                self._chain.take(os.path.basename(path), cut.numbers, cut.rows, cut.whole)
         except BaseException as error:
             logging.error("the checkpoint %s was not written: %s", path, error)
             parts.remove([f"{path}_temp"])
@@ -224,14 +213,3 @@ def _remove_checkpoint(path: str) -> None:
             tf.io.gfile.remove(f"{folder}/{file}")
     except tf.errors.OpError as error:
         logging.warning("could not remove %s: %s", path, error)
-
-
-@functools.cache
-def _wait_at_exit() -> None:
-    """Before a cluster ends that was started before."""
-
-    def wait() -> None:
-        for saving in list(_under_way):
-            saving.exception()
-
-    atexit.register(wait)

@@ -112,7 +112,7 @@ def save_mapped(
         versions = Versions(f"{folder}/{_VERSIONS}", tables, values, selection)
         try:
             flush_model(model)
-            versions.write()
+            versions.begin()()
         except BaseException:
             versions.close()
             raise

@@ -7,12 +7,10 @@ may hold only what changed since that of another bundle, which its config then n
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import contextvars
 import dataclasses
 import json
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,87 +19,31 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf import ops
-from het_tf._threads import call_in_daemon
-from het_tf.saving.chains import Chain, Link, Numbers, part_name, read_links
+from het_tf.saving.chains import Chain, Link, part_name, read_links
+from het_tf.saving.cuts import Cut, on_shards
 from het_tf.saving.descriptions import describe, takes_ages, takes_sketches, takes_slots
 from het_tf.table import EmbeddingTable
 
-# A shard has one snapshot at a time. Whoever cuts several of them waits here for others who do. A
-# thread may give back what another one took.
-saving = threading.Lock()
-
-# Takes cuts that are to be written later, where somebody wants them.
-_later: contextvars.ContextVar[tuple[list[Cut], Chain | None] | None] = contextvars.ContextVar(
+# Takes parts that are to be written later, where somebody wants them.
+_later: contextvars.ContextVar[tuple[list[Parts], Chain | None] | None] = contextvars.ContextVar(
     "later", default=None
 )
 
 
-class Cut:
-    """The rows that tables have when this is made, to be written while they are updated.
-
-    Others who want to cut wait until it is written or dropped.
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Parts of a checkpoint that are to be written.
 
     Attributes:
-      whole: whether it has all rows, or those that changed since the last one of the chain.
-      rows: how many.
-      numbers: of the cuts, for the chain; empty without one.
+      cut: their rows.
+      snapshots: what parts of a table have in common with each other and with no others, by table.
     """
 
-    def __init__(
-        self,
-        tables: Mapping[str, EmbeddingTable],
-        snapshots: Mapping[str, str],
-        chain: Chain | None = None,
-    ):
-        """Cuts all shards.
-
-        Args:
-          tables: by name in the bundles.
-          snapshots: what its parts have in common with each other and with no others, by table.
-          chain: whose next checkpoint this is.
-
-        Raises:
-          tf.errors.OpError: a parameter server is down.
-        """
-        self._tables, self._snapshots = tables, snapshots
-        self._shards = [(name, s) for name, each in tables.items() for s in range(each.num_shards)]
-        # What the ops gave, and what else configs say, by shard.
-        self._cuts: dict[tuple[str, int], Any] = {}
-        self._links: dict[tuple[str, int], dict[str, Any]] = {}
-        self.whole = True
-        self.numbers: Numbers = {}
-        saving.acquire()
-        try:
-            if chain is None:
-                for name, shard in self._shards:
-                    self._cuts[name, shard] = ops.table_cut(tables[name].handle(shard))
-            else:
-                self._continue(chain)
-            self.rows = sum(int(cut.rows) for cut in self._cuts.values())
-        except BaseException:
-            self.drop()
-            raise
-
-    def _continue(self, chain: Chain) -> None:
-        chain.handles[:] = [self._tables[name].handle(shard) for name, shard in self._shards]
-        self.whole = chain.ends
-        while True:
-            for shard, handle in zip(self._shards, chain.handles, strict=True):
-                since = 0 if self.whole else chain.cuts.get(shard, 0)
-                self._cuts[shard] = ops.table_cut_changed(handle, chain.reader, since)
-            if self.whole or not any(bool(cut.whole) for cut in self._cuts.values()):
-                break
-            self.whole = True
-            self._end()
-        for shard, cut in self._cuts.items():
-            self.numbers[shard] = int(cut.number)
-            self._links[shard] = {"cut": int(cut.number), "at": int(cut.time)}
-            if not self.whole:
-                since = {"checkpoint": chain.name, "cut": chain.cuts[shard]}
-                self._links[shard] |= {"since": since, "dropped": int(cut.dropped)}
+    cut: Cut
+    snapshots: Mapping[str, str]
 
     def write(self, prefix: str) -> list[str]:
-        """Writes a bundle a shard, in the folder PREFIX_temp.
+        """Writes a bundle a shard, in the folder PREFIX_temp, and lets go of the rows.
 
         Args:
           prefix: path.
@@ -113,49 +55,40 @@ class Cut:
           tf.errors.OpError: a file cannot be written, or a parameter server is down. Then the
             folder is gone.
         """
-        folder = f"{prefix}_temp"
-        prefixes = {part: f"{folder}/{i:05d}" for i, part in enumerate(self._shards)}
+        cut, folder = self.cut, f"{prefix}_temp"
+        prefixes = {shard: f"{folder}/{i:05d}" for i, shard in enumerate(cut.shards)}
 
-        def save(name: str, shard: int) -> None:
-            table, cut = self._tables[name], self._cuts[name, shard]
-            config = describe(table) | {"shard": shard, "rows": int(cut.rows)}
-            config["snapshot"] = self._snapshots[name]
-            config |= self._links.get((name, shard), {})
-            if int(cut.candidates) >= 0:
-                config |= {"candidates": int(cut.candidates), "admission": table.admission}
+        def save(part: tuple[str, int], handle: tf.Tensor, of: Any) -> None:
+            name, shard = part
+            table = cut.tables[name]
+            config = describe(table) | {"shard": shard, "rows": int(of.rows)}
+            config["snapshot"] = self.snapshots[name]
+            if part in cut.numbers:
+                config |= {"cut": cut.numbers[part], "at": int(of.time)}
+            if part in cut.since:
+                since = {"checkpoint": cut.base, "cut": cut.since[part]}
+                config |= {"since": since, "dropped": int(of.dropped)}
+            if int(of.candidates) >= 0:
+                config |= {"candidates": int(of.candidates), "admission": table.admission}
             ops.table_save(
-                table.handle(shard),
-                cut.snapshot,
-                prefix=prefixes[name, shard],
+                handle,
+                of.snapshot,
+                prefix=prefixes[part],
                 part=part_name(name, shard),
                 config=json.dumps(config),
             ).numpy()
 
         try:
             tf.io.gfile.makedirs(folder)
-            on_shards(self._tables, save)
         except BaseException:
-            self.drop()
+            cut.drop()
+            raise
+        try:
+            cut.write(save)
+        except BaseException:
             remove([folder])
             raise
-        saving.release()
         return list(prefixes.values())
-
-    def drop(self) -> None:
-        """Lets go of the rows instead of writing them."""
-        self._end()
-        saving.release()
-
-    def _end(self) -> None:
-        end_cuts(self._tables, self._cuts)
-        self._cuts.clear()
-
-
-def end_cuts(tables: Mapping[str, EmbeddingTable], cuts: Mapping[tuple[str, int], Any]) -> None:
-    """Lets go of what was cut of shards: until then a shard waits with setting or dropping rows."""
-    for (name, shard), cut in cuts.items():
-        with contextlib.suppress(tf.errors.OpError):  # its server is gone
-            ops.table_cut_end(tables[name].handle(shard), cut.snapshot)
 
 
 def new_snapshot() -> str:
@@ -166,30 +99,30 @@ def new_snapshot() -> str:
 def save_parts(
     tables: Mapping[str, EmbeddingTable], prefix: str, snapshots: Mapping[str, str]
 ) -> list[str]:
-    """Writes the rows that the tables have now, or leaves them for `rows_later`: see `Cut`."""
+    """Writes the rows that the tables have now, or leaves them for `rows_later`: see `Parts`."""
     if _later.get() is None:
-        return Cut(tables, snapshots).write(prefix)
-    cuts, chain = _later.get()
-    cuts.append(Cut(tables, snapshots, chain))
+        return Parts(Cut(tables), snapshots).write(prefix)
+    parts, chain = _later.get()
+    parts.append(Parts(Cut(tables, chain), snapshots))
     return []
 
 
 @contextlib.contextmanager
-def rows_later(chain: Chain | None = None) -> Iterator[list[Cut]]:
-    """Has checkpoints that are written in this context lack their rows, whose cuts it gives.
+def rows_later(chain: Chain | None = None) -> Iterator[list[Parts]]:
+    """Has checkpoints that are written in this context lack their rows, whose parts it gives.
 
-    After an error the cuts are dropped.
+    After an error they are dropped.
 
     Args:
       chain: whose next checkpoint it is.
     """
-    cuts: list[Cut] = []
-    token = _later.set((cuts, chain))
+    parts: list[Parts] = []
+    token = _later.set((parts, chain))
     try:
-        yield cuts
+        yield parts
     except BaseException:
-        for cut in cuts:
-            cut.drop()
+        for each in parts:
+            each.cut.drop()
         raise
     finally:
         _later.reset(token)
@@ -322,29 +255,6 @@ def replace_rows(tables: Mapping[str, EmbeddingTable], saved: Mapping[str, Saved
         for name, table in tables.items():
             table.time = saved[name].time
             table.clear_caches()
-
-
-def on_shards(
-    tables: Mapping[str, EmbeddingTable], call: Callable[[str, int], Any]
-) -> dict[tuple[str, int], Any]:
-    """Calls `call(name, shard)` for every shard: those of a device in turn, devices together."""
-    of_device: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
-    for name, table in tables.items():
-        for shard in range(table.num_shards):
-            of_device[table.handle(shard).device].append((name, shard))
-
-    def call_all(shards: Sequence[tuple[str, int]]) -> list[Any]:
-        return [call(*shard) for shard in shards]
-
-    calls = {device: call_in_daemon(call_all, shards) for device, shards in of_device.items()}
-    errors = [error for each in calls.values() if (error := each.exception()) is not None]
-    if errors:
-        raise errors[0]
-    return {
-        shard: result
-        for device, shards in of_device.items()
-        for shard, result in zip(shards, calls[device].result(), strict=True)
-    }
 
 
 def remove(folders: Sequence[str]) -> None:

@@ -8,17 +8,21 @@ changed since the version before; and what the variables are, as a tensor bundle
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf.saving import parts
+from het_tf._arguments import INT32_MAX
+from het_tf.saving.chains import Chain
+from het_tf.saving.cuts import Cut
 from het_tf.saving.row_selection import RowSelection
 from het_tf.table import EmbeddingTable
 
@@ -52,97 +56,76 @@ class Versions:
         self._tables = {str(t): table for t, table in enumerate(tables)}
         self._variables = variables
         self._selection = selection
-        self._reader = f"served/{uuid.uuid4().hex}"
-        # By shard, of the last cut that was published.
-        self._cuts: dict[tuple[str, int], int] = {}
+        self._chain = Chain(INT32_MAX)
         tf.io.gfile.makedirs(folder)
         found = [int(match[1]) for match in map(_NAME.match, tf.io.gfile.listdir(folder)) if match]
         self.next = max(found, default=-1) + 1
         self._whole: list[int] = []
-        self._rows_of_whole = self._rows_since = 0
 
-    def write(self, *, whole: bool = False) -> int:
-        """Writes the next version: what changed, or all if that is asked for or has to be.
+    def begin(self) -> Callable[[], int]:
+        """Cuts the rows and reads the variables of the next version.
 
-        It has to be where there is no version yet, where rows were replaced, and when the changes
-        since the last whole version have come to half of its rows.
+        It has the rows that changed. It has all of them where there is no version yet, where rows
+        were replaced, and when the changes since the last such one have come to half of its rows.
 
         Returns:
-          The version.
+          What writes it, in any thread, before the next one is begun, and returns its number. It
+          raises tf.errors.OpError if a file cannot be written, or a parameter server is down: then
+          there is no such version, and the next one has what it would have had.
 
         Raises:
-          tf.errors.OpError: a file cannot be written, or a parameter server is down. Then there is
-            no such version, and the next one has what it would have had.
+          tf.errors.OpError: a parameter server is down.
         """
-        with parts.saving:
-            return self._write(whole)
-
-    def _write(self, whole: bool) -> int:
-        whole = whole or not self._cuts or 2 * self._rows_since >= max(1, self._rows_of_whole)
-        version, begin = self.next, f"{self.folder}/{self.next:012d}."
-        shards = [(name, s) for name, each in self._tables.items() for s in range(each.num_shards)]
-        cuts = {}
+        cut = Cut(self._tables, self._chain)
         try:
-            # All are cut before the first one writes.
-            for name, shard in shards:
-                since = 0 if whole else self._cuts.get((name, shard), 0)
-                handle = self._tables[name].handle(shard)
-                cuts[name, shard] = ops.table_cut_changed(handle, self._reader, since)
             written = time.time()
-            if not whole and any(bool(cut.whole) for cut in cuts.values()):
-                parts.end_cuts(self._tables, cuts)
-                return self._write(whole=True)
             values = [np.asarray(value) for value in self._variables()]
-            save = self._save(begin, cuts, whole)
-            rows = sum(parts.on_shards(self._tables, save).values())
+        except BaseException:
+            cut.drop()
+            raise
+        return functools.partial(self._write, cut, values, written)
+
+    def close(self) -> None:
+        """The tables need not note what changes any longer."""
+        self._chain.end()
+
+    # Inside.
+
+    def _write(self, cut: Cut, values: list[np.ndarray], written: float) -> int:
+        version, begin = self.next, f"{self.folder}/{self.next:012d}."
+
+        def save(shard: tuple[str, int], handle: tf.Tensor, of: Any) -> int:
+            rows, _ = ops.table_save_rows(
+                handle,
+                of.snapshot,
+                f"{begin}{shard[0]}.{shard[1]}.rows",
+                dtype=self._selection.rows,
+                min_clock=self._selection.min_updates,
+                min_norm=self._selection.min_norm,
+                # What changed may have been served: it cannot be left out.
+                **({"max_age": self._selection.most_age} if cut.whole else {}),
+            )
+            return int(rows)
+
+        try:
+            rows = sum(cut.write(save))
             self._save_variables(f"{begin}others", values)
-            lines = ["het_tf served 1", f"version {version}", f"whole {int(whole)}"]
+            lines = ["het_tf served 1", f"version {version}", f"whole {int(cut.whole)}"]
             lines += [f"written {int(written * 1e6)}", f"others {version:012d}.others"]
             lines += [f"tables {len(self._tables)}"]
-            lines += [f"rows {name} {version:012d}.{name}.{shard}.rows" for name, shard in shards]
-            self._finish("\n".join(lines) + "\n", f"{begin}{'whole' if whole else 'delta'}")
+            lines += [f"rows {name} {version:012d}.{name}.{s}.rows" for name, s in cut.shards]
+            self._finish("\n".join(lines) + "\n", f"{begin}{'whole' if cut.whole else 'delta'}")
         except BaseException:
-            parts.end_cuts(self._tables, cuts)
             self._remove(lambda of: of == version)
             raise
-        self._cuts = {shard: int(cut.number) for shard, cut in cuts.items()}
+        self._chain.take(str(version), cut.numbers, rows, cut.whole)
         self.next += 1
-        if whole:
-            self._rows_of_whole, self._rows_since = rows, 0
+        if cut.whole:
             self._whole.append(version)
             # Servers may be about to open the whole version before.
             if len(self._whole) > 1:
                 self._remove(lambda of: of < self._whole[-2])
-        else:
-            self._rows_since += rows
         return version
-
-    def close(self) -> None:
-        """The tables need not note what changes any longer."""
-        for table in self._tables.values():
-            for shard in range(table.num_shards):
-                with contextlib.suppress(tf.errors.OpError):  # its server is gone
-                    ops.table_forget_reader(table.handle(shard), self._reader)
-
-    def _save(
-        self, begin: str, cuts: dict[tuple[str, int], tuple[tf.Tensor, ...]], whole: bool
-    ) -> Callable[[str, int], int]:
-        # What changed may have been served: it cannot be left out.
-        age = {"max_age": self._selection.most_age} if whole else {}
-
-        def save(name: str, shard: int) -> int:
-            rows, _ = ops.table_save_rows(
-                self._tables[name].handle(shard),
-                cuts[name, shard].snapshot,
-                f"{begin}{name}.{shard}.rows",
-                dtype=self._selection.rows,
-                min_clock=self._selection.min_updates,
-                min_norm=self._selection.min_norm,
-                **age,
-            )
-            return int(rows)
-
-        return save
 
     def _save_variables(self, prefix: str, values: list[np.ndarray]) -> None:
         with tf.device("/device:CPU:0"):

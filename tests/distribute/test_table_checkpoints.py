@@ -15,7 +15,7 @@ from het_tf import lifetimes
 from het_tf._visits import cluster_devices
 from het_tf.cache import WorkerCache
 from het_tf.checkpoint import TableState
-from het_tf.saving import parts
+from het_tf.saving.cuts import end_cuts
 from het_tf.table import EmbeddingTable
 
 ROWS = 3000
@@ -253,7 +253,7 @@ def test_what_is_cut_and_not_saved_is_let_go_of(strategy):
     table, cache = make_table(het_tf.optimizers.Adam(0.1), 2)
     train(table, cache, range(2))
     cuts = {("table", s): het_tf.ops.table_cut(table.handle(s)) for s in range(2)}
-    parts.end_cuts({"table": table}, cuts)
+    end_cuts({"table": table}, cuts)
     for shard in range(2):
         with pytest.raises(tf.errors.FailedPreconditionError, match="snapshot has ended"):
             het_tf.ops.table_save(
