@@ -119,11 +119,18 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.interval <= 0:
         parser.error(f"--interval must be above 0, not {arguments.interval}")
+    # By process: what it says, and what it said before that. It may say nothing new between looks.
+    last: dict[int, Status] = {}
     before: dict[int, Status] = {}
     looks = 1
     try:
         while True:
             statuses = _status_files.read_all()
+            for status in statuses:
+                pid, said = status["pid"], last.get(status["pid"])
+                if said is not None and said["time"] != status["time"]:
+                    before[pid] = said
+                last[pid] = status
             shown = [render(status, before.get(status["pid"])) for status in statuses]
             text = "\n".join(shown)
             if not shown:
@@ -136,9 +143,6 @@ def main() -> int:
                 sys.stdout.write(text)
                 return 0 if statuses else 1
             looks += 1
-            for status in statuses:
-                if status["time"] != before.get(status["pid"], {}).get("time"):
-                    before[status["pid"]] = status
             time.sleep(arguments.interval)
     except KeyboardInterrupt:
         return 0

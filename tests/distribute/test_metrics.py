@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
+import os
 import pathlib
+import pty
+import re
+import select
+import signal
 import subprocess
 import sys
 
@@ -37,7 +44,7 @@ def batches(steps):
 
 
 def scalars(folder):
-    """Tag -> values in the order of their steps, and tag -> buckets of the last histogram."""
+    """Tag -> values in the order of their steps, and tag -> buckets of all histograms."""
     values, buckets = {}, {}
     for path in sorted(pathlib.Path(folder).glob("events.*")):
         for record in tf.data.TFRecordDataset(str(path)):
@@ -45,7 +52,9 @@ def scalars(folder):
             for value in event.summary.value:
                 tensor = tf.make_ndarray(value.tensor)
                 if tensor.ndim:
-                    buckets[value.tag] = tensor
+                    buckets[value.tag] = np.concatenate(
+                        [buckets.get(value.tag, tensor[:0]), tensor]
+                    )
                 else:
                     values.setdefault(value.tag, []).append((event.step, float(tensor)))
     return values, buckets
@@ -76,6 +85,48 @@ def test_cache_metrics_in_tensorboard_and_log(strategy, tmp_path, caplog):
     lines = [r.getMessage() for r in caplog.records if "items: hit_rate" in r.getMessage()]
     assert len(lines) == 2
     assert lines[0].startswith("step 40,")
+
+
+def test_cache_metrics_count_all_that_caches_count(strategy, tmp_path):
+    cache = het_tf.CacheConfig(KEYS // 4, read_bound=1, write_bound=3)
+    model, embedding = make_model(strategy, cache)
+    metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path))
+    model.fit(*batches(60), batch_size=BATCH, epochs=3, verbose=0, callbacks=[metrics])
+    values, buckets = scalars(tmp_path)
+    stats = embedding.cache_stats()
+    # What an epoch has not sent goes out at its end, before callbacks: it is in the report.
+    totals = {tag: sum(v for _, v in pairs) for tag, pairs in values.items()}
+    for tag in ("misses", "refreshes", "rows_pushed", "evictions", "bytes_down"):
+        assert totals[f"items/{tag}"] == stats[tag] > 0, tag
+    assert totals["items/bytes_pushes"] == stats["bytes_up_push"]
+    assert totals["items/bytes_requests"] == stats["bytes_up"] - stats["bytes_up_push"] > 0
+    assert [v for _, v in values["items/unsent_updates"]] == [0, 0, 0]
+    missing = collections.Counter()
+    for least, _, reads in buckets["items/reads_missing"]:
+        missing[f"reads_missing_{least:.0f}"] += reads
+    table = embedding.table.stats()
+    assert missing == {n: v for n, v in table.items() if n.startswith("reads_missing_") and v}
+    # Every hit is checked, but for those of rows that their servers watch; and rows that nobody
+    # has updated yet are no reads of anything.
+    checked = stats["hits"] - stats["checks_spared"]
+    assert checked / 2 < missing.total() <= checked
+    assert missing.keys() == {"reads_missing_0", "reads_missing_1"}  # the read bound is 1
+
+
+def test_cache_metrics_have_what_is_unsent(strategy, tmp_path):
+    model, embedding = make_model(strategy, het_tf.CacheConfig(KEYS, staleness=10**6))
+    metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path), update_freq=8)
+    model.fit(*batches(32), batch_size=BATCH, verbose=0, callbacks=[metrics])
+    unsent = [v for _, v in scalars(tmp_path)[0]["items/unsent_updates"]]
+    # Nothing is sent before the end of the epoch, after the last batches were told.
+    assert len(unsent) == 4
+    assert 0 < unsent[0] < unsent[-1] == embedding.cache_stats()["updates"]
+
+
+def test_every_counter_is_in_the_documentation(strategy):
+    _, embedding = make_model(strategy, het_tf.CacheConfig(KEYS))
+    documented = re.findall(r'"(\w+)"', het_tf.layers.HetEmbedding.cache_stats.__doc__)
+    assert {*embedding.cache_stats()} == {*documented}
 
 
 def test_cache_metrics_every_few_batches(strategy, tmp_path):
@@ -152,10 +203,60 @@ def test_top_shows_a_running_training(strategy, tmp_path, monkeypatch):
     assert again.returncode == 1
     assert "Nothing is training" in again.stdout
     assert "waiting" not in again.stdout
-    with subprocess.Popen(
-        [sys.executable, "-m", "het_tf.top"], stdout=subprocess.PIPE, text=True
-    ) as process:
-        said = process.stdout.readline()
-        process.terminate()
-    assert "Nothing is training" in said
-    assert said.endswith("; waiting until something does.\n")
+
+
+class LiveTop(keras.callbacks.Callback):
+    """Runs `python -m het_tf.top` on a terminal; training ends when three of its steps were shown.
+
+    Use as a context manager.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.shown = ""
+
+    def __enter__(self):
+        self.terminal, top = pty.openpty()
+        command = [sys.executable, "-m", "het_tf.top", "--interval", "0.2"]
+        self.process = subprocess.Popen(command, stdout=top, stderr=subprocess.DEVNULL)
+        os.close(top)
+        os.set_blocking(self.terminal, False)
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.terminal)
+
+    def on_train_batch_end(self, batch, logs=None):
+        steps = re.findall(r" step (\d+)/", self.read())
+        if len({*steps}) >= 3 or self.process.poll() is not None:
+            self.model.stop_training = True
+
+    def read(self):
+        with contextlib.suppress(BlockingIOError):
+            self.shown += os.read(self.terminal, 1 << 20).decode()
+        return self.shown
+
+
+def test_top_draws_its_screen_anew(strategy, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    model, _ = make_model(strategy, het_tf.CacheConfig(KEYS))
+    data = tf.data.Dataset.from_tensor_slices(batches(24)).batch(BATCH).repeat()
+    with LiveTop() as top:
+        model.fit(lambda: data, steps_per_epoch=10**6, verbose=0, callbacks=[top])
+        while "waiting" not in top.read():
+            select.select([top.terminal], [], [])
+        top.process.send_signal(signal.SIGINT)
+        assert top.process.wait() == 0
+    first, *screens = top.shown.split("\x1b[H\x1b[2J")
+    assert first == ""
+    training = [screen for screen in screens if model.name in screen]
+    steps = [int(re.search(r" step (\d+)/1000000 ", screen)[1]) for screen in training]
+    assert steps == sorted(steps)
+    # Counts since the start; once training has said something else, what is counted in a second.
+    rates = ["misses/s" in screen for screen in training]
+    assert rates == [step != steps[0] for step in steps]
+    for screen in training:
+        assert len(re.findall(r"^(?:worker|ps) \d .* up\r?$", screen, re.MULTILINE)) == 5
+    assert all("Nothing is training" in screen for screen in screens if screen not in training)
