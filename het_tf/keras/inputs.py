@@ -202,14 +202,21 @@ def call_once(fn: DatasetFunction) -> tf.data.Dataset:
 
 
 def takes_context(fn: DatasetFunction) -> bool:
-    """Whether a dataset function takes a `tf.distribute.InputContext`."""
-    parameters = inspect.signature(getattr(fn, "python_function", fn)).parameters.values()
+    """Whether a dataset function takes a `tf.distribute.InputContext`.
+
+    It does by an argument without a default, or with None as that; `lambda n=8: ...` takes none.
+    """
     positional = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
     )
-    return any(p.kind in positional for p in parameters)
+    signature = inspect.signature(getattr(fn, "python_function", fn))
+    for parameter in signature.parameters.values():
+        if parameter.kind == inspect.Parameter.VAR_POSITIONAL:
+            return True
+        if parameter.kind in positional:
+            return parameter.default is inspect.Parameter.empty or parameter.default is None
+    return False
 
 
 def as_copies(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,10 @@ _AUTO_STEPS = 16
 _AUTO_CLOSURES_PER_WORKER = 8
 
 Logs = dict[str, float]
+
+
+class _NoBatchesError(ValueError):
+    """Nothing was there to make a step of."""
 
 
 class ParameterServerTrainer:
@@ -144,21 +149,33 @@ class ParameterServerTrainer:
 
         # Watched without a break: a worker that hangs would hold up the end of every epoch, too.
         with self._strategy.health, self._compiled.on_workers(), self._flushed_on_error():
-            for epoch in range(self._epoch, epochs):
+            first = self._epoch
+            for epoch in range(first, epochs):
                 self._epoch = epoch
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
                 follow()
                 if self._compiled.dense is not None:
                     self._compiled.dense.replicas.begin()
-                logs = self._run_steps(
-                    feed,
-                    training=True,
-                    on_batch=batch_hooks(
-                        callbacks.on_train_batch_begin, callbacks.on_train_batch_end, after
-                    ),
-                    should_stop=lambda: model.stop_training,
-                )
+                try:
+                    logs = self._run_steps(
+                        feed,
+                        training=True,
+                        on_batch=batch_hooks(
+                            callbacks.on_train_batch_begin, callbacks.on_train_batch_end, after
+                        ),
+                        should_stop=lambda: model.stop_training,
+                    )
+                except _NoBatchesError:
+                    if epoch == first:
+                        raise
+                    warnings.warn(
+                        f"The data ran out before epoch {epoch + 1} of {epochs}: fit ends here. A"
+                        " generator is read once, a tf.data.Dataset or a keras.utils.PyDataset in"
+                        " every epoch.",
+                        stacklevel=5,
+                    )
+                    break
                 self._flush_for_callbacks()
                 if validation.is_due(epoch):
                     val_logs = self._evaluate(validation.feed, callbacks)
@@ -314,7 +331,7 @@ class ParameterServerTrainer:
                 on_batch(done, done + result.steps - 1, logs)
                 done += result.steps
         if done == 0:
-            raise ValueError("The data has no batches.")
+            raise _NoBatchesError("The data has no batches.")
         sums.write()
         return logs
 

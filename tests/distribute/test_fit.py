@@ -67,6 +67,17 @@ def test_every_share_of_a_function_once_per_epoch(id_counter):
     assert counts == 61 * [1] + 39 * [0]
 
 
+@pytest.mark.parametrize("takes_none", [False, True])
+def test_a_default_says_whether_a_function_takes_a_context(id_counter, takes_none):
+    dataset = sm.id_dataset(range(70), 4)
+
+    def share(context=None):
+        return dataset.shard(3, context.input_pipeline_id)
+
+    given = share if takes_none else lambda ds=dataset: ds
+    assert counts_after_fit(id_counter, given, epochs=2) == 70 * [1] + 30 * [0]
+
+
 def test_function_may_share_out_a_dataset_made_before(id_counter):
     dataset = sm.id_dataset(range(70), 4)
     counts = counts_after_fit(

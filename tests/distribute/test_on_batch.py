@@ -52,8 +52,18 @@ def test_batches_one_by_one(model, rows):
 
 def test_a_generator(model, rows):
     batches = ((IDS[i : i + 2], np.zeros(2)) for i in range(0, 6, 2))
-    model.fit(batches, verbose=0)
+    with pytest.warns(UserWarning, match="ran out before epoch 2 of 3: fit ends here"):
+        history = model.fit(batches, epochs=3, verbose=0).history
     assert rows() == [1] * 6
+    assert history["loss"] == [0]
+    with pytest.raises(ValueError, match="has no batches"):
+        model.fit(batches, verbose=0)
+    given = lambda: ((IDS[i : i + 2], np.zeros(2)) for i in range(0, 6, 2))  # noqa: E731
+    model.fit(given(), validation_data=given(), verbose=0)
+    assert rows() == [2] * 6
+    assert model.evaluate(given(), verbose=0, return_dict=True)["mae"] == 2
+    ids = (each for each, _ in given())
+    np.testing.assert_array_equal(model.predict(ids, verbose=0)[:, 0], [2] * 6)
 
 
 def test_a_py_dataset(model, rows):

@@ -99,40 +99,6 @@ def test_first_values_are_rounded_to_the_nearest():
     )
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
-def test_on_a_cluster(strategy, cached):
-    stats, rows = {}, {}
-    for row_dtype, wire_dtype in [
-        ("float32", "float32"),
-        ("float32", "bfloat16"),
-        ("bfloat16", "float32"),
-        ("bfloat16", "bfloat16"),
-    ]:
-        with strategy.scope():
-            layer = ones(
-                cache=het_tf.CacheConfig(1000, staleness=2) if cached else None,
-                row_dtype=row_dtype,
-                wire_dtype=wire_dtype,
-            )
-            inputs = keras.Input((2,), dtype="int64")
-            model = het_tf.keras.Model(inputs, layer(inputs))
-            model.compile("sgd", loss=lambda _, outputs: -0.1 * keras.ops.sum(outputs))
-        model.fit(IDS, np.zeros(len(IDS)), batch_size=4, epochs=6, verbose=0)
-        of = row_dtype, wire_dtype
-        rows[of], stats[of] = layer.table.export().values, layer.cache_stats()
-        assert stats[of]["pending"] == 0
-        assert on_the_grid(rows[of]) == (row_dtype == "bfloat16")
-    exact = rows["float32", "float32"]
-    for of, values in rows.items():
-        assert values.shape == exact.shape
-        assert abs(values.mean() - exact.mean()) < 0.005 * exact.mean(), of
-    for row_dtype in ("float32", "bfloat16"):
-        for way in ("bytes_up_push", "bytes_down"):
-            short, long = (stats[row_dtype, wire][way] for wire in ("bfloat16", "float32"))
-            # A row has 16 values, and 16 bytes beside them.
-            assert 0.4 * long < short < 0.85 * long, (row_dtype, way)
-
-
 def test_a_collection_hands_them_on():
     table = het_tf.layers.TableConfig("t", 10, 4)
     feature = het_tf.layers.FeatureConfig("f", table, (None, 2), (None, 4))

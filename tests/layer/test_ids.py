@@ -43,18 +43,6 @@ def test_integers_that_keras_would_make_floats_stay_themselves(dtype):
     assert model.evaluate(LARGE, np.zeros(len(LARGE)), verbose=0) == -6
 
 
-def test_without_an_input_under_a_strategy(strategy):
-    with strategy.scope():
-        layer = new_layer(cache=het_tf.CacheConfig(10, staleness=0))
-        model = summing(het_tf.keras.Sequential([layer]))
-    model.fit(LARGE, np.zeros(len(LARGE)), verbose=0)
-    assert sorted(layer.table.export().keys) == sorted(LARGE.ravel())
-    layer.table.clear()
-    examples = lambda: tf.data.Dataset.from_tensors((LARGE, np.zeros(len(LARGE))))  # noqa: E731
-    model.fit(examples, epochs=1, verbose=0)
-    assert sorted(layer.table.export().keys) == sorted(LARGE.ravel())
-
-
 def test_whole_floats_are_ids():
     layer = new_layer()
     for dtype in ("float16", "float32", "float64", "bfloat16"):
@@ -272,17 +260,6 @@ def test_a_column_of_ids_beside_one_of_other_numbers():
     model.fit([np.array([[3]]), np.array([[0.5]])], np.zeros(1), verbose=0)
     (layer,) = (layer for layer in model.layers if layer.name == "users")
     assert list(layer.table.export().keys) == [3]
-
-
-def test_what_a_cluster_casts_is_checked_as_it_was_fed(strategy):
-    with strategy.scope():
-        layer = new_layer(cache=het_tf.CacheConfig(10, staleness=0))
-        inputs = keras.Input((2,), dtype="int32")
-        model = summing(het_tf.keras.Model(inputs, layer(inputs)))
-    _, ids, message = CAST[0]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        model.fit(ids, np.zeros(1), verbose=0)
-    assert layer.table.size() == 0
 
 
 def test_a_cast_of_what_was_computed_rounds_as_it_always_did():

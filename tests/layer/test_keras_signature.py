@@ -363,28 +363,3 @@ def test_a_model_with_all_of_them_is_saved_and_loaded(tmp_path):
     ids = np.array([[1, 299]])
     np.testing.assert_array_equal(loaded.predict(ids, verbose=0), model.predict(ids, verbose=0))
     assert loaded.layers[0].embeddings_constraint.max_value == 2
-
-
-def test_on_a_cluster(strategy):
-    """Bound, weights and regularizer where the table is on parameter servers."""
-    with strategy.scope():
-        layer = HetEmbedding(
-            ROWS,
-            DIM,
-            weights=START,
-            embeddings_regularizer=keras.regularizers.L2(0.5),
-            embeddings_constraint="non_neg",
-            optimizer=sgd(0.1),
-            cache=het_tf.CacheConfig(100, staleness=0),
-        )
-        inputs = keras.Input((3,), dtype="int64")
-        model = het_tf.keras.Model(inputs, 0.0 * layer(inputs))
-        model.compile("sgd", "mse")
-    np.testing.assert_array_equal(layer.table.lookup(np.arange(ROWS)), START)
-    ids = np.array([[1, 2, 1], [5, 5, 5]])
-    history = model.fit(ids, np.zeros((2, 3, DIM)), batch_size=2, epochs=1, verbose=0).history
-    np.testing.assert_allclose(history["loss"], 0.5 * (START[[1, 2, 5]] ** 2).sum(), rtol=1e-5)
-    wanted = np.maximum(START[[1, 2, 5]] * (1 - 0.1 * 2 * 0.5), 0)
-    np.testing.assert_allclose(layer.table.lookup(np.array([1, 2, 5])), wanted, rtol=1e-5)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"input_dim = 300\), not 300"):
-        model.fit(np.array([[1, 2, 300]]), np.zeros((1, 3, DIM)), verbose=0)
