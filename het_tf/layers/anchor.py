@@ -46,6 +46,7 @@ class Anchor(keras.Variable):
         """Refused."""
         self.numpy()
 
-    def assign(self, value: Any) -> NoReturn:
-        """Refused."""
-        self.numpy()
+    def assign(self, value: Any) -> None:
+        """Refused, but to optimizers, whose weight decay has no meaning here."""
+        if callers.caller(keras.optimizers.Optimizer) is None:
+            self.numpy()

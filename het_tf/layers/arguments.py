@@ -37,6 +37,16 @@ def refuse_what_only_keras_does(given: dict[str, Any]) -> None:
         warnings.warn("input_length has no use and can be left out, as in Keras", stacklevel=3)
 
 
+def refuse_quantized(policy: keras.DTypePolicy) -> None:
+    """Takes no dtype policy that quantizes weights.
+
+    Raises:
+      ValueError: this one does.
+    """
+    if policy.quantization_mode is not None:
+        raise ValueError(f"dtype must not be {policy.name!r}: {WHY_NOT['quantization_config']}")
+
+
 def matrix_of(initializer: keras.initializers.Initializer) -> np.ndarray | None:
     """The matrix of a Keras `Constant` that has one: pretrained rows; None for all else."""
     if not isinstance(initializer, keras.initializers.Constant):

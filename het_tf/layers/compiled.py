@@ -119,7 +119,7 @@ class CompiledOptimizer:
         with tf.init_scope():
             # A rate that was loaded goes with the layer's own, which was loaded with it.
             counts = self.rate_variable is not None and not self._takes_compiled
-            if counts and known is None and float(self.compiled_rate.value):
+            if counts and known is None and float(tf.convert_to_tensor(self.compiled_rate)):
                 self._compiled_optimizer = weakref.ref(optimizer)
             else:
                 self.compiled_with(optimizer)

@@ -144,6 +144,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         """
         arguments.refuse_what_only_keras_does(kwargs)
         super().__init__(**kwargs)
+        arguments.refuse_quantized(self.dtype_policy)
         if seed is None:
             seed = random.getrandbits(62)
         if nonfinite not in ("error", "skip"):

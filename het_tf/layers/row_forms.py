@@ -109,7 +109,10 @@ def get(identifier: Any) -> optimizers.Optimizer:
       ValueError: it is none of these, or has no row form.
     """
     if isinstance(identifier, dict):
-        identifier = keras.saving.deserialize_keras_object(identifier)
+        whole = "module" in identifier  # as Keras serializes; else as optimizers.get takes it
+        identifier = (
+            keras.saving.deserialize_keras_object if whole else keras.optimizers.deserialize
+        )(identifier)
     if isinstance(identifier, keras.optimizers.Optimizer):
         return row_form(identifier)
     return _named(identifier) if isinstance(identifier, str) else optimizers.get(identifier)

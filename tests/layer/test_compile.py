@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import het_tf
 from het_tf import optimizers
@@ -27,6 +28,43 @@ def new_layer(optimizer=None, **arguments) -> het_tf.layers.HetEmbedding:
 def fit(model, epochs: int, *callbacks, steps: int = 1):
     ids = np.full(steps, 7)
     model.fit(ids, ids * 0.0, batch_size=1, epochs=epochs, callbacks=list(callbacks), verbose=0)
+
+
+KERAS_OPTIMIZERS = [
+    kind
+    for name, kind in sorted(vars(keras.optimizers).items())
+    if isinstance(kind, type)
+    and issubclass(kind, keras.optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+]
+
+
+@pytest.mark.parametrize("kind", KERAS_OPTIMIZERS)
+def test_every_optimizer_of_keras_trains_what_is_beside_the_layer(kind):
+    layer, dense = new_layer(), keras.layers.Dense(1, kernel_initializer="ones")
+    inputs = keras.Input((2,), dtype="int64")
+    rows = keras.layers.Flatten()(layer(inputs))
+    model = keras.Model(inputs, dense(rows + 1.0))
+    model.compile(kind(), loss=lambda _, predicted: -keras.ops.sum(predicted))
+    model.fit(np.array([[7, 8]]), np.zeros(1), verbose=0)
+    np.testing.assert_array_equal(layer.table.lookup([7, 8]), [[1], [1]])
+    assert (dense.kernel.numpy() != 1).all()
+
+
+STRATEGIES = {
+    "OneDeviceStrategy": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
+    "MirroredStrategy": lambda: tf.distribute.MirroredStrategy(["CPU:0"]),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_of_one_replica_is_as_none(strategy):
+    layer = new_layer(optimizers.SGD(8.0))
+    with STRATEGIES[strategy]().scope():
+        model = make_model(keras.Model, layer, keras.optimizers.SGD(0.5))
+    rates = [0.5, 0.25]
+    fit(model, 2, keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]))
+    assert layer.table.lookup([7]) == 8 + 4
 
 
 # The learning rate.
@@ -226,6 +264,10 @@ def test_same_is_saved_and_loaded(model_class, tmp_path):
             optimizers.Ftrl(
                 0.5, initial_accumulator_value=0.25, l1=0.5, l2=0.75, l2_shrinkage=1.0, beta=0.125
             ),
+        ),
+        (
+            {"class_name": "Adam", "config": {"learning_rate": 0.5, "beta_1": 0.25}},
+            optimizers.Adam(0.5, beta_1=0.25, epsilon=1e-7),
         ),
     ],
 )

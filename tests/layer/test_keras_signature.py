@@ -119,6 +119,10 @@ def test_dimensions(make, dims):
             r"weights must have the shape \(n, 4\), not",
         ),
         (lambda: HetEmbedding(1, 1, weights=[[[np.nan]]]), "weights must be finite"),
+        (
+            lambda: HetEmbedding(10, 4, dtype="int8_from_float32"),
+            "dtype must not be 'int8_from_float32': rows are not quantized",
+        ),
     ],
 )
 def test_what_is_refused(make, message):
