@@ -22,8 +22,12 @@ from tensorflow.python.eager import context
 
 from het_tf._visits import COORDINATOR
 
-# The classes of tables that Keras's layers and most of tf.lookup are made of.
-_TABLES = (tf.lookup.StaticHashTable, tf.lookup.experimental.MutableHashTable)
+# The classes of tables that Keras's layers and tf.lookup are made of.
+_TABLES = (
+    tf.lookup.StaticHashTable,
+    tf.lookup.experimental.MutableHashTable,
+    tf.lookup.experimental.DenseHashTable,
+)
 
 
 def with_local_chief(cluster: tf.train.ClusterSpec) -> tf.train.ClusterSpec:
@@ -43,7 +47,7 @@ def reconnect() -> None:
 def tables_kept() -> Iterator[None]:
     """Within it this process connects; its lookup tables are there again afterwards.
 
-    Those that Python still refers to. A `tf.lookup.experimental.DenseHashTable` is not kept.
+    Those that Python still refers to.
     """
     kept = [(table, *found) for table in _tables() if (found := _name_and_rows(table)) is not None]
     yield
@@ -80,9 +84,17 @@ def _make_again(table: Any, name: dict[str, str], rows: tuple[tf.Tensor, tf.Tens
         tf.raw_ops.InitializeTableV2(table_handle=handle, keys=keys, values=values)
         return
     shape = values.shape[1:]
-    handle = (
-        tf.raw_ops.MutableHashTableOfTensorsV2(**types, **name, value_shape=shape)
-        if shape.rank
-        else tf.raw_ops.MutableHashTableV2(**types, **name)
-    )
+    if isinstance(table, tf.lookup.experimental.DenseHashTable):
+        # What it was made with has no public name. It exports its buckets, and imports them.
+        marks = {"empty_key": table._empty_key, "deleted_key": table._deleted_key}
+        handle = tf.raw_ops.MutableDenseHashTableV2(
+            **{mark: tf.constant(key, table.key_dtype) for mark, key in marks.items()},
+            value_dtype=table.value_dtype,
+            value_shape=table._value_shape,
+            **name,
+        )
+    elif shape.rank:
+        handle = tf.raw_ops.MutableHashTableOfTensorsV2(**types, **name, value_shape=shape)
+    else:
+        handle = tf.raw_ops.MutableHashTableV2(**types, **name)
     tf.raw_ops.LookupTableImportV2(table_handle=handle, keys=keys, values=values)

@@ -27,6 +27,10 @@ class MadeBefore:
         )
         self.mutable = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, [-1.0])
         self.mutable.insert(words, _IDS)
+        self.dense = tf.lookup.experimental.DenseHashTable(
+            tf.string, tf.float32, -1.0, empty_key="", deleted_key="$"
+        )
+        self.dense.insert(words, _IDS[:, 0])
         self.layer = keras.layers.StringLookup(vocabulary=words, num_oov_indices=0)
         self.word_layer = keras.layers.StringLookup(vocabulary=WORDS)
         # What is left of one whose constructor failed.
@@ -39,6 +43,9 @@ class MadeBefore:
             "table": of_words.map(lambda x, y: (self.table.lookup(x)[:, None], y)),
             "mutable table": of_words.map(
                 lambda x, y: (tf.ensure_shape(self.mutable.lookup(x), [None, 1]), y)
+            ),
+            "dense table": of_words.map(
+                lambda x, y: (tf.ensure_shape(self.dense.lookup(x)[:, None], [None, 1]), y)
             ),
             "StringLookup": of_words.map(lambda x, y: (tf.cast(self.layer(x), y.dtype), y)),
             "generator": tf.data.Dataset.from_generator(

@@ -11,7 +11,16 @@ import tensorflow as tf
 
 import het_tf.keras
 
-DATASETS = ["plain", "shuffled", "mapped", "table", "mutable table", "StringLookup", "generator"]
+DATASETS = [
+    "plain",
+    "shuffled",
+    "mapped",
+    "table",
+    "mutable table",
+    "dense table",
+    "StringLookup",
+    "generator",
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +53,12 @@ def test_tables_and_variables_made_before_the_strategy(made_before_strategy):
     assert made.mutable.lookup(tf.constant(["word 7"])).numpy().tolist() == [[7]]
     made.mutable.insert(["new"], [[40.0]])
     assert made.mutable.lookup(tf.constant(["new"])).numpy().tolist() == [[40]]
+    assert made.dense.lookup(tf.constant(["word 7", "no"])).numpy().tolist() == [7, -1]
+    made.dense.erase(tf.constant(["word 7"]))
+    assert made.dense.lookup(tf.constant(["word 7"])).numpy().tolist() == [-1]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="empty_key"):
+        made.dense.insert([""], [1.0])
+    made.dense.insert(["word 7"], [7.0])
     assert made.layer(["word 3"]).numpy().tolist() == [3]
     assert made.variable.numpy() == 1.0
 
