@@ -30,6 +30,12 @@ gc.set_threshold(10_000)
 _kept_alive: list[object] = []
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that share `cluster` come last: what a process runs beside a cluster is slower."""
+    sharing = {item.path for item in items if "cluster" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path in sharing)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Keras draws its seeds from here: every run of a test begins with the same weights."""
