@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -17,10 +18,11 @@ from het_tf.keras import _compat
 from het_tf.keras.eager_inputs import check_inputs
 from het_tf.keras.lookups import lookups_of_call
 from het_tf.keras.trainer import ParameterServerTrainer
-from het_tf.keras.weights_check import check_rows
+from het_tf.keras.weights_check import check_weights
 from het_tf.keras.whole_files import whole_file
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.exporting import check_format
+from het_tf.saving.checksums import with_checksums
 
 
 class _ParameterServerFit:
@@ -343,29 +345,33 @@ class _ParameterServerFit:
     ) -> None:
         """As `keras.Model.save_weights`, with what all workers made of weights and slots until now.
 
-        After an error, such as of a full disk, the file is as it was before.
+        The file has checksums. After an error, such as of a full disk, it is as it was before.
         """
         self._sync(slots=True)
         kwargs["overwrite"] = overwrite
-        with whole_file(filepath, kwargs, (".weights.h5",)) as file:
+        with (
+            whole_file(filepath, kwargs, (".weights.h5",)) as file,
+            contextlib.nullcontext() if file is filepath else with_checksums(file),
+        ):
             super().save_weights(file, **kwargs)
 
     def load_weights(
         self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
-        """As `keras.Model.load_weights`, but that the rows of all tables are looked at first.
+        """As `keras.Model.load_weights`, but that checksums and rows of all tables come first.
 
-        If those of one are missing, damaged or of another width, nothing has changed.
+        If something is damaged, or rows are missing or of another width, nothing has changed.
 
         Raises:
-          ValueError: the file lacks the rows of a table, or has damaged ones, or some of another
-            width; the message names the layer. Or something else does not fit the model: then what
-            does fit was loaded, as Keras has it.
+          ValueError: a part of the file does not agree with its checksum, which the message names;
+            or the file lacks the rows of a table, or has damaged ones, or some of another width;
+            the message names the layer. Or something else does not fit the model: then what does
+            fit was loaded, as Keras has it.
           tf.errors.OpError: rows beside the file are missing or damaged.
         """
         load = super().load_weights
-        if not skip_mismatch:
-            check_rows(self, filepath, kwargs.get("objects_to_skip") or (), load)
+        skipped = kwargs.get("objects_to_skip") or ()
+        check_weights(self, filepath, None if skip_mismatch else skipped, load)
         load(filepath, skip_mismatch=skip_mismatch, **kwargs)
 
     def _sync(self, slots: bool) -> None:

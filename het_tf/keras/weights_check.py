@@ -1,4 +1,4 @@
-"""Looking at the rows in a weights file before any weight of a model changes."""
+"""Looking at a weights file before any weight of a model changes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ import keras
 import tensorflow as tf
 
 from het_tf.layers.embedding import embeddings_of
+from het_tf.saving.checksums import check_checksums
 from het_tf.saving.weights_files import only_checked
 
 _IN_ARCHIVE = "model.weights.h5"  # of a .keras file
 
 
-def check_rows(
-    model: keras.Model, filepath: Any, skipped: Sequence[Any], load: Callable[..., None]
+def check_weights(
+    model: keras.Model, filepath: Any, skipped: Sequence[Any] | None, load: Callable[..., None]
 ) -> None:
-    """Raises what loading a file would raise of the rows of its tables.
+    """Raises what is wrong with the checksums of a file, or what loading it would raise of rows.
 
     Keras is made to go through the file as if it loaded it, past all layers without a table.
 
     Args:
       model: into which it is to be loaded.
       filepath: what Keras loads weights from.
-      skipped: layers of the model that are to be left as they are.
+      skipped: layers of the model that are to be left as they are; None: those which do not fit.
       load: Keras's `load_weights` of the model.
 
     Raises:
-      ValueError: as by `load_rows`.
+      ValueError: as by `check_checksums` and `load_rows`.
       tf.errors.OpError: as by `load_rows`.
     """
     path = os.fspath(filepath)
-    if not model.built or not embeddings_of(model):
+    has_checksums = path.endswith(".weights.h5") and check_checksums(path)
+    if skipped is None or not model.built or not embeddings_of(model):
         return
     if not path.endswith((".keras", ".weights.h5", ".weights.json")):
         return  # it has no rows
@@ -47,7 +49,7 @@ def check_rows(
     with contextlib.ExitStack() as stack:
         # Weights of layers that contain tables wait in the scope, and end with it.
         stack.enter_context(keras.StatelessScope())
-        wrong = stack.enter_context(only_checked())
+        wrong = stack.enter_context(only_checked(has_checksums))
         # What else is wrong Keras says when it loads the file.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from het_tf.saving.checksums import are_announced
 from het_tf.saving.descriptions import check_description, describe, is_count, takes_slots
 from het_tf.saving.parts import check_parts, new_snapshot, replace_rows, save_parts
 from het_tf.table import EmbeddingTable, TableExport
@@ -26,10 +27,21 @@ _NAME = "table"
 
 _folder: contextvars.ContextVar[str | None] = contextvars.ContextVar("rows_in", default=None)
 
-# Where rows are only looked at: takes what is wrong with them.
-_wrong: contextvars.ContextVar[list[Exception] | None] = contextvars.ContextVar(
-    "wrong", default=None
-)
+
+@dataclasses.dataclass(frozen=True)
+class _Check:
+    """Where rows are only looked at.
+
+    Attributes:
+      has_checksums: whether the file has those of what Keras wrote.
+      wrong: takes what is wrong with rows.
+    """
+
+    has_checksums: bool
+    wrong: list[Exception] = dataclasses.field(default_factory=list)
+
+
+_check: contextvars.ContextVar[_Check | None] = contextvars.ContextVar("check", default=None)
 
 
 @contextlib.contextmanager
@@ -54,14 +66,18 @@ def rows_in(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_checked() -> Iterator[list[Exception]]:
-    """Has `load_rows` check rows and replace none. Gives a list, for what is wrong with them."""
-    wrong: list[Exception] = []
-    token = _wrong.set(wrong)
+def only_checked(has_checksums: bool) -> Iterator[list[Exception]]:
+    """Has `load_rows` check rows and replace none. Gives a list, for what is wrong with them.
+
+    Args:
+      has_checksums: whether `check_checksums` found some in the file.
+    """
+    check = _Check(has_checksums)
+    token = _check.set(check)
     try:
-        yield wrong
+        yield check.wrong
     finally:
-        _wrong.reset(token)
+        _check.reset(token)
 
 
 def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
@@ -95,6 +111,8 @@ def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
                 checkpoint_prefixes=bundles, destination_prefix=prefix, delete_old_dirs=True
             )
         where = {"rows": "beside", "prefix": prefix}
+    if are_announced():
+        where["checksums"] = True
     text = json.dumps(describe(table) | where)
     store["table"] = np.frombuffer(text.encode(), np.uint8)
 
@@ -117,16 +135,16 @@ def load_rows(store: Any, table: EmbeddingTable, name: str) -> None:
       tf.errors.OpError: rows beside the file are damaged, and the table is as it was; or a
         parameter server is down or out of memory.
     """
-    wrong = _wrong.get()
+    check = _check.get()
     try:
-        _load_rows(store, table, name, only_check=wrong is not None)
+        _load_rows(store, table, name, check)
     except Exception as error:
-        if wrong is None:
+        if check is None:
             raise
-        wrong.append(error)
+        check.wrong.append(error)
 
 
-def _load_rows(store: Any, table: EmbeddingTable, name: str, only_check: bool) -> None:
+def _load_rows(store: Any, table: EmbeddingTable, name: str, check: _Check | None) -> None:
     if "table" not in store:
         raise ValueError(
             f"the weights file has no rows for the table of layer {name}; those of a"
@@ -134,12 +152,14 @@ def _load_rows(store: Any, table: EmbeddingTable, name: str, only_check: bool) -
         )
     where = f"the weights file's table of layer {name}"
     config = _read_config(store, where)
+    if check is not None and config.get("checksums") and not check.has_checksums:
+        raise ValueError(f"{where} is damaged: the file was written with checksums, and has none")
     if config["rows"] == "beside":
-        _restore_beside(config["prefix"], table, name, only_check)
+        _restore_beside(config["prefix"], table, name, check is not None)
         return
     has_slots = takes_slots(config, table, where)
     checked = _check_parts(store, config, where)
-    if only_check:
+    if check is not None:
         return
     table.clear()
     for part in range(checked):

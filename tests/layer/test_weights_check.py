@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import het_tf
+from het_tf.saving.checksums import add_checksums
 from het_tf.table import TableExport
 
 IDS = np.arange(60).reshape(20, 3)
@@ -81,6 +82,7 @@ def remove_rows(path: pathlib.Path) -> None:
         assert len(tables) == 2
         (inner,) = [name for name in tables if "tower" in name]
         del file[inner]
+        add_checksums(file)
 
 
 @pytest.mark.parametrize("kind", ["weights.h5", "keras"])
@@ -204,7 +206,10 @@ def read_config(path: pathlib.Path) -> dict:
 
 
 def change(path: pathlib.Path, to: pathlib.Path, arrays=None, config=None) -> None:
-    """Copies a file, then calls arrays(dict) and config(dict), where given, with what it has."""
+    """Copies a file, then calls arrays(dict) and config(dict), where given, with what it has.
+
+    What Keras wrote has right checksums again.
+    """
     shutil.copy(path, to)
     with h5py.File(to, "r+") as file:
         group = variables_of(file)
@@ -219,6 +224,7 @@ def change(path: pathlib.Path, to: pathlib.Path, arrays=None, config=None) -> No
             del group[name]
         for name, array in content.items():
             group[name] = array
+        add_checksums(file)
 
 
 def with_checksums(content: dict) -> None:
