@@ -159,6 +159,6 @@ def test_values_of_tfra_are_never_beside_keys_of_others(model, tmp_path, monkeyp
     monkeypatch.setattr(tf.io.gfile, "rename", die)
     with pytest.raises(KeyboardInterrupt):
         interop.save(layer, FORMATS["tfra"](tmp_path))
-    assert list(files_in(tmp_path)) == ["rows_mht_1of1-values"]
+    assert list(files_in(tmp_path)) == ["rows_mht_1of1_rank0_size1-values"]
     with pytest.raises(FileNotFoundError, match="rows has no files rows_mht_"):
         interop.load(layer, FORMATS["tfra"](tmp_path))
