@@ -52,7 +52,7 @@ def export_mapped(
 
     Every shard writes its own rows, as of one moment, while it goes on answering. The processes of
     a machine that load the model share the memory of what they read. The files must not be changed
-    where they are, and the file system must be one that is mounted.
+    where they are, and the file system must be one that is mounted: no URL.
 
     Endpoints as of `het_tf.export_saved_model`, and `freshness`, see `publish`.
 
@@ -66,7 +66,8 @@ def export_mapped(
       max_age: as of `het_tf.export_saved_model`.
 
     Raises:
-      ValueError: as by `het_tf.export_saved_model`; or there is a SavedModel in the folder.
+      ValueError: as by `het_tf.export_saved_model`; or path is an URL, or there is a SavedModel in
+        the folder.
       tf.errors.OpError: a file cannot be written, a value is beyond the range of float16, or a
         parameter server is down. Then nothing of it is there.
     """
@@ -118,7 +119,8 @@ def publish(
       The publisher. The first version is there.
 
     Raises:
-      ValueError: as by `export_mapped`; `every` is no such time; or the folder holds another model.
+      ValueError: as by `het_tf.export_saved_model`; or folder is an URL, or holds another model; or
+        `every` is no such time.
       tf.errors.OpError: as by `export_mapped`.
     """
     selection = RowSelection(rows, min_updates, max_age=max_age)

@@ -87,10 +87,15 @@ def save_mapped(
       What writes the next versions.
 
     Raises:
-      ValueError: as by `het_tf.export_saved_model`; or another model was saved there.
+      ValueError: as by `het_tf.export_saved_model`; or path is an URL; or another model was saved
+        there.
       tf.errors.OpError: a file cannot be written, or a parameter server is down.
     """
     path = os.fspath(path)
+    if "://" in path:
+        raise ValueError(
+            f"rows are mapped from files of the operating system: {path!r} must be a folder of it"
+        )
     specs = signature_of(model, input_signature)
     layers = embeddings_of(model)
     for layer in layers:

@@ -327,6 +327,17 @@ def test_bad_intervals_are_named(every, tmp_path):
         het_tf.serving.publish(Counter(3).model, tmp_path / "model", every=every)
 
 
+def test_rows_are_mapped_from_no_url():
+    """Which is said before anything is written."""
+    model = trained_model()
+    for path in ("ram://mapped", "file:///tmp/mapped"):
+        for write in (het_tf.serving.export_mapped, het_tf.serving.publish):
+            message = f"of the operating system: '{path}' must be a folder of it"
+            with pytest.raises(ValueError, match=message):
+                write(model, path)
+        assert not tf.io.gfile.exists(path)
+
+
 def test_checkpoints_and_versions_wait_for_one_another(tmp_path):
     counter = Counter(20_000)
     with het_tf.serving.publish(counter.model, tmp_path / "model", every=0.001) as publisher:
