@@ -54,6 +54,20 @@ def test_files_that_are_named_are_there():
     assert [(name, target) for name, target in named if not target.exists()] == []
 
 
+def test_tests_that_are_named_are_there():
+    """Of the page that names those of each first attempt: `file.py`: `test_name`, ..."""
+    cells = re.findall(r"`(test_\w+\.py)`: ((?:`test_\w+`(?:, )?)+)", _traps())
+    named = {(file, test) for file, tests in cells for test in re.findall(r"`(\w+)`", tests)}
+    assert len(named) == _traps().count("`test_") - len(cells) > 40
+    files = {path.name: path.read_text() for path in (pages.ROOT / "tests").rglob("test_*.py")}
+    assert [(f, test) for f, test in named if f"\ndef {test}(" not in files[f]] == []
+    assert re.findall(r"^\| (\d+) \|", _traps(), re.MULTILINE) == [str(i) for i in range(1, 14)]
+
+
+def _traps() -> str:
+    return (pages.DOCS / "traps.md").read_text()
+
+
 def test_all_pages_are_in_the_navigation():
     # Lines of the file: it has tags that only mkdocs knows.
     nav = re.findall(r"^  - .*: (\S+\.md)$", (pages.ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
