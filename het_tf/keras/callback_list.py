@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,6 +13,14 @@ import tensorflow as tf
 from het_tf.keras.feeds import Feed
 from het_tf.keras.status import StatusCallback
 from het_tf.keras.traffic import ProgressBar, Traffic
+
+Logs = dict[str, float]
+
+_OF_BATCHES = tuple(
+    f"{kind}batch_{when}" for kind in ("", "train_", "test_") for when in ("begin", "end")
+)
+_BARS = (keras.callbacks.ProgbarLogger, ProgressBar)
+_DRAWING_INTERVAL = 0.05  # seconds; Keras's
 
 
 def callback_list(
@@ -51,16 +61,46 @@ def callback_list(
     )
 
 
-def batch_hooks(
-    begin: Callable[[int], None],
-    end: Callable[[int, Mapping[str, float]], None],
-    after: Callable[[], None] = lambda: None,
-) -> Callable[[int, int, Mapping[str, float]], None]:
-    """What is called with the first and the last batch of a closure that ended, and its logs."""
+def look_at_batches(callbacks: keras.callbacks.CallbackList) -> bool:
+    """Whether a callback of the user's is called with batches, and may look or change something.
 
-    def on_batch(first: int, last: int, logs: Mapping[str, float]) -> None:
+    Those that fit adds are not meant: bars draw, and the status says, how far training is.
+    """
+    return any(
+        getattr(getattr(each, f"on_{name}"), "__func__", None)
+        is not getattr(keras.callbacks.Callback, f"on_{name}")
+        for each in callbacks.callbacks
+        if type(each) not in (*_BARS, StatusCallback)
+        for name in _OF_BATCHES
+    )
+
+
+def batch_hooks(
+    callbacks: keras.callbacks.CallbackList,
+    begin: Callable[[int], None],
+    end: Callable[[int, Logs], None],
+) -> Callable[[int, int, Callable[[], Logs]], None]:
+    """What is called with the first and the last batch of a closure that ended, and makes its logs.
+
+    The training program needs as long for the logs of a closure as for all else that it does for
+    one. So they are new for a bar when it draws, and for nobody if nobody looks.
+
+    Args:
+      callbacks: who looks.
+      begin: called with the first batch.
+      end: called with the last, and the logs.
+    """
+    draws = any(type(each) in _BARS for each in callbacks.callbacks)
+    interval = 0.0 if look_at_batches(callbacks) else _DRAWING_INTERVAL if draws else math.inf
+    logs: Logs = {}
+    made = -math.inf
+
+    def on_batch(first: int, last: int, logs_now: Callable[[], Logs]) -> None:
+        nonlocal logs, made
+        now = time.monotonic()
+        if interval < math.inf and now - made >= interval:
+            logs, made = logs_now(), now
         begin(first)
         end(last, logs)
-        after()
 
     return on_batch

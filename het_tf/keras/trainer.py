@@ -16,7 +16,7 @@ from absl import logging
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
-from het_tf.keras.callback_list import batch_hooks, callback_list
+from het_tf.keras.callback_list import Logs, batch_hooks, callback_list, look_at_batches
 from het_tf.keras.compiled_model import CompiledModel
 from het_tf.keras.data import Validation, eval_feed, predict_feed, train_feed
 from het_tf.keras.dense import averages_weights
@@ -31,8 +31,6 @@ from het_tf.keras.traffic import Traffic
 # closure do not count, few enough that the workers end an epoch together and logs stay fresh.
 _AUTO_STEPS = 16
 _AUTO_CLOSURES_PER_WORKER = 8
-
-Logs = dict[str, float]
 
 
 class _NoBatchesError(ValueError):
@@ -142,10 +140,13 @@ class ParameterServerTrainer:
         model = self._model
         logs: Logs = {}
         follow = functools.partial(self._strategy.call_watched, RateFollower(model).follow)
+        may_change_rate = look_at_batches(callbacks)
 
-        def after() -> None:
+        def end(batch: int, logs: Logs) -> None:
+            callbacks.on_train_batch_end(batch, logs)
             resuming.note_steps()
-            follow()
+            if may_change_rate:
+                follow()
 
         # Watched without a break: a worker that hangs would hold up the end of every epoch, too.
         with self._strategy.health, self._compiled.on_workers(), self._flushed_on_error():
@@ -161,9 +162,7 @@ class ParameterServerTrainer:
                     logs = self._run_steps(
                         feed,
                         training=True,
-                        on_batch=batch_hooks(
-                            callbacks.on_train_batch_begin, callbacks.on_train_batch_end, after
-                        ),
+                        on_batch=batch_hooks(callbacks, callbacks.on_train_batch_begin, end),
                         should_stop=lambda: model.stop_training,
                     )
                 except _NoBatchesError:
@@ -290,7 +289,7 @@ class ParameterServerTrainer:
         self,
         feed: Feed,
         training: bool,
-        on_batch: Callable[[int, int, Logs], None],
+        on_batch: Callable[[int, int, Callable[[], Logs]], None],
         should_stop: Callable[[], bool],
         keeps_metrics: bool = False,
     ) -> Logs:
@@ -299,8 +298,12 @@ class ParameterServerTrainer:
         assert sums is not None
         sums.read() if keeps_metrics else sums.clear()
         closure = compiled.step_closure(feed.element_spec, training)
-        logs: Logs = {}
         done = 0
+
+        def logs_now() -> Logs:
+            metrics = sums.results()
+            return {n: metrics.get(n, result.step_logs.get(n)) for n in closure.log_names}
+
         numbered = training and self._strategy.exactly_once
         with ClosureRunner(self._strategy, numbered=numbered) as runner:
             fn = closure.on_iterator if feed.on_iterator else closure.on_batches
@@ -326,14 +329,12 @@ class ParameterServerTrainer:
                 if not result.steps:
                     continue
                 sums.add(result.metric_states)
-                metrics = sums.results()
-                logs = {n: metrics.get(n, result.step_logs.get(n)) for n in closure.log_names}
-                on_batch(done, done + result.steps - 1, logs)
+                on_batch(done, done + result.steps - 1, logs_now)
                 done += result.steps
         if done == 0:
             raise _NoBatchesError("The data has no batches.")
         sums.write()
-        return logs
+        return logs_now()
 
     def _evaluate(self, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Logs:
         model = self._model
@@ -345,7 +346,9 @@ class ParameterServerTrainer:
         logs = self._run_steps(
             feed,
             training=False,
-            on_batch=batch_hooks(callbacks.on_test_batch_begin, callbacks.on_test_batch_end),
+            on_batch=batch_hooks(
+                callbacks, callbacks.on_test_batch_begin, callbacks.on_test_batch_end
+            ),
             should_stop=lambda: model.stop_evaluating,
         )
         callbacks.on_test_end(logs)

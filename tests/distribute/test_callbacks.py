@@ -8,6 +8,7 @@ import pytest
 import small_models as sm
 
 import het_tf.keras
+from het_tf.keras.metric_state import MetricSums
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,20 @@ def test_every_hook_is_called_in_order(model, data):
     assert set(recorder.logs[f"batch_end {ends[0]}"][0]) == {"loss", "mae"}
     assert set(recorder.logs["epoch_end 3"][0]) == {"loss", "mae", "val_loss", "val_mae"}
     assert recorder.logs["epoch_end 2"][0] == pytest.approx(recorder.logs["batch_end 9"][0])
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_logs_of_closures_are_made_for_who_looks(model, data, monkeypatch, looks):
+    made, seen = [], []
+    results = MetricSums.results
+    monkeypatch.setattr(MetricSums, "results", lambda sums: made.append(results(sums)) or made[-1])
+    hook = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
+    callbacks = [hook] if looks else []
+    history = model.fit(*data, batch_size=16, epochs=2, callbacks=callbacks, verbose=0).history
+    # Three closures an epoch, and its end.
+    assert len(made) == (8 if looks else 2)
+    assert seen == ([*made[:3], *made[4:7]] if looks else [])
+    assert history["loss"] == [each["loss"] for each in (made[3::4] if looks else made)]
 
 
 def test_predict_hooks_have_the_outputs_in_order(model, data):
