@@ -2,7 +2,8 @@
 
 python serve.py /tmp/het_tf_live --until 10
 
-Prints a line for every version that it comes to serve, with the prediction for one pair of ids.
+Prints a line for every version that it comes to serve: how old it is, how old the one before is by
+then, and the prediction for one pair of ids.
 """
 
 import argparse
@@ -25,7 +26,7 @@ def main() -> None:
     begin = time.monotonic()
     model = tf.saved_model.load(arguments.folder)
     print(f"het_tf {het_tf.__version__}: loaded in {time.monotonic() - begin:.2f} s", flush=True)
-    served = -1
+    served, written = -1, None
     while arguments.until is None or served < arguments.until:
         click = float(model.serve(tf.constant([[1, 50]], tf.int64))[0, 0])
         fresh = model.freshness()
@@ -33,8 +34,12 @@ def main() -> None:
             time.sleep(0.05)
             continue
         served = int(fresh["version"])
-        age = round(float(fresh["age_seconds"]), 2)
-        print(json.dumps({"version": served, "age_seconds": age, "click": click}), flush=True)
+        age = float(fresh["age_seconds"])
+        line = {"version": served, "age_seconds": round(age, 3), "click": click}
+        if written is not None:
+            line["age_of_the_last"] = round(age + float(fresh["written"]) - written, 3)
+        written = float(fresh["written"])
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
