@@ -119,6 +119,32 @@ def is_connected(pid, address):
     return port in {peers.get(each) for each in sockets}
 
 
+def wait_until(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Served:
+    """A model that was loaded once, and follows what is published."""
+
+    def __init__(self, folder):
+        self._model = tf.saved_model.load(folder)
+
+    def compare(self, model, version):
+        """Once that version is served: how far answers are off, and what the server says."""
+        wait_until(lambda: int(self._model.freshness()["version"]) >= version)
+        ids = np.arange(200).reshape(100, 2)  # half of which nobody has trained
+        off = np.abs(self._model.serve(ids).numpy() - model.predict(ids, verbose=0)).max()
+        fresh = self._model.freshness()
+        return {
+            "off": float(off),
+            "version": int(fresh["version"]) - version,
+            "trouble": fresh["trouble"].numpy().decode(),
+        }
+
+
 def main():
     logged = Warnings()
     cluster = het_tf.distribute.LocalCluster(num_workers=1, num_ps=2)
@@ -180,7 +206,14 @@ def main():
         backup = keras.callbacks.BackupAndRestore(f"{folder}/early")
         out["before the first backup"] = fit(make_model(strategy), backup, lose(0, at=BATCHES // 2))
         backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/ours")
-        out["our backup"] = fit(make_model(strategy), backup, lose(1))
+        made = make_model(strategy)
+        with het_tf.serving.publish(made[0], f"{folder}/live", every=0.1) as publisher:
+            served = Served(f"{folder}/live")
+            out["our backup"] = fit(made, backup, publisher, lose(1))
+            out["versions in fit"] = in_fit = publisher.version
+            # Its thread goes on, too, which met the loss.
+            wait_until(lambda: publisher.version > in_fit + 1)
+        out["served"] = served.compare(made[0], publisher.version)
         for name, staleness in (("back at once", None), ("back at once, replicas", 5)):
             strategy.dense_staleness = staleness
             backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/{name}")

@@ -30,6 +30,13 @@ def test_training_goes_on_as_if_no_server_had_been_lost(seen, run, epochs):
         assert seen[run][what] == pytest.approx(seen["whole"][what], rel=1e-4, abs=1e-6), what
 
 
+def test_a_publisher_goes_on_when_a_server_was_lost_and_came_back(seen):
+    assert seen["versions in fit"] > 0
+    assert seen["served"] == {"off": pytest.approx(0, abs=1e-6), "version": 0, "trouble": ""}
+    # What it could not publish meanwhile was no error of `fit`.
+    assert seen["our backup"]["epochs"] == [0, 1, 1, 2]
+
+
 def test_a_recovery_waits_until_the_other_servers_reach_the_one_that_came_back(seen):
     assert seen["across servers"] == {"error": None, "connected": True}
 
