@@ -2,11 +2,13 @@
 
     python tests/layer/fuzz_checkpoints.py [seconds [seed]]
 
-A checkpoint of one table, one of three that build on one another, or a weights file with rows is
-damaged at random: bytes of its files, which checksums should notice, or its tensors, written anew
-with correct checksums. The table must be as before, or have exactly what the file says, each key
-once, also where TensorFlow or HDF5 finds its own part of it damaged. Prints the seed of what went
-wrong; a crash shows as one.
+A checkpoint of one table in two shards, one of three that build on one another, one of two of a
+model with two tables, variables and an optimizer, or a weights file is damaged at random: bytes of
+its files, which checksums should notice; its tensors, written anew with correct checksums; or files
+and parts that change places with those of another checkpoint. After an error all must be as
+before, variables and optimizer, too. Without one it must be what was saved, or, where tensors were
+written anew, what the file says, each key once. Prints the seed of what went wrong; a crash shows
+as one.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ import json
 import logging
 import pathlib
 import random
+import re
 import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 import test_chains as chains
@@ -37,10 +42,14 @@ from het_tf.table import EmbeddingTable, TableExport
 ROWS, WIDTH = 2000, 8
 
 
-def make_table(rows: int, seed: int, lifetimes: str = "") -> EmbeddingTable:
+def make_table(rows: int, seed: int, lifetimes: str = "", shards: int = 1) -> EmbeddingTable:
     rng = np.random.default_rng(seed)
     table = EmbeddingTable(
-        WIDTH, het_tf.optimizers.Adagrad(0.1), name="fuzzed", lifetimes=lifetimes
+        WIDTH,
+        het_tf.optimizers.Adagrad(0.1),
+        name="fuzzed",
+        lifetimes=lifetimes,
+        devices=["/device:CPU:0"] * shards if shards > 1 else (),
     )
     values, slots = (rng.random((rows, WIDTH), np.float32) for _ in range(2))
     table.import_(TableExport(np.arange(rows) * 3, values, slots, np.arange(rows)))
@@ -60,6 +69,67 @@ def save_chain(folder: pathlib.Path) -> EmbeddingTable:
         table.apply_op(table.lookup_op(keys)[1], gradients, tf.constant(0.1), "error")
         chains.save(manager)
     return table
+
+
+def save_models(folder: pathlib.Path) -> keras.Model:
+    """Checkpoints ckpt-1 and ckpt-2, which builds on it, of a model with all that one has."""
+    model = make_model(0)
+    manager = het_tf.checkpoint.Manager(tf.train.Checkpoint(model=model), folder, full_every=10)
+    manager.save()
+    for each in [*model.get_layer("before").weights, *model.optimizer.variables[2:]]:
+        each.assign_add(tf.ones(each.shape))
+    for table in weights.tables_of(model):
+        table.assign(np.arange(5), np.full((5, table.dim), 9, np.float32))
+    manager.save()
+    manager.wait()
+    return model
+
+
+def make_model(seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    return weights.model_of(WIDTH)
+
+
+def restore_model(model: keras.Model, folder: pathlib.Path) -> None:
+    tf.train.Checkpoint(model=model).restore(str(folder / "ckpt-2")).expect_partial()
+
+
+def exchange_files(rng: random.Random, folder: pathlib.Path) -> None:
+    """Two files of checkpoints change places."""
+    one, two = rng.sample(sorted(folder.glob("ckpt-*")), 2)
+    content = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(content)
+
+
+def exchange_parts(rng: random.Random, others: list[dict], tensors: dict) -> None:
+    """A part, or what says which save it is of, takes the place of another one.
+
+    Args:
+      rng: says which.
+      others: the tensors of all checkpoints of the folder.
+      tensors: of the checkpoint that is written anew.
+    """
+    source = rng.choice([*others, tensors])
+    ends = rng.choice((r"/shard_\d+/", r"/shape/"))
+
+    def places(there: dict) -> list[str]:
+        found = (re.match(f".*{ends}", name) for name in there)
+        return sorted({each[0] for each in found if each is not None})
+
+    one, two = rng.choice(places(source)), rng.choice(places(tensors))
+    taken = {name: each for name, each in source.items() if name.startswith(one)}
+    given = {name: tensors.pop(name) for name in list(tensors) if name.startswith(two)}
+    tensors.update({name.replace(one, two): each for name, each in taken.items()})
+    if source is tensors and one != two:
+        for name in taken:
+            del tensors[name]
+        tensors.update({name.replace(two, one): each for name, each in given.items()})
+
+
+def tensors_of(path: pathlib.Path) -> dict:
+    reader = tf.train.load_checkpoint(str(path))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
 def damage_bytes(rng: random.Random, folder: pathlib.Path, name: str) -> None:
@@ -90,8 +160,9 @@ def damage_bytes(rng: random.Random, folder: pathlib.Path, name: str) -> None:
 
 def damage_tensors(rng: random.Random, tensors: dict) -> None:
     """Changes a tensor or an entry of the config."""
-    name = rng.choice([name for name in tensors if name.startswith(cases.PART)])
-    if name.endswith("config"):
+    ours = [name for name in tensors if re.search(r"/shard_\d+/\w+$|/shape/", name)]
+    name = rng.choice(sorted(ours))
+    if name.endswith("/config") or "/shape/" in name:
         tensors[name] = damage_config(rng, tensors[name])
     else:
         damage_array(rng, tensors, name)
@@ -99,7 +170,7 @@ def damage_tensors(rng: random.Random, tensors: dict) -> None:
 
 def damage_weights(rng: random.Random, arrays: dict) -> None:
     """Changes an array of rows or an entry of what the file says of them."""
-    name = rng.choice([name for name in arrays if not name.isdigit()])
+    name = rng.choice(sorted(name for name in arrays if not name.isdigit()))
     if name == "table":
         arrays[name] = np.frombuffer(damage_config(rng, arrays[name].tobytes()), np.uint8)
         return
@@ -152,79 +223,132 @@ class Kind:
     """What is damaged.
 
     Attributes:
-      saved: the table of the undamaged files.
+      saved: the table or the model of the undamaged files.
       names: what files are to be damaged.
       make: what the files are read into: a table, or a model.
-      table_of: its table.
+      state: all of it.
       restore: reads the files of a folder into it.
       rewrite: changes the tensors of the file of a name in a folder.
       damage: of tensors.
+      checkpoints: whether it is of them, whose files and parts can change places.
     """
 
-    saved: EmbeddingTable
+    saved: Any
     names: list[str]
     make: Callable[[], Any]
+    state: Callable[[Any], list[np.ndarray]]
     restore: Callable[[Any, pathlib.Path], None]
     rewrite: Callable[[pathlib.Path, str, Callable[[dict], None]], None]
     damage: Callable[[random.Random, dict], None]
-    table_of: Callable[[Any], EmbeddingTable] = lambda table: table
+    checkpoints: bool = True
+
+
+def state_of_table(table: EmbeddingTable) -> list[np.ndarray]:
+    return [*cases.sorted_rows(table), np.array(table.stats()["candidates"])]
+
+
+def state_of_layer(model: keras.Model) -> list[np.ndarray]:
+    return state_of_table(model.get_layer("rows").table)
+
+
+def rewrite_weights(folder: pathlib.Path, name: str, damage: Callable[[dict], None]) -> None:
+    path = folder / f"{name}.weights.h5"
+    weights.change(path, folder / "changed", arrays=damage)
+    (folder / "changed").rename(path)
+
+
+def load_weights(model: keras.Model, folder: pathlib.Path) -> None:
+    (path,) = folder.glob("*.weights.h5")
+    model.load_weights(path)
 
 
 def save_kinds(folder: pathlib.Path) -> dict[str, Kind]:
     """Writes what is to be damaged, each kind into a folder of its name."""
-    for name in ("one", "weights"):
+    for name in ("one", "weights", "model_weights"):
         (folder / name).mkdir()
-    one = make_table(ROWS, 0)
-    cases.checkpoint_of(one).save(str(folder / "one" / "ckpt"))
-    model = weights.layer_of(ROWS // 2)
+    one = make_table(ROWS // 2, 2, shards=2)
+    checkpoint = cases.checkpoint_of(one)
+    for _ in range(2):
+        checkpoint.save(str(folder / "one" / "ckpt"))
+    one.assign(np.arange(100) * 3, np.full((100, WIDTH), 7, np.float32))
+    checkpoint.save(str(folder / "one" / "ckpt"))
     tables._EXPORT_PART_BYTES = 10_000  # so that there are several parts
-    model.save_weights(folder / "weights" / "rows.weights.h5")
-
-    def rewrite_weights(folder: pathlib.Path, name: str, damage: Callable[[dict], None]) -> None:
-        path = folder / f"{name}.weights.h5"
-        weights.change(path, folder / "changed", arrays=damage)
-        (folder / "changed").rename(path)
-
+    layer, model = weights.layer_of(ROWS // 2), make_model(0)
+    layer.save_weights(folder / "weights" / "rows.weights.h5")
+    model.save_weights(folder / "model_weights" / "all.weights.h5")
+    of_checkpoint = {"rewrite": chains.rewrite, "damage": damage_tensors}
+    of_weights = {"rewrite": rewrite_weights, "damage": damage_weights, "checkpoints": False}
     return {
         "one": Kind(
             one,
-            ["ckpt-1"],
-            functools.partial(make_table, 10, 1),
-            cases.restore,
-            chains.rewrite,
-            damage_tensors,
+            ["ckpt-3"],
+            functools.partial(make_table, 10, 1, shards=2),
+            state_of_table,
+            chains.restore,
+            **of_checkpoint,
         ),
         "chain": Kind(
             save_chain(folder / "chain"),
             ["ckpt-1", "ckpt-2", "ckpt-3"],
             functools.partial(make_table, 10, 1, chains.SOME_EXPIRE),
+            state_of_table,
             chains.restore,
-            chains.rewrite,
-            damage_tensors,
+            **of_checkpoint,
+        ),
+        "model": Kind(
+            save_models(folder / "model"),
+            ["ckpt-1", "ckpt-2"],
+            functools.partial(make_model, 1),
+            weights.state_of,
+            restore_model,
+            **of_checkpoint,
         ),
         "weights": Kind(
-            model.get_layer("rows").table,
+            layer,
             ["rows"],
             functools.partial(weights.layer_of, 10),
-            lambda into, folder: into.load_weights(folder / "rows.weights.h5"),
-            rewrite_weights,
-            damage_weights,
-            lambda into: into.get_layer("rows").table,
+            state_of_layer,
+            load_weights,
+            **of_weights,
+        ),
+        "model_weights": Kind(
+            model,
+            ["all"],
+            functools.partial(make_model, 1),
+            weights.state_of,
+            load_weights,
+            **of_weights,
         ),
     }
+
+
+def damage_somehow(rng: random.Random, kind: Kind, folder: pathlib.Path, file: str) -> str:
+    """Damages the files of a folder; how."""
+    how = rng.choice(("bytes", "bytes", "bytes", "tensors", "tensors", "exchange"))
+    if how == "bytes":
+        damage_bytes(rng, folder, file)
+    elif how == "tensors":
+        kind.rewrite(folder, file, functools.partial(kind.damage, rng))
+    elif not kind.checkpoints:
+        return damage_somehow(rng, kind, folder, file)
+    elif rng.random() < 0.5:
+        exchange_files(rng, folder)
+    else:
+        names = sorted(path.stem for path in folder.glob("*.index"))
+        others = [tensors_of(folder / name) for name in names if name != file]
+        kind.rewrite(folder, file, functools.partial(exchange_parts, rng, others))
+    return how
 
 
 def main(seconds: float, seed: int) -> None:
     logging.disable()  # of values that were not restored
+    warnings.simplefilter("ignore")
     folder = pathlib.Path(tempfile.mkdtemp())
     kinds = save_kinds(folder)
-    saved = {name: cases.sorted_rows(kind.saved) for name, kind in kinds.items()}
-    counted = {name: kind.saved.stats()["candidates"] for name, kind in kinds.items()}
-    assert counted["chain"] == 20
+    saved = {name: kind.state(kind.saved) for name, kind in kinds.items()}
+    assert saved["chain"][-1] == 20
     subjects = {name: kind.make() for name, kind in kinds.items()}
-    before = {
-        name: cases.sorted_rows(kind.table_of(subjects[name])) for name, kind in kinds.items()
-    }
+    before = {name: kind.state(subjects[name]) for name, kind in kinds.items()}
     end = time.monotonic() + seconds
     runs = dict.fromkeys(kinds, 0)
     refused = 0
@@ -236,31 +360,27 @@ def main(seconds: float, seed: int) -> None:
         kind = kinds[name]
         file = rng.choice(kind.names)
         shutil.copytree(folder / name, copy)
-        if by_bytes := rng.random() < 0.6:
-            damage_bytes(rng, copy, file)
-        else:
-            kind.rewrite(copy, file, functools.partial(kind.damage, rng))
+        how = damage_somehow(rng, kind, copy, file)
         error = cases.error_of(kind.restore, subjects[name], copy)
-        table = kind.table_of(subjects[name])
-        after = cases.sorted_rows(table)
+        after = kind.state(subjects[name])
         try:
-            refused += error is not None
-            if error is not None and len(after[0]) == len(before[name][0]):
+            if error is not None:
+                refused += 1
                 cases.assert_same_rows(after, before[name])
-                assert table.stats()["candidates"] == 0
             else:
-                # Bytes without a meaning, or of something else than the table; or another value
-                # that is as good.
-                if by_bytes:
+                # Bytes without a meaning, or of something else than what is restored; parts that
+                # are found where they are; or another value that is as good.
+                if how != "tensors":
                     cases.assert_same_rows(after, saved[name])
-                    assert table.stats()["candidates"] == counted[name]
-                assert by_bytes or error is None
                 assert all(np.isfinite(column).all() for column in after)
                 if name != "chain":  # what it should have depends on what expired
-                    assert len(after[0]) == len(saved[name][0])
+                    assert [len(x) for x in after if x.ndim] == [
+                        len(x) for x in saved[name] if x.ndim
+                    ]
                 subjects[name] = kind.make()
+                cases.assert_same_rows(kind.state(subjects[name]), before[name])
         except AssertionError:
-            print(f"seed {number}, {name}, {file}, bytes {by_bytes}: {error!r}", flush=True)
+            print(f"seed {number}, {name}, {file}, {how}: {error!r}", flush=True)
             raise
         shutil.rmtree(copy)
         runs[name] += 1
