@@ -213,6 +213,10 @@ def _read_configs(prefix: str, table: str) -> list[dict[str, Any]]:
         except Exception as error:
             raise tf.errors.DataLossError(None, None, f"{where} is damaged: {error}") from error
         configs.append(config)
+    if reader.has_tensor(f"{part_name(table, len(configs))}/config"):
+        raise tf.errors.DataLossError(
+            None, None, f"checkpoint {prefix}, {table} has more than {len(configs)} parts"
+        )
     return configs
 
 

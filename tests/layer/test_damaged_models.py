@@ -20,6 +20,8 @@ from test_checkpoint import error_of
 from test_weights_check import IDS, assert_same, model_of, state_of, tables_of
 
 import het_tf
+from het_tf.checkpoint import TableState
+from het_tf.table import EmbeddingTable
 
 WIDTH = 6
 
@@ -257,6 +259,25 @@ def test_tables_of_a_checkpoint_that_were_exchanged_are_told_apart(tmp_path):
     for name in "ab":
         values = other.get_layer(name).table.lookup(np.arange(5))
         np.testing.assert_array_equal(values, np.full((5, 4), ord(name)))
+
+
+def test_a_part_more_than_there_should_be_is_named(tmp_path):
+    def table_of(rows: int) -> EmbeddingTable:
+        table = EmbeddingTable(2, het_tf.optimizers.SGD(0.1), devices=["/device:CPU:0"] * 2)
+        table.assign(np.arange(rows), np.ones((rows, 2), np.float32))
+        return table
+
+    table, other = table_of(10), table_of(3)
+    tf.train.Checkpoint(table=TableState(table, lambda: None)).write(str(tmp_path / "ckpt-1"))
+
+    def say_one(tensors: dict) -> None:
+        said = json.loads(tensors["table/shard_0/config"]) | {"num_shards": 1}
+        tensors["table/shard_0/config"] = json.dumps(said).encode()
+
+    rewrite(tmp_path, "ckpt-1", say_one)
+    with pytest.raises(tf.errors.DataLossError, match="ckpt-1, table has more than 1 parts"):
+        tf.train.Checkpoint(table=TableState(other, lambda: None)).read(str(tmp_path / "ckpt-1"))
+    assert other.size() == 3
 
 
 def test_a_checkpoint_without_names_of_its_saves_restores(two_saves):
