@@ -44,7 +44,7 @@ def train_feed(
         )
     if inputs.is_dataset_function(x):
         return WorkerFeed(strategy, inputs.then(x, weighed), steps, endless=steps is not None)
-    dataset = weighed(inputs.as_dataset(x, y, sample_weight, batch_size, shuffle))
+    dataset = weighed(inputs.as_dataset(x, y, sample_weight, batch_size, shuffle, steps))
     if steps is None or not isinstance(x, tf.data.Dataset) or strategy.exactly_once:
         return StreamFeed(dataset, steps, endless=steps is not None)
     copy = inputs.as_copies(dataset)
@@ -73,7 +73,7 @@ def eval_feed(
         x = inputs.shares_or_dataset(x)
     if inputs.is_dataset_function(x):
         return WorkerFeed(strategy, x, steps)
-    return StreamFeed(inputs.as_dataset(x, y, sample_weight, batch_size), steps)
+    return StreamFeed(inputs.as_dataset(x, y, sample_weight, batch_size, steps=steps), steps)
 
 
 class Validation:
@@ -128,4 +128,4 @@ def predict_feed(x: Any, batch_size: int | None, steps: int | None) -> StreamFee
     if inputs.is_dataset_function(x):
         inputs.check_alone(None, None, batch_size, "a function")
         return StreamFeed(inputs.call_once(x), steps)
-    return StreamFeed(inputs.as_dataset(x, batch_size=batch_size), steps)
+    return StreamFeed(inputs.as_dataset(x, batch_size=batch_size, steps=steps), steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,8 @@ def as_dataset(
     y: Any = None,
     sample_weight: Any = None,
     batch_size: int | None = None,
-    shuffle: bool = False,
+    shuffle: bool | str = False,
+    steps: int | None = None,
 ) -> tf.data.Dataset:
     """A batched dataset of `x`, a `tf.data.Dataset`, batches that Python makes, or arrays.
 
@@ -37,8 +39,10 @@ def as_dataset(
         or a list, tuple or dict of arrays whose first dimensions are equal.
       y: labels, arrays likewise. Not with a dataset.
       sample_weight: one weight per example. Not with a dataset.
-      batch_size: examples per batch; 32 when None. Not with a dataset.
-      shuffle: whether arrays are shuffled anew every time the dataset is read.
+      batch_size: examples per batch; None: as many as bring arrays to `steps` batches, or 32. Not
+        with a dataset.
+      shuffle: whether arrays are shuffled anew every time the dataset is read; "batch": no.
+      steps: batches that are wanted.
 
     Returns:
       A dataset of `x`, `(x, y)` or `(x, y, sample_weight)`.
@@ -70,10 +74,13 @@ def as_dataset(
             f"{[array.shape for array in tf.nest.flatten(arrays)]}."
         )
     arrays = tf.nest.map_structure(tf.convert_to_tensor, arrays)
-    indices = tf.data.Dataset.range(lengths.pop())
-    if shuffle:
-        indices = indices.shuffle(max(1, int(indices.cardinality())))
-    batches = indices.batch(batch_size or _DEFAULT_BATCH_SIZE)
+    length = lengths.pop()
+    indices = tf.data.Dataset.range(length)
+    if shuffle and shuffle != "batch":
+        indices = indices.shuffle(max(1, length))
+    if batch_size is None:
+        batch_size = max(1, math.ceil(length / steps)) if steps else _DEFAULT_BATCH_SIZE
+    batches = indices.batch(batch_size)
     return batches.map(lambda index: tf.nest.map_structure(lambda a: tf.gather(a, index), arrays))
 
 

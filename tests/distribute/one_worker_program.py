@@ -53,6 +53,12 @@ def cases():
                     "validation_freq": 2,
                 },
                 "one line an epoch": {"verbose": 2},
+                "steps without a batch size": {
+                    "batch_size": None,
+                    "steps_per_epoch": 6,
+                    "validation_data": (x, y),
+                    "validation_steps": 4,
+                },
             }.items()
         },
     }

@@ -26,6 +26,7 @@ CASES = [
     "validation at times",
     "validation steps",
     "one line an epoch",
+    "steps without a batch size",
 ]
 
 
