@@ -105,7 +105,9 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
     number = session->watch.BeginReply(header.watch, kNumStripes, &begins);
     if (begins) StartLogs(&session->watch);
   }
-  const bool watches = number != 0 && !behind;
+  // Where rows come and go a base must also count no fewer: it would say that the cache knows of no
+  // row, though of what it has pushed since something was refused.
+  const bool watches = number != 0 && !behind && (!lives_ || session->sequence == header.cut);
 
   // First which rows go, then, once the reply has its memory, the rows themselves. Records never
   // move and are not freed while contents_ is held, so a pointer to one stays good in between.

@@ -4,11 +4,13 @@
 
 #include <atomic>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ops/core/memory/hash.h"
 #include "ops/core/row/clock.h"
+#include "ops/core/table/lifetimes.h"
 #include "ops/core/table/table.h"
 #include "ops/core/testing.h"
 
@@ -339,6 +341,34 @@ TEST(TableSyncTest, WhatIsNotForThisShardIsRefusedAndNothingMerged) {
   refused("HETQ", [](RequestBuilder* r) { r->header.magic = 1; });
   Exchange(table.get(), good);
   EXPECT_EQ(table->size(), 1);
+}
+
+// ---- Rows that come and go. ----
+
+// A check that was cut before a push, and comes after it, says that the cache holds the initial
+// value: of a row that is there this misses the push, of one that was refused the refusal.
+TEST(TableSyncTest, ARefusedUpdateIsToldThoughAnOlderCheckComesLater) {
+  for (const bool refuses : {false, true}) {
+    Lifetimes lifetimes;
+    ASSERT_OK(Lifetimes::Parse(refuses ? "admit count=2" : "expire age=9", &lifetimes));
+    std::unique_ptr<Table> table;
+    ASSERT_OK(Table::Create(Plain(), 0, &table, lifetimes));
+    RequestBuilder request = Hello(table.get());
+    request.header.read_bound = 100;
+    request.header.watch = 1;
+    RequestBuilder check = request;
+    check.checks = {RequestBuilder::Check{5, 0}};
+    request.header.cut = 1;
+    Exchange(table.get(), Push(request, 1, 5, 1));
+    EXPECT_EQ(Exchange(table.get(), check).view.header.flags & kWatches, 0);
+    check.header.cut = 1;
+    check.checks = {RequestBuilder::Check{5, 1}};
+    const Reply told = Exchange(table.get(), check);
+    ASSERT_EQ(told.view.header.num_full, 1u) << "another life than that of the base";
+    EXPECT_EQ(told.view.full_rows[0].clock == 1, refuses);
+    check.checks = {RequestBuilder::Check{5, told.view.full_rows[0].clock}};
+    EXPECT_EQ(Exchange(table.get(), check).view.header.flags & kWatches, kWatches);
+  }
 }
 
 // ---- Threads: what ThreadSanitizer watches. ----
