@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -56,11 +55,15 @@ def rows_kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[het_tf.distribute.LocalCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> het_tf.distribute.LocalCluster:
     """Three workers and two parameter servers, shared: do not kill any of them."""
     log_dir = tmp_path_factory.mktemp("cluster")
-    with het_tf.distribute.LocalCluster(num_workers=3, num_ps=2, log_dir=log_dir) as running:
-        yield running
+    running = het_tf.distribute.LocalCluster(num_workers=3, num_ps=2, log_dir=log_dir)
+    running.start()
+    # Never closed: to take leave of servers takes TensorFlow a minute or two after so many
+    # functions. They end with this process.
+    _kept_alive.append(running)
+    return running
 
 
 @pytest.fixture(scope="session")
