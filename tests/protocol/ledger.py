@@ -66,6 +66,7 @@ class Ledger(Player):
         self.cuts: dict[Begun, Cut] = {}
         self.ages: dict[tuple[Life, int], list[int]] = collections.defaultdict(list)
         self.table = {}
+        self.saved: dict[Life, dict[int, list[int]]] = {}  # of `Life.made`, what was merged
 
     # What happens.
 
@@ -154,6 +155,21 @@ class Ledger(Player):
 
     def has_forgotten(self, worker: int, shard: int) -> None:
         self.life[worker].forgotten[shard] += 1
+
+    def was_saved(self) -> None:
+        self.saved = {
+            life: {key: made[: life.merged[key]] for key, made in life.made.items()}
+            for life in self.lives
+        }
+
+    def was_restored(self) -> None:
+        self.restarts = [number + 1 for number in self.restarts]
+        for life in self.lives:
+            saved = self.saved.get(life, {})
+            for key in life.made.keys() | saved.keys():
+                life.made[key] = list(saved.get(key, ()))
+                life.merged[key] = len(life.made[key])
+        self.table = self.system.table()
 
     def finish(self) -> None:
         """Whatever has happened: who goes on stepping gets his updates into the table.

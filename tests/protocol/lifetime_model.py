@@ -7,8 +7,11 @@ life of the row.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from optimizer_model import Row
@@ -16,6 +19,7 @@ from protocol_model import Config, Reply, Request, Sent, Shard
 
 STRIPES = 32  # of a shard: each draws for itself
 SEED = 3  # of the table
+WORD = 8  # bytes, of 16 counters
 ERA = 2**36  # of clocks: further apart than any bound, and more updates than a row gets
 
 
@@ -23,7 +27,7 @@ ERA = 2**36  # of clocks: further apart than any bound, and more updates than a 
 class Lifetimes:
     """An update that makes a key's count `admit` creates its row; `age` without one ends it.
 
-    REQUIRES: probability is 1, or admit is.
+    REQUIRES: probability is 1, or admit is. A sketch has 64 words or more, and admit is below 16.
     """
 
     admit: int = 1
@@ -31,6 +35,7 @@ class Lifetimes:
     rare: int = 0  # with fewer updates than this a row goes at half the age
     small: float = 0  # as does one whose norm is below this
     probability: float = 1  # that an update creates a row
+    sketch: int = 0  # words of each stripe's sketch that counts, or an exact count
 
     @property
     def admits_all(self) -> bool:
@@ -39,6 +44,8 @@ class Lifetimes:
     def spec(self) -> str:
         """As the ops take it."""
         counted, drawn = f"count={self.admit}", f"probability={self.probability}"
+        if self.sketch:
+            counted += f" sketch={STRIPES * WORD * self.sketch}"
         clauses = ["given", f"admit {counted if self.probability == 1 else drawn}"]
         if self.age is not None:
             clauses += [f"expire age={self.age}"]
@@ -64,10 +71,22 @@ class MortalShard(Shard):
         self.draws = [0] * STRIPES
         super().__init__(config)
 
+    def save(self) -> Any:
+        names = ("seen", "updated", "sketches", "now")
+        return super().save(), copy.deepcopy({name: getattr(self, name) for name in names})
+
+    def restore(self, saved: Any) -> None:
+        rows, others = saved
+        super().restore(rows)
+        vars(self).update(copy.deepcopy(others))
+        for key, (row, clock) in rows.items():
+            self.rows[key] = row, self.gone + ERA + clock % ERA
+
     def clear(self) -> None:
         super().clear()
         self.seen: dict[int, tuple[int, int]] = {}  # without a row: count, last update
         self.updated: dict[int, int] = {}
+        self.sketches = [Sketch(self.lifetimes.sketch) for _ in range(STRIPES)]
 
     def expire(self, now: int) -> int:
         """Returns how many rows went."""
@@ -117,12 +136,41 @@ class MortalShard(Shard):
             self.draws[stripe] += 1
             drawn = _hash(_hash(key) + _hash(SEED * STRIPES + stripe) + self.draws[stripe])
             return (drawn >> 11) * 2.0**-53 >= (1 - self.lifetimes.probability) ** units
+        if self.lifetimes.sketch:
+            sketch = self.sketches[(_hash(key) >> 8) % STRIPES]
+            return sketch.count(_hash(key), units) >= self.lifetimes.admit
         count = self.seen.get(key, (0, 0))[0] + units
         self.seen[key] = count, self.now
         if count < self.lifetimes.admit:
             return False
         del self.seen[key]
         return True
+
+
+class Sketch:
+    """Four counters a key among those of others; the least of them is its count, at most 15.
+
+    With each key that is counted some are halved in turn: all, in so many keys as there are words
+    of 16, times four.
+    """
+
+    ODD = (0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3)
+
+    def __init__(self, words: int):
+        self.words = np.zeros((words, 16), int)
+        self.halved = Fraction(0)  # words
+
+    def count(self, hashed: int, times: int) -> int:
+        before = int(self.halved)
+        self.halved += Fraction(1, 4)
+        for word in range(before, int(self.halved)):
+            self.words[word % len(self.words)] //= 2
+        mixed = [hashed * odd % 2**64 for odd in self.ODD]
+        places = [(m * len(self.words) >> 64, m % 16) for m in mixed]
+        count = min(15, min(self.words[place] for place in places) + times)
+        for place in places:
+            self.words[place] = max(self.words[place], count)
+        return count
 
 
 def _hash(key: int) -> int:

@@ -22,7 +22,7 @@ class Sending:
 class ModelSystem:
     """`shard` and `cache` may be subclasses with a fault built in, to see that a test finds it."""
 
-    supports = frozenset({"evict", "forget", "crash", "restart"})
+    supports = frozenset({"evict", "forget", "crash", "restart", "save", "restore"})
 
     def __init__(
         self,
@@ -122,6 +122,13 @@ class ModelSystem:
 
     def forget(self, worker: int, shard: int) -> None:
         self.shards[shard].forget(self.caches[worker].id)
+
+    def save(self) -> None:
+        self.saved = [shard.save() for shard in self.shards]
+
+    def restore(self) -> None:
+        for shard, saved in zip(self.shards, self.saved, strict=True):
+            shard.restore(saved)
 
     def _new_cache(self) -> Cache:
         def admit(key: int) -> bool:

@@ -7,7 +7,9 @@ schedule says so, as often as it says.
 import dataclasses
 import itertools
 import math
+import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,7 +43,7 @@ class Exchange:
 
 
 class OpsSystem:
-    supports = frozenset({"crash", "restart"})
+    supports = frozenset({"crash", "restart", "save", "restore"})
     unit = DRIFT_UNIT
 
     def __init__(
@@ -90,6 +92,11 @@ class OpsSystem:
         self.caches = [self._new_cache() for _ in range(setup.num_workers)]
         self._closures: list[tf.Tensor | None] = [None] * setup.num_workers
         self._open: list[set[Sending]] = [set() for _ in range(setup.num_workers)]
+        self._lifetimes = lifetimes
+        self._folder = tempfile.TemporaryDirectory()
+        self.cuts: list[Any] = []  # that are not written yet
+        self._saved: list[dict[str, Any]] = []  # by shard, as table_restore takes it
+        self.now = -1  # table_expire's last
 
     def lookup(self, worker: int, keys: Sequence[int]) -> Sending:
         unique_ids = ops.unique_ids(tf.constant(keys, tf.int64), on_device=bool(self._device))
@@ -181,10 +188,40 @@ class OpsSystem:
         self.caches[worker] = self._new_cache()
 
     def restart(self, shard: int) -> None:
+        self.write()
         ops.table_clear(self.tables[shard])
 
     def forget(self, worker: int, shard: int) -> None:
         raise NotImplementedError("a shard forgets after a day of requests")
+
+    def save(self) -> None:
+        self.write()
+        self.cuts = [ops.table_cut(table) for table in self.tables]
+
+    def write(self) -> None:
+        """Writes what was cut. Until then a table waits that sets or drops rows."""
+        cuts, self.cuts = self.cuts, []
+        folder = f"{self._folder.name}/{next(_unique)}"
+        for shard, cut in enumerate(cuts):
+            self._saved[shard:] = [self._write(f"{folder}_{shard}", self.tables[shard], cut)]
+
+    def _write(self, prefix: str, table: tf.Tensor, cut: Any) -> dict[str, Any]:
+        rows = ops.table_save(table, cut.snapshot, prefix=prefix, part="rows", config="")
+        assert int(rows) == int(cut.rows)
+        numbers = {"rows": rows, "dropped": 0, "elapsed": 0, "candidates": cut.candidates}
+        return {
+            "prefixes": [prefix],
+            "parts": ["rows"],
+            **{name: tf.cast([number], tf.int64) for name, number in numbers.items()},
+            "time": self.now,
+            "ages": "expire" in self._lifetimes,
+            "sketches": "sketch" in self._lifetimes,
+        }
+
+    def restore(self) -> None:
+        self.write()
+        for table, saved in zip(self.tables, self._saved, strict=True):
+            assert int(ops.table_restore(table, **saved)) == int(saved["rows"][0])
 
     def stats(self, worker: int) -> dict[str, int]:
         names, values = ops.cache_stats(self.caches[worker])
@@ -192,6 +229,8 @@ class OpsSystem:
 
     def close(self) -> None:
         """Frees tables and caches."""
+        self.write()
+        self._folder.cleanup()
         for worker, sendings in enumerate(self._open):
             for sending in list(sendings):
                 self.drop(sending)

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from optimizer_model import Array, Contribution, Optimizer, Row
@@ -127,6 +128,15 @@ class Shard:
         self.watches: dict[int, Watch] = {}
         self.closures: set[int] = set()  # merged, after self.done
         self.done = 0
+
+    def save(self) -> Any:
+        """For `restore`."""
+        return dict(self.rows)
+
+    def restore(self, saved: Any) -> None:
+        """Begins anew with what was saved."""
+        self.clear()
+        self.rows |= saved
 
     def forget(self, cache: int) -> None:
         """What happens to a session that was silent for long."""

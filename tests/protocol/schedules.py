@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 KEYS = (0, 1, 2, 3, -1, 2**24, 2**24 + 1, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63))
 SPARE_LIVES = 3  # so many crashes in a schedule: each life of a worker has a column of its own
 MAX_OPEN = 5  # steps of a worker at once
+SAVES = ("save", "restore", "save", "restore", "restart", "crash", "forget")  # faults beside them
 
 
 class System(Protocol):
@@ -26,7 +27,7 @@ class System(Protocol):
     A step is whatever `lookup` or `flush` returned. Nothing is sent but by `deliver`.
     """
 
-    supports: Collection[str]  # of "evict", "forget", "crash", "restart"
+    supports: Collection[str]  # of "evict", "forget", "crash", "restart", "save", "restore"
 
     def lookup(self, worker: int, keys: Sequence[int]) -> Any: ...
     def flush(self, worker: int, everything: bool = True) -> Any: ...
@@ -69,6 +70,12 @@ class System(Protocol):
 
     def forget(self, worker: int, shard: int) -> None:
         """The shard forgets the worker's session, as after a day of silence."""
+
+    def save(self) -> None:
+        """The table as it is now is saved, though it be written later."""
+
+    def restore(self) -> None:
+        """All shards start again, with what was saved last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +240,7 @@ class Player:
         self.sent: list[list[Begun]] = [[] for _ in range(setup.num_workers)]  # open or over
         self.shard_of: dict[int, int] = {}
         self.num_crashes = 0
+        self.is_saved = False
 
     # To be overridden.
 
@@ -245,6 +253,8 @@ class Player:
     def has_crashed(self, worker: int) -> None: ...
     def has_restarted(self, shard: int) -> None: ...
     def has_forgotten(self, worker: int, shard: int) -> None: ...
+    def was_saved(self) -> None: ...
+    def was_restored(self) -> None: ...
 
     def gradients(self, step: Begun, gradient: int) -> np.ndarray:
         """Those of the update that comes now, for each of the step's keys."""
@@ -344,6 +354,13 @@ class Player:
             case "forget":
                 self.system.forget(event.worker, event.shard)
                 self.has_forgotten(event.worker, event.shard)
+            case "save":
+                self.system.save()
+                self.is_saved = True
+                self.was_saved()
+            case "restore" if self.is_saved:
+                self.system.restore()
+                self.was_restored()
 
     def _begin(self, worker: int, keys: tuple[int, ...], handle: Any, everything=False) -> Begun:
         shards = frozenset(self.system.shards_with_requests(handle))

@@ -12,10 +12,11 @@ import itertools
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from ledger import Ledger, run
 from named_schedules import EXAMPLES
 from ops_system import OpsSystem, WatchedOps
-from schedules import Setup, schedules
+from schedules import SAVES, Setup, schedules
 from wire import RESTARTED
 
 from het_tf import ops
@@ -50,6 +51,14 @@ def test_lamport_clock_loses_and_doubles_nothing(schedule):
 @repeatable
 @given(schedule=schedules(clock="drift", bounds=BOUNDS["drift"]))
 def test_drift_clock_keeps_distances(schedule):
+    run_on_ops(schedule)
+
+
+@pytest.mark.parametrize("clock", BOUNDS)
+@repeatable
+@given(data=st.data())
+def test_a_table_that_is_restored_is_what_was_saved(clock, data):
+    schedule = data.draw(schedules(bounds=BOUNDS[clock], clock=clock, kinds=SAVES))
     run_on_ops(schedule)
 
 

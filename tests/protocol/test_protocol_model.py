@@ -11,7 +11,7 @@ from ledger import Ledger, run
 from model_system import ModelSystem
 from named_schedules import EXAMPLES
 from protocol_model import Cache, Shard
-from schedules import Fault, Setup, schedules
+from schedules import SAVES, Fault, Setup, schedules
 
 repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=120)
 
@@ -37,6 +37,14 @@ def test_lamport_clock_keeps_lemma_1(schedule):
 @repeatable
 @given(schedules(clock="drift", bounds=BOUNDS["drift"]))
 def test_drift_clock_keeps_distances(schedule):
+    run(schedule, ModelSystem(schedule[0]))
+
+
+@pytest.mark.parametrize("clock", BOUNDS)
+@repeatable
+@given(data=st.data())
+def test_a_table_that_is_restored_is_what_was_saved(clock, data):
+    schedule = data.draw(schedules(bounds=BOUNDS[clock], clock=clock, kinds=SAVES))
     run(schedule, ModelSystem(schedule[0]))
 
 

@@ -8,6 +8,7 @@ value where there is none.
 """
 
 import contextlib
+import copy
 import dataclasses
 
 import numpy as np
@@ -19,7 +20,7 @@ from model_system import ModelSystem
 from ops_system import OpsSystem
 from optimizer_model import Contribution, Sgd
 from protocol_model import ABSENT, Config, Push, Reply, Request, Sent
-from schedules import Begun, Fault, Player, Schedule, schedules
+from schedules import SAVES, Begun, Fault, Player, Schedule, schedules
 from wire import RESTARTED, parse_reply, parse_request
 
 from het_tf import ops
@@ -34,9 +35,21 @@ ENDS = {
 LIFETIMES = st.one_of(
     st.builds(Lifetimes, admit=st.integers(1, 4), **ENDS),
     st.builds(Lifetimes, probability=st.sampled_from([0, 0.3, 0.7]), **ENDS),
+    st.builds(Lifetimes, admit=st.integers(2, 4), sketch=st.sampled_from([64, 200]), **ENDS),
 ).filter(lambda each: not each.admits_all or each.age is not None)
 KINDS = ("evict", "forget", "crash", "restart", "expire", "expire", "audit", "audit", "audit")
 SCHEDULES = schedules(bounds=(0, 1, 2, 5, 100), kinds=KINDS)
+SAVED = schedules(bounds=(0, 1, 2, 5, 100), kinds=(*SAVES, "expire", "expire", "audit", "audit"))
+# With fewer faults, so that what was counted before a save decides what comes after it.
+OFTEN_SAVED = schedules(
+    (1, 2), (0, 1), kinds=("save", "restore", "restore", "expire"), loss=False, max_events=60
+)
+COUNTED = st.builds(
+    Lifetimes,
+    admit=st.integers(2, 4),
+    age=st.sampled_from([None, 2, 5]),
+    sketch=st.sampled_from([0, 64, 64]),
+)
 
 
 class Auditor(Player):
@@ -95,7 +108,7 @@ def run(schedule: Schedule, system) -> None:
 
 
 class MortalModel(ModelSystem):
-    supports = frozenset(KINDS)
+    supports = frozenset((*KINDS, *SAVES))
 
     def __init__(self, setup, lifetimes: Lifetimes, shard: type[MortalShard] = MortalShard):
         mortal = type("Shard", (shard,), {"lifetimes": lifetimes})
@@ -112,7 +125,7 @@ class MortalModel(ModelSystem):
 class MortalOps(OpsSystem):
     """The real ops, and beside each shard a plain one that gets the same messages."""
 
-    supports = frozenset(KINDS) - {"evict", "forget"}
+    supports = MortalModel.supports - {"evict", "forget"}
 
     def __init__(self, setup, lifetimes: Lifetimes, **options):
         super().__init__(
@@ -172,9 +185,26 @@ class MortalOps(OpsSystem):
         super().restart(shard)
         self.plain[shard].clear()
 
+    def save(self) -> None:
+        super().save()
+        self.plainly_saved = [plain.save() for plain in self.plain]
+
+    def write(self) -> None:
+        if self.cuts:  # a sketch is what it is when it is written
+            for plain, (_, saved) in zip(self.plain, self.plainly_saved, strict=True):
+                saved["sketches"] = copy.deepcopy(plain.sketches)
+        super().write()
+
+    def restore(self) -> None:
+        super().restore()
+        for plain, saved in zip(self.plain, self.plainly_saved, strict=True):
+            plain.restore(saved)
+
     def expire(self, now: int) -> int:
         if self.rules.age is None:
             return 0
+        self.write()
+        self.now = now
         expired = [int(ops.table_expire(table, now)) for table in self.tables]
         assert expired == [plain.expire(now) for plain in self.plain]
         return sum(expired)
@@ -198,6 +228,26 @@ def test_the_model_reads_rows_as_they_are(schedule, lifetimes):
 @repeatable
 @given(SCHEDULES, LIFETIMES)
 def test_the_ops_do_as_the_model_and_read_rows_as_they_are(schedule, lifetimes):
+    with contextlib.closing(MortalOps(schedule[0], lifetimes)) as system:
+        run(schedule, system)
+
+
+@repeatable
+@given(SAVED, LIFETIMES)
+def test_the_model_reads_rows_as_they_were_saved(schedule, lifetimes):
+    run(schedule, MortalModel(schedule[0], lifetimes))
+
+
+@repeatable
+@given(SAVED, LIFETIMES)
+def test_the_ops_do_as_the_model_when_they_are_restored(schedule, lifetimes):
+    with contextlib.closing(MortalOps(schedule[0], lifetimes)) as system:
+        run(schedule, system)
+
+
+@settings(repeatable, max_examples=300)
+@given(OFTEN_SAVED, COUNTED)
+def test_the_ops_do_as_the_model_with_counts_that_are_restored(schedule, lifetimes):
     with contextlib.closing(MortalOps(schedule[0], lifetimes)) as system:
         run(schedule, system)
 
