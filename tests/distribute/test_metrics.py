@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -219,7 +220,11 @@ class LiveTop(keras.callbacks.Callback):
     def __enter__(self):
         self.terminal, top = pty.openpty()
         command = [sys.executable, "-m", "het_tf.top", "--interval", "0.2"]
-        self.process = subprocess.Popen(command, stdout=top, stderr=subprocess.DEVNULL)
+        # In the background a shell has its jobs ignore SIGINT, and what they start would, too.
+        heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        self.process = subprocess.Popen(
+            command, stdout=top, stderr=subprocess.DEVNULL, preexec_fn=heed
+        )
         os.close(top)
         os.set_blocking(self.terminal, False)
         return self
