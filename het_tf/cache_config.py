@@ -63,8 +63,9 @@ class CacheConfig:
         another bound, nor with "lamport". Default, where no bound is given: 4 under "count", 0.1
         under "drift".
       lookahead: under `het_tf.keras.Model.fit`, how many steps before it needs its rows a step
-        begins to look them up, while those before it compute; 0: not before it begins. What a read
-        misses is bounded as of then. Up to (lookahead + 1) / 2 steps share a message: no step waits
+        begins to look them up, while those before it compute; 0: not before it begins. None: 1, or
+        0 with `dense_staleness=0`, where each step waits for a message about the dense variables,
+        and rows come along. What a read misses is bounded as of then. Up to (lookahead + 1) / 2 steps share a message: no step waits
         once that many take longer than a message and its answer. With a small write_bound fewer do,
         at most half of it, and a step waits where the servers lack write_bound updates of one of
         its rows. The window's rows are kept whatever the capacity.
@@ -87,7 +88,7 @@ class CacheConfig:
     write_bound: float | None = _UNSET
     clock: str = "count"
     total_staleness: float | None = None
-    lookahead: int = 1
+    lookahead: int | None = None
     device_capacity: int | str | None = None
     device: str = "GPU"
 
@@ -107,8 +108,9 @@ class CacheConfig:
         bounds = ("staleness", "read_bound", "write_bound")
         given = [name for name in bounds if getattr(self, name) is not _UNSET]
         check_clock(self.clock)
-        lookahead = check_integer("lookahead", self.lookahead, 0, _MAX_LOOKAHEAD)
-        object.__setattr__(self, "lookahead", lookahead)
+        if self.lookahead is not None:
+            lookahead = check_integer("lookahead", self.lookahead, 0, _MAX_LOOKAHEAD)
+            object.__setattr__(self, "lookahead", lookahead)
         if self.total_staleness is not None:
             if given:
                 raise ValueError(
@@ -145,6 +147,16 @@ class CacheConfig:
         """Whether a row that is cached is never fetched again."""
         return self.total_staleness is None and self.read_bound is None
 
+    def steps_ahead(self, waits: bool = False) -> int:
+        """By how many steps rows are looked up ahead.
+
+        Args:
+          waits: whether each step waits for a message that rows can come along with.
+        """
+        if self.lookahead is None:
+            return 0 if waits else 1
+        return self.lookahead
+
     def steps_per_message(self, write_bound: int) -> int:
         """How many steps whose rows are looked up ahead share a message.
 
@@ -152,7 +164,7 @@ class CacheConfig:
           write_bound: of `bound_attributes`. What a step has to send waits for the next message, so
             few share one where few updates of a row may wait.
         """
-        most = max(1, (self.lookahead + 1) // 2)
+        most = max(1, (self.steps_ahead() + 1) // 2)
         if write_bound == UNBOUNDED or self.clock == "drift":
             return most
         return min(most, max(1, write_bound // 2))
@@ -165,7 +177,7 @@ class CacheConfig:
           on_device: whether rows are kept on one, where no step waits for the shards to have them.
         """
         # The steps that may come to their updates before one is merged that is due.
-        steps = self.lookahead + self.steps_per_message(write_bound) - 1
+        steps = self.steps_ahead() + self.steps_per_message(write_bound) - 1
         steps = max(0, steps if on_device else steps - 1)
         if write_bound <= 0 or steps == 0:
             return write_bound

@@ -113,15 +113,28 @@ class DenseReplicas:
         for i, handle in enumerate(handles):
             share_in_graph(f"{self.name}/{i}", handle)
 
-    def settle_op(self, steps: tf.Tensor, reads: bool) -> None:
+    def settle_op(
+        self,
+        steps: tf.Tensor,
+        reads: bool,
+        carrier: Callable[[], list[tf.Operation]] | None = None,
+    ) -> None:
         """Between two steps: takes over what came from the servers, sends what must be sent.
 
         Args:
           steps: int64 scalar, steps made since the last time.
           reads: whether a step begins.
+          carrier: sends messages that take along what `request_op` and `receive_op` have to say;
+            returns ops after which that was received.
         """
         must = self._settle_op(steps, reads)
-        self._exchange_while(must, lambda: self._settle_op(tf.constant(0, tf.int64), False))
+        none = tf.constant(0, tf.int64)
+        if carrier is not None:
+            with tf.control_dependencies([must]):
+                received = carrier()
+            with tf.control_dependencies(received):
+                must = self._settle_op(none, False)
+        self._exchange_while(must, lambda: self._settle_op(none, False))
 
     def exchange_loop_op(self) -> None:
         """Exchanges what no other message takes along, from `open_loop_op` to `close_loop_op`."""

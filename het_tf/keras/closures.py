@@ -113,21 +113,20 @@ class StepClosure:
         find_keys = find_keys_fn(self._model) if self._training else None
         layers = embeddings_of(self._model) if find_keys is not None else []
         replicas = None if self._trained is None else self._trained.replicas
-        # A replica that writes every step has nothing to say before the step is done.
-        travels = replicas if replicas is not None and self._strategy.dense_staleness else None
-        self.lookahead = max(
-            [layer.cache.lookahead for layer in layers if layer.cache is not None]
-            + [0 if travels is None else 1]
-        )
+        # Replicas that write every step speak when one has been made, and no step begins before.
+        waits = replicas is not None and self._strategy.dense_staleness == 0
+        travels = None if waits else replicas
         ahead = {
-            id(layer)
+            id(layer): layer.cache.steps_ahead(waits)
             for layer in layers
-            if layer.cache is not None and layer.cache.lookahead > 0 and self.lookahead > 0
+            if layer.cache is not None and layer.cache.steps_ahead(waits) > 0
         }
+        self.lookahead = max([*ahead.values(), 0 if travels is None else 1])
         self._is_ahead = lambda layer: id(layer) in ahead
-        self._exchanging = travels if self.lookahead else None
+        self._exchanging = travels
         inline = find_keys if len(ahead) < len(layers) else None
-        self._inline = StepLookups(inline, None)
+        self._carries = inline is not None and waits
+        self._inline = StepLookups(inline, replicas if self._carries else None)
         self.window = Window(self.lookahead) if self.lookahead else None
         self._ahead = None
         if self.window is not None:
@@ -316,9 +315,19 @@ class StepClosure:
     def _step(
         self, step: tf.Tensor, batch: Batch, lookups: list[Lookup], states: States
     ) -> tuple[States, tf.Tensor]:
-        lookups = lookups + self._inline.begin_op(batch, lambda layer: not self._is_ahead(layer))
+        lookups = list(lookups)
+
+        def look_up() -> list[tf.Operation]:
+            found, received = self._inline.begin_op(batch, lambda x: not self._is_ahead(x))
+            lookups.extend(found)
+            return received
+
+        if not self._carries:
+            look_up()
         if self._dense is not None:
-            self._dense.replicas.settle_op(tf.cast(step > 0, tf.int64), reads=True)
+            made = tf.cast(step > 0, tf.int64)
+            carrier = look_up if self._carries else None
+            self._dense.replicas.settle_op(made, reads=True, carrier=carrier)
         model = self._model
         optimizers = optimizers_of(model) if self._training else []
         captured = [*zip(self._metrics, states, strict=True), *self._constants]

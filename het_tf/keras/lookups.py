@@ -276,14 +276,18 @@ class StepLookups:
         received = [self._replicas.receive_op(ticket, replies.pop()) for ticket in dense]
         return replies, received
 
-    def begin_op(self, batch: Any, wanted: Callable[[HetEmbedding], bool]) -> list[prepared.Lookup]:
+    def begin_op(
+        self, batch: Any, wanted: Callable[[HetEmbedding], bool]
+    ) -> tuple[list[prepared.Lookup], list[tf.Operation]]:
         """Looks up what a step needs: requests, exchanges and installs.
 
         Returns:
-          The lookups, in the order of the calls; when they are there, so are the rows.
+          lookups: in the order of the calls; when they are there, so are the rows.
+          received: as of `receive_op`.
         """
         requests = self.request_op(batch, wanted)
-        return self.install_op(requests, self.receive_op(self.call_op(requests))[0])
+        replies, received = self.receive_op(self.call_op(requests))
+        return self.install_op(requests, replies), received
 
     def install_op(
         self, requests: Sequence[Request], replies: Sequence[list[tf.Tensor]]

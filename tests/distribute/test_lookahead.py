@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import uuid
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 import het_tf
 import het_tf.keras
+from het_tf._visits import cluster_devices, visit
 from het_tf.layers import HetEmbedding
 
 KEYS, BATCH, STEPS = 200, 32, 40
@@ -344,3 +346,50 @@ def test_rows_are_as_without_look_ahead_where_one_worker_alone_has_them(strategy
 def test_bad_lookahead(lookahead):
     with pytest.raises(ValueError, match="lookahead"):
         het_tf.CacheConfig(10, lookahead=lookahead)
+
+
+@pytest.fixture
+def count_messages(strategy, monkeypatch):
+    """How many messages functions that are traced from now on have sent to servers, by worker."""
+    call_servers = het_tf.ops.call_servers
+    name = f"messages/{uuid.uuid4().hex}"
+
+    def queue():
+        with tf.device("/device:CPU:0"):
+            return tf.raw_ops.FIFOQueueV2(component_types=[tf.bool], shapes=[[]], shared_name=name)
+
+    def count(messages, **attributes):
+        sent = [tf.size(message) > 0 for message in messages]
+        sent = tf.boolean_mask(tf.stack(sent), tf.stack(sent))
+        tf.raw_ops.QueueEnqueueManyV2(handle=queue(), components=[sent])
+        return call_servers(messages, **attributes)
+
+    monkeypatch.setattr(het_tf.ops, "call_servers", count)
+
+    def counts():
+        found = visit(
+            cluster_devices("worker"),
+            lambda: tf.raw_ops.QueueSizeV2(handle=queue()),
+            lambda device, error: False,
+        )
+        return [int(count) for count in found.values()]
+
+    return counts
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_rows_come_with_dense_variables_that_every_step_reads(strategy, layers, count_messages):
+    strategy.dense_staleness = 0
+    try:
+        model, embeddings = make_model(strategy, layers, lookahead=None)
+        losses = model.fit(dataset, epochs=2, verbose=0).history["loss"]
+    finally:
+        strategy.dense_staleness = None
+    assert losses[1] < losses[0]
+    assert all(embedding.table.size() > KEYS / 2 for embedding in embeddings)
+    steps, closures = 2 * STEPS, 2 * -(-STEPS // 7)
+    servers = len(cluster_devices("ps"))
+    for count in count_messages():
+        # One a step, one that brings what the last step of a closure made, and those of flushes.
+        most = steps + closures + 2 * (layers + 1) + 1
+        assert steps * servers <= count <= most * servers

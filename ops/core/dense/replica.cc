@@ -140,10 +140,11 @@ void Replica::TakeOver(const Variables& variables, Shard* shard) {
   shard->starts = shard->has_shift = false;
 }
 
-// What own steps added since the last cut becomes a push.
-void Replica::Cut(const Variables& variables, Shard* shard) {
+// What own steps added since the last cut becomes a push; whole: with all that rounding took off.
+void Replica::Cut(const Variables& variables, bool whole, Shard* shard) {
+  const bool half = config_.half && !whole;
   const auto num_counters = static_cast<uint32_t>(shard->num_counters());
-  const size_t size = DensePushWriter::Size(shard->num_floats(), num_counters, config_.half);
+  const size_t size = DensePushWriter::Size(shard->num_floats(), num_counters, half);
   // As uint64_t for the alignment.
   std::shared_ptr<uint64_t[]> memory(new uint64_t[size / sizeof(uint64_t)]);
   auto* bytes = reinterpret_cast<char*>(memory.get());
@@ -153,8 +154,9 @@ void Replica::Cut(const Variables& variables, Shard* shard) {
   push.memory = std::shared_ptr<const char>(memory, bytes);
   push.bytes = bytes;
   push.size = size;
-  DensePushWriter writer(bytes, {push.sequence, shard->pending}, shard->num_floats(), num_counters,
-                         config_.half);
+  const uint64_t flags = half ? kDenseHalf : 0;
+  DensePushWriter writer(bytes, {push.sequence, shard->pending, flags}, shard->num_floats(),
+                         num_counters);
   ForEachPart(variables.floats, shard->first, shard->last,
               [&](const float* values, int64_t f, int64_t n) {
                 // Moved by what is sent, so that what rounding takes off is sent later.
@@ -168,6 +170,7 @@ void Replica::Cut(const Variables& variables, Shard* shard) {
   }
   shard->unacknowledged += shard->pending;
   shard->pending = 0;
+  shard->rounded = half;
   shard->link.AddPush(std::move(push));
   counters_.Add(ReplicaCounter::kPushes, 1);
 }
@@ -190,8 +193,9 @@ Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bo
   }
   if (this->started()) {
     for (Shard& shard : shards_) {
-      if (shard.unacknowledged != 0 || shard.pending < (all ? 1 : shard.due)) continue;
-      Cut(variables, &shard);
+      const bool due = all ? shard.pending > 0 || shard.rounded : shard.pending >= shard.due;
+      if (!due || !shard.all_merged()) continue;
+      Cut(variables, all, &shard);
       shard.due = DueSteps(shard, all);
     }
   }
@@ -200,7 +204,8 @@ Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bo
   *must = Must::kNothing;
   for (const Shard& shard : shards_) {
     // Who has done nothing here has nothing to send.
-    const bool write = shard.unmerged() > (all ? 0 : config_.staleness);
+    const bool write = all ? shard.unmerged() > 0 || shard.rounded || !shard.all_merged()
+                           : shard.unmerged() > config_.staleness;
     const bool start = reads && !shard.started;
     if (!(write || read || start || IsStale(shard))) continue;
     *must = std::max(*must, shard.open ? Must::kWait : Must::kExchange);
@@ -344,7 +349,7 @@ bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& repl
   }
   shard->link.ForEachPushAfter(header.acknowledged, [&](const Link::Push& push) {
     const DensePushView view =
-        ViewDensePush(push.bytes, static_cast<uint32_t>(shard->num_counters()), config_.half);
+        ViewDensePush(push.bytes, static_cast<uint32_t>(shard->num_counters()));
     for (int64_t i = 0; i < shard->num_floats(); ++i) {
       shift_[shard->first + i] += view.contributions[i];
       base_[shard->first + i] += view.contributions[i];
@@ -414,6 +419,7 @@ Status Replica::ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& repl
       // What was made on the state before is void.
       lost = std::max(lost, unmerged);
       shard.pending = 0;
+      shard.rounded = false;
       shard.due = DueSteps(shard, true);
     }
     counters_.Add(ReplicaCounter::kBytesDown, replies[s].size);

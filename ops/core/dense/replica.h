@@ -54,7 +54,8 @@ struct ReplicaConfig {
   int num_phases = 1;
   int num_workers = 1;
   int64_t staleness = 0;  // own steps that may be unsent, and steps of others that may be missing
-  bool half = false;      // send bfloat16; what rounding takes off is sent later
+  // Send bfloat16. What rounding takes off is sent later, at the latest when everything is.
+  bool half = false;
 };
 
 // Shard `shard` has elements [first(shard), first(shard + 1)) of n.
@@ -162,8 +163,11 @@ class Replica : public std::enable_shared_from_this<Replica> {
     bool replaced = false;   // it answered from another epoch
     bool open = false;       // a request to it may be answered
     bool started = false;
+    bool rounded = false;  // the last push was: what that took off is not in a push yet
 
     int64_t unmerged() const { return pending + unacknowledged; }
+    // A push may hold no steps, and only what rounding took off.
+    bool all_merged() const { return link.cut() == link.acknowledged(); }
     int64_t num_floats() const { return last - first; }
     int64_t num_counters() const { return last_counter - first_counter; }
   };
@@ -175,7 +179,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // How many steps a shard's next push is to hold: fewer after it has been in step with the others
   // (aligned), so that it gets out of it.
   int64_t DueSteps(const Shard& shard, bool aligned) const;
-  void Cut(const Variables& variables, Shard* shard);
+  void Cut(const Variables& variables, bool whole, Shard* shard);
   Status CheckReply(const Shard& shard, const Link::Request& request,
                     const DenseReplyView& reply) const;
   // Takes what a reply to a request says. Returns whether the shard has started anew.

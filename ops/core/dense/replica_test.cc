@@ -438,7 +438,8 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
       } else if (ready[w] && Chance(&random, 0.6)) {
         ready[w] = system.Settle(&worker, 0, false) == Replica::Must::kNothing;
         if (!ready[w]) continue;
-        const float amount = counts ? 1 : 1 + Below(&random, 3);
+        // With a fraction that bfloat16 rounds, which the servers have at the end all the same.
+        const float amount = counts ? 1 : 1 + Below(&random, 3) + (p.half ? 0.01f : 0);
         for (int s = 0; counts && s < p.shards; ++s) {
           const int64_t f = FirstOfShard(system.start().size(), s, p.shards);
           const auto others = static_cast<int64_t>(worker.value(f) - system.start()[f]) - made[w];
@@ -554,6 +555,27 @@ TEST(ReplicaTest, WhatRoundingTakesOffIsSentLater) {
   }
   EXPECT_NEAR(system.Values()[2], worker.value(2), 0.005) << "not off by 1000 times the rounding";
   EXPECT_NEAR(worker.value(2), 2 + 1010, 0.1);
+  system.Flush(&worker, 0);
+  EXPECT_EQ(system.Values()[2], worker.value(2)) << "everything: without rounding";
+  const int64_t pushes = worker.replica->counters().Get(ReplicaCounter::kPushes);
+  system.Flush(&worker, 0);
+  EXPECT_EQ(worker.replica->counters().Get(ReplicaCounter::kPushes), pushes) << "nothing is left";
+}
+
+TEST(ReplicaTest, WhatRoundingTookOffIsSentThoughTheFirstMessageIsLost) {
+  System system(1, 2, 4, false, true, 8);
+  System::Worker& worker = system[0];
+  system.Begin(&worker, 0);
+  for (int step = 1; step <= 2; ++step) {
+    system.Add(&worker, 1.01f);
+    system.Settle(&worker, 1, false);
+  }
+  {
+    System::Call call = system.Ask(&worker);  // with both steps, rounded
+    ASSERT_OK(system.Serve(&call, 0));        // and its reply is lost
+  }
+  system.Flush(&worker, 0);
+  for (const size_t f : {2, 6}) EXPECT_EQ(system.Values()[f], worker.value(f));
 }
 
 TEST(ReplicaTest, ReplicasThatRoundComeToTheSame) {
@@ -567,8 +589,7 @@ TEST(ReplicaTest, ReplicasThatRoundComeToTheSame) {
     system.Exchange(&worker);
   }
   for (auto w : {0, 1, 2}) system.Flush(&system[w], 0);
-  // What comes is the difference to what came before, and what goes what rounding took off: less
-  // every time.
+  // What comes is the difference to what came before: less every time.
   for (int i = 0; i < 8; ++i) {
     for (auto w : {0, 1, 2}) system.Flush(&system[w], 1);
   }
@@ -640,6 +661,12 @@ TEST(DenseShardTest, AMalformedRequestChangesNothing) {
   EXPECT_TRUE(refused(good.size() * 8, "replica_id = 0"));
   header->replica_id = 5;
   header->num_pushes = 4'000'000'000u;
+  EXPECT_TRUE(refused(good.size() * 8, "not what its header announces"));
+  header->num_pushes = 1;
+  auto* push = reinterpret_cast<DensePushHeader*>(header + 1);
+  push->flags = 2;
+  EXPECT_TRUE(refused(good.size() * 8, "push 0 of a dense request has unknown flags 2"));
+  push->flags = kDenseHalf;
   EXPECT_TRUE(refused(good.size() * 8, "not what its header announces"));
   header->num_pushes = 0;
   header->num_floats = 1;

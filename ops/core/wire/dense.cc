@@ -42,24 +42,25 @@ Status WrongSize(const char* what, size_t size) {
 }  // namespace
 
 DensePushWriter::DensePushWriter(char* bytes, const DensePushHeader& header, uint64_t num_floats,
-                                 uint32_t num_counters, bool half)
-    : half_(half) {
+                                 uint32_t num_counters)
+    : half_(header.flags & kDenseHalf) {
   WriteCursor cursor(bytes);
   *cursor.Take<DensePushHeader>(1) = header;
   counters_ = cursor.Take<int64_t>(num_counters);
-  const uint64_t padded = NumbersBytes(num_floats, half);
-  const uint64_t used = num_floats * (half ? sizeof(uint16_t) : sizeof(float));
+  const uint64_t padded = NumbersBytes(num_floats, half_);
+  const uint64_t used = num_floats * (half_ ? sizeof(uint16_t) : sizeof(float));
   char* numbers = cursor.Take<char>(padded);
   std::memset(numbers + used, 0, padded - used);
   floats_ = reinterpret_cast<float*>(numbers);
 }
 
-DensePushView ViewDensePush(const char* bytes, uint32_t num_counters, bool half) {
+DensePushView ViewDensePush(const char* bytes, uint32_t num_counters) {
   DensePushHeader header;
   std::memcpy(&header, bytes, sizeof(header));
   const auto* counters = reinterpret_cast<const int64_t*>(bytes + sizeof(header));
   return {header.sequence, header.steps, counters,
-          Numbers(reinterpret_cast<const char*>(counters + num_counters), half)};
+          Numbers(reinterpret_cast<const char*>(counters + num_counters),
+                  header.flags & kDenseHalf)};
 }
 
 Status DenseRequestView::Parse(const char* bytes, size_t size, DenseRequestView* view) {
@@ -82,10 +83,17 @@ Status DenseRequestView::Parse(const char* bytes, size_t size, DenseRequestView*
   view->pushes.clear();
   uint64_t last = 0;
   for (uint32_t p = 0; p < header->num_pushes; ++p) {
-    const char* push = cursor.Take(
-        DensePushWriter::Size(header->num_floats, header->num_counters, view->half()), 1);
+    const auto* push = cursor.Take<DensePushHeader>(1);
     if (push == nullptr) return WrongSize("dense request", size);
-    const DensePushView read = ViewDensePush(push, header->num_counters, view->half());
+    if ((push->flags & ~uint64_t{kDenseHalf}) != 0) {
+      return InvalidArgument("push ", p, " of a dense request has unknown flags ", push->flags);
+    }
+    const bool half = push->flags & kDenseHalf;
+    const size_t rest = DensePushWriter::Size(header->num_floats, header->num_counters, half) -
+                        sizeof(DensePushHeader);
+    if (cursor.Take(rest, 1) == nullptr) return WrongSize("dense request", size);
+    const DensePushView read =
+        ViewDensePush(reinterpret_cast<const char*>(push), header->num_counters);
     if (read.sequence <= last || read.steps < 0 || read.steps > kMaxSteps) {
       return InvalidArgument("push ", p, " of a dense request has sequence ", read.sequence,
                              " after ", last, " and ", read.steps, " steps");

@@ -8,9 +8,10 @@
 //   DenseReplyHeader
 //   kValues: int64[num_counters], numbers[num_floats]
 //   kRest:   char[rest_bytes]
-// Numbers are floats or, where the header says kHalf, bfloat16; either are padded with zeros to a
-// multiple of 8 bytes. Pushes hold contributions: what to add. The numbers of a reply are the
-// values of the variables, or with kHalf what to add to those of the reply named `known`.
+// Numbers are floats or, where the push's or the reply's header says kDenseHalf, bfloat16; either
+// are padded with zeros to a multiple of 8 bytes. Pushes hold contributions: what to add. The
+// numbers of a reply are the values of the variables, or with kDenseHalf what to add to those of the
+// reply named `known`.
 
 #ifndef HET_TF_OPS_CORE_WIRE_DENSE_H_
 #define HET_TF_OPS_CORE_WIRE_DENSE_H_
@@ -27,10 +28,10 @@ namespace het_tf {
 
 inline constexpr uint32_t kDenseRequestMagic = 0x44544548;  // "HETD"
 inline constexpr uint32_t kDenseReplyMagic = 0x45544548;    // "HETE"
-inline constexpr uint16_t kDenseVersion = 1;
+inline constexpr uint16_t kDenseVersion = 2;
 
 enum DenseFlags : uint16_t {
-  kDenseHalf = 1,       // numbers are bfloat16
+  kDenseHalf = 1,       // numbers are bfloat16; of a request: those of the reply may be
   kDenseValues = 2,     // of a reply: it holds values
   kDenseRest = 4,       // of a reply: it holds the rest, for a replica that starts
   kDenseRestarted = 8,  // of a reply: nothing that the request pushed was merged
@@ -55,6 +56,7 @@ struct DenseRequestHeader {
 struct DensePushHeader {
   uint64_t sequence;
   int64_t steps;
+  uint64_t flags;  // kDenseHalf or 0
 };
 
 struct DenseReplyHeader {
@@ -72,7 +74,7 @@ struct DenseReplyHeader {
   uint32_t padding = 0;
 };
 
-static_assert(sizeof(DenseRequestHeader) == 72 && sizeof(DensePushHeader) == 16 &&
+static_assert(sizeof(DenseRequestHeader) == 72 && sizeof(DensePushHeader) == 24 &&
               sizeof(DenseReplyHeader) == 72);
 
 // Bytes that n numbers take, padding included.
@@ -107,9 +109,9 @@ class DensePushWriter {
            NumbersBytes(num_floats, half);
   }
 
-  // bytes: (Size(...)), aligned to 8.
+  // bytes: (Size(...)), aligned to 8, with the header's kDenseHalf.
   DensePushWriter(char* bytes, const DensePushHeader& header, uint64_t num_floats,
-                  uint32_t num_counters, bool half);
+                  uint32_t num_counters);
 
   int64_t* counters() const { return counters_; }
   // Writes contribution i. Returns what will be read.
@@ -132,7 +134,7 @@ struct DensePushView {
 };
 
 // A push of a replica's own, as DensePushWriter left it.
-DensePushView ViewDensePush(const char* bytes, uint32_t num_counters, bool half);
+DensePushView ViewDensePush(const char* bytes, uint32_t num_counters);
 
 struct DenseRequestView {
   DenseRequestHeader header;
