@@ -65,10 +65,11 @@ class CacheConfig:
       lookahead: under `het_tf.keras.Model.fit`, how many steps before it needs its rows a step
         begins to look them up, while those before it compute; 0: not before it begins. None: 1, or
         0 with `dense_staleness=0`, where each step waits for a message about the dense variables,
-        and rows come along. What a read misses is bounded as of then. Up to (lookahead + 1) / 2 steps share a message: no step waits
-        once that many take longer than a message and its answer. With a small write_bound fewer do,
-        at most half of it, and a step waits where the servers lack write_bound updates of one of
-        its rows. The window's rows are kept whatever the capacity.
+        and rows come along. What a read misses is bounded as of then. Up to (lookahead + 1) / 2
+        steps share a message: no step waits once that many take longer than a message and its
+        answer. With a small write_bound fewer do, at most half of it, and a step waits where the
+        servers lack write_bound updates of one of its rows. The window's rows are kept whatever the
+        capacity.
       device_capacity: rows that a worker keeps in the memory of its GPU, from 1 to 2**30, so that a
         step of hits leaves it for their ids alone (MixCache: Guo et al., SIGIR 2021); "auto": as
         many as three quarters of the memory hold that TensorFlow has not handed out when the cache

@@ -144,6 +144,8 @@ class StoredRows:
           - "evictions": rows that left a full cache; "dirty_evictions": with updates not yet sent.
           - "messages": requests; "bytes_up", "bytes_down": of requests and of replies;
             "bytes_up_push": the part of bytes_up that pushes take.
+          - "bytes_to_device", "bytes_from_device": where rows are on a GPU, what the cache copies
+            there and back: ids, rows that came; keys that messages name, rows that are pushed.
 
           Now: "rows" in the caches, "pending" updates that no shard is known to have, and
           "memory_bytes" of rows, unsent updates and index.

@@ -155,6 +155,16 @@ Status DeviceCache::Allocate() {
   return ToStatus(Fill(0, sizeof(Counts), counts_device_.get(), stream_), "Fill");
 }
 
+int DeviceCache::ToDevice(const void* from, size_t bytes, void* to) {
+  counters_.Add(CacheCounter::kBytesToDevice, static_cast<int64_t>(bytes));
+  return Copy(from, bytes, to, stream_);
+}
+
+int DeviceCache::FromDevice(const void* from, size_t bytes, void* to) {
+  counters_.Add(CacheCounter::kBytesFromDevice, static_cast<int64_t>(bytes));
+  return Copy(from, bytes, to, stream_);
+}
+
 uint32_t DeviceCache::ShardOf(int64_t key) const {
   return ShardOfHash(HashKey(key), config_.rows.num_shards);
 }
@@ -162,8 +172,7 @@ uint32_t DeviceCache::ShardOf(int64_t key) const {
 Status DeviceCache::Wait() { return ToStatus(Synchronize(stream_), "waiting for the device"); }
 
 Status DeviceCache::ReadCounts() {
-  HET_RETURN_IF_CUDA_ERROR(
-      Copy(counts_device_.get(), sizeof(Counts), counts_pinned_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(FromDevice(counts_device_.get(), sizeof(Counts), counts_pinned_.get()));
   return Wait();
 }
 

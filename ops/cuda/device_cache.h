@@ -135,7 +135,9 @@ class DeviceBags {
  private:
   friend class DeviceCache;
 
-  Status Place(int64_t num_keys, int dim, HetStream stream);
+  // copy_there(from, bytes, to): to the device.
+  using CopyThere = std::function<int(const void*, size_t, void*)>;
+  Status Place(int64_t num_keys, int dim, const CopyThere& copy_there);
 
   const std::shared_ptr<DeviceMemory> memory_;
   Block block_;
@@ -281,6 +283,10 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
 
   DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream,
               std::shared_ptr<DeviceMemory> memory);
+
+  // Copies in the stream's order, which are counted.
+  int ToDevice(const void* from, size_t bytes, void* to);
+  int FromDevice(const void* from, size_t bytes, void* to);
 
   uint32_t ShardOf(int64_t key) const;
   Status UpdateSummed(DeviceTicket* ticket, float learning_rate,

@@ -155,7 +155,7 @@ Status DeviceCache::WatchChecked(const DeviceTicket& ticket) {
 Status DeviceCache::Upload(const DeviceTicket& ticket, const Arriving& arriving) {
   if (arriving.bytes == 0) return Status();
   const Arriving::Arrays& to = arriving.there;
-  HET_RETURN_IF_CUDA_ERROR(Copy(arriving.here.rows, arriving.bytes, to.rows, stream_));
+  HET_RETURN_IF_CUDA_ERROR(ToDevice(arriving.here.rows, arriving.bytes, to.rows));
   const auto install = [&](List list, const int32_t* index, const int32_t* slots) {
     const int64_t first = arriving.first[list];
     return het_install(store_, index == nullptr ? nullptr : index + first, slots,
@@ -264,12 +264,11 @@ Status DeviceCache::AskForLacking(const DeviceTicket& ticket, std::vector<Questi
   HET_RETURN_IF_ERROR(MarkShards());
   HET_RETURN_IF_CUDA_ERROR(het_list_lacking(store_, &found.batch, found.slots, &shards_there_,
                                             &found.checks, scratch_.get(), stream_));
-  HET_RETURN_IF_CUDA_ERROR(Copy(found.nums, sizeof(Found::Nums), found.nums_here, stream_));
+  HET_RETURN_IF_CUDA_ERROR(FromDevice(found.nums, sizeof(Found::Nums), found.nums_here));
   HET_RETURN_IF_ERROR(Wait());
   const int64_t n = found.nums_here->checks;
-  HET_RETURN_IF_CUDA_ERROR(Copy(found.checks.keys, sizeof(int64_t) * n, found.check_keys, stream_));
-  HET_RETURN_IF_CUDA_ERROR(
-      Copy(found.checks.index, sizeof(int32_t) * n, found.check_index, stream_));
+  HET_RETURN_IF_CUDA_ERROR(FromDevice(found.checks.keys, sizeof(int64_t) * n, found.check_keys));
+  HET_RETURN_IF_CUDA_ERROR(FromDevice(found.checks.index, sizeof(int32_t) * n, found.check_index));
   HET_RETURN_IF_ERROR(Wait());
   for (int64_t c = 0; c < n; ++c) {
     const int64_t key = found.check_keys[c];

@@ -89,7 +89,7 @@ Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
 // Has the device know marked_.
 Status DeviceCache::MarkShards() {
   auto* there = const_cast<uint8_t*>(shards_there_.marked);
-  return ToStatus(Copy(marked_.data(), marked_.size(), there, stream_), "marking shards");
+  return ToStatus(ToDevice(marked_.data(), marked_.size(), there), "marking shards");
 }
 
 // Marks the shards whose watch a step counts on.
@@ -111,7 +111,7 @@ Status DeviceCache::Find(const int64_t* ids, bool spares, Found* found) {
   const HetBatch& batch = found->batch;
   // The bases of misses are not otherwise used.
   int64_t* ids_there = found->misses.bases;
-  HET_RETURN_IF_CUDA_ERROR(Copy(ids, sizeof(int64_t) * batch.num_ids, ids_there, stream_));
+  HET_RETURN_IF_CUDA_ERROR(ToDevice(ids, sizeof(int64_t) * batch.num_ids, ids_there));
   HET_RETURN_IF_CUDA_ERROR(het_unique(ids_there, &batch, scratch_.get(), stream_));
   HET_RETURN_IF_CUDA_ERROR(het_find(store_, &batch, found->slots, stream_));
   found->holds_lines = true;
@@ -123,7 +123,7 @@ Status DeviceCache::Find(const int64_t* ids, bool spares, Found* found) {
   HET_RETURN_IF_CUDA_ERROR(
       het_count_missed_ids(&batch, &found->misses, &found->checks, &counts->missed_ids, stream_));
   const auto copy = [&](const auto* from, int64_t n, auto* to) {
-    return Copy(from, sizeof(*from) * n, to, stream_);
+    return FromDevice(from, sizeof(*from) * n, to);
   };
   HET_RETURN_IF_CUDA_ERROR(copy(found->nums, 1, found->nums_here));
   if (spares) {
@@ -185,7 +185,7 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
     if (worth) admission_.Ask(1);
   }
   HET_RETURN_IF_CUDA_ERROR(
-      Copy(found->newcomers_here, sizeof(HetNewcomer) * m, found->newcomers, stream_));
+      ToDevice(found->newcomers_here, sizeof(HetNewcomer) * m, found->newcomers));
   const int32_t admission = admission_.rich() ? HET_ADMIT_IF_AS_MUCH : HET_ADMIT_IF_MORE;
   const HetSlots victims = {found->victims, &counts->first_slots};
   HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &found->misses, m, found->newcomers, admission,
@@ -195,16 +195,14 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   int64_t* evicted_keys = found->checks.bases;  // the host has them
   HET_RETURN_IF_CUDA_ERROR(het_list_evicted(store_, &found->misses, m, found->slots, evicted_keys,
                                             found->evicted, stream_));
-  HET_RETURN_IF_CUDA_ERROR(Copy(evicted_keys, sizeof(int64_t) * m, found->evicted_keys, stream_));
-  HET_RETURN_IF_CUDA_ERROR(Copy(found->evicted, sizeof(float) * m, found->evicted_here, stream_));
+  HET_RETURN_IF_CUDA_ERROR(FromDevice(evicted_keys, sizeof(int64_t) * m, found->evicted_keys));
+  HET_RETURN_IF_CUDA_ERROR(FromDevice(found->evicted, sizeof(float) * m, found->evicted_here));
   HET_RETURN_IF_CUDA_ERROR(
       het_list_victims(store_, &found->misses, m, found->slots, &victims, scratch_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(FromDevice(found->misses.bases, sizeof(int64_t) * m, found->miss_bases));
+  HET_RETURN_IF_CUDA_ERROR(FromDevice(found->misses.index, sizeof(int32_t) * m, found->miss_index));
   HET_RETURN_IF_CUDA_ERROR(
-      Copy(found->misses.bases, sizeof(int64_t) * m, found->miss_bases, stream_));
-  HET_RETURN_IF_CUDA_ERROR(
-      Copy(found->misses.index, sizeof(int32_t) * m, found->miss_index, stream_));
-  HET_RETURN_IF_CUDA_ERROR(
-      Copy(found->slots, sizeof(int32_t) * found->here.keys, found->slots_here, stream_));
+      FromDevice(found->slots, sizeof(int32_t) * found->here.keys, found->slots_here));
   HET_RETURN_IF_ERROR(ReadCounts());
   const int64_t num_evicted = read->evicted, num_victims = read->first_slots;
   HET_RETURN_IF_ERROR(CollectLines(found->victims, num_victims));

@@ -12,14 +12,14 @@ namespace cuda {
 namespace {
 
 template <typename T>
-int CopyThere(const std::vector<T>& from, T* to, HetStream stream) {
-  return Copy(from.data(), sizeof(T) * from.size(), to, stream);
+size_t BytesOf(const std::vector<T>& values) {
+  return sizeof(T) * values.size();
 }
 
 }  // namespace
 
 // num_keys: of the lookup.
-Status DeviceBags::Place(int64_t num_keys, int dim, HetStream stream) {
+Status DeviceBags::Place(int64_t num_keys, int dim, const CopyThere& copy_there) {
   const Pooling& pooling = *pooling_;
   int32_t *begin = nullptr, *bag_of = nullptr, *max_of = nullptr;
   float *scales = nullptr, *weights = nullptr;
@@ -46,13 +46,14 @@ Status DeviceBags::Place(int64_t num_keys, int dim, HetStream stream) {
   bags_.scales = scales;
   bags_.weights = weights;
   bags_.max_of = max_of;
-  HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling.begins(), begin, stream));
-  HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling.bags_of_ids(), bag_of, stream));
-  HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling.scales(), scales, stream));
-  if (weights != nullptr) {
-    HET_RETURN_IF_CUDA_ERROR(CopyThere(pooling.weights(), weights, stream));
-  }
-  return ToStatus(CopyThere(pooling.max_of(), max_of, stream), "CopyThere");
+  const auto copy = [&](const auto& from, auto* to) {
+    return copy_there(from.data(), BytesOf(from), to);
+  };
+  HET_RETURN_IF_CUDA_ERROR(copy(pooling.begins(), begin));
+  HET_RETURN_IF_CUDA_ERROR(copy(pooling.bags_of_ids(), bag_of));
+  HET_RETURN_IF_CUDA_ERROR(copy(pooling.scales(), scales));
+  if (weights != nullptr) HET_RETURN_IF_CUDA_ERROR(copy(pooling.weights(), weights));
+  return ToStatus(copy(pooling.max_of(), max_of), "copying bags");
 }
 
 Status DeviceCache::Pool(const RowTicket& row_ticket, std::shared_ptr<const Pooling> pooling,
@@ -66,8 +67,11 @@ Status DeviceCache::Pool(const RowTicket& row_ticket, std::shared_ptr<const Pool
     if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
     const Found none(nullptr);  // of a flush's ticket
     const Found& found = ticket.found_ == nullptr ? none : *ticket.found_;
-    HET_RETURN_IF_ERROR(made->Place(found.here.keys, dim(), stream_));
-    HET_RETURN_IF_CUDA_ERROR(CopyThere(out, made->pointers_, stream_));
+    const auto copy_there = [this](const void* from, size_t bytes, void* to) {
+      return ToDevice(from, bytes, to);
+    };
+    HET_RETURN_IF_ERROR(made->Place(found.here.keys, dim(), copy_there));
+    HET_RETURN_IF_CUDA_ERROR(ToDevice(out.data(), BytesOf(out), made->pointers_));
     HET_RETURN_IF_ERROR(FindLate(found));
     HET_RETURN_IF_CUDA_ERROR(het_pool(&found.batch, &made->bags_, found.slots, info_.rows,
                                       info_.row_stride, info_.lines, info_.visitors,
@@ -83,7 +87,7 @@ Status DeviceCache::Update(RowTicket* ticket, DeviceBags* bags,
     const std::vector<const float*> of_bags = bags->pooling_->OfBags(gradients, dim());
     const float** there = const_cast<const float**>(bags->pointers_);
     const auto sum = [&](const Found& found, const Summed& summed) {
-      const int error = CopyThere(of_bags, there, stream_);
+      const int error = ToDevice(of_bags.data(), BytesOf(of_bags), there);
       if (error != 0) return error;
       return het_segment_sum_pooled(&found.batch, &bags->bags_, there, dim(), summed.sums,
                                     summed.squares, summed.num_nonfinite, summed.scratch, stream_);
@@ -103,7 +107,7 @@ Status DeviceCache::ReadPooled(const RowTicket& row_ticket, const DeviceBags& ba
     ids->resize(key_of.size());
     if (bags.bags_.kept != nullptr) rows->resize(keys.size() * dim());
     const auto copy_here = [&](const auto* from, auto* to) {
-      return Copy(from, sizeof(*from) * to->size(), to->data(), stream_);
+      return FromDevice(from, BytesOf(*to), to->data());
     };
     std::lock_guard<std::mutex> lock(mutex_);
     HET_RETURN_IF_ERROR(Begin());

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,6 +51,66 @@ TEST(DeviceCacheTest, AStepOfHitsAsksForNothing) {
   EXPECT_EQ(cluster.Rows(), (TableRows{{7, {{-5}, {}, 1}}, {8, {{-2}, {}, 1}}}));
   EXPECT_EQ(cluster.count(CacheCounter::kRowsPushed), 2);
   EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+}
+
+// What crosses the bus on the way to the device is the ids, and the rows of keys that are new
+// there; on the way back of a step of hits a few numbers. (ScaleFreeCTR, SIGIR 2021: with 8 bytes
+// an id, only new unique rows cross it.)
+TEST(DeviceCacheTest, OnlyIdsAndNewUniqueRowsGoToTheDevice) {
+  constexpr int64_t kKeys = 2000, kIds = 500, kSteps = 25, kDim = 16;
+  for (const int64_t capacity : {kKeys, kKeys / 10}) {
+    SCOPED_TRACE(capacity);
+    CacheConfig config = PlainConfig(2);
+    config.rows.optimizer = "row_wise_adagrad";
+    config.rows.dim = kDim;
+    config.capacity = capacity;
+    SetStaleness(&config, kUnbounded);
+    const DeviceCluster cluster(config, 2);
+    Ids all(kKeys);
+    std::iota(all.begin(), all.end(), 0);
+    cluster.Step(1, all, Floats(kKeys * kDim, 1));
+    cluster.Flush(1);
+
+    std::mt19937_64 random(7);
+    const auto count = [&](CacheCounter counter) { return cluster.count(counter); };
+    int64_t of_hits = -1, back_of_hits = -1;
+    for (int step = 0; step < kSteps; ++step) {
+      Ids ids(kIds);
+      // As Zipf's with exponent 1: few keys are most ids.
+      for (int64_t& id : ids) {
+        const double u = std::uniform_real_distribution<>(0, 1)(random);
+        id = std::min<int64_t>(kKeys - 1, static_cast<int64_t>(std::pow(kKeys, u)) - 1);
+      }
+      // From some step on, hits alone.
+      if (step >= kSteps - 5) std::fill(ids.begin() + step - kSteps + 6, ids.end(), 0);
+      const int64_t to = count(CacheCounter::kBytesToDevice);
+      const int64_t from = count(CacheCounter::kBytesFromDevice);
+      const int64_t misses = count(CacheCounter::kMisses);
+      const int64_t visitors = count(CacheCounter::kVisitors);
+      cluster.Step(0, ids, Floats(kIds * kDim, 0.01f));
+      const int64_t newcomers = count(CacheCounter::kMisses) - misses;
+      const int64_t values = count(CacheCounter::kVisitors) - visitors;
+      const int64_t rows = newcomers - values;
+      const auto array = [](int64_t n, int64_t bytes) { return (n * bytes + 255) / 256 * 256; };
+      const int64_t row_floats = (kDim + 1 + 3) / 4 * 4;
+      int64_t expected = 8 * kIds;
+      if (newcomers > 0) {
+        expected += newcomers * static_cast<int64_t>(sizeof(HetNewcomer));
+        expected += array(rows, 4 * row_floats) + array(rows, 8) + array(rows, 4) +
+                    array(values, 4 * kDim) + array(values, 8) + array(values, 4);
+      }
+      ASSERT_EQ(count(CacheCounter::kBytesToDevice) - to, expected) << "step " << step;
+      if (newcomers == 0) {
+        of_hits = count(CacheCounter::kBytesToDevice) - to;
+        back_of_hits = count(CacheCounter::kBytesFromDevice) - from;
+      }
+    }
+    EXPECT_EQ(of_hits, 8 * kIds);
+    EXPECT_LT(back_of_hits, 1000) << "whatever the number of ids, reading the counters included";
+    if (capacity < kKeys) {
+      EXPECT_GT(count(CacheCounter::kEvictions), 0);
+    }
+  }
 }
 
 // Neither of hits nor of misses.

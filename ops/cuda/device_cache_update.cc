@@ -35,7 +35,7 @@ size_t PlaceUpdate(void* memory, int64_t n, int64_t dim, size_t scratch_bytes,
 Status DeviceCache::TakePushed(int64_t n, bool gradients, float learning_rate) {
   const int64_t width = gradients ? dim() : info_.contribution_dim;
   const auto copy = [&](const auto* from, int64_t count, auto* to) {
-    return Copy(from, sizeof(*from) * count, to, stream_);
+    return FromDevice(from, sizeof(*from) * count, to);
   };
   HET_RETURN_IF_CUDA_ERROR(copy(push_there_.keys, n, push_here_.keys));
   HET_RETURN_IF_CUDA_ERROR(copy(push_there_.updates, n, push_here_.updates));

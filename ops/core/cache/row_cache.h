@@ -40,12 +40,14 @@ enum class CacheCounter {
   kUpdatesLost,     // updates not yet merged when their shard was cleared or restored
   kUpdatesUndone,   // of closures that failed: they are made again by another run
   kMessages,
-  kBytesUp,      // of requests
-  kBytesUpPush,  // the part of kBytesUp that pushes take
-  kBytesDown,    // of replies
-  kRows,         // rows in the cache now
-  kPending,      // updates not yet known to be merged, now
-  kMemoryBytes,  // of rows, unsent updates and index, now
+  kBytesUp,          // of requests
+  kBytesUpPush,      // the part of kBytesUp that pushes take
+  kBytesDown,        // of replies
+  kBytesToDevice,    // where rows are on one: what the cache copies there: ids, rows that came
+  kBytesFromDevice,  // the same back: keys that messages name, what is pushed
+  kRows,             // rows in the cache now
+  kPending,          // updates not yet known to be merged, now
+  kMemoryBytes,      // of rows, unsent updates and index, now
   kNumCounters
 };
 inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCounterNames = {
@@ -72,6 +74,8 @@ inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCo
     "bytes_up",
     "bytes_up_push",
     "bytes_down",
+    "bytes_to_device",
+    "bytes_from_device",
     "rows",
     "pending",
     "memory_bytes"};

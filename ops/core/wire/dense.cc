@@ -58,9 +58,9 @@ DensePushView ViewDensePush(const char* bytes, uint32_t num_counters) {
   DensePushHeader header;
   std::memcpy(&header, bytes, sizeof(header));
   const auto* counters = reinterpret_cast<const int64_t*>(bytes + sizeof(header));
-  return {header.sequence, header.steps, counters,
-          Numbers(reinterpret_cast<const char*>(counters + num_counters),
-                  header.flags & kDenseHalf)};
+  return {
+      header.sequence, header.steps, counters,
+      Numbers(reinterpret_cast<const char*>(counters + num_counters), header.flags & kDenseHalf)};
 }
 
 Status DenseRequestView::Parse(const char* bytes, size_t size, DenseRequestView* view) {

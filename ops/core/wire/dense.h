@@ -10,8 +10,8 @@
 //   kRest:   char[rest_bytes]
 // Numbers are floats or, where the push's or the reply's header says kDenseHalf, bfloat16; either
 // are padded with zeros to a multiple of 8 bytes. Pushes hold contributions: what to add. The
-// numbers of a reply are the values of the variables, or with kDenseHalf what to add to those of the
-// reply named `known`.
+// numbers of a reply are the values of the variables, or with kDenseHalf what to add to those of
+// the reply named `known`.
 
 #ifndef HET_TF_OPS_CORE_WIRE_DENSE_H_
 #define HET_TF_OPS_CORE_WIRE_DENSE_H_
