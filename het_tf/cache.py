@@ -98,7 +98,9 @@ class WorkerCache:
             self._attributes.get("read_bound", 0) > 0 and self._attributes["clock"] != "lamport"
         )
         bounds = {} if table.is_local else {"read_bound": 0}
-        self._handles = _Handles(self._attributes, self._attributes | bounds, devices, config)
+        self._handles = _Handles(
+            self._attributes, self._attributes | bounds, devices, config, table.is_local
+        )
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)
@@ -434,6 +436,7 @@ class _Handles:
         on_coordinator: dict[str, Any],
         devices: dict[Any, str],
         config: CacheConfig | None,
+        is_local: bool,
     ):
         """Makes nothing yet.
 
@@ -442,6 +445,7 @@ class _Handles:
           on_coordinator: the same there; its caches get another name.
           devices: by task (`task_of`), that which keeps its rows.
           config: of the cache.
+          is_local: whether the table is in this process: what leaves a device is there anyway.
         """
         self.on_host = attributes
         self.on_coordinator = on_coordinator | {
@@ -451,6 +455,8 @@ class _Handles:
         if devices:
             rows = config.device_capacity
             self._on_device = attributes | {"device_capacity": _AUTO if rows == "auto" else rows}
+            if is_local:
+                self._on_device["capacity"] = 0
             self._kind = config.device
 
     def make(self) -> tf.Tensor:

@@ -45,8 +45,9 @@ class CacheConfig:
     Stay well below: with a higher rate, choose a smaller bound.
 
     Attributes:
-      capacity: rows that a worker keeps in its host's memory, from 1 to 2**31 - 1; with
-        device_capacity: where it has no such device.
+      capacity: rows that a worker keeps in its host's memory, from 1 to 2**31 - 1. With
+        device_capacity those that gave way to others in the GPU's, so that one which comes again is
+        checked and not fetched; and, where a worker has no such device, all of its rows.
       policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
         as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
       staleness: read_bound and write_bound, where they are not given; None: unbounded.

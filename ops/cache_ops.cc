@@ -37,10 +37,10 @@ cache: Scalar.
 shared_name: The cache's name; empty: private to this op.
 dim: As of the table, like optimizer, initializer, seed, clock, num_shards and row_dtype.
 capacity: Rows. 0: no cache. Every lookup fetches its rows, updates send gradients, and the shards
-  apply the optimizer.
-device_capacity: Rows in the memory of the device of this op, in the place of capacity; -1: as many
-  as three quarters of the memory hold that TensorFlow has not handed out there. 0: rows are in the
-  host's memory. In a build without CUDA the CPU is such a device, else GPUs are.
+  apply the optimizer. With device_capacity those that are kept in the host's memory when they have
+  given way to others on the device; 0: none.
+device_capacity: Rows in the memory of the device of this op; -1: as many as three quarters of the
+  memory hold that TensorFlow has not handed out there. 0: rows are in the host's memory. In a build without CUDA the CPU is such a device, else GPUs are.
 policy: Which rows leave a full cache.
 read_bound: What a read may miss of other workers' updates beyond those not yet sent, in units of the
   clock: updates, or lengths of 2^-14 under a drift clock; -1: unbounded.

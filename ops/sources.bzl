@@ -147,6 +147,7 @@ DEVICE_SOURCES = [
     "ops/cuda/device_cache_lookup.cc",
     "ops/cuda/device_cache_pool.cc",
     "ops/cuda/device_cache_update.cc",
+    "ops/cuda/host_rows.cc",
 ]
 
 CUDA_TESTS = [
@@ -155,6 +156,7 @@ CUDA_TESTS = [
     "ops/cuda/device_cache_pool_test.cc",
     "ops/cuda/device_cache_test.cc",
     "ops/cuda/device_cache_threads_test.cc",
+    "ops/cuda/host_rows_test.cc",
     "ops/cuda/lanes_test.cc",
     "ops/cuda/lanes_threads_test.cc",
     "ops/cuda/row_cache_test.cc",

@@ -142,6 +142,8 @@ class StoredRows:
             "updates_lost": updates whose shard was cleared or restored before it had them.
             "updates_undone": with `exactly_once`, of closures that failed and were run again.
           - "evictions": rows that left a full cache; "dirty_evictions": with updates not yet sent.
+            Where rows are on a GPU: "rows_to_host" of them that the host keeps; "rows_from_host":
+            misses whose row it had kept, and no server sent.
           - "messages": requests; "bytes_up", "bytes_down": of requests and of replies;
             "bytes_up_push": the part of bytes_up that pushes take.
           - "bytes_to_device", "bytes_from_device": where rows are on a GPU, what the cache copies

@@ -18,6 +18,7 @@ Status CheckBound(const char* name, int64_t bound) {
 }
 
 constexpr int64_t kMostLines = int64_t{1} << 30;
+constexpr int64_t kMostHostRows = (int64_t{1} << 31) - 1;
 
 HetStoreConfig StoreConfig(const CacheConfig& config) {
   return {config.rows.dim, config.rows.optimizer.c_str(), config.capacity,
@@ -60,6 +61,10 @@ Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
   if (config.capacity < 1 || config.capacity > kMostLines) {
     return InvalidArgument("capacity = ", config.capacity, " rows must be in [1, ", kMostLines,
                            "] on a device");
+  }
+  if (config.host_capacity < 0 || config.host_capacity > kMostHostRows) {
+    return InvalidArgument("host_capacity = ", config.host_capacity, " rows must be in [0, ",
+                           kMostHostRows, "]");
   }
   HET_RETURN_IF_ERROR(CheckBound("read_bound", config.read_bound));
   HET_RETURN_IF_ERROR(CheckBound("write_bound", config.write_bound));
@@ -108,6 +113,8 @@ DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream
       shards_device_(memory_.get()),
       push_device_(memory_.get()),
       arriving_(memory_.get()),
+      host_rows_(config.host_capacity, kit_.optimizer->row_dim()),
+      leaving_device_(memory_.get()),
       rows_in_(config.rows.num_shards),
       admission_(config.capacity, static_cast<int>(asker_.format().words(0)),
                  kit_.optimizer->slot_dim()),
@@ -140,6 +147,20 @@ Status DeviceCache::Allocate() {
   HET_RETURN_IF_ERROR(push_pinned_.Reserve(push_bytes));
   PlacePush(push_device_.get(), kPushRows, width, &push_there_);
   PlacePush(push_pinned_.get(), kPushRows, width, &push_here_);
+  if (host_rows_.is_enabled()) {
+    const auto place = [&](void* memory, Leaving* leaving) {
+      Scratch scratch(memory);
+      leaving->slots = scratch.Take<int32_t>(kPushRows);
+      leaving->bases = scratch.Take<int64_t>(kPushRows);
+      leaving->rows = scratch.Take<float>(kPushRows * info_.row_stride);
+      return scratch.bytes();
+    };
+    const size_t leaving_bytes = place(nullptr, &leaving_there_);
+    HET_RETURN_IF_ERROR(leaving_device_.Reserve(leaving_bytes));
+    HET_RETURN_IF_ERROR(leaving_pinned_.Reserve(leaving_bytes));
+    place(leaving_device_.get(), &leaving_there_);
+    place(leaving_pinned_.get(), &leaving_here_);
+  }
   HET_RETURN_IF_ERROR(counts_device_.Reserve(sizeof(Counts)));
   HET_RETURN_IF_ERROR(counts_pinned_.Reserve(sizeof(Counts)));
   const int64_t shards = num_shards();
@@ -226,6 +247,7 @@ Status DeviceCache::ForgetShard(int shard, int num_shards, int64_t* updates_lost
   HET_RETURN_IF_CUDA_ERROR(het_forget(store_, shard, num_shards, &counts->updates_lost, stream_));
   HET_RETURN_IF_ERROR(ReadCounts());
   *updates_lost = reinterpret_cast<const Counts*>(counts_pinned_.get())->updates_lost;
+  host_rows_.DropAll(shard, num_shards);
   return Status();
 }
 
@@ -272,12 +294,15 @@ Status DeviceCache::GetStats(Stats* stats) {
   HET_RETURN_IF_ERROR(TakeReleased());
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   HET_RETURN_IF_CUDA_ERROR(het_count_lines(store_, &counts->lines, stream_));
-  HET_RETURN_IF_ERROR(ReadCounts());
+  // Whoever looks is not counted.
+  HET_RETURN_IF_CUDA_ERROR(
+      Copy(counts_device_.get(), sizeof(Counts), counts_pinned_.get(), stream_));
+  HET_RETURN_IF_ERROR(Wait());
   const auto* read = reinterpret_cast<const Counts*>(counts_pinned_.get());
   counters_.Set(CacheCounter::kRows, read->lines);
   counters_.Set(CacheCounter::kRowsUnasked, read->unasked);
   counters_.Set(CacheCounter::kPending, num_pending_);
-  counters_.Set(CacheCounter::kMemoryBytes, info_.bytes);
+  counters_.Set(CacheCounter::kMemoryBytes, info_.bytes + host_rows_.memory_bytes());
   counters_.Read(stats);
   return Status();
 }

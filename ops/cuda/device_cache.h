@@ -8,7 +8,8 @@
 //
 // Unlike Cache it has a line only for rows that are there with their slots, so a row beyond the
 // read bound always comes back whole, and updates that wait in an outbox have no line. A key that
-// is not worth a line, or finds none, is a visitor (visitors.h).
+// is not worth a line, or finds none, is a visitor (visitors.h). A row that gave way to another is
+// kept on the host (host_rows.h), if there is place, and checked like a line when it comes again.
 
 #ifndef HET_TF_OPS_CUDA_DEVICE_CACHE_H_
 #define HET_TF_OPS_CUDA_DEVICE_CACHE_H_
@@ -35,6 +36,7 @@
 #include "ops/core/wire/reply.h"
 #include "ops/cuda/block.h"
 #include "ops/cuda/het_cuda.h"
+#include "ops/cuda/host_rows.h"
 #include "ops/cuda/outbox.h"
 #include "ops/cuda/visitors.h"
 
@@ -124,6 +126,10 @@ class DeviceTicket : public RowTicket {
   bool lacks_rows_ = false;       // of a shard that has restarted, those that were not asked about
   std::vector<int64_t> keys_in_;  // (num_shards): how many of its keys each has
   std::list<Holds> released_;     // (1): of its end, which gets no memory
+  // Rows of misses that the host had kept, for those that no shard sends.
+  std::vector<int32_t> kept_of_;  // (keys, or none): which of them a key's is, or -1
+  std::vector<int64_t> kept_bases_;
+  std::vector<float> kept_rows_;  // (kept_bases_, row_dim)
 };
 
 // What a pooled lookup hands to its update: the bags of its ids, on the device.
@@ -257,7 +263,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
 
   // What a reply brought.
   struct Came {
-    int64_t refreshed, initialized;
+    int64_t refreshed, initialized, kept;
     int64_t unused;  // slots that were asked for, of rows that nobody has updated
   };
 
@@ -279,6 +285,13 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
     int64_t num_values = 0, next_value = 0;
 
     int64_t count(List list) const { return first[list + 1] - first[list]; }
+  };
+
+  // Rows that are evicted, on their way to the host.
+  struct Leaving {
+    int32_t* slots;  // (kPushRows)
+    int64_t* bases;  // (kPushRows)
+    float* rows;     // (kPushRows, row_stride)
   };
 
   DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream,
@@ -308,7 +321,12 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status TakeVisitors(Found* found);
   Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line);
   Status FindLate(const Found& found);
+  Status KeepEvicted(const Found& found, int64_t num_victims);
+  bool TakeKept(const Subject& miss, DeviceTicket* ticket, int64_t* base);
+  bool FillsIn(const DeviceTicket& ticket, const Asked& asked, const ReplyView& reply, int64_t q,
+               int64_t full) const;
   std::vector<int64_t> WaitingKeys() const;
+  bool pushed_rows_come_back() const;
   std::vector<int64_t> KeysToForce() const;
   static int64_t AskInFull(const std::unordered_set<int64_t>& keys, std::vector<Subject>* subjects,
                            std::vector<Subject>* full);
@@ -360,7 +378,10 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   int32_t* spared_there_ = nullptr;           // (num_shards, HET_SPREAD): het_list's
   Block push_device_, push_pinned_{nullptr};  // (kPushRows)
   HetPush push_there_ = {}, push_here_ = {};
-  Block arriving_;                // of one install
+  Block arriving_;  // of one install
+  HostRows host_rows_;
+  Block leaving_device_, leaving_pinned_{nullptr};  // (kPushRows), where host_rows_ is enabled
+  Leaving leaving_there_, leaving_here_;
   std::vector<int64_t> rows_in_;  // (num_shards): TakePushed's
   Admission admission_;
   Visitors visitors_;

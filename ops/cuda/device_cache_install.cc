@@ -50,6 +50,14 @@ void ForEachQuery(const ReplyView& reply, const Visit& visit) {
 
 }  // namespace
 
+// Whether a row that the host had kept is what a check's key has: its shard sends none.
+bool DeviceCache::FillsIn(const DeviceTicket& ticket, const Asked& asked, const ReplyView& reply,
+                          int64_t q, int64_t full) const {
+  const Subject& subject = asked.subjects[q];
+  return !Comes(asked, reply, q, full) && subject.list == List::kStep && !ticket.kept_of_.empty() &&
+         ticket.kept_of_[subject.at] >= 0;
+}
+
 // Memory for the rows that came.
 Status DeviceCache::Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies,
                             Arriving* arriving) {
@@ -58,7 +66,8 @@ Status DeviceCache::Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& 
     const Asked& asked = ticket->asked_[s];
     if (asked.request.number == 0) continue;
     ForEachQuery(replies[s], [&](int64_t q, int64_t full, int64_t value) {
-      rows[asked.subjects[q].list] += value < 0 && Comes(asked, replies[s], q, full);
+      rows[asked.subjects[q].list] += value < 0 && (Comes(asked, replies[s], q, full) ||
+                                                    FillsIn(*ticket, asked, replies[s], q, full));
     });
     rows[List::kUnasked] += replies[s].header.num_unasked;
     arriving->num_values += replies[s].header.num_values;
@@ -100,10 +109,22 @@ DeviceCache::Came DeviceCache::FillRows(int shard, const DeviceTicket& ticket,
   PushesSince since(current ? state.link : none, reply.header.acknowledged, *kit_.optimizer,
                     config_.rows.clock, config_.half);
   if (current) state.outbox.AddTo(&since);
-  Came came = {0, 0, 0};
+  Came came = {0, 0, 0, 0};
+  // Rows that were kept are of the shard as it was when they were looked up, with all own pushes.
+  const bool counted = (reply.header.flags & kCounted) != 0;
   ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) {
-    if (!Comes(asked, reply, q, full)) return;
     const Subject& subject = asked.subjects[q];
+    if (FillsIn(ticket, asked, reply, q, full)) {
+      const int64_t at = arriving->next[subject.list]++;
+      const int32_t kept = ticket.kept_of_[subject.at];
+      arriving->here.index[at] = subject.at;
+      arriving->here.bases[at] = current && !counted ? ticket.kept_bases_[kept] : -1;
+      std::copy_n(ticket.kept_rows_.data() + int64_t{kept} * row_dim, row_dim,
+                  arriving->here.rows + at * info_.row_stride);
+      ++came.kept;
+      return;
+    }
+    if (!Comes(asked, reply, q, full)) return;
     if (value >= 0) {
       // Without slots it takes no push in; the shard sends it only if it has all of them.
       const int64_t at = arriving->next_value++;
@@ -249,6 +270,7 @@ Status DeviceCache::TakeReply(int shard, DeviceTicket* ticket, const ReplyView& 
     if (!(header.flags & kRestarted)) admission_.Spared(asked.num_checks - came.refreshed);
     counters_.Add(CacheCounter::kStaleHits, came.refreshed);
     counters_.Add(CacheCounter::kInitialized, came.initialized);
+    counters_.Add(CacheCounter::kRowsFromHost, came.kept);
     counters_.Add(CacheCounter::kVisitors, header.num_values);
   }
   link.Close(asked.request.number);

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "ops/core/memory/hash.h"
 #include "ops/core/wire/request.h"
@@ -161,6 +163,57 @@ Status DeviceCache::TakeVisitors(Found* found) {
   return Status();
 }
 
+// Of evicted rows, what their lines have. num_victims: the lines that had updates in no push.
+Status DeviceCache::KeepEvicted(const Found& found, int64_t num_victims) {
+  if (!host_rows_.is_enabled()) return Status();
+  // A row that comes back after its push would find no line to be merged with here.
+  std::unordered_set<int32_t> left_out;
+  if (pushed_rows_come_back()) {
+    std::vector<int32_t> victims(num_victims);
+    HET_RETURN_IF_CUDA_ERROR(
+        FromDevice(found.victims, sizeof(int32_t) * num_victims, victims.data()));
+    HET_RETURN_IF_ERROR(Wait());
+    left_out.insert(victims.begin(), victims.end());
+  }
+  const Leaving &here = leaving_here_, &there = leaving_there_;
+  int64_t n = 0;
+  std::vector<int64_t> keys(std::min<int64_t>(kPushRows, found.here.misses));
+  for (int32_t j = 0; j < found.here.misses; ++j) {
+    const int32_t slot = found.slots_here[found.miss_index[j]];
+    if (found.evicted_here[j] > 0 && left_out.count(slot) == 0) {
+      here.slots[n] = slot;
+      keys[n++] = found.evicted_keys[j];
+    }
+    if (n == 0 || (n < kPushRows && j + 1 < found.here.misses)) continue;
+    HET_RETURN_IF_CUDA_ERROR(ToDevice(here.slots, sizeof(int32_t) * n, there.slots));
+    HET_RETURN_IF_CUDA_ERROR(
+        het_read_lines(store_, there.slots, n, there.rows, there.bases, stream_));
+    HET_RETURN_IF_CUDA_ERROR(FromDevice(there.bases, sizeof(int64_t) * n, here.bases));
+    HET_RETURN_IF_CUDA_ERROR(
+        FromDevice(there.rows, sizeof(float) * info_.row_stride * n, here.rows));
+    HET_RETURN_IF_ERROR(Wait());
+    for (int64_t i = 0; i < n; ++i) {
+      host_rows_.Drop(keys[i]);
+      host_rows_.Put(keys[i], here.bases[i], here.rows + i * info_.row_stride);
+    }
+    counters_.Add(CacheCounter::kRowsToHost, n);
+    n = 0;
+  }
+  return Status();
+}
+
+// If the host has kept the row of a miss with a line, the ticket gets it, with its clock.
+bool DeviceCache::TakeKept(const Subject& miss, DeviceTicket* ticket, int64_t* base) {
+  const auto at = static_cast<int32_t>(ticket->kept_bases_.size());
+  const size_t row_dim = kit_.optimizer->row_dim();
+  ticket->kept_rows_.resize((at + 1) * row_dim);
+  ticket->kept_of_.resize(ticket->found_->here.keys, -1);
+  if (!host_rows_.Take(miss.key, base, ticket->kept_rows_.data() + at * row_dim)) return false;
+  ticket->kept_bases_.push_back(*base);
+  ticket->kept_of_[miss.at] = at;
+  return true;
+}
+
 // A step whose keys have got lines since reads and updates these.
 Status DeviceCache::FindLate(const Found& found) {
   if (found.num_visitors == 0) return Status();
@@ -206,6 +259,7 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   HET_RETURN_IF_ERROR(ReadCounts());
   const int64_t num_evicted = read->evicted, num_victims = read->first_slots;
   HET_RETURN_IF_ERROR(CollectLines(found->victims, num_victims));
+  HET_RETURN_IF_ERROR(KeepEvicted(*found, num_victims));
   counters_.Add(CacheCounter::kEvictions, num_evicted);
   counters_.Add(CacheCounter::kDirtyEvictions, num_victims);
   HET_RETURN_IF_CUDA_ERROR(
@@ -237,11 +291,15 @@ std::vector<int64_t> DeviceCache::WaitingKeys() const {
   return keys;
 }
 
-// What is about to be pushed, where a pushed row comes back: by Lamport clocks, and where the shard
-// rounds what it merges, since roundings that the worker did not hear of would add up.
+// By Lamport clocks, and where the shard rounds what it merges, since roundings that the worker did
+// not hear of would add up.
+bool DeviceCache::pushed_rows_come_back() const {
+  return config_.rows.clock == ClockRule::kLamport || config_.rows.half;
+}
+
 std::vector<int64_t> DeviceCache::KeysToForce() const {
-  const bool come_back = config_.rows.clock == ClockRule::kLamport || config_.rows.half;
-  return come_back && !closure_.holds_back() ? WaitingKeys() : std::vector<int64_t>();
+  const bool force = pushed_rows_come_back() && !closure_.holds_back();
+  return force ? WaitingKeys() : std::vector<int64_t>();
 }
 
 // Asks for the whole rows of those that are among these keys.
@@ -318,7 +376,15 @@ void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, Dev
     ++ticket->keys_in_[shard];
     const Subject miss = {found.miss_keys[j], found.miss_bases[j], List::kStep,
                           found.miss_index[j]};
-    if (has_line[j]) {
+    // What is updated without a line would not be in it.
+    if (!has_line[j]) host_rows_.Drop(miss.key);
+    int64_t base;
+    if (has_line[j] && host_rows_.is_enabled() && TakeKept(miss, ticket, &base)) {
+      each.checks.push_back({miss.key, base, List::kStep, miss.at});
+      admission_.GiveBack(1);
+      // Should its shard watch it from this check on, that is not counted on.
+      if (each.watches) shards_[shard].watching.Left(1, config_.capacity / num_shards());
+    } else if (has_line[j]) {
       each.full.push_back(miss);
     } else if (visitors_.shared(found.newcomers_here[j].visitor)) {
       ask_of_known(miss, &each);

@@ -197,6 +197,7 @@ int RunWatchedShort(int64_t left, Limit limit) {
 CacheConfig SmallConfig() {
   CacheConfig config = PlainConfig(2);
   config.capacity = 4;
+  config.host_capacity = 6;
   SetStaleness(&config, 1);
   return config;
 }

@@ -28,6 +28,18 @@ struct DeviceSide {
 };
 using DeviceCluster = ClusterOf<DeviceSide>;
 
+// The same with rows that gave way kept on the host, a few of them.
+struct KeepingSide : DeviceSide {
+  static constexpr int64_t kHostRows = 12;
+
+  static Status Create(const CacheConfig& config, std::shared_ptr<cuda::DeviceCache>* cache) {
+    CacheConfig keeping = config;
+    keeping.host_capacity = kHostRows;
+    return DeviceSide::Create(keeping, cache);
+  }
+};
+using KeepingCluster = ClusterOf<KeepingSide>;
+
 }  // namespace testing
 }  // namespace het_tf
 

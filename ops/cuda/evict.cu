@@ -161,6 +161,22 @@ struct ListEvicted {
   }
 };
 
+struct ReadLines {
+  StoreView store;
+  int32_t row_dim;
+  const int32_t* slots;
+  float* rows;
+  int64_t* bases;
+
+  template <typename LanesType>
+  HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
+    const float* row = store.row(slots[r]);
+    float* out = rows + r * store.row_stride;
+    lanes.ForEach(row_dim, [&](int i) { out[i] = row[i]; });
+    lanes.Once([&] { bases[r] = store.lines[slots[r]].base; });
+  }
+};
+
 struct Make {
   StoreView store;
   HetList misses;
@@ -232,6 +248,12 @@ int het_list_victims(HetStore* store, const HetList* misses, int64_t num_misses,
   HET_CUDA_RETURN_IF_ERROR(SelectIndices(s.select, &s.select_bytes, s.is_victim, victims->slots,
                                          victims->num, num_misses, stream));
   return Launch(FillVictims{*misses, slots, *victims}, num_misses, stream);
+}
+
+int het_read_lines(HetStore* store, const int32_t* slots, int64_t n, float* rows, int64_t* bases,
+                   HetStream stream) {
+  const ReadLines read = {store->view, store->row_dim, slots, rows, bases};
+  return LaunchRows(read, store->dim, n, stream);
 }
 
 int het_make(HetStore* store, const HetList* misses, int64_t num_misses,

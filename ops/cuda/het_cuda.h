@@ -102,7 +102,8 @@ int het_segment_sum_pooled(const HetBatch* batch, const HetBags* bags,
 // A step:
 //   het_unique, het_find, het_list                  what is missing, what is to be checked
 //   (the host decides which misses are worth a line)
-//   het_evict, het_list_evicted, het_list_victims, het_collect, het_make  lines for the misses
+//   het_evict, het_list_evicted, het_list_victims, het_collect, het_read_lines, het_make
+//                                                   lines for the misses
 //   (the host asks the shards)
 //   het_install, het_install_values                 of misses, and of rows beyond the read bound
 //   het_find_late, het_gather, het_segment_sum, het_update
@@ -237,6 +238,14 @@ int het_list_evicted(HetStore* store, const HetList* misses, int64_t num_misses,
                      float* uses,           // (num_misses): out, how often each was asked for
                                             // lately; 0: the line was free, or there is none
                      HetStream stream);
+
+// What lines have, for whoever keeps it: rows with all own updates, and their clocks.
+int het_read_lines(HetStore* store,
+                   const int32_t* slots,  // (n): of lines that have a row, and are clean
+                   int64_t n,
+                   float* rows,     // (n, row_stride): out
+                   int64_t* bases,  // (n): out
+                   HetStream stream);
 
 // The misses' lines are theirs from here on. They have no row until one is installed; a line that
 // got none is gone once nobody pins it. The line of a key that has a visitor stays as long as that.

@@ -15,6 +15,10 @@ INSTANTIATE_TYPED_TEST_SUITE_P(Device, RowCacheFailureTest, DeviceSide);
 INSTANTIATE_TYPED_TEST_SUITE_P(Device, PaperCodeFaults, DeviceSide);
 INSTANTIATE_TYPED_TEST_SUITE_P(Device, WrongReplyTest, DeviceSide);
 INSTANTIATE_TYPED_TEST_SUITE_P(Device, RowCacheWatchTest, DeviceSide);
+INSTANTIATE_TYPED_TEST_SUITE_P(Keeping, RowCacheFailureTest, KeepingSide);
+INSTANTIATE_TYPED_TEST_SUITE_P(Keeping, PaperCodeFaults, KeepingSide);
+INSTANTIATE_TYPED_TEST_SUITE_P(Keeping, WrongReplyTest, KeepingSide);
+INSTANTIATE_TYPED_TEST_SUITE_P(Keeping, RowCacheWatchTest, KeepingSide);
 
 }  // namespace testing
 }  // namespace het_tf

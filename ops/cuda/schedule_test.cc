@@ -13,6 +13,7 @@ namespace het_tf {
 namespace testing {
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Device, RowCacheScheduleTest, DeviceSide);
+INSTANTIATE_TYPED_TEST_SUITE_P(Keeping, RowCacheScheduleTest, KeepingSide);
 
 constexpr int64_t kEachBound[] = {kUnbounded, 0, 1, 2, 5};
 

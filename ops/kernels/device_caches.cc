@@ -52,6 +52,7 @@ absl::Status NewDeviceCache(const CacheConfig& config, int64_t capacity,
   }
   auto memory = std::make_shared<AllocatorMemory>(device->GetAllocator({}));
   CacheConfig sized = config;
+  sized.host_capacity = config.capacity;
   sized.capacity = capacity;
   if (capacity == kAsMemoryAllows) {
     const int64_t available = memory->available();

@@ -22,14 +22,23 @@ def dataset(context):
 
 
 @pytest.mark.parametrize(
-    ("lookahead", "staleness", "combiner"),
-    [(0, 0, None), (1, 10, None), (3, 100, None), (3, 10, "mean")],
+    ("lookahead", "staleness", "combiner", "on_host"),
+    [
+        (0, 0, None, None),
+        (1, 10, None, KEYS // 4),
+        (3, 100, None, None),
+        (3, 10, "mean", KEYS // 2),
+    ],
 )
-def test_fit(rows_kind, strategy, lookahead, staleness, combiner):
+def test_fit(rows_kind, strategy, lookahead, staleness, combiner, on_host):
     with strategy.scope():
         inputs = keras.Input((3,), dtype="int64")
         cache = het_tf.CacheConfig(
-            device_capacity=KEYS // 2, staleness=staleness, lookahead=lookahead, device=rows_kind
+            on_host,
+            device_capacity=KEYS // 2,
+            staleness=staleness,
+            lookahead=lookahead,
+            device=rows_kind,
         )
         embedding = HetEmbedding(4, seed=1, cache=cache, combiner=combiner)
         hidden = keras.layers.Flatten()(embedding(inputs))
@@ -42,6 +51,8 @@ def test_fit(rows_kind, strategy, lookahead, staleness, combiner):
     assert stats["pending"] == 0
     assert stats["hits"] > 0
     assert (stats["checks_spared"] > 0) == (staleness > 0)
+    assert (stats["rows_from_host"] > 0) == (on_host is not None)
+    assert stats["rows_from_host"] <= stats["rows_to_host"] <= stats["evictions"]
     made = 2 * 3 * STEPS
     assert made <= stats["lookups"] <= made + 3 * 2 * lookahead
     # Every update counts once, whether its row had a line or not.

@@ -175,7 +175,18 @@ def test_numbers_of_any_type_are_kept_as_plain_ones():
         json.dumps(configuration.get_config())
     assert (kept.output_dim, kept.seed) == (8, 3)
     assert cached == config(capacity=7, read_bound=5, staleness=5, write_bound=None)
-    assert dataclasses.astuple(drifting) == (7, "lfu", 1.0, 0.5, 1.0, "drift", None, None, None, "GPU")
+    assert dataclasses.astuple(drifting) == (
+        7,
+        "lfu",
+        1.0,
+        0.5,
+        1.0,
+        "drift",
+        None,
+        None,
+        None,
+        "GPU",
+    )
     assert table(np.int64(3), seed=np.int64(-5)).lookup([1]).shape == (1, 3)
 
 

@@ -54,9 +54,13 @@ class OpsSystem:
         initializer: str = "zeros",
         policy: str = "lru",
         device: str = "",
+        host_rows: int = 0,
         lifetimes: str = "",
     ):
-        """device: "" or that whose memory has the caches' rows ("/device:CPU:0")."""
+        """device: "" or that whose memory has the caches' rows ("/device:CPU:0").
+
+        host_rows: that a cache keeps on the host when they have given way there.
+        """
         self.setup = setup
         self.learning_rate = learning_rate
         plain = optimizers.Momentum(momentum=0.0) if setup.slots else optimizers.SGD()
@@ -78,7 +82,7 @@ class OpsSystem:
         self._device = device
         if device:
             self._cache["device_capacity"] = self._cache.pop("capacity")
-            self._cache["capacity"] = 0
+            self._cache["capacity"] = host_rows
         self.tables = [
             ops.table_handle(
                 shared_name=_name("table"),

@@ -174,6 +174,7 @@ def schedules(
     loss: bool = True,
     max_events: int = 40,
     capacities: tuple[int, int] = (0, 6),
+    most_keys: int = 4,
 ) -> Schedule:
     """Schedules over few keys, so that workers meet, and tiny caches, so that rows are evicted."""
     read = draw(st.sampled_from(bounds))
@@ -188,7 +189,7 @@ def schedules(
         slots=draw(st.booleans()),
         seed=draw(st.integers(0, 9)),
     )
-    some = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True))
+    some = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=most_keys, unique=True))
     worker = st.integers(0, setup.num_workers - 1)
     shard = st.integers(0, setup.num_shards - 1)
     nth = st.integers(0, MAX_OPEN - 1)

@@ -44,12 +44,14 @@ def test_one_worker_is_as_without_a_cache(rows_kind, optimizer):
     assert sum(played) > 0
 
 
-def run_on_device(rows_kind, schedule, policy="lru"):
+def run_on_device(rows_kind, schedule, policy="lru", host_rows=0):
+    """Returns how many rows the host had kept when they came again."""
     setup, events = schedule
     setup = dataclasses.replace(setup, capacity=max(1, setup.capacity))
-    device = f"/device:{rows_kind}:0"
-    with contextlib.closing(OpsSystem(setup, device=device, policy=policy)) as system:
+    options = {"device": f"/device:{rows_kind}:0", "host_rows": host_rows}
+    with contextlib.closing(OpsSystem(setup, policy=policy, **options)) as system:
         run((setup, events), system)
+        return sum(system.stats(w)["rows_from_host"] for w in range(setup.num_workers))
 
 
 # As in test_ops_protocol.py, with fewer schedules: the rules of link and shard are tested there.
@@ -74,6 +76,22 @@ def test_the_same_where_hardly_a_key_has_a_line(rows_kind, clock):
         run_on_device(rows_kind, schedule)
 
     play()
+
+
+@pytest.mark.parametrize("clock", BOUNDS)
+def test_the_same_where_the_host_keeps_what_gave_way(rows_kind, clock):
+    """(Longer schedules: ops/cuda/schedule_test.cc.)"""
+    kept = []
+    options = {"clock": clock, "bounds": BOUNDS[clock], "kinds": ("crash", "restart")}
+
+    @settings(repeatable, max_examples=100)
+    @given(schedule=schedules(workers=(1, 3), capacities=(1, 2), most_keys=12, **options))
+    def play(schedule):
+        kept.append(run_on_device(rows_kind, schedule, host_rows=5))
+
+    play()
+    # By Lamport clocks a row is not kept that had updates when it left.
+    assert sum(kept) > 0 or clock == "lamport"
 
 
 @pytest.mark.parametrize("clock", BOUNDS)

@@ -253,9 +253,10 @@ def test_the_ops_do_as_the_model_with_counts_that_are_restored(schedule, lifetim
 
 
 @settings(repeatable, max_examples=40)
-@given(SCHEDULES, LIFETIMES)
-def test_rows_on_a_device_do_as_the_model(schedule, lifetimes):
-    with contextlib.closing(MortalOps(schedule[0], lifetimes, device="/device:CPU:0")) as system:
+@given(SCHEDULES, LIFETIMES, st.sampled_from([0, 5]))
+def test_rows_on_a_device_do_as_the_model(schedule, lifetimes, host_rows):
+    options = {"device": "/device:CPU:0", "host_rows": host_rows}
+    with contextlib.closing(MortalOps(schedule[0], lifetimes, **options)) as system:
         run(schedule, system)
 
 

@@ -36,6 +36,8 @@ enum class CacheCounter {
   kRowsPushed,
   kUpdatesPushed,  // the updates that the pushed rows carried
   kEvictions,
+  kRowsToHost,      // of them, where rows are on a device: rows that the host keeps
+  kRowsFromHost,    // misses whose row the host had kept, and no shard sent
   kDirtyEvictions,  // evictions of rows with updates not yet sent
   kUpdatesLost,     // updates not yet merged when their shard was cleared or restored
   kUpdatesUndone,   // of closures that failed: they are made again by another run
@@ -67,6 +69,8 @@ inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCo
     "rows_pushed",
     "updates_pushed",
     "evictions",
+    "rows_to_host",
+    "rows_from_host",
     "dirty_evictions",
     "updates_lost",
     "updates_undone",
@@ -82,7 +86,8 @@ inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCo
 
 struct CacheConfig {
   RowConfig rows;
-  int64_t capacity = 0;  // rows; 0: no cache
+  int64_t capacity = 0;       // rows; 0: no cache
+  int64_t host_capacity = 0;  // rows that gave way on a device and are kept on the host
   Policy policy = Policy::kLfu;
   // Both in units of the clock.
   int64_t read_bound = kUnbounded;   // updates of others that a read may miss, beyond those unsent
