@@ -248,6 +248,7 @@ Status DeviceCache::ForgetShard(int shard, int num_shards, int64_t* updates_lost
   HET_RETURN_IF_ERROR(ReadCounts());
   *updates_lost = reinterpret_cast<const Counts*>(counts_pinned_.get())->updates_lost;
   host_rows_.DropAll(shard, num_shards);
+  ++num_forgets_;
   return Status();
 }
 

@@ -130,6 +130,7 @@ class DeviceTicket : public RowTicket {
   std::vector<int32_t> kept_of_;  // (keys, or none): which of them a key's is, or -1
   std::vector<int64_t> kept_bases_;
   std::vector<float> kept_rows_;  // (kept_bases_, row_dim)
+  int64_t num_forgets_ = 0;       // the cache's then
 };
 
 // What a pooled lookup hands to its update: the bags of its ids, on the device.
@@ -321,7 +322,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status TakeVisitors(Found* found);
   Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line);
   Status FindLate(const Found& found);
-  Status KeepEvicted(const Found& found, int64_t num_victims);
+  Status KeepEvicted(const Found& found);
   bool TakeKept(const Subject& miss, DeviceTicket* ticket, int64_t* base);
   bool FillsIn(const DeviceTicket& ticket, const Asked& asked, const ReplyView& reply, int64_t q,
                int64_t full) const;
@@ -380,6 +381,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   HetPush push_there_ = {}, push_here_ = {};
   Block arriving_;  // of one install
   HostRows host_rows_;
+  int64_t num_forgets_ = 0;  // how often rows were forgotten: those that tickets hold are old then
   Block leaving_device_, leaving_pinned_{nullptr};  // (kPushRows), where host_rows_ is enabled
   Leaving leaving_there_, leaving_here_;
   std::vector<int64_t> rows_in_;  // (num_shards): TakePushed's

@@ -112,13 +112,14 @@ DeviceCache::Came DeviceCache::FillRows(int shard, const DeviceTicket& ticket,
   Came came = {0, 0, 0, 0};
   // Rows that were kept are of the shard as it was when they were looked up, with all own pushes.
   const bool counted = (reply.header.flags & kCounted) != 0;
+  const bool keeps = current && !counted && ticket.num_forgets_ == num_forgets_;
   ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) {
     const Subject& subject = asked.subjects[q];
     if (FillsIn(ticket, asked, reply, q, full)) {
       const int64_t at = arriving->next[subject.list]++;
       const int32_t kept = ticket.kept_of_[subject.at];
       arriving->here.index[at] = subject.at;
-      arriving->here.bases[at] = current && !counted ? ticket.kept_bases_[kept] : -1;
+      arriving->here.bases[at] = keeps ? ticket.kept_bases_[kept] : -1;
       std::copy_n(ticket.kept_rows_.data() + int64_t{kept} * row_dim, row_dim,
                   arriving->here.rows + at * info_.row_stride);
       ++came.kept;
@@ -266,7 +267,7 @@ Status DeviceCache::TakeReply(int shard, DeviceTicket* ticket, const ReplyView& 
     asked.restarted = (header.flags & kRestarted) != 0;
     ticket->lacks_rows_ |= asked.lacks_rows();
     admission_.Came(int64_t{header.num_full} + header.num_unasked, header.num_values);
-    admission_.GiveBack(came.unused);
+    admission_.GiveBack(came.unused + came.kept);
     if (!(header.flags & kRestarted)) admission_.Spared(asked.num_checks - came.refreshed);
     counters_.Add(CacheCounter::kStaleHits, came.refreshed);
     counters_.Add(CacheCounter::kInitialized, came.initialized);

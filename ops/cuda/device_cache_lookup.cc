@@ -163,25 +163,25 @@ Status DeviceCache::TakeVisitors(Found* found) {
   return Status();
 }
 
-// Of evicted rows, what their lines have. num_victims: the lines that had updates in no push.
-Status DeviceCache::KeepEvicted(const Found& found, int64_t num_victims) {
+// Of evicted rows, what their lines have.
+Status DeviceCache::KeepEvicted(const Found& found) {
   if (!host_rows_.is_enabled()) return Status();
   // A row that comes back after its push would find no line to be merged with here.
-  std::unordered_set<int32_t> left_out;
+  std::unordered_set<int64_t> left_out;
   if (pushed_rows_come_back()) {
-    std::vector<int32_t> victims(num_victims);
-    HET_RETURN_IF_CUDA_ERROR(
-        FromDevice(found.victims, sizeof(int32_t) * num_victims, victims.data()));
-    HET_RETURN_IF_ERROR(Wait());
-    left_out.insert(victims.begin(), victims.end());
+    const std::vector<int64_t> waiting = WaitingKeys();
+    left_out.insert(waiting.begin(), waiting.end());
+  }
+  // A lookup that failed may have kept them as they were then.
+  for (int32_t j = 0; j < found.here.misses; ++j) {
+    if (found.evicted_here[j] > 0) host_rows_.Drop(found.evicted_keys[j]);
   }
   const Leaving &here = leaving_here_, &there = leaving_there_;
   int64_t n = 0;
   std::vector<int64_t> keys(std::min<int64_t>(kPushRows, found.here.misses));
   for (int32_t j = 0; j < found.here.misses; ++j) {
-    const int32_t slot = found.slots_here[found.miss_index[j]];
-    if (found.evicted_here[j] > 0 && left_out.count(slot) == 0) {
-      here.slots[n] = slot;
+    if (found.evicted_here[j] > 0 && left_out.count(found.evicted_keys[j]) == 0) {
+      here.slots[n] = found.slots_here[found.miss_index[j]];
       keys[n++] = found.evicted_keys[j];
     }
     if (n == 0 || (n < kPushRows && j + 1 < found.here.misses)) continue;
@@ -193,7 +193,6 @@ Status DeviceCache::KeepEvicted(const Found& found, int64_t num_victims) {
         FromDevice(there.rows, sizeof(float) * info_.row_stride * n, here.rows));
     HET_RETURN_IF_ERROR(Wait());
     for (int64_t i = 0; i < n; ++i) {
-      host_rows_.Drop(keys[i]);
       host_rows_.Put(keys[i], here.bases[i], here.rows + i * info_.row_stride);
     }
     counters_.Add(CacheCounter::kRowsToHost, n);
@@ -206,6 +205,7 @@ Status DeviceCache::KeepEvicted(const Found& found, int64_t num_victims) {
 bool DeviceCache::TakeKept(const Subject& miss, DeviceTicket* ticket, int64_t* base) {
   const auto at = static_cast<int32_t>(ticket->kept_bases_.size());
   const size_t row_dim = kit_.optimizer->row_dim();
+  ticket->num_forgets_ = num_forgets_;
   ticket->kept_rows_.resize((at + 1) * row_dim);
   ticket->kept_of_.resize(ticket->found_->here.keys, -1);
   if (!host_rows_.Take(miss.key, base, ticket->kept_rows_.data() + at * row_dim)) return false;
@@ -259,7 +259,7 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   HET_RETURN_IF_ERROR(ReadCounts());
   const int64_t num_evicted = read->evicted, num_victims = read->first_slots;
   HET_RETURN_IF_ERROR(CollectLines(found->victims, num_victims));
-  HET_RETURN_IF_ERROR(KeepEvicted(*found, num_victims));
+  HET_RETURN_IF_ERROR(KeepEvicted(*found));
   counters_.Add(CacheCounter::kEvictions, num_evicted);
   counters_.Add(CacheCounter::kDirtyEvictions, num_victims);
   HET_RETURN_IF_CUDA_ERROR(
@@ -381,9 +381,6 @@ void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, Dev
     int64_t base;
     if (has_line[j] && host_rows_.is_enabled() && TakeKept(miss, ticket, &base)) {
       each.checks.push_back({miss.key, base, List::kStep, miss.at});
-      admission_.GiveBack(1);
-      // Should its shard watch it from this check on, that is not counted on.
-      if (each.watches) shards_[shard].watching.Left(1, config_.capacity / num_shards());
     } else if (has_line[j]) {
       each.full.push_back(miss);
     } else if (visitors_.shared(found.newcomers_here[j].visitor)) {

@@ -95,20 +95,61 @@ TEST(DeviceCacheTest, ARowThatTheHostHasKeptIsCheckedAndNotFetched) {
 // A row whose update waits when it leaves is kept with that, and so is its clock.
 TEST(DeviceCacheTest, ARowThatLeavesWithUpdatesIsKeptWithThem) {
   for (const bool comes_back : {false, true}) {
-    CacheConfig config = PlainConfig();
-    config.rows.clock = comes_back ? ClockRule::kLamport : ClockRule::kCount;
-    config.capacity = 1;
-    config.host_capacity = 100;
-    config.policy = Policy::kLru;
-    const DeviceCluster cluster(config);
-    EXPECT_EQ(cluster.Step(0, {7}, {1})[0], 0);
-    EXPECT_EQ(cluster.Step(0, {7}, {1})[0], -1);
-    cluster.Step(0, {8}, {1});
-    EXPECT_EQ(cluster.Step(0, {7}, {1})[0], -2);
-    EXPECT_EQ(cluster.count(CacheCounter::kRowsFromHost), comes_back ? 0 : 1);
-    cluster.Flush(0);
-    EXPECT_EQ(cluster.Rows(), (TableRows{{7, {{-3}, {}, 3}}, {8, {{-1}, {}, 1}}}));
+    for (const int64_t write_bound : {kUnbounded, int64_t{1}}) {
+      CacheConfig config = PlainConfig();
+      config.rows.clock = comes_back ? ClockRule::kLamport : ClockRule::kCount;
+      config.capacity = 1;
+      config.host_capacity = 100;
+      config.policy = Policy::kLru;
+      config.write_bound = write_bound;
+      const DeviceCluster cluster(config);
+      EXPECT_EQ(cluster.Step(0, {7}, {1})[0], 0);
+      EXPECT_EQ(cluster.Step(0, {7}, {1})[0], -1);
+      cluster.Step(0, {8}, {1});
+      EXPECT_EQ(cluster.Step(0, {7}, {1})[0], -2);
+      EXPECT_EQ(cluster.count(CacheCounter::kRowsFromHost), comes_back ? 0 : 1);
+      cluster.Flush(0);
+      EXPECT_EQ(cluster.Rows(), (TableRows{{7, {{-3}, {}, 3}}, {8, {{-1}, {}, 1}}}));
+    }
   }
+}
+
+// By Lamport clocks a pushed row comes back, since clocks do not tell that others pushed, too.
+TEST(DeviceCacheTest, WhatOthersPushedMeanwhileIsReadAfterARowHasLeft) {
+  CacheConfig config = PlainConfig();
+  config.rows.clock = ClockRule::kLamport;
+  config.capacity = 1;
+  config.host_capacity = 100;
+  config.policy = Policy::kLru;
+  config.read_bound = 0;
+  config.write_bound = 1;
+  const DeviceCluster cluster(config, 2);
+  for (int round = 0; round < 5; ++round) {
+    for (const int w : {0, 1}) cluster.Step(w, {7}, {1});
+    for (const int w : {0, 1}) cluster.Step(w, {8}, {1});  // 7 is pushed, and leaves
+  }
+  for (const int w : {0, 1}) EXPECT_EQ(cluster.Read(w, {7})[0], -10) << w;
+}
+
+TEST(DeviceCacheTest, WhatAStepHasTakenFromTheHostIsOldOnceTheCacheIsCleared) {
+  CacheConfig config = PlainConfig();
+  config.capacity = 1;
+  config.host_capacity = 100;
+  config.policy = Policy::kLru;
+  const DeviceCluster cluster(config, 2);
+  cluster.Step(0, {7}, {1});
+  cluster.Step(0, {8}, {1});
+  cluster.Flush(0);
+  {
+    DeviceCluster::Call call = cluster.Lookup(0, {7});
+    cluster.Deliver(&call);
+    ASSERT_OK(cluster.cache()->Clear());
+    EXPECT_EQ(cluster.Fill(&call)[0], -1);
+    EXPECT_EQ(cluster.count(CacheCounter::kRowsFromHost), 1);
+  }
+  cluster.Step(1, {7}, {5});
+  cluster.Flush(1);
+  EXPECT_EQ(cluster.Read(0, {7})[0], -6);
 }
 
 TEST(DeviceCacheTest, WhatTheHostHasKeptGoesWithItsShard) {
