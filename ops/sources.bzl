@@ -144,6 +144,7 @@ DEVICE_SOURCES = [
     "ops/cuda/block.cc",
     "ops/cuda/device_cache.cc",
     "ops/cuda/device_cache_install.cc",
+    "ops/cuda/device_cache_keep.cc",
     "ops/cuda/device_cache_lookup.cc",
     "ops/cuda/device_cache_pool.cc",
     "ops/cuda/device_cache_update.cc",
