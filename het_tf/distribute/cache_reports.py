@@ -147,7 +147,7 @@ class CacheReports:
             if self._warned.get(report.cache_id, -1) >= report.pending:
                 return
             self._warned[report.cache_id] = report.pending
-        if report.pending and report.cache_id in self._ended():
+        if report.cache_id in self._ended():
             logging.info(
                 "worker %d has ended, after it had sent all updates of its cache %s (id %d)",
                 *(report.worker, cache.name, report.cache_id),

@@ -113,6 +113,18 @@ def test_warns_when_a_cache_comes_back_empty(users, caplog):
     assert "at most 0 updates that it had not sent are lost (of 210 it had made)" in caplog.text
 
 
+@pytest.mark.parametrize("pending", [0, 6])
+def test_a_worker_that_sent_its_updates_and_ended_is_no_warning(caplog, pending):
+    caplog.set_level("INFO")
+    reports, cache = CacheReports(ended=lambda: {12}), new_cache("users")
+    reports.register(cache)
+    reports.record(cache, values_of(cache, 1, 12, pending, 200))
+    reports.worker_lost(1)
+    (said,) = caplog.records
+    assert said.levelname == "INFO"
+    assert "worker 1 has ended, after it had sent all updates of its cache users/" in caplog.text
+
+
 def test_functions_that_are_made_anew_are_no_warning(strategy, caplog):
     """Each is traced for every task, and all are forgotten when a server was another process."""
     with strategy.scope():
