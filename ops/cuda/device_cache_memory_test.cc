@@ -257,6 +257,41 @@ TEST(DeviceCacheMemoryTest, OfTheHostWhereRowsAreWatched) {
   RunShortOfTheHost([](int64_t left) { return RunWatchedShort(left, LimitHeap); });
 }
 
+// It is on its line still, where it is updated.
+TEST(DeviceCacheMemoryTest, WhatALookupKeptThatFailedIsOldLater) {
+  for (const ClockRule clock : {ClockRule::kCount, ClockRule::kLamport}) {
+    SCOPED_TRACE(static_cast<int>(clock));
+    int failed_early = 0;
+    Status status = ResourceExhausted("not yet");
+    for (int64_t left = 0; !status.ok(); ++left) {
+      SCOPED_TRACE(left);
+      CacheConfig config = PlainConfig();
+      config.rows.clock = clock;
+      config.capacity = 2;
+      config.host_capacity = 6;
+      config.policy = Policy::kLru;
+      SetStaleness(&config, 100);
+      const DeviceCluster cluster(config);
+      const Ids ids = {1, 2}, others = {3, 4};
+      const Floats ones = {1, 1};
+      cluster.Step(0, ids, ones);
+      cluster.Flush(0);
+      {
+        DeviceCluster::Call call = cluster.NewCall(0);
+        LimitHeap(left);
+        status = cluster.TryLookup(others, &call);
+        LimitHeap(INT64_MAX);
+      }
+      failed_early += cluster.count(CacheCounter::kEvictions) == 0;
+      EXPECT_EQ(cluster.Step(0, ids, ones), (Floats{-1, -1}));
+      cluster.Step(0, others, ones);
+      EXPECT_EQ(cluster.Read(0, ids), (Floats{-2, -2}));
+      EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+    }
+    EXPECT_GT(failed_early, 10);
+  }
+}
+
 }  // namespace
 }  // namespace het_tf
 

@@ -152,6 +152,40 @@ TEST(DeviceCacheTest, WhatAStepHasTakenFromTheHostIsOldOnceTheCacheIsCleared) {
   EXPECT_EQ(cluster.Read(0, {7})[0], -6);
 }
 
+// Slots are paid for out of what the cache has saved, if they come. Keys that take turns on the lines
+// get one each time as long as that is paid for.
+TEST(DeviceCacheTest, SlotsAreGivenBackForRowsThatTheHostHadKeptAndForNoOthers) {
+  constexpr int kKeys = 9, kLookups = 90;
+  const auto count_of = [&](bool keeps, bool others_update, CacheCounter counter) {
+    CacheConfig config = PlainConfig();
+    config.rows.optimizer = "adam";
+    config.rows.dim = 64;
+    config.capacity = kKeys - 1;
+    config.host_capacity = keeps ? 100 : 0;
+    config.policy = Policy::kLru;
+    config.read_bound = 0;
+    const DeviceCluster cluster(config, 2);
+    const auto update = [&](const Ids& ids) {
+      cluster.Step(1, ids, Floats(64 * ids.size(), 1));
+      cluster.Flush(1);
+    };
+    Ids keys(kKeys);
+    std::iota(keys.begin(), keys.end(), 0);
+    update(keys);
+    for (int i = 0; i < 200; ++i) cluster.Read(0, Ids(keys.begin(), keys.end() - 1));  // saves
+    const int64_t before = cluster.count(counter);
+    for (int i = 0; i < kLookups; ++i) {
+      const int64_t key = keys[(kKeys - 1 + i) % kKeys];
+      if (others_update) update({key});
+      cluster.Read(0, {key});
+    }
+    return cluster.count(counter) - before;
+  };
+  EXPECT_EQ(count_of(true, false, CacheCounter::kRowsFromHost), kLookups - 1);
+  EXPECT_EQ(count_of(true, true, CacheCounter::kEvictions),
+            count_of(false, true, CacheCounter::kEvictions));
+}
+
 TEST(DeviceCacheTest, WhatTheHostHasKeptGoesWithItsShard) {
   for (const bool late : {false, true}) {
     CacheConfig config = PlainConfig();
