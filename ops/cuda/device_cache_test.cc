@@ -152,8 +152,8 @@ TEST(DeviceCacheTest, WhatAStepHasTakenFromTheHostIsOldOnceTheCacheIsCleared) {
   EXPECT_EQ(cluster.Read(0, {7})[0], -6);
 }
 
-// Slots are paid for out of what the cache has saved, if they come. Keys that take turns on the lines
-// get one each time as long as that is paid for.
+// Slots are paid for out of what the cache has saved, if they come. Keys that take turns on the
+// lines get one each time as long as that is paid for.
 TEST(DeviceCacheTest, SlotsAreGivenBackForRowsThatTheHostHadKeptAndForNoOthers) {
   constexpr int kKeys = 9, kLookups = 90;
   const auto count_of = [&](bool keeps, bool others_update, CacheCounter counter) {
