@@ -2,7 +2,7 @@
 
 The task is read from TF_CONFIG (see `het_tf.distribute.tf_config`). The het_tf ops are loaded
 before the server starts, so that the coordinator can place them on this task. The process serves
-until it is killed. On SIGTERM a worker first sends the updates that its caches hold.
+until it is killed. On SIGTERM a worker first sends what its caches and replicas hold.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tensorflow as tf
 from het_tf import ops
 from het_tf._threads import call_in_daemon
 from het_tf.distribute.environment import set_grpc_defaults
-from het_tf.distribute.last_flush import flush_caches
+from het_tf.distribute.last_flush import send_all
 from het_tf.distribute.tf_config import TaskConfig, read_tf_config
 
 # Seconds. Schedulers kill a process that is still there after a while (Kubernetes: 30 s).
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _flush(server: tf.distribute.Server, task: TaskConfig) -> None:
     name = f"het_tf.server: {task.task_type} {task.task_index}"
     try:
-        flush = call_in_daemon(flush_caches, server.target, task, LAST_FLUSH_TIMEOUT)
+        flush = call_in_daemon(send_all, server.target, task, LAST_FLUSH_TIMEOUT)
         reached, lost = flush.result(timeout=LAST_FLUSH_TIMEOUT)
         print(f"{name} ends; it has sent its last updates to {reached} shard(s), {lost} are down")
     except concurrent.futures.TimeoutError:

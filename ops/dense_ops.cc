@@ -143,7 +143,7 @@ REGISTER_OP("Het>ReplicaSettle")
     .Input("variables: n * resource")
     .Input("steps: int64")
     .Output("exchange: bool")
-    .Attr("n: int >= 1")
+    .Attr("n: int >= 0")
     .Attr("reads: bool = true")
     .Attr("all: bool = false")
     .SetShapeFn([](InferenceContext* c) {
@@ -154,7 +154,8 @@ REGISTER_OP("Het>ReplicaSettle")
 Between two steps: the variables take over what came from the servers, and what is due is set aside
 to be sent. Waits for a request that is under way where its answer is needed.
 
-variables: From ReplicaVariables. They are written, which orders this op among those that use them.
+variables: From ReplicaVariables. They are written, which orders this op among those that use them;
+  none where there are no such ops.
 steps: Scalar. Steps made since the last call.
 reads: Whether a step is about to begin.
 all: Whether everything is to be sent.

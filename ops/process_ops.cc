@@ -1,4 +1,5 @@
-// Ops that find the tables and caches of a process by their numbers, whichever client made them.
+// Ops that find what a process has of tables and dense variables by its numbers, whichever client
+// made it.
 
 #include "ops/shape_util.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -16,13 +17,20 @@ absl::Status HandleShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status VectorShape(InferenceContext* c) {
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  return absl::OkStatus();
+}
+
+absl::Status PairsShape(InferenceContext* c) {
+  c->set_output(0, c->Matrix(c->UnknownDim(), 2));
+  return absl::OkStatus();
+}
+
 REGISTER_OP("Het>ProcessTables")
     .Output("incarnations: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(VectorShape)
     .Doc(R"doc(
 The incarnations of all table shards in this process.
 
@@ -41,44 +49,38 @@ incarnation: Scalar, from ProcessTables or ProcessCaches.
 table: Scalar.
 )doc");
 
+REGISTER_OP("Het>ProcessDenseShards")
+    .Output("incarnations: int64")
+    .SetIsStateful()
+    .SetShapeFn(VectorShape)
+    .Doc(R"doc(
+The incarnations of all shards of dense variables in this process.
+
+incarnations: [shards]. 0: of one that was not set yet.
+)doc");
+
+REGISTER_OP("Het>ProcessDenseShard")
+    .Input("incarnation: int64")
+    .Output("dense: resource")
+    .SetIsStateful()
+    .SetShapeFn(HandleShape)
+    .Doc(R"doc(
+A handle of a shard of dense variables in this process.
+
+incarnation: Scalar, from ProcessDenseShards or ProcessReplicas.
+dense: Scalar.
+)doc");
+
 REGISTER_OP("Het>ProcessCaches")
     .Output("shards: int64")
-    .Attr("freeze: bool = false")
     .Attr("all: bool = false")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Matrix(c->UnknownDim(), 2));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(PairsShape)
     .Doc(R"doc(
 The caches of this process that hold updates not yet known to be merged; or (all) every one.
 
 shards: [shards, 2]. One row for each shard of each such cache, in the order of the shards: the
   cache's id and the incarnation of the shard, 0 if the cache never heard from it.
-freeze: Before that, have every later lookup and update of every cache in this process fail.
-)doc");
-
-REGISTER_OP("Het>ProcessNoteEnded")
-    .Input("caches: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {1}); })
-    .Doc(R"doc(
-Has this process remember that caches have ended after they had sent all their updates.
-
-caches: [caches], their ids.
-)doc");
-
-REGISTER_OP("Het>ProcessEnded")
-    .Output("caches: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-What ProcessNoteEnded was told in this process.
-
-caches: [caches].
 )doc");
 
 REGISTER_OP("Het>ProcessCache")
@@ -91,6 +93,57 @@ A handle of a cache in this process.
 
 id: Scalar, from ProcessCaches.
 cache: Scalar.
+)doc");
+
+REGISTER_OP("Het>ProcessReplicas")
+    .Output("shards: int64")
+    .Attr("all: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(PairsShape)
+    .Doc(R"doc(
+The replicas of this process that have made steps not yet known to be merged; or (all) every one.
+
+shards: [shards, 2]. As from ProcessCaches.
+)doc");
+
+REGISTER_OP("Het>ProcessReplica")
+    .Input("id: int64")
+    .Output("replica: resource")
+    .SetIsStateful()
+    .SetShapeFn(HandleShape)
+    .Doc(R"doc(
+A handle of a replica in this process.
+
+id: Scalar, from ProcessReplicas.
+replica: Scalar.
+)doc");
+
+REGISTER_OP("Het>ProcessEnds")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Has every later lookup and update of every cache in this process fail, and every later step of every
+replica, since what they made would be lost.
+)doc");
+
+REGISTER_OP("Het>ProcessNoteEnded")
+    .Input("ids: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {1}); })
+    .Doc(R"doc(
+Has this process remember that caches and replicas have ended after they had sent all that they had.
+
+ids: [n], of caches and replicas.
+)doc");
+
+REGISTER_OP("Het>ProcessEnded")
+    .Output("ids: int64")
+    .SetIsStateful()
+    .SetShapeFn(VectorShape)
+    .Doc(R"doc(
+What ProcessNoteEnded was told in this process.
+
+ids: [n].
 )doc");
 
 REGISTER_OP("Het>ProgramHandle")

@@ -66,7 +66,7 @@ class CacheReports:
     """
 
     def __init__(self, ended: Callable[[], Collection[int]] = frozenset) -> None:
-        """ended: says which caches, by id, have sent all their updates and ended."""
+        """ended: says which caches and replicas, by id, have sent all that they had and ended."""
         self._ended = ended
         self._lock = threading.Lock()
         # The last report by worker.
@@ -137,6 +137,11 @@ class CacheReports:
             if report is not None:
                 self._warn(cache, report)
 
+    def forget(self, cache: Holder) -> None:
+        """Says nothing of what the workers have of `cache` now, should they have others later."""
+        with self._lock:
+            self._last.get(cache, {}).clear()
+
     def last(self, cache: Holder) -> dict[int, CacheReport]:
         """Worker task index -> last report of `cache`."""
         with self._lock:
@@ -147,15 +152,15 @@ class CacheReports:
             if self._warned.get(report.cache_id, -1) >= report.pending:
                 return
             self._warned[report.cache_id] = report.pending
-        if report.cache_id in self._ended():
-            logging.info(
-                "worker %d has ended, after it had sent all updates of its cache %s (id %d)",
-                *(report.worker, cache.name, report.cache_id),
-            )
-            return
         kind, unit = (
             ("cache", "updates") if isinstance(cache, WorkerCache) else ("replica", "steps")
         )
+        if report.cache_id in self._ended():
+            logging.info(
+                "worker %d has ended, after it had sent all %s of its %s %s (id %d)",
+                *(report.worker, unit, kind, cache.name, report.cache_id),
+            )
+            return
         logging.warning(
             "worker %d lost its %s %s (id %d): at most %d %s that it had not sent are lost "
             "(of %d it had made). The steps it was running are run again on another worker.",

@@ -58,6 +58,10 @@ class Flushing:
         """Has `flush` look after `replicas`. They are held weakly: whoever made them keeps them."""
         self._reports.register(replicas)
 
+    def forget_reports(self, replicas: DenseReplicas) -> None:
+        """`replicas` were freed, and are others when they are made anew: nothing was lost."""
+        self._reports.forget(replicas)
+
     def flush(self, *, slots: bool = True) -> None:
         """Sends what the workers and the coordinator hold back to the parameter servers.
 
@@ -118,7 +122,7 @@ class Flushing:
             if tf.DeviceSpec.from_string(device).job == "worker":
                 self.record_cache_reports(holders, np.concatenate(values))
 
-    def _ended_caches(self) -> set[int]:
+    def _ended_holders(self) -> set[int]:
         """What workers that ended have told the parameter servers that answer."""
 
         def ask(device: str) -> set[int]:

@@ -1,14 +1,14 @@
-"""What a worker does before it ends: it sends the updates that its caches still hold.
+"""What a worker does before it ends: it sends what its caches and replicas still hold.
 
-The caches were made by the training program, whose context nobody else reaches, and it may be busy
-or gone. So the worker finds them by itself (`Het>ProcessCaches`), asks the parameter servers which
-shards they hold, and pushes through a session of its own server.
+These were made by the training program, whose context nobody else reaches, and it may be busy or
+gone. So the worker finds them by itself (`Het>ProcessCaches`, `Het>ProcessReplicas`), asks the
+parameter servers which shards they hold, and pushes through a session of its own server.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,12 @@ from het_tf.distribute.tf_config import TaskConfig
 _PROBE_TIMEOUT = 5.0  # seconds
 
 
-def flush_caches(target: str, task: TaskConfig, timeout: float) -> tuple[int, int]:
-    """Sends every update that the caches of this process have not sent, and lets them make no more.
+def send_all(target: str, task: TaskConfig, timeout: float) -> tuple[int, int]:
+    """Sends all that caches and replicas of this process hold back, and lets them make no more.
 
-    A step that is under way fails with `tf.errors.CancelledError` at its next lookup or update, and
-    the training program runs it again on another worker.
+    A step that is under way fails with `tf.errors.CancelledError` at its next lookup or update, or
+    when the next step of its replica begins, and the training program runs it again on another
+    worker.
 
     Args:
       target: of this process's server.
@@ -34,8 +35,9 @@ def flush_caches(target: str, task: TaskConfig, timeout: float) -> tuple[int, in
       timeout: seconds that one step of it may take.
 
     Returns:
-      The number of shards, over all caches with something to send, that were reached, and of those
-      whose parameter server is down or has lost them.
+      The number of shards, over all caches and replicas with something to send, that were reached,
+      and of those that were not: their parameter server is down or has lost them, or, of a replica,
+      that of another of its shards.
 
     Raises:
       tf.errors.OpError: a parameter server failed meanwhile.
@@ -60,56 +62,108 @@ def flush_caches(target: str, task: TaskConfig, timeout: float) -> tuple[int, in
         with tf.compat.v1.Session(target, graph=graph, config=config) as session:
             return session.run(fetches)
 
-    caches = collections.defaultdict(list)
-    for cache, incarnation in run(lambda: ops.process_caches(freeze=True)).tolist():
-        caches[cache].append(incarnation)
-    if not caches:
+    run(ops.process_ends)
+    caches, replicas = run(lambda: (ops.process_caches(), ops.process_replicas()))
+    reached = lost = 0
+    for holders, shards_of, send in (
+        (_by_id(caches), ops.process_tables, _send_cache),
+        (_by_id(replicas), ops.process_dense_shards, _send_replica),
+    ):
+        if not holders:
+            continue
+        found = run(lambda shards_of=shards_of: _on_each(up, shards_of))
+        homes = {shard: device for device, shards in found.items() for shard in shards.tolist()}
+        for number, shards in holders.items():
+            sent = send(run, number, shards, homes)
+            reached += sent
+            lost += sum(map(bool, shards)) - sent
+    if not lost:
         run(lambda: _note_ended(up))
-        return 0, 0
-    devices = run(lambda: _tables(up))
-    homes = {i: device for device, found in devices.items() for i in found.tolist()}
-    run(lambda: [_push(cache, shards, homes) for cache, shards in caches.items()])
-    shards = [incarnation for shards in caches.values() for incarnation in shards if incarnation]
-    reached = sum(incarnation in homes for incarnation in shards)
-    if reached == len(shards):
-        run(lambda: _note_ended(up))
-    return reached, len(shards) - reached
+    return reached, lost
 
 
-def _note_ended(devices: list[str]) -> list[tf.Operation]:
-    """Ops that tell parameter servers, for whoever asks, that nothing was lost with the caches."""
-    caches = tf.unique(ops.process_caches(all=True)[:, 0]).y
+Run = Callable[[Callable[[], Any]], Any]
+
+
+def _by_id(rows: np.ndarray) -> dict[int, list[int]]:
+    """Incarnations of the shards of each cache or replica."""
+    holders = collections.defaultdict(list)
+    for number, incarnation in rows.tolist():
+        holders[number].append(incarnation)
+    return holders
+
+
+def _on_each(devices: list[str], op: Callable[[], tf.Tensor]) -> dict[str, tf.Tensor]:
+    """What an op gives on each device."""
+    given = {}
+    for device in devices:
+        with tf.device(f"{device}/device:CPU:0"):
+            given[device] = op()
+    return given
+
+
+def _send_cache(run: Run, number: int, shards: list[int], homes: dict[int, str]) -> int:
+    """Sends what a cache holds. Returns to how many of its shards: those that have a home."""
+
+    def push() -> list[tf.Tensor]:
+        handle = ops.process_cache(np.int64(number))
+        _, requests = ops.cache_flush(handle, num_shards=len(shards), all=True)
+        return [
+            reply
+            for shard, request in zip(shards, requests, strict=True)
+            if shard in homes
+            for reply in [_sync(ops.process_table, ops.table_sync, homes[shard], shard, request)]
+        ]
+
+    run(push)
+    return sum(shard in homes for shard in shards)
+
+
+def _send_replica(run: Run, number: int, shards: list[int], homes: dict[int, str]) -> int:
+    """Sends the steps of a replica, if all its shards have a home. Returns to how many."""
+    if not all(shard in homes for shard in shards):
+        return 0
+
+    def settle() -> tf.Tensor:
+        handle = ops.process_replica(np.int64(number))
+        return ops.replica_settle(handle, [], np.int64(0), reads=False, all=True)
+
+    def exchange() -> tf.Operation:
+        handle = ops.process_replica(np.int64(number))
+        ticket, requests = ops.replica_request(handle, num_shards=len(shards))
+        replies = [
+            _sync(ops.process_dense_shard, ops.dense_sync, homes[shard], shard, request)
+            for shard, request in zip(shards, requests, strict=True)
+        ]
+        return ops.replica_receive(handle, ticket, replies)
+
+    while run(settle):
+        run(exchange)
+    return len(shards)
+
+
+def _sync(
+    find: Callable[[Any], tf.Tensor],
+    sync: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    device: str,
+    incarnation: int,
+    request: tf.Tensor,
+) -> tf.Tensor:
+    """The reply of a shard on a device; empty where there is nothing to say."""
+
+    def ask() -> tf.Tensor:
+        with tf.device(f"{device}/device:CPU:0"):
+            return sync(find(np.int64(incarnation)), request)
+
+    return tf.cond(tf.size(request) > 0, ask, lambda: tf.zeros([0], tf.uint8))
+
+
+def _note_ended(devices: Sequence[str]) -> list[tf.Operation]:
+    """Ops that tell parameter servers, for whoever asks, that nothing was lost here."""
+    holders = [ops.process_caches(all=True), ops.process_replicas(all=True)]
+    ids = tf.unique(tf.concat(holders, 0)[:, 0]).y
     notes = []
     for device in devices:
         with tf.device(f"{device}/device:CPU:0"):
-            notes.append(ops.process_note_ended(caches))
+            notes.append(ops.process_note_ended(ids))
     return notes
-
-
-def _tables(devices: list[str]) -> dict[str, tf.Tensor]:
-    """The incarnations of the table shards on each device."""
-    tables = {}
-    for device in devices:
-        with tf.device(f"{device}/device:CPU:0"):
-            tables[device] = ops.process_tables()
-    return tables
-
-
-def _push(cache: int, incarnations: list[int], homes: dict[int, str]) -> list[tf.Tensor]:
-    """Ops that send what a cache holds to those of its shards that have a home."""
-    handle = ops.process_cache(np.int64(cache))
-    _, requests = ops.cache_flush(handle, num_shards=len(incarnations), all=True)
-    return [
-        tf.cond(
-            tf.size(request) > 0,
-            lambda i=incarnation, r=request: _sync(homes[i], i, r),
-            lambda: tf.zeros([0], tf.uint8),
-        )
-        for incarnation, request in zip(incarnations, requests, strict=True)
-        if incarnation in homes
-    ]
-
-
-def _sync(device: str, incarnation: int, request: tf.Tensor) -> tf.Tensor:
-    with tf.device(f"{device}/device:CPU:0"):
-        return ops.table_sync(ops.process_table(np.int64(incarnation)), request)

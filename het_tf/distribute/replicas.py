@@ -451,6 +451,7 @@ class DenseReplicas:
             ops.replica_destroy(self._make_handle())
 
         visit(cluster_devices("worker"), destroy, lambda device, error: True)
+        self._strategy.forget_reports(self)
 
 
 @functools.cache

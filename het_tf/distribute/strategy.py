@@ -115,7 +115,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         self._marks = recovery.Marks()
         self._recoveries = 0
         self._manager: tf.train.CheckpointManager | Manager | None = None
-        self._reports = CacheReports(self._ended_caches)
+        self._reports = CacheReports(self._ended_holders)
         self._monitor = health.HealthMonitor(
             self._addresses, self._task_down, self._task_lost, lost_after
         )

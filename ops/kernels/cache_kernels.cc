@@ -55,7 +55,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     TF_RETURN_IF_ERROR(NewCache(&cache));
     *resource = new CacheResource(config_, device_capacity_, std::move(cache));
     ProcessRegistry<CacheResource>::Get().Add(*resource);
-    if (caches_frozen) (*resource)->cache->Freeze();
+    if (process_ends) (*resource)->cache->Freeze();
     return absl::OkStatus();
   }
 

@@ -4,6 +4,7 @@
 
 #include "ops/core/dense/shard.h"
 #include "ops/kernels/kernel_util.h"
+#include "ops/kernels/process_registry.h"
 #include "ops/kernels/programs.h"
 #include "ops/kernels/resources.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
@@ -24,6 +25,7 @@ class DenseHandleOp : public tensorflow::ResourceOpKernel<DenseResource> {
   absl::Status CreateResource(DenseResource** resource) override {
     TF_RETURN_IF_ERROR(CheckNotReplaced(cinfo_.container()));
     *resource = new DenseResource;
+    ProcessRegistry<DenseResource>::Get().Add(*resource);
     return absl::OkStatus();
   }
 };

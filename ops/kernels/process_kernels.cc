@@ -18,49 +18,68 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
 uint64_t IdOf(const TableResource& resource) { return resource.table->incarnation(); }
+uint64_t IdOf(const DenseResource& resource) { return resource.shard.incarnation(); }
 uint64_t IdOf(const CacheResource& resource) { return resource.cache->id(); }
+uint64_t IdOf(const ReplicaResource& resource) { return resource.replica->id(); }
 
 // What the ops call the number.
 template <typename Resource>
 constexpr const char* NumberOf() {
-  return std::is_same_v<Resource, CacheResource> ? "id" : "incarnation";
+  constexpr bool kIsHolder =
+      std::is_same_v<Resource, CacheResource> || std::is_same_v<Resource, ReplicaResource>;
+  return kIsHolder ? "id" : "incarnation";
 }
 
-class ProcessTablesOp : public OpKernel {
+// The shards of tables, or of dense variables.
+template <typename Resource>
+class ProcessShardsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    const auto tables = ProcessRegistry<TableResource>::Get().All();
+    const auto shards = ProcessRegistry<Resource>::Get().All();
     Tensor* incarnations;
     OP_REQUIRES_OK(
-        context, context->allocate_output(0, {static_cast<int64_t>(tables.size())}, &incarnations));
+        context, context->allocate_output(0, {static_cast<int64_t>(shards.size())}, &incarnations));
     int64_t* out = incarnations->flat<int64_t>().data();
-    for (const auto& table : tables) *out++ = static_cast<int64_t>(IdOf(*table));
+    for (const auto& shard : shards) *out++ = static_cast<int64_t>(IdOf(*shard));
   }
 };
 
-class ProcessCachesOp : public OpKernel {
+absl::Status HoldsBack(const CacheResource& resource, bool* holds_back) {
+  RowCache::Stats stats;
+  TF_RETURN_IF_ERROR(ToTf(resource.cache->GetStats(&stats)));
+  *holds_back = stats[static_cast<size_t>(CacheCounter::kPending)] > 0;
+  return absl::OkStatus();
+}
+absl::Status HoldsBack(const ReplicaResource& resource, bool* holds_back) {
+  *holds_back = resource.replica->holds_back();
+  return absl::OkStatus();
+}
+
+std::vector<uint64_t> ShardsOf(const CacheResource& resource) {
+  return resource.cache->incarnations();
+}
+std::vector<uint64_t> ShardsOf(const ReplicaResource& resource) {
+  return resource.replica->incarnations();
+}
+
+// The caches or the replicas, and their shards.
+template <typename Resource>
+class ProcessHoldersOp : public OpKernel {
  public:
-  explicit ProcessCachesOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("freeze", &freeze_));
+  explicit ProcessHoldersOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("all", &all_));
   }
 
   void Compute(OpKernelContext* context) override {
     std::vector<std::pair<uint64_t, uint64_t>> rows;
-    if (freeze_) caches_frozen = true;
-    const auto resources = ProcessRegistry<CacheResource>::Get().All();
-    if (freeze_) {
-      for (const auto& resource : resources) resource->cache->Freeze();
-    }
-    for (const auto& resource : resources) {
-      RowCache* cache = resource->cache.get();
-      RowCache::Stats stats;
-      OP_REQUIRES_OK(context, ToTf(cache->GetStats(&stats)));
-      if (!all_ && stats[static_cast<size_t>(CacheCounter::kPending)] == 0) continue;
-      for (const uint64_t incarnation : cache->incarnations()) {
-        rows.emplace_back(cache->id(), incarnation);
+    for (const auto& resource : ProcessRegistry<Resource>::Get().All()) {
+      bool listed = true;
+      if (!all_) OP_REQUIRES_OK(context, HoldsBack(*resource, &listed));
+      if (!listed) continue;
+      for (const uint64_t incarnation : ShardsOf(*resource)) {
+        rows.emplace_back(IdOf(*resource), incarnation);
       }
     }
     Tensor* shards;
@@ -74,29 +93,41 @@ class ProcessCachesOp : public OpKernel {
   }
 
  private:
-  bool freeze_, all_;
+  bool all_;
 };
 
-// Caches of other processes that have ended properly.
-class EndedCaches {
+class ProcessEndsOp : public OpKernel {
  public:
-  static EndedCaches& Get() {
-    static auto* const ended = new EndedCaches;  // kernels may run while statics die
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext*) override {
+    process_ends = true;
+    for (const auto& resource : ProcessRegistry<CacheResource>::Get().All()) {
+      resource->cache->Freeze();
+    }
+  }
+};
+
+// Caches and replicas of other processes that have ended properly.
+class EndedHolders {
+ public:
+  static EndedHolders& Get() {
+    static auto* const ended = new EndedHolders;  // kernels may run while statics die
     return *ended;
   }
 
-  void Add(int64_t cache) {
+  void Add(int64_t id) {
     std::lock_guard<std::mutex> lock(mutex_);
-    caches_.insert(cache);
+    ids_.insert(id);
   }
   std::vector<int64_t> All() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return {caches_.begin(), caches_.end()};
+    return {ids_.begin(), ids_.end()};
   }
 
  private:
   mutable std::mutex mutex_;
-  std::set<int64_t> caches_;
+  std::set<int64_t> ids_;
 };
 
 class ProcessNoteEndedOp : public OpKernel {
@@ -104,12 +135,12 @@ class ProcessNoteEndedOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& caches = context->input(0);
-    OP_REQUIRES(context, caches.dims() == 1,
-                absl::InvalidArgumentError(StrCat("caches must be a vector, not of shape ",
-                                                  caches.shape().DebugString())));
-    for (int64_t i = 0; i < caches.NumElements(); ++i) {
-      EndedCaches::Get().Add(caches.flat<int64_t>()(i));
+    const Tensor& ids = context->input(0);
+    OP_REQUIRES(context, ids.dims() == 1,
+                absl::InvalidArgumentError(
+                    StrCat("ids must be a vector, not of shape ", ids.shape().DebugString())));
+    for (int64_t i = 0; i < ids.NumElements(); ++i) {
+      EndedHolders::Get().Add(ids.flat<int64_t>()(i));
     }
   }
 };
@@ -119,11 +150,11 @@ class ProcessEndedOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    const std::vector<int64_t> ended = EndedCaches::Get().All();
-    Tensor* caches;
+    const std::vector<int64_t> ended = EndedHolders::Get().All();
+    Tensor* ids;
     OP_REQUIRES_OK(context,
-                   context->allocate_output(0, {static_cast<int64_t>(ended.size())}, &caches));
-    std::copy(ended.begin(), ended.end(), caches->flat<int64_t>().data());
+                   context->allocate_output(0, {static_cast<int64_t>(ended.size())}, &ids));
+    std::copy(ended.begin(), ended.end(), ids->flat<int64_t>().data());
   }
 };
 
@@ -153,15 +184,20 @@ class ProcessResourceOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("Het>ProcessNoteEnded").Device(tensorflow::DEVICE_CPU),
-                        ProcessNoteEndedOp);
-REGISTER_KERNEL_BUILDER(Name("Het>ProcessEnded").Device(tensorflow::DEVICE_CPU), ProcessEndedOp);
-REGISTER_KERNEL_BUILDER(Name("Het>ProcessTables").Device(tensorflow::DEVICE_CPU), ProcessTablesOp);
-REGISTER_KERNEL_BUILDER(Name("Het>ProcessCaches").Device(tensorflow::DEVICE_CPU), ProcessCachesOp);
-REGISTER_KERNEL_BUILDER(Name("Het>ProcessTable").Device(tensorflow::DEVICE_CPU),
-                        ProcessResourceOp<TableResource>);
-REGISTER_KERNEL_BUILDER(Name("Het>ProcessCache").Device(tensorflow::DEVICE_CPU),
-                        ProcessResourceOp<CacheResource>);
+#define REGISTER_PROCESS_KERNEL(name, ...) \
+  REGISTER_KERNEL_BUILDER(Name("Het>Process" name).Device(tensorflow::DEVICE_CPU), __VA_ARGS__)
+REGISTER_PROCESS_KERNEL("Tables", ProcessShardsOp<TableResource>);
+REGISTER_PROCESS_KERNEL("DenseShards", ProcessShardsOp<DenseResource>);
+REGISTER_PROCESS_KERNEL("Caches", ProcessHoldersOp<CacheResource>);
+REGISTER_PROCESS_KERNEL("Replicas", ProcessHoldersOp<ReplicaResource>);
+REGISTER_PROCESS_KERNEL("Table", ProcessResourceOp<TableResource>);
+REGISTER_PROCESS_KERNEL("DenseShard", ProcessResourceOp<DenseResource>);
+REGISTER_PROCESS_KERNEL("Cache", ProcessResourceOp<CacheResource>);
+REGISTER_PROCESS_KERNEL("Replica", ProcessResourceOp<ReplicaResource>);
+REGISTER_PROCESS_KERNEL("Ends", ProcessEndsOp);
+REGISTER_PROCESS_KERNEL("NoteEnded", ProcessNoteEndedOp);
+REGISTER_PROCESS_KERNEL("Ended", ProcessEndedOp);
+#undef REGISTER_PROCESS_KERNEL
 
 }  // namespace
 }  // namespace het_tf

@@ -1,7 +1,8 @@
-// The tables or the caches of this process, wherever TensorFlow keeps them.
+// The tables, caches, shards or replicas of this process, wherever TensorFlow keeps them.
 //
 // A resource lives in the context of the client that made it, and no other client gets to it there.
-// A server that is told to end must, to send on what its caches hold, so it finds them here.
+// A server that is told to end must, to send on what its caches and replicas hold, so it finds them
+// here.
 
 #ifndef HET_TF_OPS_KERNELS_PROCESS_REGISTRY_H_
 #define HET_TF_OPS_KERNELS_PROCESS_REGISTRY_H_

@@ -7,6 +7,7 @@
 #include "ops/core/dense/replica.h"
 #include "ops/core/memory/hash.h"
 #include "ops/kernels/kernel_util.h"
+#include "ops/kernels/process_registry.h"
 #include "ops/kernels/programs.h"
 #include "ops/kernels/resources.h"
 #include "ops/kernels/variables.h"
@@ -81,6 +82,7 @@ class ReplicaHandleOp : public tensorflow::ResourceOpKernel<ReplicaResource> {
       variables.push_back({kinds_[v], std::move(var)});
     }
     *resource = new ReplicaResource(std::move(variables), std::move(replica));
+    ProcessRegistry<ReplicaResource>::Get().Add(*resource);
     return absl::OkStatus();
   }
 
@@ -246,6 +248,9 @@ class ReplicaSettleOp : public AsyncOpKernel {
     if (status.ok() && steps->dims() != 0) {
       status = absl::InvalidArgumentError(
           StrCat("steps must be a scalar, not of shape ", steps->shape().DebugString()));
+    }
+    if (status.ok() && process_ends && !all_) {
+      status = absl::CancelledError("the replica makes no more steps: its process is about to end");
     }
     if (!status.ok()) {
       Finish(call, status);

@@ -47,8 +47,8 @@ class TableResource : public tensorflow::ResourceBase {
   std::unique_ptr<Sweeper> sweeper_;  // ends before the table
 };
 
-// Set when the process is about to end: what caches make from then on would be lost.
-inline std::atomic<bool> caches_frozen{false};
+// Set when the process is about to end: what caches and replicas make from then on would be lost.
+inline std::atomic<bool> process_ends{false};
 
 class CacheResource : public tensorflow::ResourceBase {
  public:

@@ -1,7 +1,7 @@
-"""Kills a worker that trains on a replica. Run by test_dense_faults.py.
+"""Kills a worker that trains on a replica, and ends one with SIGTERM. Run by test_dense_faults.py.
 
-Every step adds 1 to every weight. Prints as JSON the steps that were finished, what the weights
-came to, and what the log said was lost.
+Every step adds 1 to every weight. Prints as JSON, of each, what the weights and the iterations came
+to, what the log said was lost, and what it said of an end.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from absl import logging as absl_logging
 import het_tf
 
 STEPS, STALENESS = 600, 40
+AWAY, BACK = 30, 45  # The closures after which a worker goes, and after which it is started again.
 
 
 def main() -> None:
@@ -27,6 +29,7 @@ def main() -> None:
             lines.append(record.getMessage())
 
     absl_logging.get_absl_logger().addHandler(Keep())
+    absl_logging.set_verbosity(absl_logging.INFO)
     with het_tf.distribute.LocalCluster(num_workers=2, num_ps=2) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(
             cluster.resolver, dense_staleness=STALENESS, dense_merge="sum"
@@ -40,31 +43,38 @@ def main() -> None:
                 lambda y, p: -keras.ops.sum(p, axis=-1),
                 steps_per_execution=6,
             )
-        finished = []
-
-        def kill(step, logs):
-            finished.append(step)
-            if len(finished) == 30:
-                cluster.kill_worker(1)
-            if len(finished) == 45:
-                cluster.restart_worker(1)
-
         x = np.ones((4 * STEPS, 1), np.float32)
-        callback = keras.callbacks.LambdaCallback(on_train_batch_end=kill)
-        model.fit(x, x, batch_size=4, verbose=0, callbacks=[callback])
-        weights = model.get_weights()[0]
-        iterations = int(model.optimizer.iterations.numpy())
-    lost = [re.search(r"lost its replica .* at most (\d+) steps", line) for line in lines]
-    print(
-        json.dumps(
-            {
-                "least": float(weights.min()),
-                "most": float(weights.max()),
-                "iterations": iterations,
+
+        def train_while(end_worker: Callable[[int], None]) -> dict:
+            lines.clear()
+            weights = layer.get_weights()[0] if layer.built else 0.0
+            iterations = int(model.optimizer.iterations.numpy())
+            finished = []
+
+            def on_batch_end(step, logs):
+                finished.append(step)
+                if len(finished) == AWAY:
+                    end_worker(1)
+                if len(finished) == BACK:
+                    cluster.restart_worker(1)
+
+            callback = keras.callbacks.LambdaCallback(on_train_batch_end=on_batch_end)
+            model.fit(x, x, batch_size=4, verbose=0, callbacks=[callback])
+            made = layer.get_weights()[0] - weights
+            lost = [re.search(r"lost its replica .* at most (\d+) steps", line) for line in lines]
+            return {
+                "least": float(made.min()),
+                "most": float(made.max()),
+                "iterations": int(model.optimizer.iterations.numpy()) - iterations,
                 "lost": [int(match.group(1)) for match in lost if match],
+                "ended": [line for line in lines if "sent all steps of its replica" in line],
             }
-        )
-    )
+
+        result = {
+            "killed": train_while(cluster.kill_worker),
+            "terminated": train_while(cluster.terminate_worker),
+        }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -125,6 +125,16 @@ def test_a_worker_that_sent_its_updates_and_ended_is_no_warning(caplog, pending)
     assert "worker 1 has ended, after it had sent all updates of its cache users/" in caplog.text
 
 
+def test_what_was_freed_is_not_lost(users, caplog):
+    reports, cache = users
+    reports.record(cache, values_of(cache, 1, 12, 6, 200))
+    reports.forget(cache)
+    reports.worker_lost(1)
+    reports.record(cache, values_of(cache, 1, 13, 1, 1))
+    assert last(reports, cache) == {1: (13, 1, 1)}
+    assert not caplog.records
+
+
 def test_functions_that_are_made_anew_are_no_warning(strategy, caplog):
     """Each is traced for every task, and all are forgotten when a server was another process."""
     with strategy.scope():

@@ -56,7 +56,8 @@ def test_a_step_with_two_optimizers(dense):
     model = two_towers(dense, lambda: keras.optimizers.SGD(1.0, momentum=0.5))
     model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
     first, second = model.get_weights()
-    np.testing.assert_array_equal(first, second)
+    # Each server has one, and merges what the workers send in an order of its own.
+    np.testing.assert_allclose(first, second, rtol=1e-6)
     # The momentum of 0.5 doubles a step, but for the last ones.
     assert np.all((first > 2 * BATCHES / dense.num_workers) & (first < 4 * BATCHES))
     optimizers = [model.optimizer, model.others["second"]]

@@ -88,6 +88,29 @@ def test_a_step_comes_to_the_server():
     assert ops.replica_counter_names().numpy().tolist() == names.numpy().tolist()
 
 
+def replicas_to_push():
+    return {tuple(row) for row in ops.process_replicas().numpy().tolist()}
+
+
+def test_a_replica_is_found_by_its_number_while_it_holds_steps():
+    before = replicas_to_push()
+    training = Training(staleness=9)
+    training.settle(0)
+    assert replicas_to_push() == before
+    tf.raw_ops.AssignAddVariableOp(resource=training.variables[0], value=tf.constant([1.0, 0, -1]))
+    training.settle(1, reads=False)
+    ((replica_id, incarnation),) = replicas_to_push() - before
+    assert incarnation in ops.process_dense_shards().numpy()
+    assert replica_id in ops.process_replicas(all=True).numpy()[:, 0]
+
+    replica, shard = ops.process_replica(replica_id), ops.process_dense_shard(incarnation)
+    assert ops.replica_settle(replica, [], tf.constant(0, tf.int64), reads=False, all=True)
+    ticket, (request,) = ops.replica_request(replica, num_shards=1)
+    ops.replica_receive(replica, ticket, [ops.dense_sync(shard, request)])
+    assert replicas_to_push() == before
+    assert ops.dense_get(training.shard).floats.numpy().tolist() == [2, 2, 2]
+
+
 def test_what_was_read_before_stays():
     training = Training()
     training.settle(0)

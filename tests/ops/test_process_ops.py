@@ -1,4 +1,4 @@
-"""The ops that find tables and caches by their numbers, and so from any client."""
+"""The ops that find what a process has by its numbers, and so from any client."""
 
 import gc
 
@@ -58,13 +58,19 @@ def test_caches_that_ended_are_remembered():
     assert everything > held
     ops.process_note_ended([2**62, -1])
     assert {2**62, -1} <= set(ops.process_ended().numpy().tolist())
-    with pytest.raises(INVALID, match=r"caches must be a vector, not of shape \[\]"):
+    with pytest.raises(INVALID, match=r"ids must be a vector, not of shape \[\]"):
         ops.process_note_ended(1)
     del cache
 
 
 @pytest.mark.parametrize(
-    ("op", "name"), [(ops.process_table, "incarnation"), (ops.process_cache, "id")]
+    ("op", "name"),
+    [
+        (ops.process_table, "incarnation"),
+        (ops.process_cache, "id"),
+        (ops.process_dense_shard, "incarnation"),
+        (ops.process_replica, "id"),
+    ],
 )
 def test_a_number_is_a_scalar(op, name):
     with pytest.raises(INVALID, match=rf"{name} must be a scalar, not of shape \[1\]"):

@@ -101,6 +101,18 @@ int64_t Replica::DueSteps(const Shard& shard, bool aligned) const {
   return std::max<int64_t>(1, due - (aligned ? due * phase / config_.num_phases : 0));
 }
 
+std::vector<uint64_t> Replica::incarnations() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<uint64_t> incarnations;
+  for (const Shard& shard : shards_) incarnations.push_back(shard.link.epoch().incarnation);
+  return incarnations;
+}
+
+bool Replica::holds_back() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(shards_.begin(), shards_.end(), [](const Shard& s) { return s.holds_back(); });
+}
+
 Status Replica::CheckVariables(const Variables& variables) const {
   const int64_t floats = TotalSize(variables.floats), rest = TotalSize(variables.rest);
   const auto counters = static_cast<int64_t>(variables.counters.size());
@@ -204,8 +216,7 @@ Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bo
   *must = Must::kNothing;
   for (const Shard& shard : shards_) {
     // Who has done nothing here has nothing to send.
-    const bool write = all ? shard.unmerged() > 0 || shard.rounded || !shard.all_merged()
-                           : shard.unmerged() > config_.staleness;
+    const bool write = all ? shard.holds_back() : shard.unmerged() > config_.staleness;
     const bool start = reads && !shard.started;
     if (!(write || read || start || IsStale(shard))) continue;
     *must = std::max(*must, shard.open ? Must::kWait : Must::kExchange);

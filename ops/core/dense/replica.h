@@ -107,6 +107,10 @@ class Replica : public std::enable_shared_from_this<Replica> {
   uint64_t id() const { return id_; }
   const ReplicaConfig& config() const { return config_; }
   Counters<ReplicaCounter>& counters() { return counters_; }
+  // (num_shards): of what is on the servers, as far as known; 0: nothing is.
+  std::vector<uint64_t> incarnations();
+  // Whether there is something here, as of the last Settle, that the servers may not have.
+  bool holds_back();
 
   // What the caller of Settle has to do.
   enum class Must {
@@ -166,6 +170,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
     bool rounded = false;  // the last push was: what that took off is not in a push yet
 
     int64_t unmerged() const { return pending + unacknowledged; }
+    bool holds_back() const { return unmerged() > 0 || rounded || !all_merged(); }
     // A push may hold no steps, and only what rounding took off.
     bool all_merged() const { return link.cut() == link.acknowledged(); }
     int64_t num_floats() const { return last - first; }

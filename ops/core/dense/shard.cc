@@ -56,6 +56,11 @@ void DenseShard::Get(std::vector<float>* floats, std::vector<int64_t>* counters)
   *counters = state_.counters;
 }
 
+uint64_t DenseShard::incarnation() const {
+  SharedLock contents(contents_);
+  return incarnation_;
+}
+
 int64_t DenseShard::memory_bytes() const {
   SharedLock contents(contents_);
   return state_.floats.size() * sizeof(float) + state_.counters.size() * sizeof(int64_t) +

@@ -45,6 +45,8 @@ class DenseShard {
   Status Sync(const char* request, size_t bytes, const ParallelFor& parallel_for,
               const std::function<char*(size_t)>& allocate);
 
+  // Of what Set made last. 0: it was not called yet.
+  uint64_t incarnation() const;
   // Steps merged since Set.
   int64_t clock() const { return clock_.load(); }
   int64_t memory_bytes() const;
