@@ -143,6 +143,7 @@ CUDA_SOURCES = [
 DEVICE_SOURCES = [
     "ops/cuda/block.cc",
     "ops/cuda/device_cache.cc",
+    "ops/cuda/device_cache_ask.cc",
     "ops/cuda/device_cache_install.cc",
     "ops/cuda/device_cache_keep.cc",
     "ops/cuda/device_cache_lookup.cc",
