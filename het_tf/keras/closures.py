@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.ahead import Batch, Source, StepsAhead
 from het_tf.keras.dense import DenseVariables, optimizers_of
+from het_tf.keras.feeds import Pass
 from het_tf.keras.fused_steps import fused_steps
 from het_tf.keras.lookups import (
     SharedLookups,
@@ -69,6 +71,7 @@ class StepClosure:
 
     Attributes:
       caches: the model's own, and its replicas, on which the closures report.
+      looks_ahead: whether rows are looked up before the step that needs them.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class StepClosure:
 
     def _plan_lookups(self) -> None:
         """Decides what is looked up ahead, and what when a step begins."""
-        find_keys = find_keys_fn(self._model) if self._training else None
+        find_keys = find_keys_fn(self._model, self._element_spec) if self._training else None
         layers = embeddings_of(self._model) if find_keys is not None else []
         replicas = None if self._trained is None else self._trained.replicas
         # Replicas that write every step speak when one has been made, and no step begins before.
@@ -121,6 +124,7 @@ class StepClosure:
             for layer in layers
             if layer.cache is not None and layer.cache.steps_ahead(waits) > 0
         }
+        self.looks_ahead = bool(ahead)
         self.lookahead = max([*ahead.values(), 0 if travels is None else 1])
         self._is_ahead = lambda layer: id(layer) in ahead
         self._exchanging = travels
@@ -138,6 +142,15 @@ class StepClosure:
             self._ahead = StepsAhead(
                 self.window, self._element_spec, lookups, self._is_ahead, per_message
             )
+
+    @contextlib.contextmanager
+    def steps_of(self, data: Pass) -> Iterator[None]:
+        """To be entered around a pass: steps that are prepared are of its batches."""
+        if self.window is None:
+            yield
+            return
+        with self.window.of(data.name, data.goes_on):
+            yield
 
     @property
     def log_names(self) -> tuple[str, ...]:

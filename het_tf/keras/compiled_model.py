@@ -32,7 +32,7 @@ class CompiledModel:
         self._model = model
         self._strategy = strategy
         self._recoveries = strategy.recoveries
-        self._is_built = False
+        self._is_built = self._is_on_workers = False
         self._metrics: list[int] = []  # ids of the variables in `sums`
         self.closures: dict[Any, StepClosure | PredictClosure] = {}
         self.dense: DenseVariables | None = None
@@ -107,11 +107,16 @@ class CompiledModel:
 
     @contextlib.contextmanager
     def on_workers(self) -> Iterator[None]:
-        """Frees what `fit` leaves on the workers: replicas, and steps that were prepared."""
+        """Frees what `fit` leaves on the workers: replicas, and steps that were prepared.
+
+        Within another such context, as in a callback of `fit`, that one's steps stay.
+        """
+        is_outer, self._is_on_workers = not self._is_on_workers, True
         try:
             yield
         finally:
-            for closure in self.closures.values():
+            self._is_on_workers = not is_outer
+            for closure in self.closures.values() if is_outer else ():
                 if isinstance(closure, StepClosure) and closure.window is not None:
                     closure.window.clear()
             if self.dense is not None:

@@ -45,10 +45,12 @@ class Pass(abc.ABC):
 
     Attributes:
       name: of the batches that it hands out; another pass that goes on with them has the same.
+      goes_on: whether another pass may.
     """
 
-    def __init__(self) -> None:
-        self.name = uuid.uuid4().hex
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or uuid.uuid4().hex
+        self.goes_on = name is not None
 
     @abc.abstractmethod
     def next_work(self, in_flight: int) -> Work | None:
@@ -217,14 +219,12 @@ class WorkerFeed(Feed):
 
     def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
         iterator = iter(self._datasets) if self._iterator is None else self._iterator
-        common = (self._strategy, iterator, steps_per_closure, lookahead)
+        # What a worker has taken beyond a pass is the first of the next, where that goes on.
+        name = None if self._iterator is None else self._name
+        common = (self._strategy, iterator, steps_per_closure, lookahead, name)
         if self._steps is None:
             return _SharesPass(*common, self._set_length)
-        counted = _CountedPass(*common, self._steps)
-        if self._iterator is not None:
-            # What a worker has taken beyond a pass is the first of the next.
-            counted.name = self._name
-        return counted
+        return _CountedPass(*common, self._steps)
 
     def _set_length(self, length: int) -> None:
         if self.num_steps is None:
@@ -235,9 +235,14 @@ class _WorkerPass(Pass):
     """Common to both ways of reading the workers' datasets."""
 
     def __init__(
-        self, strategy: HetParameterServerStrategy, iterator: Any, per_closure: int, lookahead: int
+        self,
+        strategy: HetParameterServerStrategy,
+        iterator: Any,
+        per_closure: int,
+        lookahead: int,
+        name: str | None,
     ):
-        super().__init__()
+        super().__init__(name)
         self._strategy = strategy
         self._iterator = iterator
         self._per_closure = per_closure
@@ -270,9 +275,10 @@ class _CountedPass(_WorkerPass):
         iterator: Any,
         per_closure: int,
         lookahead: int,
+        name: str | None,
         steps: int,
     ):
-        super().__init__(strategy, iterator, per_closure, lookahead)
+        super().__init__(strategy, iterator, per_closure, lookahead, name)
         self._remaining = steps
 
     def next_work(self, in_flight: int) -> Work | None:
@@ -305,9 +311,10 @@ class _SharesPass(_WorkerPass):
         iterator: Any,
         per_closure: int,
         lookahead: int,
+        name: str | None,
         on_end: Callable[[int], None],
     ):
-        super().__init__(strategy, iterator, per_closure, lookahead)
+        super().__init__(strategy, iterator, per_closure, lookahead, name)
         self._on_end = on_end
         self._steps = 0
 

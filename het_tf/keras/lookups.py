@@ -26,8 +26,12 @@ from het_tf.table import EmbeddingTable
 Keys = list[tuple[HetEmbedding, tf.Tensor]]
 
 
-def find_keys_fn(model: keras.Model) -> Callable[[Any], Keys] | None:
+def find_keys_fn(model: keras.Model, element_spec: Any) -> Callable[[Any], Keys] | None:
     """How to find out from a batch which keys a training step of a model will look up.
+
+    Args:
+      model: built.
+      element_spec: spec of one batch.
 
     Returns:
       A function from a batch to layers and their int64 keys, in the order of the calls; None, with
@@ -61,7 +65,28 @@ def find_keys_fn(model: keras.Model) -> Callable[[Any], Keys] | None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         return [(call.layer, call.keys) for call in _record_calls(model, (x,), {"training": True})]
 
+    if {id(layer) for layer in layers} <= {id(layer) for layer in _layers_called_by(model)}:
+        return record
+    # A layer around it may call one in a function of its own, which only a call of the model shows.
+    keys_of = tf.function(lambda batch: [keys for _, keys in record(batch)], autograph=False)
+    try:
+        keys_of.get_concrete_function(element_spec)
+    except prepared.CannotLookAhead:
+        logging.info(
+            "%s has a layer that calls an embedding within a tf.function or tf.cond, so its ids are"
+            " looked up when its layers are called",
+            model.name,
+        )
+        return None
     return record
+
+
+def _layers_called_by(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Of a functional or sequential model, those in its graph and in the graphs within."""
+    for layer in model.layers:
+        yield layer
+        if isinstance(layer, keras.Model) and _compat.calls_as_keras_does(layer):
+            yield from _layers_called_by(layer)
 
 
 class SharedLookups:

@@ -47,6 +47,7 @@ class ParameterServerTrainer:
         self._compiled = CompiledModel(model, strategy)
         self._epoch = 0  # of the last `fit`
         self._waits = np.zeros(4)  # As lookahead_stats has them.
+        self._is_running = False
         self._traffic = Traffic(strategy)
 
     def forget_compiled(self) -> None:
@@ -296,7 +297,10 @@ class ParameterServerTrainer:
         """One pass; returns its final logs and leaves the metrics' variables at their values."""
         compiled, sums = self._compiled, self._compiled.sums
         assert sums is not None
-        sums.read() if keeps_metrics else sums.clear()
+        if not keeps_metrics:
+            sums.clear()
+        elif not self._is_running:  # Else in a callback of a pass, whose sums go on.
+            sums.read()
         closure = compiled.step_closure(feed.element_spec, training)
         done = 0
 
@@ -305,11 +309,13 @@ class ParameterServerTrainer:
             return {n: metrics.get(n, result.step_logs.get(n)) for n in closure.log_names}
 
         numbered = training and self._strategy.exactly_once
-        with ClosureRunner(self._strategy, numbered=numbered) as runner:
-            fn = closure.on_iterator if feed.on_iterator else closure.on_batches
-            data = feed.start(self._steps_per_closure(feed), closure.lookahead)
-            if closure.window is not None:
-                closure.window.begin(data.name)
+        fn = closure.on_iterator if feed.on_iterator else closure.on_batches
+        data = feed.start(self._steps_per_closure(feed), closure.lookahead)
+        with (
+            self._running(),
+            closure.steps_of(data),
+            ClosureRunner(self._strategy, numbered=numbered) as runner,
+        ):
             while True:
                 fill(runner, data, fn, should_stop())
                 if not runner.in_flight:
@@ -319,9 +325,8 @@ class ParameterServerTrainer:
                     compiled.dense.replicas.note_steps()
                 result = closure.unpack(packed)
                 if training:
-                    ahead = 0 if closure.window is None else result.steps
-                    waited = result.waited_steps, result.waited_seconds
-                    self._waits += (result.steps, ahead, *waited)
+                    waited = result.steps, result.waited_steps, result.waited_seconds
+                    self._waits += (result.steps, *(waited if closure.looks_ahead else (0, 0, 0)))
                 self._strategy.record_cache_reports(closure.caches, result.cache_reports)
                 if training:
                     self._traffic.take(closure.caches, result.steps)
@@ -335,6 +340,14 @@ class ParameterServerTrainer:
             raise _NoBatchesError("The data has no batches.")
         sums.write()
         return logs_now()
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        before, self._is_running = self._is_running, True
+        try:
+            yield
+        finally:
+            self._is_running = before
 
     def _evaluate(self, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Logs:
         model = self._model

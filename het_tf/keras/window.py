@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -32,22 +34,40 @@ class Window:
 
     # Eagerly, on the coordinator.
 
-    def begin(self, generation: str) -> None:
-        """Closures that are scheduled from now on use the queue of this name."""
-        self._generation = generation
+    @contextlib.contextmanager
+    def of(self, generation: str, goes_on: bool) -> Iterator[None]:
+        """Closures that are scheduled in this context, and end in it, use the queue of this name.
+
+        Args:
+          generation: that name; within another such context, one of its own.
+          goes_on: whether its steps are for later ones with this name, too.
+        """
+        before, self._generation = self._generation, generation
         self._made.add(generation)
+        try:
+            yield
+            if not goes_on:
+                self._destroy(self._queues(generation))
+                self._made.remove(generation)
+        finally:
+            self._generation = before
 
     def clear(self) -> None:
         """Forgets the queues on all workers, while no closure runs."""
-        if self._made:
-            visit(cluster_devices("worker"), self._destroy, lambda device, error: True)
-            self._made.clear()
+        queues = [each for generation in self._made for each in self._queues(generation)]
+        self._destroy([self._make_sent, *queues])
+        self._made.clear()
 
-    def _destroy(self) -> None:
-        tf.raw_ops.DestroyResourceOp(resource=self._make_sent(), ignore_lookup_error=True)
-        for generation in self._made:
-            for make in (self._make_places, self._make_steps):
-                tf.raw_ops.DestroyResourceOp(resource=make(generation), ignore_lookup_error=True)
+    def _queues(self, generation: str) -> list[Callable[[], tf.Tensor]]:
+        makes = (self._make_places, self._make_steps)
+        return [functools.partial(make, generation) for make in makes]
+
+    def _destroy(self, queues: Sequence[Callable[[], tf.Tensor]]) -> None:
+        def destroy() -> None:
+            for make in queues:
+                tf.raw_ops.DestroyResourceOp(resource=make(), ignore_lookup_error=True)
+
+        visit(cluster_devices("worker"), destroy, lambda device, error: True)
 
     # Traced.
 

@@ -119,6 +119,82 @@ def test_ids_that_keras_makes_of_the_inputs(strategy, lookahead):
         assert sorted(embedding.table.export().keys) == expected.tolist(), name
 
 
+class Count(keras.metrics.Metric):
+    """Of examples."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+
+    def result(self):
+        return self.total + 0.0
+
+
+@pytest.mark.parametrize("kind", ["other batches", "batches of this kind", "a look"])
+def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
+    batch = 4
+    with strategy.scope():
+        inputs = keras.Input((), dtype="int64")
+        cache = het_tf.CacheConfig(KEYS, staleness=10, lookahead=5)
+        embedding = HetEmbedding(
+            1,
+            embeddings_initializer="zeros",
+            optimizer=het_tf.optimizers.SGD(1.0),
+            cache=cache,
+        )
+        model = het_tf.keras.Model(inputs, embedding(inputs))
+        model.compile(loss=lambda _, p: -keras.ops.sum(p), metrics=[Count(name="count")])
+
+    def share(context):
+        ids = tf.data.Dataset.range(KEYS).batch(batch)
+        ids = ids.shard(strategy.num_workers, context.input_pipeline_id)
+        return ids.map(lambda ids: (ids, tf.zeros([batch, 1])))
+
+    extra = np.arange(KEYS, KEYS + (batch if kind == "batches of this kind" else 3))
+    made, queues = [], []
+
+    def on_batch_end(step, logs):
+        if not made:
+            made.append(step)
+            run = model.test_on_batch if kind == "a look" else model.train_on_batch
+            run(extra, np.zeros((len(extra), 1)))
+
+    def on_epoch_end(epoch, logs):
+        for closure in model._parameter_server_trainer._compiled.closures.values():
+            queues.append(0 if closure.window is None else len(closure.window._made))
+
+    history = model.fit(
+        share,
+        epochs=2,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_train_batch_end=on_batch_end, on_epoch_end=on_epoch_end
+            )
+        ],
+    ).history
+    assert history["count"] == [KEYS + len(extra), KEYS]
+    trained = embedding.table.lookup(np.arange(KEYS + len(extra)))[:, 0]
+    np.testing.assert_array_equal(trained[:KEYS], 2)
+    np.testing.assert_array_equal(trained[KEYS:], kind != "a look")
+    assert set(queues) == {0}, "what an epoch prepared with goes with it"
+
+
+def test_what_is_not_looked_up_ahead_does_not_count(strategy):
+    strategy.dense_staleness = 4
+    try:
+        model, _ = make_model(strategy, lookahead=0)
+        model.fit(dataset, verbose=0)
+        stats = model.lookahead_stats()
+    finally:
+        strategy.dense_staleness = None
+    steps = STEPS * strategy.num_workers
+    assert stats == {"steps": steps, "ahead_steps": 0, "waited_steps": 0, "waited_seconds": 0}
+
+
 def test_what_keys_do_not_depend_on_is_not_read(strategy):
     """A server keeps it, so every step would wait for it."""
     with strategy.scope():
@@ -289,6 +365,35 @@ def test_one_that_does_not_say_is_told_once_in_the_log(strategy, caplog):
     (closure,) = model._parameter_server_trainer._compiled.closures.values()
     assert closure.lookahead == 0
     assert model.embedding.table.size() > KEYS / 2
+
+
+class Around(keras.layers.Layer):
+    """Calls a layer, or has a function of its own do so."""
+
+    def __init__(self, inner, in_function):
+        super().__init__()
+        self.inner = inner
+        self.call_inner = tf.function(inner) if in_function else inner
+
+    def call(self, ids):
+        return self.call_inner(ids)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_layer_that_another_one_calls(strategy, caplog, in_function):
+    with strategy.scope():
+        embedding = HetEmbedding(2, cache=het_tf.CacheConfig(100, lookahead=4))
+        embedding.build()
+        ids = keras.Input((3,), dtype="int64")
+        rows = keras.layers.Flatten()(Around(embedding, in_function)(ids))
+        model = het_tf.keras.Model(ids, keras.layers.Dense(1)(rows))
+        model.compile("sgd", "mse")
+    with caplog.at_level(logging.INFO, logger="absl"):
+        model.fit(dataset, epochs=1, verbose=0)
+    assert ("calls an embedding within a tf.function or tf.cond" in caplog.text) is in_function
+    (closure,) = model._parameter_server_trainer._compiled.closures.values()
+    assert closure.lookahead == (0 if in_function else 4)
+    assert embedding.table.size() > KEYS / 2
 
 
 def test_wrong_ids_are_an_error_that_says_which(strategy):
