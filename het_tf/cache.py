@@ -35,9 +35,8 @@ class WorkerCache:
     run; the coordinator's are not. So is the cache over a local table, which has no bounds.
 
     Attributes:
-      writes_through: whether updates are sent in the step that makes them.
       on_device: whether the cache of a local table, or of some worker, is on a device.
-      writes_through: whether updates are sent in their step.
+      writes_through: whether updates are sent in the step that makes them.
       makes_room: whether a step may have to wait before its update (`make_room_op`).
       steps_per_message: how many steps may be looked up ahead in one.
       is_watched: whether shards may watch rows for it (ops/core/link/watch.h).

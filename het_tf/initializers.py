@@ -18,7 +18,7 @@ from het_tf._arguments import INT64_MAX
 
 # The standard deviation of a normal distribution that is cut at two of its own.
 _TRUNCATED_STDDEV = 0.87962566103423978
-# Beyond it, products of rows and frequencies would not fit an int64 (het_tf/frozen.py).
+# Beyond it, products of rows and frequencies would not fit an int64 (het_tf/saving/frozen.py).
 _MAX_ORTHOGONAL_ROWS = 2**30
 
 

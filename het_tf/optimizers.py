@@ -116,6 +116,11 @@ class Optimizer:
         return cls(**config)
 
 
+def _rate(default: float) -> Any:
+    """A learning rate's field, where Keras's default is another than the base class's."""
+    return dataclasses.field(default=default, kw_only=False)
+
+
 def _register(cls: type) -> type:
     return keras.saving.register_keras_serializable("het_tf")(
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
@@ -146,6 +151,7 @@ class Adagrad(Optimizer):
     """`keras.optimizers.Adagrad`. Slots: accumulator[dim]."""
 
     name: ClassVar[str] = "adagrad"
+    learning_rate: LearningRate = _rate(0.001)
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
 
@@ -171,6 +177,7 @@ class Adam(Optimizer):
     """
 
     name: ClassVar[str] = "adam"
+    learning_rate: LearningRate = _rate(0.001)
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7
@@ -184,11 +191,6 @@ class RowWiseAdam(Optimizer):
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7
-
-
-def _rate(default: float) -> Any:
-    """A learning rate's field, where Keras's default is another than the base class's."""
-    return dataclasses.field(default=default, kw_only=False)
 
 
 @_register
@@ -263,6 +265,7 @@ class Ftrl(Optimizer):
     """
 
     name: ClassVar[str] = "ftrl"
+    learning_rate: LearningRate = _rate(0.001)
     initial_accumulator_value: float = 0.1
     l1: float = 0.0
     l2: float = 0.0

@@ -255,7 +255,7 @@ class EmbeddingTable:
           tf.errors.UnavailableError: a parameter server is down.
         """
         keys = np.asarray(keys)
-        if not np.issubdtype(keys.dtype, np.integer):
+        if keys.size and not np.issubdtype(keys.dtype, np.integer):
             given = keys.tolist() if keys.dtype == object else keys.dtype
             raise ValueError(f"keys must be int64 integers, not {given}")
         if keys.size and keys.max() > INT64_MAX:
@@ -303,17 +303,19 @@ class EmbeddingTable:
           tf.errors.UnavailableError: a parameter server is down.
         """
         shard_of = ops.shard_of(rows.keys, num_shards=self.num_shards).numpy()
-        for shard, handle in enumerate(self._handles):
-            mine = shard_of == shard
-            ops.table_import(
-                handle,
-                rows.keys[mine],
-                rows.values[mine],
-                rows.slots[mine],
-                rows.clocks[mine],
-                initial_slots=initial_slots,
-            )
-        self.clear_caches()
+        try:
+            for shard, handle in enumerate(self._handles):
+                mine = shard_of == shard
+                ops.table_import(
+                    handle,
+                    rows.keys[mine],
+                    rows.values[mine],
+                    rows.slots[mine],
+                    rows.clocks[mine],
+                    initial_slots=initial_slots,
+                )
+        finally:
+            self.clear_caches()
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Sets the values of rows, which are then as before their first update.
@@ -334,9 +336,11 @@ class EmbeddingTable:
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """
-        for handle in self._handles:
-            ops.table_clear(handle)
-        self.clear_caches()
+        try:
+            for handle in self._handles:
+                ops.table_clear(handle)
+        finally:
+            self.clear_caches()
 
     def expire(self, now: int | None = None) -> int:
         """Drops the rows that have expired by now. Others use the table meanwhile.

@@ -99,9 +99,9 @@ class Flushing:
         Returns:
           "steps": made; "steps_sent": those that a parameter server has merged; "steps_lost": made
           on what a parameter server lost since; "pending": not known to be merged, now; "pushes"
-          and "values": times that steps went up, and variables came down, one a server;
-          "bytes_up", "bytes_down": of messages. Empty while there are no replicas. Without those of
-          workers that are down.
+          and "values": times that steps went up, and variables came down, one for each part of the
+          variables, of which a server may have several; "bytes_up", "bytes_down": of messages.
+          Empty while there are no replicas. Without those of workers that are down.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.

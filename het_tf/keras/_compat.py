@@ -5,6 +5,7 @@ Nothing else in het_tf.keras reaches into Keras. Checked with Keras 3.15.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -23,27 +24,24 @@ def build_from_spec(model: keras.Model, batch_spec: Any) -> None:
     model._symbolic_build(data_batch=batch_spec)
 
 
-def initial_epoch(model: keras.Model) -> int | None:
-    """The epoch from which `keras.callbacks.BackupAndRestore` wants to resume, if it does."""
-    return getattr(model, "_initial_epoch", None)
-
-
 def set_initial_epoch(model: keras.Model, epoch: int) -> None:
     """Has the `fit` whose `on_train_begin` this is begin with that epoch."""
     model._initial_epoch = epoch
 
 
 def take_initial_epoch(model: keras.Model) -> int:
-    """The same, for one `fit` that goes on: it does not hold for the next."""
-    epoch = initial_epoch(model) or 0
+    """The epoch from which a `BackupAndRestore` wants to resume, or 0; not the next `fit`, too."""
+    epoch = getattr(model, "_initial_epoch", None) or 0
     model._initial_epoch = None
     return epoch
 
 
+@functools.cache
 def functional_class() -> type[keras.Model]:
     """The class of `keras.Model(inputs, outputs)`, which Keras does not export."""
-    inputs = keras.Input(())
-    return type(keras.Model(inputs, keras.layers.Identity()(inputs)))
+    # With names of their own: the ones that Keras counts are the user's.
+    inputs = keras.Input((), name="het_tf_input")
+    return type(keras.Model(inputs, inputs, name="het_tf_model"))
 
 
 def calls_as_keras_does(model: keras.Model) -> bool:

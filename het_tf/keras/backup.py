@@ -133,6 +133,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Waits for the backup that is being written."""
         self.manager.wait()
+        _compat.take_initial_epoch(self.model)  # Keras would have the next fit begin there, too.
         if self._delete and tf.io.gfile.exists(self.backup_dir):
             tf.io.gfile.rmtree(self.backup_dir)
             self._manager = None

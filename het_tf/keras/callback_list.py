@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -59,6 +60,17 @@ def callback_list(
         steps=feed.num_steps,
         model=model,
     )
+
+
+@contextlib.contextmanager
+def showing_status(callbacks: keras.callbacks.CallbackList) -> Iterator[None]:
+    """Around a `fit`, after which its status is gone, however it ends."""
+    try:
+        yield
+    finally:
+        for each in callbacks.callbacks:
+            if isinstance(each, StatusCallback):
+                each.remove()
 
 
 def look_at_batches(callbacks: keras.callbacks.CallbackList) -> bool:

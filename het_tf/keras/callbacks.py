@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from absl import logging
 from het_tf._arguments import INT32_MAX, check_integer
 from het_tf._counters import Counts, add_up, since, with_ratios
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.cache_reports import CacheReport
 from het_tf.keras.backup import BackupAndRestore
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
 
@@ -72,7 +74,7 @@ class CacheMetrics(keras.callbacks.Callback):
         self._update_freq = update_freq
         self._writer: Any = None
         self._steps = self._batches = self._written_at = 0
-        self._before: dict[str, Counts] = {}
+        self._before: dict[str, dict[int, Counts]] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that there are caches to look at.
@@ -122,30 +124,33 @@ class CacheMetrics(keras.callbacks.Callback):
 
     def _write_layer(self, layer: HetEmbedding) -> None:
         reports = self.model.distribute_strategy.last_cache_reports(layer.worker_cache)
-        now = add_up(report.counters for report in reports.values())
-        if not now:
+        counted = with_ratios(self._since(layer.path, reports.values()))
+        if not counted:
             return
-        counted = with_ratios(since(now, self._before.get(layer.path, {})))
-        self._before[layer.path] = now
         scalars = {name: counted[name] for name in ("hit_rate", "key_hit_rate")}
         scalars |= {name: counted[counter] for name, counter in _COUNTED.items()}
         scalars["bytes_requests"] = counted["bytes_up"] - counted["bytes_up_push"]
         scalars["unsent_updates"] = counted["pending"]
         stats = layer.table.stats()
         table = f"{layer.path}/table"
-        missing = since(stats, self._before.get(table, {}))
-        self._before[table] = stats
+        missing = since(stats, self._before.get(table, {}).get(0, {}))
+        self._before[table] = {0: stats}
         self._put(layer.path, scalars, _missing(missing))
 
     def _write_dense(self) -> None:
         replicas = self.model.distribute_strategy.last_replica_reports()
         if not replicas:
             return
-        now = add_up(report.counters for report in replicas)
-        counted = since(now, self._before.get("dense/", {}))
-        self._before["dense/"] = now
+        counted = self._since("dense/", replicas)
         scalars = {name: counted[name] for name in ("bytes_up", "bytes_down")}
         self._put("dense", scalars | {"unsent_steps": counted["pending"]}, [])
+
+    def _since(self, of: str, reports: Iterable[CacheReport]) -> Counts:
+        """Sums of what was counted since the last call: those made since count from 0."""
+        before = self._before.get(of, {})
+        self._before[of] = {report.cache_id: dict(report.counters) for report in reports}
+        now = self._before[of].items()
+        return add_up(since(counters, before.get(number, {})) for number, counters in now)
 
     def _put(self, of: str, scalars: dict[str, float], missing: list[list[float]]) -> None:
         text = ", ".join(

@@ -102,7 +102,7 @@ def split_validation(
     Raises:
       ValueError: the data is not arrays, or one of the parts would be empty.
     """
-    if isinstance(x, tf.data.Dataset) or is_dataset_function(x):
+    if isinstance(x, tf.data.Dataset) or is_dataset_function(x) or is_python_source(x):
         raise ValueError("validation_split needs arrays; pass validation_data instead.")
     arrays = [
         None if part is None else tf.nest.map_structure(_as_array, _lists_to_tuples(part))

@@ -390,7 +390,7 @@ class _ParameterServerFit:
         """As `keras.Model.export`; a SavedModel needs no het_tf ops to be served.
 
         See `het_tf.export_saved_model`, whose `rows`, `min_updates`, `min_norm` and `max_age` it
-        takes, too.
+        takes, too; `verbose` is of other formats.
 
         Raises:
           ValueError: the model has a `HetEmbedding`, and the format has no place for its table.

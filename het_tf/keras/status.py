@@ -37,7 +37,7 @@ class StatusCallback(keras.callbacks.Callback):
             self._written = now
             self._file.write(self._status(batch + 1))
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def remove(self) -> None:
         """Takes the status away."""
         self._file.remove()
 

@@ -16,7 +16,13 @@ from absl import logging
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.keras import _compat, checks, inputs
-from het_tf.keras.callback_list import Logs, batch_hooks, callback_list, look_at_batches
+from het_tf.keras.callback_list import (
+    Logs,
+    batch_hooks,
+    callback_list,
+    look_at_batches,
+    showing_status,
+)
 from het_tf.keras.compiled_model import CompiledModel
 from het_tf.keras.data import Validation, eval_feed, predict_feed, train_feed
 from het_tf.keras.dense import averages_weights
@@ -111,22 +117,23 @@ class ParameterServerTrainer:
             freq=validation_freq,
         )
         model.stop_training = False
-        callbacks.on_train_begin()
-        self._waits = np.zeros(4)
-        if self._strategy.exactly_once:
-            self._strategy.flush()  # A closure takes no updates of before along.
-        resuming = Resuming(model, self._strategy, callbacks)
-        self._epoch = _compat.initial_epoch(model) or initial_epoch
-        resuming.begin(self._epoch)
-        while True:
-            try:
-                logs = self._fit_epochs(feed, epochs, callbacks, validation, resuming)
-                break
-            except tf.errors.UnavailableError as error:
-                self._epoch = resuming.go_on(error, self._epoch)
-            self.forget_compiled()
-            self._compiled.build(feed.element_spec)
-        callbacks.on_train_end(logs)
+        with showing_status(callbacks):
+            callbacks.on_train_begin()
+            self._waits = np.zeros(4)
+            if self._strategy.exactly_once:
+                self._strategy.flush()  # A closure takes no updates of before along.
+            resuming = Resuming(model, self._strategy, callbacks)
+            self._epoch = _compat.take_initial_epoch(model) or initial_epoch
+            resuming.begin(self._epoch)
+            while True:
+                try:
+                    logs = self._fit_epochs(feed, epochs, callbacks, validation, resuming)
+                    break
+                except tf.errors.UnavailableError as error:
+                    self._epoch = resuming.go_on(error, self._epoch)
+                self.forget_compiled()
+                self._compiled.build(feed.element_spec)
+            callbacks.on_train_end(logs)
         return model.history
 
     def _fit_epochs(

@@ -90,16 +90,17 @@ class CompiledOptimizer:
         before, self.optimizer = self.optimizer, optimizer
         if not self.built:
             return
-        if before is None:
-            self._make_table()
-        elif optimizer.spec() != before.spec():
-            if self.table.size():
-                self.optimizer = before
+        try:
+            if before is not None and optimizer.spec() != before.spec() and self.table.size():
                 raise ValueError(
                     f'layer {self.name} has optimizer="same" and rows with the slots of {before},'
                     f" with which its model was compiled before, so it cannot take {optimizer}"
                 )
-            self._make_table()
+            if before is None or optimizer.spec() != before.spec():
+                self._make_table()
+        except BaseException:
+            self.optimizer = before
+            raise
         self._rate.take(optimizer)
 
     def follow_rate(self, rate: float) -> None:

@@ -113,9 +113,11 @@ class StoredRows:
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """
-        if self.is_cached:
-            # A strategy of ours passes over workers that are down, and says what they lost.
-            getattr(self._strategy, "flush", self._worker_cache.flush)()
+        if self.optimizer is None or not self.is_cached:
+            return
+        # A strategy of ours passes over workers that are down, and says what they lost.
+        flusher = self._strategy if hasattr(self._strategy, "flush") else self._worker_cache
+        flusher.flush()
 
     def cache_stats(self) -> dict[str, int | float]:
         """Counters of the caches of all workers and of the coordinator, summed, and their ratios.
@@ -165,6 +167,7 @@ class StoredRows:
 
         In `het_tf.checkpoint.rows_in(folder)` a pointer takes the place of the rows.
         """
+        self._check_has_table()
         self.flush()
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             store[str(i)] = 0.0 if variable is self._anchor else variable

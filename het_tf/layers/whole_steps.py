@@ -230,7 +230,9 @@ class _Accumulator:
 
 def _queue_op(name: str) -> tf.Tensor:
     with tf.device("/device:CPU:0"):
-        return tf.raw_ops.FIFOQueueV2(component_types=_ROWS, shared_name=name)
+        return tf.raw_ops.FIFOQueueV2(
+            component_types=_ROWS, container=ops.CONTAINER, shared_name=name
+        )
 
 
 def _destroy(queue_op: Callable[[], tf.Tensor], devices: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 
@@ -116,3 +117,32 @@ def test_each_backup_is_a_state_that_the_model_had(
     # Restored, it goes on from there.
     assert strategy.restore_or_initialize(backup.manager) == backup.manager.latest_checkpoint
     assert layer.table.lookup(np.arange(IDS)).sum() == batches[-1] * BATCH
+
+
+def test_the_fit_after_one_that_went_on_begins_with_its_first_epoch(strategy, tmp_path):
+    with strategy.scope():
+        ids = keras.Input((1,), dtype="int64")
+        rows = keras.layers.Flatten()(het_tf.layers.HetEmbedding(1)(ids))
+        model = het_tf.keras.Model(ids, keras.layers.Dense(1)(rows))
+        model.compile("sgd", "mse")
+    x = np.arange(IDS)[:, None]
+
+    def epochs_of(*callbacks, epochs, last=10):
+        begun = []
+
+        def on_epoch_begin(epoch, logs):
+            if epoch > last:
+                raise KeyboardInterrupt
+            begun.append(epoch)
+
+        notes = keras.callbacks.LambdaCallback(on_epoch_begin=on_epoch_begin)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(x, x, epochs=epochs, verbose=0, callbacks=[*callbacks, notes])
+        return begun
+
+    def backup():
+        return het_tf.keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    assert epochs_of(backup(), epochs=5, last=2) == [0, 1, 2]
+    assert epochs_of(backup(), epochs=5) == [3, 4]
+    assert epochs_of(epochs=2) == [0, 1]

@@ -8,6 +8,7 @@ import pytest
 import small_models as sm
 
 import het_tf.keras
+from het_tf import _status_files
 from het_tf.keras.metric_state import MetricSums
 
 
@@ -199,6 +200,21 @@ def test_callback_that_raises_ends_fit_and_flushes(model, data, strategy, monkey
         model.fit(*data, batch_size=16, callbacks=[Fail()], verbose=0)
     assert flushed == [None]
     assert strategy.idle()
+
+
+def test_a_training_that_failed_is_not_shown(model, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    shown = []
+
+    def on_epoch_end(epoch, logs):
+        shown.extend(_status_files.read_all())
+        raise RuntimeError("enough")
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
+    with pytest.raises(RuntimeError, match="enough"):
+        model.fit(*data, batch_size=16, callbacks=[callback], verbose=0)
+    assert [each["model"] for each in shown] == [model.name]
+    assert not _status_files.read_all()
 
 
 def test_flush_comes_before_what_needs_it(model, data, strategy, monkeypatch):

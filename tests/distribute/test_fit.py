@@ -211,6 +211,8 @@ def test_arguments_that_do_not_go_with_a_dataset(id_counter):
         id_counter.fit(lambda: dataset, batch_size=3)
     with pytest.raises(ValueError, match="validation_split needs arrays"):
         id_counter.fit(dataset, validation_split=0.5)
+    with pytest.raises(ValueError, match="validation_split needs arrays"):
+        id_counter.fit((batch for batch in dataset), validation_split=0.5)
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "many"])

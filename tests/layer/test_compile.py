@@ -189,6 +189,25 @@ def test_same_refuses_another_optimizer_for_its_rows():
         model.compile("adam", loss=model.loss)
 
 
+def test_same_takes_another_compile_after_one_that_failed(monkeypatch):
+    layer = new_layer("same", name="users")
+    layer.build()
+    with monkeypatch.context() as patched:
+        patched.setattr(layer, "_make_table", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0))
+    fit(make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0)), 1)
+    assert layer.table.lookup([7]) == 1
+
+
+def test_same_without_a_compiled_model_has_nothing_to_save():
+    layer = new_layer("same", name="users")
+    layer.build()
+    layer.flush()
+    with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
+        layer.save_own_variables({})
+
+
 @pytest.mark.parametrize("model_class", MODELS)
 def test_same_is_saved_and_loaded(model_class, tmp_path):
     inputs = keras.Input((), dtype="int64")
@@ -275,6 +294,11 @@ def test_an_optimizer_of_keras_or_its_name_is_taken(given, taken):
     # Made in here: variables made before a cluster was connected are lost.
     given = given() if callable(given) else given
     assert het_tf.layers.HetEmbedding(1, optimizer=given).optimizer == taken
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Lion", "Ftrl"])
+def test_defaults_are_those_of_keras(name):
+    assert het_tf.layers.HetEmbedding(1, optimizer=name).optimizer == getattr(optimizers, name)()
 
 
 def test_a_schedule_of_an_optimizer_of_keras_is_taken():

@@ -272,6 +272,9 @@ def test_fit_goes_on_from_the_last_backup(tmp_path, full_every):
     assert seen.epochs == [2]
     assert_same_rows(state_of(model, embedding), expected)
     assert not (tmp_path / "backup").exists()
+    again = Interrupt(-1)
+    fit(model, again, epochs=2)
+    assert again.epochs == [0, 1]
 
 
 def test_batches_go_on_while_a_backup_is_written(tmp_path, held):

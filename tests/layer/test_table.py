@@ -321,6 +321,21 @@ def test_clipnorm_and_max_norm():
     np.testing.assert_allclose(table.lookup([1]), [[0.9, 1.2]], rtol=1e-6)
 
 
+def test_no_keys_have_no_rows():
+    assert het_tf.EmbeddingTable(3, optimizers.SGD()).lookup([]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("op", ["table_import", "table_clear"])
+def test_caches_drop_what_they_hold_if_a_shard_fails_that_another_one_may_precede(monkeypatch, op):
+    table = het_tf.EmbeddingTable(1, optimizers.SGD())
+    rows, cleared = table.export(), []
+    monkeypatch.setattr(het_tf.ops, op, lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(table, "clear_caches", lambda: cleared.append(True))
+    with pytest.raises(ZeroDivisionError):
+        table.clear() if op == "table_clear" else table.import_(rows)
+    assert cleared
+
+
 def test_an_abandoned_table_is_destroyed_when_the_next_one_is_made():
     table = het_tf.EmbeddingTable(2, optimizers.SGD())
     values, no_slots = np.ones((1, 2), np.float32), np.zeros((1, 0), np.float32)
