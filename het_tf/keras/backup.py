@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from het_tf import _keras
 from het_tf._arguments import INT32_MAX, check_integer
-from het_tf.keras import _compat
 from het_tf.saving.manager import Manager
 
 
@@ -108,7 +108,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         if self.manager.restore_or_initialize() is not None:
-            _compat.set_initial_epoch(self.model, self._progress.epoch)
+            _keras.set_initial_epoch(self.model, self._progress.epoch)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Batches are counted from 0."""
@@ -133,7 +133,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Waits for the backup that is being written."""
         self.manager.wait()
-        _compat.take_initial_epoch(self.model)  # Keras would have the next fit begin there, too.
+        _keras.take_initial_epoch(self.model)  # Keras would have the next fit begin there, too.
         if self._delete and tf.io.gfile.exists(self.backup_dir):
             tf.io.gfile.rmtree(self.backup_dir)
             self._manager = None

@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from het_tf import _keras
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.keras import _compat, checks
+from het_tf.keras import checks
 from het_tf.keras.closures import StepClosure
 from het_tf.keras.dense import DenseVariables, has_own, optimizers_of
 from het_tf.keras.metric_state import MetricSums, check_resets_to_zero, metric_variables
@@ -65,7 +66,7 @@ class CompiledModel:
             # Before Keras builds on them, and after for what it has built.
             checks.check_placement(_all_variables(model))
             with self._strategy.scope():
-                _compat.build_from_spec(model, element_spec)
+                _keras.build_from_spec(model, element_spec)
             checks.check_optimizers(model, self._strategy)
             checks.check_placement(_all_variables(model))
             check_resets_to_zero(model)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from het_tf import _keras
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.keras.metric_state import metric_variables
@@ -44,7 +45,7 @@ class DenseVariables:
         least = _scaler_state(optimizer)
         self._count = counted_variable(optimizer)
         if self._cycle:
-            slots = list(innermost(optimizer)._accumulated_gradients)
+            slots = _keras.accumulated_gradients(innermost(optimizer))
             with strategy.scope():
                 remainder = self._count.value % self._cycle
                 self._own_count = tf.Variable(remainder, trainable=False, name="own_iterations")
@@ -54,9 +55,8 @@ class DenseVariables:
             trainable = list(model.trainable_variables)
             for each in optimizers_of(model):
                 others += [*_unchanged_by_scaler(each), counted_variable(each)]
-                # No public way to the variable.
-                rate = getattr(innermost(each), "_learning_rate", None)
-                if isinstance(rate, keras.Variable):
+                rate = _keras.learning_rate_variable(innermost(each))
+                if rate is not None:
                     self.settings.append(rate)
                 known = _ids(others, self.settings, least, slots)
                 rest = [v for v in each.variables if id(v) not in known]

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf import ops
+from het_tf import _keras, ops
 
 # From an optimizer, a variable, its gradient and the learning rate: the ops of a step.
 _Step = Callable[[Any, tf.Variable, tf.Tensor, tf.Tensor], None]
@@ -65,7 +65,7 @@ def _sgd(optimizer: Any, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Te
         return
     tf.raw_ops.ResourceApplyKerasMomentum(
         var=variable.handle,
-        accum=_slot(optimizer, optimizer.momentums, variable),
+        accum=_slot(optimizer, "momentums", variable),
         lr=rate,
         grad=gradient,
         momentum=tf.cast(optimizer.momentum, rate.dtype),
@@ -79,8 +79,8 @@ def _adam(optimizer: Any, variable: tf.Variable, gradient: tf.Tensor, rate: tf.T
     left_2 = 1 - tf.pow(tf.constant(optimizer.beta_2, tf.float32), count)
     ops.apply_adam(
         variable.handle,
-        _slot(optimizer, optimizer._momentums, variable),
-        _slot(optimizer, optimizer._velocities, variable),
+        _slot(optimizer, "momentums", variable),
+        _slot(optimizer, "velocities", variable),
         gradient,
         rate * tf.sqrt(left_2) / left_1,
         one_minus_beta_1=1 - optimizer.beta_1,
@@ -92,15 +92,15 @@ def _adam(optimizer: Any, variable: tf.Variable, gradient: tf.Tensor, rate: tf.T
 def _adagrad(optimizer: Any, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> None:
     ops.apply_adagrad(
         variable.handle,
-        _slot(optimizer, optimizer._accumulators, variable),
+        _slot(optimizer, "accumulators", variable),
         gradient,
         rate,
         epsilon=optimizer.epsilon,
     )
 
 
-def _slot(optimizer: Any, slots: list[keras.Variable], variable: tf.Variable) -> tf.Tensor:
-    return slots[optimizer._get_variable_index(variable)].value.handle
+def _slot(optimizer: Any, name: str, variable: tf.Variable) -> tf.Tensor:
+    return _keras.slot_of(optimizer, name, variable).value.handle
 
 
 _STEPS: dict[type[keras.optimizers.Optimizer], _Step] = {

@@ -13,11 +13,11 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from het_tf import _keras
 from het_tf._visits import cluster_devices
 from het_tf.cache import WorkerCache, install_lookups_op
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
-from het_tf.keras import _compat
 from het_tf.keras.dense import is_seed
 from het_tf.layers import prepared
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
@@ -52,7 +52,7 @@ def find_keys_fn(model: keras.Model, element_spec: Any) -> Callable[[Any], Keys]
             return [(layer, layer.lookup_keys(layer.keys_of(x))) for layer, x in found.items()]
 
         return ask
-    if not _compat.trains_as_keras_does(model):
+    if not _keras.trains_as_keras_does(model):
         logging.info(
             "%s has its own call or train_step, so its ids are looked up when its layers are"
             " called: write a method lookahead_ids(batch) that returns {layer: ids}, and they are"
@@ -85,7 +85,7 @@ def _layers_called_by(model: keras.Model) -> Iterator[keras.layers.Layer]:
     """Of a functional or sequential model, those in its graph and in the graphs within."""
     for layer in model.layers:
         yield layer
-        if isinstance(layer, keras.Model) and _compat.calls_as_keras_does(layer):
+        if isinstance(layer, keras.Model) and _keras.calls_as_keras_does(layer):
             yield from _layers_called_by(layer)
 
 
@@ -107,7 +107,7 @@ class SharedLookups:
         """
         self._model, self._scope, self._made = model, scope, made
         cached = [layer for layer in embeddings_of(model) if layer.built and layer.is_cached]
-        self._is_worth = len(cached) > 1 and _compat.calls_as_keras_does(model)
+        self._is_worth = len(cached) > 1 and _keras.calls_as_keras_does(model)
         self._graph = tf.compat.v1.get_default_graph()
 
     @contextlib.contextmanager
@@ -182,7 +182,7 @@ class _UpToTheKeys(keras.StatelessScope):
         """scope: with the values of those that keys may depend on, if not their own."""
         super().__init__(initialize_variables=False)
         self._scope = scope
-        layers = model._flatten_layers()  # there is no public list of nested layers
+        layers = _keras.nested_layers(model)
         unused = [*model.trainable_variables, *(v for v in model.variables if is_seed(v))]
         for layer in layers:
             if isinstance(layer, keras.layers.BatchNormalization):

@@ -10,11 +10,11 @@ from typing import Any
 
 import keras
 
+from het_tf import _keras
 from het_tf.checkpoint import FlushedFirst
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
-from het_tf.keras import _compat
 from het_tf.keras.eager_inputs import check_inputs
 from het_tf.keras.lookups import lookups_of_call
 from het_tf.keras.trainer import ParameterServerTrainer
@@ -428,7 +428,7 @@ class Model(_ParameterServerFit, keras.Model):
         super().__init__(*args, **kwargs)
 
 
-_KerasFunctional = _compat.functional_class()
+_KerasFunctional = _keras.functional_class()
 
 
 @keras.saving.register_keras_serializable(package="het_tf")

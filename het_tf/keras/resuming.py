@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from het_tf import _keras
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.keras import _compat
 from het_tf.keras.backup import BackupAndRestore
 
 # In the folder of Keras's callback, until it has made its first backup.
@@ -93,7 +93,7 @@ class Resuming:
         self._strategy.recover()
         if self._backups():
             self._backup.on_train_begin()
-            return _compat.take_initial_epoch(self._model)
+            return _keras.take_initial_epoch(self._model)
         self._model.load_weights(os.path.join(os.fspath(self._backup.backup_dir), _START))
         return epoch
 

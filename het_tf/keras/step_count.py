@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from het_tf import _keras
+
 
 class StepCount:
     """`iterations` of an optimizer, as one step sees and counts it.
@@ -60,4 +62,4 @@ def innermost(optimizer: Any) -> Any:
 
 def counted_variable(optimizer: Any) -> keras.Variable | None:
     """In which it counts: `iterations` is none where it accumulates gradients. None: nowhere."""
-    return getattr(innermost(optimizer), "_iterations", None)
+    return _keras.step_counter(innermost(optimizer))

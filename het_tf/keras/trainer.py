@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from het_tf import _keras
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
-from het_tf.keras import _compat, checks, inputs
+from het_tf.keras import checks, inputs
 from het_tf.keras.callback_list import (
     Logs,
     batch_hooks,
@@ -123,7 +124,7 @@ class ParameterServerTrainer:
             if self._strategy.exactly_once:
                 self._strategy.flush()  # A closure takes no updates of before along.
             resuming = Resuming(model, self._strategy, callbacks)
-            self._epoch = _compat.take_initial_epoch(model) or initial_epoch
+            self._epoch = _keras.take_initial_epoch(model) or initial_epoch
             resuming.begin(self._epoch)
             while True:
                 try:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from het_tf import _keras
 from het_tf.layers.embedding import embeddings_of
 from het_tf.saving.checksums import check_checksums
 from het_tf.saving.weights_files import only_checked
@@ -43,7 +44,7 @@ def check_weights(
         return
     if not path.endswith((".keras", ".weights.h5", ".weights.json")):
         return  # it has no rows
-    layers = model._flatten_layers(include_self=False)  # there is no public list of nested layers
+    layers = _keras.nested_layers(model, include_self=False)
     others = [layer for layer in layers if not embeddings_of(layer)]
     others += [getattr(model, "optimizer", None), *skipped]
     with contextlib.ExitStack() as stack:

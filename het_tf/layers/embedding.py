@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import (
+    _keras,
     initializers,
     lifetimes,
     optimizers,
@@ -410,5 +411,4 @@ class EmbedReduce(HetEmbedding):
 
 def embeddings_of(model: keras.Model) -> list[HetEmbedding]:
     """The `HetEmbedding` layers of a model, those of its layers' layers included."""
-    layers = model._flatten_layers()  # there is no public list of nested layers
-    return [layer for layer in layers if isinstance(layer, HetEmbedding)]
+    return [layer for layer in _keras.nested_layers(model) if isinstance(layer, HetEmbedding)]

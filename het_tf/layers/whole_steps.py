@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf import _abandoned, ops
+from het_tf import _abandoned, _keras, ops
 from het_tf._graph import current_function, function_of
 from het_tf._visits import cache_devices, visit
 from het_tf.layers import callers
@@ -144,7 +144,7 @@ class WaitingUpdates:
             return
         steps = optimizer.gradient_accumulation_steps
         # `iterations` counts the times that accumulated gradients are applied.
-        count = tf.convert_to_tensor(optimizer._iterations.value)
+        count = tf.convert_to_tensor(_keras.step_counter(optimizer).value)
         is_due = tf.equal((count + 1) % steps, 0)
         self._apply(grads, trainable_variables)
         for update in updates:
@@ -158,7 +158,7 @@ class WaitingUpdates:
     ) -> None:
         waited = [update.layer().anchor for update in updates]
         if variables is None:
-            variables = self._optimizer._trainable_variables
+            variables = _keras.variables_of(self._optimizer)
         for gradient, variable in zip(grads, variables, strict=False):
             is_anchor = gradient is not None and hasattr(variable, "waiting")
             if is_anchor and not any(variable is each for each in waited):

@@ -1,6 +1,6 @@
-"""The non-public parts of Keras 3 that training on parameter servers cannot do without.
+"""The non-public parts of Keras 3 that there is no public way around.
 
-Nothing else in het_tf.keras reaches into Keras. Checked with Keras 3.15.
+Nothing else in het_tf reaches into Keras. Checked with Keras 3.15.
 """
 
 from __future__ import annotations
@@ -54,3 +54,35 @@ def calls_as_keras_does(model: keras.Model) -> bool:
 def trains_as_keras_does(model: keras.Model) -> bool:
     """Whether `calls_as_keras_does`, with the train_step of Keras."""
     return calls_as_keras_does(model) and type(model).train_step is keras.Model.train_step
+
+
+def nested_layers(model: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:
+    """The layers of a model, those of its layers' layers included."""
+    return list(model._flatten_layers(include_self=include_self))
+
+
+def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
+    """The variable in which it counts its steps; `iterations` is none where it accumulates."""
+    return getattr(optimizer, "_iterations", None)
+
+
+def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
+    """The variable of its learning rate; None: it follows a schedule."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    return rate if isinstance(rate, keras.Variable) else None
+
+
+def accumulated_gradients(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """What an optimizer with `gradient_accumulation_steps` has added up."""
+    return list(optimizer._accumulated_gradients)
+
+
+def variables_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """What an optimizer was built to train."""
+    return optimizer._trainable_variables
+
+
+def slot_of(optimizer: keras.optimizers.Optimizer, name: str, variable: Any) -> keras.Variable:
+    """A variable's slot of this name, such as "momentums", which is public in some optimizers."""
+    slots = getattr(optimizer, name, None) or getattr(optimizer, f"_{name}")
+    return slots[optimizer._get_variable_index(variable)]
