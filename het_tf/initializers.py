@@ -17,7 +17,7 @@ import numpy as np
 from het_tf._arguments import INT64_MAX
 
 # The standard deviation of a normal distribution that is cut at two of its own.
-_TRUNCATED_STDDEV = 0.87962566103423978
+TRUNCATED_STDDEV = 0.87962566103423978
 # Beyond it, products of rows and frequencies would not fit an int64 (het_tf/saving/frozen.py).
 _MAX_ORTHOGONAL_ROWS = 2**30
 
@@ -160,7 +160,7 @@ def _variance_scaling(
             return _uniform(-limit, limit)
         case "untruncated_normal":
             return _normal("normal", math.sqrt(variance))
-    return _normal("truncated_normal", math.sqrt(variance) / _TRUNCATED_STDDEV)
+    return _normal("truncated_normal", math.sqrt(variance) / TRUNCATED_STDDEV)
 
 
 def _needed(name: str, value: int | None, initializer: keras.initializers.Initializer) -> int:

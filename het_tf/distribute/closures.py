@@ -243,9 +243,15 @@ def _old_objects_passed_over() -> Iterator[None]:
 
 def _is_worker_lost(error: Exception) -> bool:
     text = str(error)
-    lost = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) or (
-        # A new process at the worker's address does not have the result.
+    is_lost = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+    # A new process at the worker's address does not have the result.
+    is_lost = is_lost or is_of_lost_tensor(error)
+    return is_lost and "/job:worker" in text and "/job:ps" not in text
+
+
+def is_of_lost_tensor(error: Exception) -> bool:
+    """Whether a task lacks what a process before it at its address was given to keep."""
+    return (
         isinstance(error, tf.errors.InvalidArgumentError)
-        and "Unable to find the relevant tensor remote_handle" in text
+        and "Unable to find the relevant tensor remote_handle" in error.message
     )
-    return lost and "/job:worker" in text and "/job:ps" not in text

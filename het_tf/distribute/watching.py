@@ -14,6 +14,7 @@ from het_tf._threads import call_in_daemon
 from het_tf._visits import CHECK_INTERVAL
 from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReports
+from het_tf.distribute.closures import is_of_lost_tensor
 
 if TYPE_CHECKING:
     from het_tf.distribute.cluster import LocalCluster
@@ -95,7 +96,7 @@ class Watching:
                 return tf.errors.UnavailableError(
                     None, None, f"{self._ps_lost_message(task, state)} ({error})"
                 )
-        if named and (transport or _is_of_lost_tensor(error)):
+        if named and (transport or is_of_lost_tensor(error)):
             # It answers, so it was restarted: the variables and tables it held are gone.
             message = self._ps_lost_message(sorted(named)[0], None)
             return tf.errors.UnavailableError(None, None, f"{message} ({error})")
@@ -192,14 +193,6 @@ def _is_of_transport(error: tf.errors.OpError) -> bool:
     if isinstance(error, tf.errors.InternalError):
         return _REPLACED.search(str(error)) is not None
     return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
-
-
-def _is_of_lost_tensor(error: tf.errors.OpError) -> bool:
-    """Whether a task lacks what a process before it at its address was given to keep."""
-    return (
-        isinstance(error, tf.errors.InvalidArgumentError)
-        and "Unable to find the relevant tensor remote_handle" in error.message
-    )
 
 
 def _is_stale_worker_error(error: tf.errors.OpError) -> bool:

@@ -73,8 +73,7 @@ class TableConfig:
         pooling.check_combiner(self.combiner)
         self.expiry = lifetimes.checked(self.admission, self.expiry)
         if self.initializer is None:
-            # Cut at two of its own standard deviations, it keeps this much of one.
-            stddev = self.embedding_dim**-0.5 / 0.87962566103423978
+            stddev = self.embedding_dim**-0.5 / initializers.TRUNCATED_STDDEV
             self.initializer = keras.initializers.TruncatedNormal(stddev=stddev)
         if self.placement not in ("auto", "default_device"):
             raise ValueError(
