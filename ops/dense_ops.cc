@@ -224,6 +224,7 @@ REGISTER_OP("Het>ReplicaOwn")
     .Input("replica: resource")
     .Output("own: uint8")
     .Output("steps: int64")
+    .Attr("seeds_only: bool = false")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
       c->set_output(0, c->Vector(c->UnknownDim()));
@@ -233,6 +234,7 @@ REGISTER_OP("Het>ReplicaOwn")
     .Doc(R"doc(
 The variables of the kinds "own" and "seed", one after the other.
 
+seeds_only: Of those, the ones of the kind "seed".
 own: [bytes].
 steps: Scalar. Steps that the replica has made; 0: it has not started.
 )doc");

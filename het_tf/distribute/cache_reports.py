@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -138,9 +139,14 @@ class CacheReports:
                 self._warn(cache, report)
 
     def forget(self, cache: Holder) -> None:
-        """Says nothing of what the workers have of `cache` now, should they have others later."""
+        """Says nothing of what the workers have of `cache` now, should they have others later.
+
+        Results of closures that ended before may still come.
+        """
         with self._lock:
-            self._last.get(cache, {}).clear()
+            last = self._last.get(cache, {})
+            self._warned.update({report.cache_id: sys.maxsize for report in last.values()})
+            last.clear()
 
     def last(self, cache: Holder) -> dict[int, CacheReport]:
         """Worker task index -> last report of `cache`."""

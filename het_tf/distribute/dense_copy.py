@@ -6,6 +6,7 @@ with one of them wait for no more.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf._visits import cluster_devices
+from het_tf._threads import call_in_daemon
+from het_tf._visits import CHECK_INTERVAL, cluster_devices
 
 # A message costs as much as half a millisecond on a core, and 500 kB as long at 8 Gbit/s.
 _SHARD_BYTES = 250_000
@@ -131,9 +133,17 @@ class DenseCopy:
                 )
 
     def destroy(self) -> None:
-        """Frees the memory of the shards."""
+        """Frees the memory of the shards, but on servers that do not answer."""
+        calls = [call_in_daemon(self._destroy_on, server) for server in self.servers]
+        for call in calls:
+            with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
+                call.result(timeout=CHECK_INTERVAL)
+
+    def _destroy_on(self, server: str) -> None:
         for shard, device in self._shards():
-            with contextlib.suppress(tf.errors.OpError), tf.device(device):
+            if device != server:
+                continue
+            with tf.device(device):
                 tf.raw_ops.DestroyResourceOp(
                     resource=self._handle_op(shard), ignore_lookup_error=True
                 )

@@ -63,7 +63,9 @@ def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
     with connection:
         try:
             connection.sendall(_HTTP2_BEGINS)
-            return TaskState.UP if connection.recv(1) else TaskState.SILENT
+            return TaskState.UP if connection.recv(1) else TaskState.REFUSED
+        except ConnectionError:  # The process has ended since it took the connection.
+            return TaskState.REFUSED
         except OSError:
             return TaskState.SILENT
 

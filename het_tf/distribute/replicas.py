@@ -238,7 +238,8 @@ class DenseReplicas:
         `begin` has the replicas start from it.
 
         Args:
-          slots: the optimizers' slots, too.
+          slots: the optimizers' slots, too. Without them, of the workers' own variables only the
+            seeds are: who draws random numbers next draws others.
         """
         slots = slots and self._slots_behind
         if not (self._values_behind or slots):
@@ -254,6 +255,8 @@ class DenseReplicas:
         if slots:
             self._write_own(changed)
             self._slots_behind = False
+        elif self._indices("seed"):
+            self._write_own(changed, "seed")
         known = self._fingerprint
         self._fingerprint = self._take_fingerprint()
         self._fingerprint[changed] = known[changed]
@@ -380,16 +383,20 @@ class DenseReplicas:
                     constraint = self._constraints.get(i)
                     self._natives[i].assign(value if constraint is None else constraint(value))
 
-    def _merge_own(self) -> dict[int, np.ndarray]:
+    def _merge_own(self, *kinds: str) -> dict[int, np.ndarray]:
         """What becomes of the workers' own variables, by index: of those that have made steps."""
-        read = self._function("own", lambda: ops.replica_own(self._handle_op()))
+        only = kinds == ("seed",)
+        read = self._function(
+            "seeds" if only else "own",
+            lambda: ops.replica_own(self._handle_op(), seeds_only=only),
+        )
         reads = visit(cluster_devices("worker"), read, self._strategy.is_lost)
         owns = [own for own, steps in reads.values() if steps > 0]
         if not owns:
             return {}
         merged = {}
         begin = 0
-        for i in self._indices("own", "seed"):
+        for i in self._indices(*kinds):
             end = begin + self._shapes[i].num_elements() * self._dtypes[i].size
             values = [own[begin:end].view(self._dtypes[i].as_numpy_dtype) for own in owns]
             merge = _MERGES.get(self._roles[i])
@@ -398,9 +405,14 @@ class DenseReplicas:
             begin = end
         return merged
 
-    def _write_own(self, changed: list[int]) -> None:
-        """Writes what becomes of the workers' own variables, but to those that were changed."""
-        for i, value in self._merge_own().items():
+    def _write_own(self, changed: list[int], *kinds: str) -> None:
+        """Writes what becomes of the workers' own variables, but to those that were changed.
+
+        Args:
+          changed: their indices.
+          kinds: "seed", of which there is one at least, or all.
+        """
+        for i, value in self._merge_own(*(kinds or ("own", "seed"))).items():
             if i not in changed:
                 self._natives[i].assign(value)
 

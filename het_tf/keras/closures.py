@@ -26,7 +26,7 @@ from het_tf.keras.lookups import (
     shared,
     write_through_op,
 )
-from het_tf.keras.metric_state import MetricScope, metric_variables
+from het_tf.keras.metric_state import MetricScope, flat, metric_variables, results_of
 from het_tf.keras.one_replica import on_one_replica
 from het_tf.keras.stacked import read_weights, stacked_signature, take_batch
 from het_tf.keras.step_count import StepCount, counted_variable
@@ -357,8 +357,15 @@ class StepClosure:
                 if variable is not None and not any(variable is each for each in counted)
             ]
         scope = MetricScope(captured, others, replicas, counts)
+        before = {id(v): state for v, state in zip(self._metrics, states, strict=True)}
         with scope, on_one_replica(self._strategy):
             logs = self._train_or_test(batch, lookups, scope)
+            self._metric_names = frozenset(
+                name
+                for metric in model.metrics
+                if any(id(v) in before and v.value is not before[id(v)] for v in metric.variables)
+                for name in results_of(metric)
+            )
             if self._training and not self._once:  # sent at the closure's end
                 write_through_op(lookups)
         self._log_names = tuple(logs)
@@ -388,27 +395,11 @@ class StepClosure:
         if not lookups:
             sharing = shared(SharedLookups(model, scope, lookups))
         with prepared(lookups), fused, sharing:
-            logs = _flat((model.train_step if self._training else model.test_step)(batch))
-            self._metric_names = frozenset(model.get_metrics_result())
-        return logs
+            return flat((model.train_step if self._training else model.test_step)(batch))
 
     def _scalar_log_names(self) -> tuple[str, ...]:
-        """The logs that come back as they are; metrics come back as states."""
+        """The logs that come back as they are; metrics that a step updates come back as states."""
         return tuple(name for name in self._log_names if name not in self._metric_names)
-
-
-def _flat(logs: dict[str, Any]) -> dict[str, tf.Tensor]:
-    """The logs without nesting, as Keras has them: a metric's result may be a dict of its own.
-
-    In the scope of the metrics: a result may be a variable of theirs.
-    """
-    flat: dict[str, tf.Tensor] = {}
-    for name, value in logs.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value))
-        else:
-            flat[name] = tf.convert_to_tensor(value)
-    return flat
 
 
 def _scalar(name: str, value: tf.Tensor) -> tf.Tensor:

@@ -77,7 +77,11 @@ def eval_feed(
 
 
 class Validation:
-    """What `fit` validates on, and when."""
+    """What `fit` validates on, and when.
+
+    Attributes:
+      had_batches: whether it has validated.
+    """
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class Validation:
         self._batch_size = batch_size
         self._steps = steps
         self._freq = freq
+        self.had_batches = False
 
     @functools.cached_property
     def feed(self) -> Feed:

@@ -46,11 +46,13 @@ class Pass(abc.ABC):
     Attributes:
       name: of the batches that it hands out; another pass that goes on with them has the same.
       goes_on: whether another pass may.
+      has_begun: whether a closure was scheduled.
     """
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or uuid.uuid4().hex
         self.goes_on = name is not None
+        self.has_begun = False
 
     @abc.abstractmethod
     def next_work(self, in_flight: int) -> Work | None:
@@ -345,9 +347,13 @@ class _SharesPass(_WorkerPass):
 
 
 def fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
-    """Schedules closures of `fn` for as much of a pass as there is room for, unless `stop`."""
-    while runner.has_room and not stop:
+    """Schedules closures of `fn` for as much of a pass as there is room for, unless `stop`.
+
+    The first one is: Keras looks whether to stop when it has made a step.
+    """
+    while runner.has_room and not (stop and data.has_begun):
         work = data.next_work(runner.in_flight)
         if work is None:
             return
+        data.has_begun = True
         runner.schedule(fn, work.args, work)

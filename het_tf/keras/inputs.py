@@ -252,7 +252,7 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
 
     Args:
       dataset: batches `(x, y)`; y is one tensor, class numbers of shape [batch] or [batch, 1], or
-        one-hot of shape [batch, classes].
+        one-hot of shape [batch, classes]. Other numbers are of the nearest class.
       weights: class number -> weight; 1 for a class that is not in it.
 
     Raises:
@@ -264,16 +264,19 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
             "class_weight needs batches of (x, y) with a single label and no sample weights, got "
             f"{spec}."
         )
-    table = np.ones(max(weights, default=0) + 1, np.float32)
+    first = min(weights, default=0)
+    table = np.ones(max(weights, default=0) + 1 - first, np.float32)
     for label, weight in weights.items():
-        table[label] = weight
+        table[label - first] = weight
 
     def weigh(x: Any, y: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
         labels = y
         if y.shape.rank is not None and y.shape.rank > 1:
             labels = tf.argmax(y, -1) if y.shape[-1] != 1 else tf.squeeze(y, -1)
-        labels = tf.cast(labels, tf.int64)
-        known = labels < len(table)
+        if labels.dtype.is_floating:
+            labels = tf.round(labels)
+        labels = tf.cast(labels, tf.int64) - first
+        known = (labels >= 0) & (labels < len(table))
         found = tf.gather(table, tf.where(known, labels, 0))
         return x, y, tf.where(known, found, 1.0)
 

@@ -9,7 +9,9 @@ state is a sum over examples, which are all metrics Keras has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,6 +23,25 @@ from het_tf.keras.step_count import StepCount
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
     """The variables of all metrics of the model, losses included."""
     return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def flat(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Logs without nesting, as Keras has them: a metric's result may be a dict of its own.
+
+    In the scope of the metrics: a result may be a variable of theirs, which out of it is another.
+    """
+    found: dict[str, tf.Tensor] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            found.update(flat(value))
+        else:
+            found[name] = tf.convert_to_tensor(value)
+    return found
+
+
+def results_of(metric: keras.metrics.Metric) -> dict[str, tf.Tensor]:
+    """A metric's results by their names; as `flat`."""
+    return flat({metric.name: metric.result()})
 
 
 def without_names(model: keras.Model, logs: Mapping[str, float]) -> list[float] | float:
@@ -124,8 +145,7 @@ class MetricSums:
         @tf.function
         def results(*states: tf.Tensor) -> dict[str, tf.Tensor]:
             with MetricScope(list(zip(self._variables, states, strict=True))):
-                # A result may be the variable itself, which out of the scope is another.
-                return tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+                return flat(model.get_metrics_result())
 
         self._results = results
 
@@ -133,10 +153,15 @@ class MetricSums:
         """Starts from zero again."""
         self._sums[:] = 0.0
 
-    def read(self) -> None:
-        """Starts from what the metrics' variables hold."""
-        values = [np.ravel(variable.numpy()) for variable in self._variables]
-        self._sums[:] = np.concatenate([np.zeros(0), *values])
+    @contextlib.contextmanager
+    def from_zero(self) -> Iterator[None]:
+        """Starts from zero, and goes on with what there was when it ends."""
+        before = self._sums.copy()
+        self.clear()
+        try:
+            yield
+        finally:
+            self._sums[:] = before
 
     def add(self, states: np.ndarray) -> None:
         """Adds the states of one closure, float64 [values in all states]."""

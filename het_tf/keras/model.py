@@ -116,6 +116,11 @@ class _ParameterServerFit:
             for layer in embeddings_of(self):
                 layer.compiled_with(self.optimizer)
 
+    def _have_embeddings_follow(self) -> None:
+        if isinstance(self.optimizer, keras.optimizers.Optimizer):
+            for layer in embeddings_of(self):
+                layer.turn_to(self.optimizer)
+
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model as the saved one was; called by Keras."""
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -190,6 +195,8 @@ class _ParameterServerFit:
             validation_freq=validation_freq,
         )
         trainer = self._trainer_to_run()
+        if trainer is None:
+            self._have_embeddings_follow()
         return (super() if trainer is None else trainer).fit(x, y, **arguments)
 
     def lookahead_stats(self) -> dict[str, float]:
@@ -274,6 +281,7 @@ class _ParameterServerFit:
         """
         trainer = self._trainer_to_run()
         if trainer is None:
+            self._have_embeddings_follow()
             return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
         return trainer.run_on_batch(
             x, y, sample_weight, class_weight, training=True, return_dict=return_dict
@@ -373,6 +381,8 @@ class _ParameterServerFit:
         skipped = kwargs.get("objects_to_skip") or ()
         check_weights(self, filepath, None if skip_mismatch else skipped, load)
         load(filepath, skip_mismatch=skip_mismatch, **kwargs)
+        for layer in embeddings_of(self):
+            layer.note_loaded()
 
     def _sync(self, slots: bool) -> None:
         trainer = self._parameter_server_trainer

@@ -15,6 +15,9 @@ class RateFollower:
         self._optimizer = model.optimizer
         self._layers = [x for x in embeddings_of(model) if x.rate_variable is not None]
         self._last: float | None = None
+        if isinstance(self._optimizer, keras.optimizers.Optimizer):
+            for layer in self._layers:
+                layer.turn_to(self._optimizer)
 
     def follow(self) -> None:
         """To be called after callbacks; reads one variable where they left it as it was."""

@@ -54,7 +54,6 @@ class ParameterServerTrainer:
         self._compiled = CompiledModel(model, strategy)
         self._epoch = 0  # of the last `fit`
         self._waits = np.zeros(4)  # As lookahead_stats has them.
-        self._is_running = False
         self._traffic = Traffic(strategy)
 
     def forget_compiled(self) -> None:
@@ -186,8 +185,7 @@ class ParameterServerTrainer:
                     break
                 self._flush_for_callbacks()
                 if validation.is_due(epoch):
-                    val_logs = self._evaluate(validation.feed, callbacks)
-                    logs.update({f"val_{name}": value for name, value in val_logs.items()})
+                    logs.update(self._validate(validation, callbacks))
                 callbacks.on_epoch_end(epoch, logs)
                 follow()
                 if model.stop_training:
@@ -228,7 +226,7 @@ class ParameterServerTrainer:
         training: bool,
         return_dict: bool,
     ) -> Logs | list[float] | float:
-        """One step on some worker; metrics go on until they are reset, as in Keras."""
+        """One step on some worker. In a callback of `fit`, whose metrics do not count it."""
         self._check_servers()
         batch_size = len(tf.nest.flatten(x)[0])
         if training:
@@ -252,7 +250,6 @@ class ParameterServerTrainer:
                 training=training,
                 on_batch=lambda first, last, logs: None,
                 should_stop=lambda: False,
-                keeps_metrics=True,
             )
         return logs if return_dict else without_names(self._model, logs)
 
@@ -300,27 +297,22 @@ class ParameterServerTrainer:
         training: bool,
         on_batch: Callable[[int, int, Callable[[], Logs]], None],
         should_stop: Callable[[], bool],
-        keeps_metrics: bool = False,
     ) -> Logs:
         """One pass; returns its final logs and leaves the metrics' variables at their values."""
         compiled, sums = self._compiled, self._compiled.sums
         assert sums is not None
-        if not keeps_metrics:
-            sums.clear()
-        elif not self._is_running:  # Else in a callback of a pass, whose sums go on.
-            sums.read()
         closure = compiled.step_closure(feed.element_spec, training)
         done = 0
 
         def logs_now() -> Logs:
             metrics = sums.results()
-            return {n: metrics.get(n, result.step_logs.get(n)) for n in closure.log_names}
+            return {n: result.step_logs.get(n, metrics.get(n)) for n in closure.log_names}
 
         numbered = training and self._strategy.exactly_once
         fn = closure.on_iterator if feed.on_iterator else closure.on_batches
         data = feed.start(self._steps_per_closure(feed), closure.lookahead)
         with (
-            self._running(),
+            sums.from_zero(),
             closure.steps_of(data),
             ClosureRunner(self._strategy, numbered=numbered) as runner,
         ):
@@ -344,18 +336,25 @@ class ParameterServerTrainer:
                 sums.add(result.metric_states)
                 on_batch(done, done + result.steps - 1, logs_now)
                 done += result.steps
-        if done == 0:
-            raise _NoBatchesError("The data has no batches.")
-        sums.write()
-        return logs_now()
+            if done > 0:
+                sums.write()
+                return logs_now()
+        raise _NoBatchesError("The data has no batches.")
 
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        before, self._is_running = self._is_running, True
+    def _validate(self, validation: Validation, callbacks: keras.callbacks.CallbackList) -> Logs:
         try:
-            yield
-        finally:
-            self._is_running = before
+            logs = self._evaluate(validation.feed, callbacks)
+        except _NoBatchesError as error:
+            if not validation.had_batches:
+                raise ValueError("validation_data has no batches.") from error
+            warnings.warn(
+                f"validation_data ran out before epoch {self._epoch + 1}, which has none. A"
+                " generator is read once, a tf.data.Dataset or a keras.utils.PyDataset each time.",
+                stacklevel=6,
+            )
+            return {}
+        validation.had_batches = True
+        return {f"val_{name}": value for name, value in logs.items()}
 
     def _evaluate(self, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Logs:
         model = self._model

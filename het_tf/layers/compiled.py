@@ -29,6 +29,8 @@ class CompiledOptimizer:
     table: EmbeddingTable
     _takes_compiled: bool
     _compiled_optimizer: weakref.ref | None
+    # Of optimizers that others were followed after: their rates then, as `compiled_rate`.
+    _left_rates: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, float]
     _rate: LearningRate
     _table: EmbeddingTable
     _make_table: Any
@@ -46,11 +48,10 @@ class CompiledOptimizer:
             self._take_optimizer(row_forms.row_form(optimizer, of_compile=True))
         elif self.trainable:
             self._warn_of_what_rows_lack(optimizer)
-        self._compiled_optimizer = weakref.ref(optimizer)
+        self._follow(optimizer)
         if not self.built or self.rate_variable is None:
             return
-        rate = optimizer.learning_rate
-        rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else None
+        rate = _rate_of(optimizer)
         self.compiled_rate.value.assign(rate or 0.0)
         if rate == 0 and self.trainable and not self._takes_compiled:
             warnings.warn(
@@ -102,6 +103,36 @@ class CompiledOptimizer:
             self.optimizer = before
             raise
         self._rate.take(optimizer)
+
+    def turn_to(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Follows that optimizer's rate from where it was left: a layer may be in several models.
+
+        Args:
+          optimizer: that a model of the layer was compiled with.
+        """
+        if self._compiled_optimizer is None or self._compiled_optimizer() is optimizer:
+            return
+        if self._takes_compiled:
+            self.compiled_with(optimizer)
+            return
+        left = self._left_rates.get(optimizer, _rate_of(optimizer) or 0.0)
+        self._follow(optimizer)
+        if self.built and self.rate_variable is not None:
+            self.compiled_rate.value.assign(left)
+
+    def _follow(self, optimizer: keras.optimizers.Optimizer) -> None:
+        before = None if self._compiled_optimizer is None else self._compiled_optimizer()
+        if before is not None and self.built and self.rate_variable is not None:
+            self._left_rates[before] = float(self.compiled_rate.value)
+        self._compiled_optimizer = weakref.ref(optimizer)
+
+    def note_loaded(self) -> None:
+        """What was loaded goes with the rate of the optimizer that is there, if not loaded, too."""
+        optimizer = None if self._compiled_optimizer is None else self._compiled_optimizer()
+        rate = None if optimizer is None else _rate_of(optimizer)
+        follows = rate and self.built and self.rate_variable is not None
+        if follows and float(self.compiled_rate.value) > 0:
+            self.compiled_rate.value.assign(rate)
 
     def follow_rate(self, rate: float) -> None:
         """Moves the learning rate by the factor by which that of `compile`'s optimizer moved.
@@ -163,3 +194,9 @@ class CompiledOptimizer:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self.learning_rate.assign(value)
+
+
+def _rate_of(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """None: it follows a schedule."""
+    rate = optimizer.learning_rate
+    return float(rate.numpy()) if isinstance(rate, keras.Variable) else None

@@ -186,6 +186,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         ranges = self._key_initializers()
         initializers.spec(self.embeddings_initializer, input_dim, output_dim, ranges)
         self._compiled_optimizer: weakref.ref | None = None
+        self._left_rates = weakref.WeakKeyDictionary()
         self.mask_zero = mask_zero
         self.combiner = combiner
         self.padding_id = padding_id

@@ -125,6 +125,14 @@ class LockedVariables {
   }
 
   const Replica::Variables& variables() const { return variables_; }
+  std::vector<Replica::Array<char>> seeds() const {
+    std::vector<Replica::Array<char>> arrays;
+    for (const Tensor* seed : seeds_) {
+      const auto bytes = seed->tensor_data();
+      arrays.push_back({const_cast<char*>(bytes.data()), static_cast<int64_t>(bytes.size())});
+    }
+    return arrays;
+  }
 
   // Gives every worker other random numbers; those of worker 0 are as without a cluster.
   void SetSeeds(int worker) {
@@ -356,21 +364,30 @@ class ReplicaReceiveOp : public ReplicaKernel {
 
 class ReplicaOwnOp : public ReplicaKernel {
  public:
-  using ReplicaKernel::ReplicaKernel;
+  explicit ReplicaOwnOp(OpKernelConstruction* context) : ReplicaKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("seeds_only", &seeds_only_));
+  }
 
   absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
     const LockedVariables locked(*resource);
+    const std::vector<Replica::Array<char>> arrays =
+        seeds_only_ ? locked.seeds() : locked.variables().rest;
+    int64_t bytes = 0;
+    for (const auto& array : arrays) bytes += array.size;
     Tensor *own, *steps;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {resource->replica->config().rest_bytes}, &own));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {bytes}, &own));
     TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &steps));
     auto* out = reinterpret_cast<char*>(own->flat<uint8_t>().data());
-    for (const auto& array : locked.variables().rest) {
+    for (const auto& array : arrays) {
       std::memcpy(out, array.data, array.size);
       out += array.size;
     }
     steps->scalar<int64_t>()() = resource->replica->counters().Get(ReplicaCounter::kSteps);
     return absl::OkStatus();
   }
+
+ private:
+  bool seeds_only_;
 };
 
 class ReplicaStatsOp : public ReplicaKernel {

@@ -122,22 +122,36 @@ def brief_cases():
             0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=5
         ),
         "two fits": lambda: layers.SGD(0.1),
+        "noise in validation": lambda: layers.SGD(0.1),
     }
 
 
-def train_briefly(model_class, optimizer, fits):
+class Noise(keras.layers.Layer):
+    """Draws random numbers, in validation, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def call(self, inputs):
+        return inputs + 0.1 * keras.random.normal((sm.FEATURES,), seed=self.seeds)
+
+
+def train_briefly(model_class, optimizer, fits, noisy):
     """A small model, for a few steps."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((sm.FEATURES,))
-    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    hidden = Noise()(inputs) if noisy else inputs
+    hidden = keras.layers.Dense(8, activation="tanh")(hidden)
     hidden = keras.layers.Dropout(0.5, seed=3)(hidden)
     model = model_class(inputs, keras.layers.Dense(1)(hidden))
     model.compile(optimizer, "mse")
     x, y = sm.make_data(30)
     losses = []
+    validation = dict(epochs=3, validation_data=(x, y)) if noisy else {}
     for _ in range(fits):
-        history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
-        losses += history["loss"]
+        history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, **validation).history
+        losses += [*history["loss"], *history.get("val_loss", ())]
     seeds = [v for v in model.variables if "seed" in v.path]
     return {
         "history": {"loss": losses},
@@ -166,10 +180,10 @@ def main():
         keras.config.set_dtype_policy("float32")
         strategy.dense_staleness = 4
         for name, make in brief_cases().items():
-            fits = 2 if name == "two fits" else 1
+            arguments = 2 if name == "two fits" else 1, name == "noise in validation"
             with strategy.scope():
-                ours = train_briefly(het_tf.keras.Model, make(), fits)
-            results[name] = [ours, train_briefly(keras.Model, make(), fits)]
+                ours = train_briefly(het_tf.keras.Model, make(), *arguments)
+            results[name] = [ours, train_briefly(keras.Model, make(), *arguments)]
     print(json.dumps(results))
 
 

@@ -131,7 +131,9 @@ def test_what_was_freed_is_not_lost(users, caplog):
     reports.forget(cache)
     reports.worker_lost(1)
     reports.record(cache, values_of(cache, 1, 13, 1, 1))
-    assert last(reports, cache) == {1: (13, 1, 1)}
+    reports.record(cache, values_of(cache, 1, 12, 5, 190))  # of a closure that ended before
+    reports.record(cache, values_of(cache, 1, 13, 2, 2))
+    assert last(reports, cache) == {1: (13, 2, 2)}
     assert not caplog.records
 
 

@@ -150,6 +150,40 @@ def test_callbacks_move_the_rate_of_embeddings_too(strategy, optimizer):
     assert float(layer.learning_rate.numpy()) == own / 4
 
 
+def test_models_that_share_a_layer_leave_its_rate(strategy):
+    with strategy.scope():
+        layer = het_tf.layers.HetEmbedding(1, optimizer=het_tf.optimizers.SGD(0.5))
+        inputs = keras.Input((2,), dtype="int64")
+        models = []
+        for optimizer in (keras.optimizers.SGD(1.0), keras.optimizers.Adam(0.001)):
+            models.append(het_tf.keras.Model(inputs, layer(inputs)))
+            models[-1].compile(optimizer, "mse")
+    for model in (models[0], models[1], models[0]):
+        model.fit(np.ones((4, 2), np.int64), np.zeros((4, 2, 1)), verbose=0)
+        assert float(layer.learning_rate.numpy()) == 0.5
+
+
+@pytest.mark.parametrize("when", ["on_train_begin", "on_epoch_begin"])
+def test_stopping_before_a_step_has_one_step_made(model, data, when):
+    def stop(*_):
+        model.stop_training = True
+
+    def stop_later(epoch, logs):
+        if epoch == 1:
+            stop()
+
+    callback = keras.callbacks.LambdaCallback(
+        **{when: stop if when == "on_train_begin" else stop_later}
+    )
+    before = int(model.optimizer.iterations.numpy())
+    history = model.fit(*data, batch_size=16, epochs=3, callbacks=[callback], verbose=0)
+    made = int(model.optimizer.iterations.numpy()) - before
+    steps = len(data[0]) // 16
+    epochs = 1 if when == "on_train_begin" else 2
+    assert len(history.epoch) == epochs
+    assert (epochs - 1) * steps < made < epochs * steps
+
+
 def test_stopping_within_an_epoch(model, data):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

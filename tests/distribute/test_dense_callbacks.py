@@ -241,7 +241,7 @@ def test_one_step_counts_whole(dense):
 
 def test_one_step_in_a_callback_of_fit(dense):
     model = make(dense, lambda: keras.optimizers.SGD(1.0), steps_per_execution=2)
-    before_and_after = []
+    before_and_after, logged = [], Warnings()
 
     def step(batch, logs):
         if not before_and_after:
@@ -256,6 +256,7 @@ def test_one_step_in_a_callback_of_fit(dense):
     assert after == pytest.approx(before + 1)
     assert weight(model) == pytest.approx(1 + BATCHES / dense.num_workers)
     assert int(model.optimizer.iterations.numpy()) == BATCHES + 1
+    assert not [text for text in logged.take() if "lost" in text]
 
 
 def test_a_look_at_a_batch_in_a_callback_of_fit_leaves_slots(dense):

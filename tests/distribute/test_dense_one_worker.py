@@ -35,6 +35,7 @@ CASES = [
     "amsgrad, clipvalue",
     "ema, overwriting",
     "two fits",
+    "noise in validation",
 ]
 
 

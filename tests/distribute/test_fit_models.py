@@ -11,6 +11,7 @@ import small_models as sm
 import tensorflow as tf
 
 import het_tf.keras
+from het_tf.keras.inputs import weigh_classes
 
 
 class Subclassed(het_tf.keras.Model):
@@ -202,6 +203,84 @@ def test_metric_whose_result_is_its_variable(strategy):
     history = model.fit(x, y, batch_size=16, epochs=2, validation_data=(x, y), verbose=0).history
     assert history["examples"] == history["val_examples"] == [96.0, 96.0]
     assert history["of_closure"] == [32.0, 32.0]  # of two steps: no metric's name, so not added up
+
+
+class Both(keras.metrics.Metric):
+    """Has several results, each with a name."""
+
+    def __init__(self):
+        super().__init__(name="both")
+        self.steps = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.steps.assign_add(1.0)
+
+    def result(self):
+        return {"steps": self.steps, "twice": 2.0 * self.steps}
+
+
+def test_metric_whose_result_is_a_dict(strategy):
+    x, y = sm.make_data(96)
+    with strategy.scope():
+        inputs = keras.Input((sm.FEATURES,))
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=[Both()])
+    history = model.fit(x, y, batch_size=16, verbose=0, validation_data=(x, y)).history
+    assert (history["steps"], history["twice"], history["val_twice"]) == ([6], [12], [12])
+
+
+class OwnLoss(het_tf.keras.Model):
+    """Returns a loss of its own, which the model's tracker of losses hears nothing of."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "norm": tf.linalg.global_norm(gradients)}
+
+    def test_step(self, data):
+        x, y = data
+        return {"loss": tf.reduce_mean(tf.square(self(x) - y)), "one": 1.0}
+
+
+def test_a_step_that_returns_a_loss_of_its_own(strategy):
+    x, y = sm.make_data(96)
+    histories = []
+    for where in (strategy.scope(), contextlib.nullcontext()):
+        with where:
+            inputs = keras.Input((sm.FEATURES,))
+            layer = keras.layers.Dense(1, kernel_initializer="zeros")
+            model_class = keras.Model if histories else het_tf.keras.Model
+            steps = {name: vars(OwnLoss)[name] for name in ("train_step", "test_step")}
+            model = type("Own", (model_class,), steps)(inputs, layer(inputs))
+            model.compile(keras.optimizers.SGD(0.01))
+        # One step, which no other overlaps with.
+        history = model.fit(x, y, batch_size=96, validation_data=(x, y), validation_batch_size=96)
+        histories.append(history.history)
+    ours, keras_s = histories
+    assert ours.keys() == keras_s.keys()
+    for name, values in keras_s.items():
+        np.testing.assert_allclose(ours[name], values, rtol=1e-5)
+    assert ours["val_loss"][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "weights"),
+    [
+        ([0.9, 0.1, 1.4, 2.0], {0: 1.0, 1: 5.0}),
+        ([1.0, -1.0, 3.0], {1: 2.0, -1: 0.5}),
+        ([5, 6, 4], {5: 0.5, 6: 2.0}),
+    ],
+)
+def test_class_weight_is_of_the_labels_that_keras_takes_it_of(labels, weights):
+    labels = np.array(labels)[:, None]
+    data = tf.data.Dataset.from_tensors((labels, labels))
+    ((_, _, ours),) = weigh_classes(data, weights).as_numpy_iterator()
+    np.testing.assert_array_equal(
+        ours, [weights.get(int(np.round(label)), 1.0) for label in labels[:, 0]]
+    )
 
 
 def test_class_weight_weighs(strategy):

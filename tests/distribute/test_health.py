@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
+
+import pytest
 
 from het_tf.distribute import health
 from het_tf.distribute.health import HealthMonitor, TaskState
@@ -21,6 +24,24 @@ def test_silent_when_only_the_kernel_answers():
     with socket.create_server(("localhost", 0)) as listening:
         address = f"localhost:{listening.getsockname()[1]}"
         assert health.probe(address, timeout=1) is TaskState.SILENT
+
+
+@pytest.mark.parametrize("how", ["it closes", "it resets"])
+def test_refused_when_the_process_ends_meanwhile(how):
+    with socket.create_server(("localhost", 0)) as listening:
+
+        def end():
+            connection, _ = listening.accept()
+            if how == "it resets":  # what a process leaves that had not read all
+                linger = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connection.close()
+
+        ends = threading.Thread(target=end)
+        ends.start()
+        address = f"localhost:{listening.getsockname()[1]}"
+        assert health.probe(address, timeout=30) is TaskState.REFUSED
+        ends.join()
 
 
 def test_a_host_without_an_address_is_not_a_process_that_is_gone():

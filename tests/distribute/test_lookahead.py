@@ -176,7 +176,7 @@ def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
             )
         ],
     ).history
-    assert history["count"] == [KEYS + len(extra), KEYS]
+    assert history["count"] == [KEYS, KEYS], "a step in between is none of fit's"
     trained = embedding.table.lookup(np.arange(KEYS + len(extra)))[:, 0]
     np.testing.assert_array_equal(trained[:KEYS], 2)
     np.testing.assert_array_equal(trained[KEYS:], kind != "a look")

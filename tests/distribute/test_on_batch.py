@@ -41,9 +41,8 @@ def test_batches_one_by_one(model, rows):
     logs = model.train_on_batch(IDS[:4], np.zeros(4), return_dict=True)
     assert logs == {"loss": 0, "mae": 0}
     assert rows() == [1, 1, 1, 1, 0, 0]
-    # Metrics go on until they are reset, as in Keras.
-    assert model.train_on_batch(IDS[:4], np.zeros(4)) == [-2, 0.5]
-    model.reset_metrics()
+    # Of this batch alone, as in Keras.
+    assert model.train_on_batch(IDS[:4], np.zeros(4)) == [-4, 1]
     assert model.test_on_batch(IDS[:4], np.zeros(4)) == [-8, 2]
     assert model.test_on_batch(IDS[:4], np.zeros(4), return_dict=True) == {"loss": -8, "mae": 2}
     np.testing.assert_array_equal(model.predict_on_batch(IDS)[:, 0], [2, 2, 2, 2, 0, 0])
@@ -64,6 +63,20 @@ def test_a_generator(model, rows):
     assert model.evaluate(given(), verbose=0, return_dict=True)["mae"] == 2
     ids = (each for each, _ in given())
     np.testing.assert_array_equal(model.predict(ids, verbose=0)[:, 0], [2] * 6)
+
+
+def test_a_generator_to_validate_on(model, rows):
+    given = lambda: ((IDS[i : i + 2], np.zeros(2)) for i in range(0, 6, 2))  # noqa: E731
+    with pytest.warns(UserWarning, match="validation_data ran out before epoch 2"):
+        history = model.fit(
+            IDS, np.zeros(6), epochs=2, batch_size=2, validation_data=given(), verbose=0
+        ).history
+    assert history["val_mae"] == [1]
+    assert rows() == [2] * 6
+    spent = given()
+    list(spent)
+    with pytest.raises(ValueError, match="has no batches"):
+        model.fit(IDS, np.zeros(6), validation_data=spent, verbose=0)
 
 
 def test_a_py_dataset(model, rows):

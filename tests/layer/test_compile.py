@@ -99,6 +99,32 @@ def test_reduce_lr_on_plateau_moves_the_layers_rate(model_class):
     assert layer.table.lookup([7]) == 8 + 8 + 4 + 2
 
 
+def test_models_that_share_a_layer_leave_its_rate():
+    layer = new_layer(optimizers.SGD(0.5))
+    first = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0))
+    second = make_model(het_tf.keras.Model, layer, keras.optimizers.Adam(0.001))
+    for model in (first, second, first, second):
+        fit(model, 1)
+        assert float(layer.learning_rate.value) == 0.5
+    # What becomes of a rate while the other one is trained with counts when it is trained with.
+    first.optimizer.learning_rate = 2.0
+    fit(second, 1)
+    assert float(layer.learning_rate.value) == 0.5
+    fit(first, 1)
+    assert float(layer.learning_rate.value) == 1.0
+
+
+def test_weights_of_a_model_with_another_optimizer_leave_the_rate(tmp_path):
+    saved = make_model(het_tf.keras.Model, new_layer(optimizers.SGD(0.5)), "adam")
+    fit(saved, 1)
+    saved.save_weights(tmp_path / "model.weights.h5")
+    layer = new_layer(optimizers.SGD(0.25))
+    model = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0))
+    model.load_weights(tmp_path / "model.weights.h5")
+    fit(model, 1)
+    assert float(layer.learning_rate.value) == 0.5, "the one that was saved"
+
+
 def test_another_compile_is_no_change_of_the_rate():
     layer = new_layer(optimizers.SGD(8.0))
     model = make_model(keras.Model, layer, keras.optimizers.SGD(0.5))
