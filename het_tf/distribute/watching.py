@@ -23,6 +23,19 @@ _POLL = 1.0  # seconds between looks at the health of the parameter servers
 _PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
 
 
+class ServerLostError(tf.errors.UnavailableError):
+    """A parameter server is down, or was restarted and has lost what it held.
+
+    Attributes:
+      what: which server, and what became of it, without what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str, error: Exception | None = None):
+        """error: how that was noticed."""
+        super().__init__(None, None, what + remedy + (f" ({error})" if error else ""))
+        self.what = what
+
+
 class Watching:
     """What `HetParameterServerStrategy` knows of the health of its tasks.
 
@@ -67,7 +80,7 @@ class Watching:
           tf.errors.UnavailableError: names the parameter server. Only while `health` is started.
         """
         for task, state in self._monitor.lost("ps").items():
-            raise tf.errors.UnavailableError(None, None, self._ps_lost_message(task, state))
+            raise ServerLostError(*self._ps_lost_message(task, state))
 
     def explain(self, error: Exception) -> Exception:
         """The error to show for `error`: one that names the parameter server that is down, if so.
@@ -80,7 +93,7 @@ class Watching:
         """
         # The coordinator wraps what happened when a closure's dataset was made.
         error = getattr(error, "original_exception", error)
-        if not isinstance(error, tf.errors.OpError):
+        if not isinstance(error, tf.errors.OpError) or isinstance(error, ServerLostError):
             return error
         # The answer of a server that lives; so short of memory it may fail a probe.
         if isinstance(error, tf.errors.ResourceExhaustedError):
@@ -93,13 +106,10 @@ class Watching:
         for task in suspects:
             state = self._probe(task)
             if state is not health.TaskState.UP:
-                return tf.errors.UnavailableError(
-                    None, None, f"{self._ps_lost_message(task, state)} ({error})"
-                )
+                return ServerLostError(*self._ps_lost_message(task, state), error)
         if named and (transport or is_of_lost_tensor(error)):
             # It answers, so it was restarted: the variables and tables it held are gone.
-            message = self._ps_lost_message(sorted(named)[0], None)
-            return tf.errors.UnavailableError(None, None, f"{message} ({error})")
+            return ServerLostError(*self._ps_lost_message(sorted(named)[0], None), error)
         return error
 
     def _probe(self, task: health.Task) -> health.TaskState:
@@ -108,7 +118,11 @@ class Watching:
         lost = self._monitor.lost(task[0]).get(task)
         return lost or health.probe(self._addresses[task], self.lost_after)
 
-    def _ps_lost_message(self, task: health.Task, state: health.TaskState | None) -> str:
+    def _ps_lost_message(
+        self, task: health.Task, state: health.TaskState | None
+    ) -> tuple[str, str]:
+        """What happened, and what to do."""
+        named = f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]}"
         what = "was restarted or unreachable" if state is None else state.value
         log = "" if self._local_cluster is None else f" {self._local_cluster.describe(*task)}"
         if state is health.TaskState.SILENT:
@@ -117,14 +131,14 @@ class Watching:
                 "still runs"
             )
             return (
-                f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {what}, "
-                "restart it and the training program, and resume from the last checkpoint, or wait "
-                f"longer.{log}"
+                f"{named} {what}",
+                ", restart it and the training program, and resume from the last checkpoint, or"
+                f" wait longer.{log}",
             )
         return (
-            f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]} {what}. The "
-            "variables and tables it held are gone: restart it and the training program, and "
-            f"resume from the last checkpoint.{log}"
+            f"{named} {what}",
+            ". The variables and tables it held are gone: restart it and the training program, and"
+            f" resume from the last checkpoint.{log}",
         )
 
     def _task_down(self, task: health.Task, state: health.TaskState) -> None:
@@ -164,8 +178,7 @@ class Watching:
     def _raise_if_ps_down(self) -> None:
         for task in self._addresses:
             if task[0] == "ps" and (state := self._probe(task)) is not health.TaskState.UP:
-                message = self._ps_lost_message(task, state)
-                raise tf.errors.UnavailableError(None, None, message)
+                raise ServerLostError(*self._ps_lost_message(task, state))
 
 
 def _runs_ops(device: str) -> bool:

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+_LOOKED_AT = 2  # batches, for their shapes; so does Keras
+
 
 def is_python_source(x: Any) -> bool:
     """Whether `x` is a generator or a `keras.utils.PyDataset`."""
@@ -30,20 +32,21 @@ def python_dataset(x: Any, shuffle: bool, as_arrays: Callable[[Any], Any]) -> tf
       ValueError: a generator has no batches.
     """
     if inspect.isgenerator(x):
-        first = next(x, None)
-        if first is None:
+        seen = list(itertools.islice(x, _LOOKED_AT))
+        if not seen:
             raise ValueError("The generator has no batches.")
-        batches = itertools.chain([first], x)
+        batches = itertools.chain(seen, x)
         count = None
     else:
-        first, count = x[0], x.num_batches
+        count = x.num_batches
+        seen = [x[i] for i in range(min(_LOOKED_AT, count or _LOOKED_AT))]
 
     def read() -> Iterator[Any]:
         found = batches if inspect.isgenerator(x) else _batches_of(x, count, shuffle)
         return map(as_arrays, found)
 
     dataset = tf.data.Dataset.from_generator(
-        read, output_signature=tf.nest.map_structure(_spec, as_arrays(first))
+        read, output_signature=tf.nest.map_structure(_spec, *map(as_arrays, seen))
     )
     return (
         dataset if count is None else dataset.apply(tf.data.experimental.assert_cardinality(count))
@@ -60,11 +63,14 @@ def _batches_of(x: keras.utils.PyDataset, count: int | None, shuffle: bool) -> I
     x.on_epoch_end()
 
 
-def _spec(array: np.ndarray) -> tf.TensorSpec:
+def _spec(array: np.ndarray, *others: np.ndarray) -> tf.TensorSpec:
+    """Of a part of the batches that were looked at; where they differ an axis is of any size."""
     if not array.ndim:
         raise TypeError(
             "Under HetParameterServerStrategy the data must be a function that returns a"
             " tf.data.Dataset, a tf.data.Dataset, arrays, or a generator or keras.utils.PyDataset"
             f" of batches; got one of {array.dtype} scalars."
         )
-    return tf.TensorSpec([None, *array.shape[1:]], array.dtype)
+    sizes = zip(*(each.shape[1:] for each in (array, *others)), strict=True)
+    shape = [of_axis[0] if len({*of_axis}) == 1 else None for of_axis in sizes]
+    return tf.TensorSpec([None, *shape], array.dtype)

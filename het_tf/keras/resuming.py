@@ -86,7 +86,8 @@ class Resuming:
         self._steps_made = False
         if (self._backup is None and self._manager is None) or self._in_vain >= _MOST_IN_VAIN:
             raise error
-        logging.warning("epoch %d ended early, to go on from a checkpoint: %s", epoch, error)
+        what = getattr(error, "what", error)
+        logging.warning("epoch %d ended early, to go on from a checkpoint: %s", epoch, what)
         if self._backup is None:
             self._strategy.restore_or_initialize(self._manager)
             return epoch

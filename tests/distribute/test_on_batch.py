@@ -93,6 +93,26 @@ def test_a_py_dataset(model, rows):
     np.testing.assert_array_equal(model.predict(Batches(), verbose=0)[:, 0], [2] * 6)
 
 
+def test_batches_of_several_widths(strategy):
+    with strategy.scope():
+        ids = keras.Input((None,), dtype="int64")
+        layer = het_tf.layers.HetEmbedding(1, optimizer=het_tf.optimizers.SGD(1.0), combiner="sum")
+        model = het_tf.keras.Model(ids, layer(ids))
+        model.compile(loss=lambda _, predicted: -keras.ops.sum(predicted))
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return np.full((2, 1 + i), i), np.zeros((2, 1))
+
+    model.fit(Batches(), shuffle=False, verbose=0)
+    model.fit((Batches()[i] for i in range(3)), verbose=0)
+    before = layer.table.lookup([0, 1, 2])[:, 0] - [4, 8, 12]
+    np.testing.assert_allclose(before, 0, atol=0.1)  # what they began with
+
+
 def test_weights_without_the_table_are_refused(model, tmp_path):
     for ask in (
         model.get_weights,
