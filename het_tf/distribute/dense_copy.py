@@ -16,11 +16,12 @@ import tensorflow as tf
 
 from het_tf import ops
 from het_tf._threads import call_in_daemon
-from het_tf._visits import CHECK_INTERVAL, cluster_devices
+from het_tf._visits import cluster_devices
 
 # A message costs as much as half a millisecond on a core, and 500 kB as long at 8 Gbit/s.
 _SHARD_BYTES = 250_000
 _MAX_PHASES = 8
+_PATIENCE = 5.0  # seconds with a server that may hang
 
 
 class DenseCopy:
@@ -133,11 +134,11 @@ class DenseCopy:
                 )
 
     def destroy(self) -> None:
-        """Frees the memory of the shards, but on servers that do not answer."""
+        """Frees the memory of the shards; a server that does not answer does so when it does."""
         calls = [call_in_daemon(self._destroy_on, server) for server in self.servers]
         for call in calls:
             with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
-                call.result(timeout=CHECK_INTERVAL)
+                call.result(timeout=_PATIENCE)
 
     def _destroy_on(self, server: str) -> None:
         for shard, device in self._shards():
