@@ -18,9 +18,10 @@ def seen():
 
 
 def check_steps(result, lost):
-    # The closure that the worker was running ran again; what it had sent of it counts twice.
+    # The closure that the worker was running ran again, and so does one whose result was not fetched
+    # yet; what it had sent of them counts twice.
     for steps in (result["least"], result["most"], result["iterations"]):
-        assert STEPS - lost <= steps <= STEPS + CLOSURE
+        assert STEPS - lost <= steps <= STEPS + 2 * CLOSURE, result
 
 
 def test_steps_count_but_for_those_that_the_log_says_are_lost(seen):
