@@ -45,6 +45,7 @@ class DenseCopy:
         num_bytes = 4 * num_floats // len(self.servers)
         due = max(1, (staleness + 1) // 2)  # Steps from one push of a shard to the next.
         self.phases = max(1, min(-(-num_bytes // _SHARD_BYTES), _MAX_PHASES, due))
+        self._freeing: list[concurrent.futures.Future[None]] = []
         self._devices = [server for server in self.servers for _ in range(self.phases)]
 
     @property
@@ -119,6 +120,10 @@ class DenseCopy:
           num_trainable: of the floats.
           weights: that a contribution counts with: to those that are trained, and to all others.
         """
+        for call in self._freeing:  # It would free those that are made here.
+            with contextlib.suppress(tf.errors.OpError):
+                call.result()
+        self._freeing = []
         for shard, device in self._shards():
             own_floats = self._part(floats, shard)
             first = _first(floats.size, shard, self.num_shards)
@@ -135,8 +140,8 @@ class DenseCopy:
 
     def destroy(self) -> None:
         """Frees the memory of the shards; a server that does not answer does so when it does."""
-        calls = [call_in_daemon(self._destroy_on, server) for server in self.servers]
-        for call in calls:
+        self._freeing = [call_in_daemon(self._destroy_on, server) for server in self.servers]
+        for call in self._freeing:
             with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
                 call.result(timeout=_PATIENCE)
 

@@ -54,7 +54,7 @@ def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     try:
         connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
-    except ConnectionRefusedError:
+    except ConnectionError:
         return TaskState.REFUSED
     except OSError:
         return TaskState.UNREACHABLE

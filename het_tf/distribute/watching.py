@@ -30,10 +30,10 @@ class ServerLostError(tf.errors.UnavailableError):
       what: which server, and what became of it, without what to do about it.
     """
 
-    def __init__(self, what: str, remedy: str, error: Exception | None = None):
-        """error: how that was noticed."""
-        super().__init__(None, None, what + remedy + (f" ({error})" if error else ""))
-        self.what = what
+    def __init__(self, what: str, remedy: str, notice: str = ""):
+        """notice: by what error it was noticed."""
+        super().__init__(None, None, what + remedy + (f" ({notice})" if notice else ""))
+        self.what, self.remedy, self.notice = what, remedy, notice
 
 
 class Watching:
@@ -106,10 +106,10 @@ class Watching:
         for task in suspects:
             state = self._probe(task)
             if state is not health.TaskState.UP:
-                return ServerLostError(*self._ps_lost_message(task, state), error)
+                return ServerLostError(*self._ps_lost_message(task, state), str(error))
         if named and (transport or is_of_lost_tensor(error)):
             # It answers, so it was restarted: the variables and tables it held are gone.
-            return ServerLostError(*self._ps_lost_message(sorted(named)[0], None), error)
+            return ServerLostError(*self._ps_lost_message(sorted(named)[0], None), str(error))
         return error
 
     def _probe(self, task: health.Task) -> health.TaskState:

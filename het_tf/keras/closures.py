@@ -168,8 +168,11 @@ class StepClosure:
             waited_seconds=int(header[3]) * 1e-6,
             cache_reports=reports,
             metric_states=states.view(np.float64),
+            # A closure that has made no step has none.
             step_logs=dict(
                 zip(self._scalar_log_names(), logs.view(np.float64).tolist(), strict=True)
+                if header[1]
+                else ()
             ),
         )
 
@@ -363,8 +366,9 @@ class StepClosure:
             self._metric_names = frozenset(
                 name
                 for metric in model.metrics
-                if any(id(v) in before and v.value is not before[id(v)] for v in metric.variables)
                 for name in results_of(metric)
+                if any(id(v) in before and v.value is not before[id(v)] for v in metric.variables)
+                or (name in logs and logs[name].shape.rank != 0)
             )
             if self._training and not self._once:  # sent at the closure's end
                 write_through_op(lookups)

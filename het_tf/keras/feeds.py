@@ -46,7 +46,7 @@ class Pass(abc.ABC):
     Attributes:
       name: of the batches that it hands out; another pass that goes on with them has the same.
       goes_on: whether another pass may.
-      has_begun: whether a closure was scheduled.
+      has_begun: whether a step was made, which whoever runs its closures says.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -349,11 +349,10 @@ class _SharesPass(_WorkerPass):
 def fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
     """Schedules closures of `fn` for as much of a pass as there is room for, unless `stop`.
 
-    The first one is: Keras looks whether to stop when it has made a step.
+    One after the other is until a step was made: Keras looks whether to stop when it has made one.
     """
-    while runner.has_room and not (stop and data.has_begun):
+    while runner.has_room and not (stop and (data.has_begun or runner.in_flight)):
         work = data.next_work(runner.in_flight)
         if work is None:
             return
-        data.has_begun = True
         runner.schedule(fn, work.args, work)

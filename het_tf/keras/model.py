@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
 from het_tf.keras.eager_inputs import check_inputs
 from het_tf.keras.lookups import lookups_of_call
+from het_tf.keras.rates import rate_is_loaded
 from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.keras.weights_check import check_weights
 from het_tf.keras.whole_files import whole_file
@@ -116,10 +118,18 @@ class _ParameterServerFit:
             for layer in embeddings_of(self):
                 layer.compiled_with(self.optimizer)
 
-    def _have_embeddings_follow(self) -> None:
-        if isinstance(self.optimizer, keras.optimizers.Optimizer):
-            for layer in embeddings_of(self):
-                layer.turn_to(self.optimizer)
+    @contextlib.contextmanager
+    def _followed(self) -> Iterator[None]:
+        """Embeddings' rates follow this model's in it; in a callback of another one, no longer."""
+        is_keras_s = isinstance(self.optimizer, keras.optimizers.Optimizer)
+        layers = embeddings_of(self) if is_keras_s else []
+        before = [layer.turn_to(self.optimizer) for layer in layers]
+        try:
+            yield
+        finally:
+            for layer, optimizer in zip(layers, before, strict=True):
+                if optimizer is not None:
+                    layer.turn_to(optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model as the saved one was; called by Keras."""
@@ -195,9 +205,8 @@ class _ParameterServerFit:
             validation_freq=validation_freq,
         )
         trainer = self._trainer_to_run()
-        if trainer is None:
-            self._have_embeddings_follow()
-        return (super() if trainer is None else trainer).fit(x, y, **arguments)
+        with self._followed():
+            return (super() if trainer is None else trainer).fit(x, y, **arguments)
 
     def lookahead_stats(self) -> dict[str, float]:
         """How many steps of the last `fit` waited for their rows.
@@ -280,12 +289,12 @@ class _ParameterServerFit:
         look at one batch. `fit` has all workers step at once.
         """
         trainer = self._trainer_to_run()
-        if trainer is None:
-            self._have_embeddings_follow()
-            return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
-        return trainer.run_on_batch(
-            x, y, sample_weight, class_weight, training=True, return_dict=return_dict
-        )
+        with self._followed():
+            if trainer is None:
+                return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+            return trainer.run_on_batch(
+                x, y, sample_weight, class_weight, training=True, return_dict=return_dict
+            )
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -380,9 +389,11 @@ class _ParameterServerFit:
         load = super().load_weights
         skipped = kwargs.get("objects_to_skip") or ()
         check_weights(self, filepath, None if skip_mismatch else skipped, load)
-        load(filepath, skip_mismatch=skip_mismatch, **kwargs)
-        for layer in embeddings_of(self):
-            layer.note_loaded()
+        with rate_is_loaded(self.optimizer) as is_loaded:
+            load(filepath, skip_mismatch=skip_mismatch, **kwargs)
+        if not is_loaded():
+            for layer in embeddings_of(self):
+                layer.note_loaded()
 
     def _sync(self, slots: bool) -> None:
         trainer = self._parameter_server_trainer

@@ -84,6 +84,7 @@ def predict_in_order(
             if not runner.in_flight:
                 break
             work, stacked = runner.wait()
+            data.has_begun = True
             results[work.index] = stacked
             while handed_on in results:
                 steps = tf.nest.flatten(results[handed_on])[0].shape[0]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import keras
 
+from het_tf import _keras
+from het_tf.keras.step_count import innermost
 from het_tf.layers.embedding import embeddings_of
 
 
@@ -15,9 +22,6 @@ class RateFollower:
         self._optimizer = model.optimizer
         self._layers = [x for x in embeddings_of(model) if x.rate_variable is not None]
         self._last: float | None = None
-        if isinstance(self._optimizer, keras.optimizers.Optimizer):
-            for layer in self._layers:
-                layer.turn_to(self._optimizer)
 
     def follow(self) -> None:
         """To be called after callbacks; reads one variable where they left it as it was."""
@@ -29,3 +33,25 @@ class RateFollower:
             for layer in self._layers:
                 layer.follow_rate(now)
             self._last = now
+
+
+@contextlib.contextmanager
+def rate_is_loaded(optimizer: Any) -> Iterator[Callable[[], bool]]:
+    """Around a loading of weights; what it gives then says whether the optimizer's rate was loaded.
+
+    Args:
+      optimizer: of the model; None: it has none.
+    """
+    rate = _keras.learning_rate_variable(innermost(optimizer))
+    if rate is None:
+        yield lambda: True
+        return
+    before, loaded = rate.numpy(), []
+    rate.assign(math.nan)
+    try:
+        yield lambda: bool(loaded)
+    finally:
+        if math.isnan(rate.numpy()):
+            rate.assign(before)
+        else:
+            loaded.append(True)

@@ -306,7 +306,7 @@ class ParameterServerTrainer:
 
         def logs_now() -> Logs:
             metrics = sums.results()
-            return {n: result.step_logs.get(n, metrics.get(n)) for n in closure.log_names}
+            return {n: last.step_logs.get(n, metrics.get(n)) for n in closure.log_names}
 
         numbered = training and self._strategy.exactly_once
         fn = closure.on_iterator if feed.on_iterator else closure.on_batches
@@ -333,6 +333,7 @@ class ParameterServerTrainer:
                 data.finished(work, result.worker, result.steps)
                 if not result.steps:
                     continue
+                last, data.has_begun = result, True
                 sums.add(result.metric_states)
                 on_batch(done, done + result.steps - 1, logs_now)
                 done += result.steps
@@ -396,6 +397,7 @@ class ParameterServerTrainer:
     def _one_step(self) -> Iterator[None]:
         """Around a step that one worker makes for all, which may be in a callback of `fit`."""
         with self._compiled.on_workers(), self._flushed_on_error():
+            self._strategy.join()  # Of those that wait some would have this step's window.
             RateFollower(self._model).follow()
             if self._compiled.has_replicas:
                 self._strategy.flush()

@@ -104,21 +104,26 @@ class CompiledOptimizer:
             raise
         self._rate.take(optimizer)
 
-    def turn_to(self, optimizer: keras.optimizers.Optimizer) -> None:
+    def turn_to(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer | None:
         """Follows that optimizer's rate from where it was left: a layer may be in several models.
 
         Args:
           optimizer: that a model of the layer was compiled with.
+
+        Returns:
+          The one that was followed, if it is another.
         """
-        if self._compiled_optimizer is None or self._compiled_optimizer() is optimizer:
-            return
+        before = None if self._compiled_optimizer is None else self._compiled_optimizer()
+        if self._compiled_optimizer is None or before is optimizer:
+            return None
         if self._takes_compiled:
             self.compiled_with(optimizer)
-            return
+            return before
         left = self._left_rates.get(optimizer, _rate_of(optimizer) or 0.0)
         self._follow(optimizer)
         if self.built and self.rate_variable is not None:
             self.compiled_rate.value.assign(left)
+        return before
 
     def _follow(self, optimizer: keras.optimizers.Optimizer) -> None:
         before = None if self._compiled_optimizer is None else self._compiled_optimizer()

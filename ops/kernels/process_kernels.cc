@@ -105,6 +105,10 @@ class ProcessEndsOp : public OpKernel {
     for (const auto& resource : ProcessRegistry<CacheResource>::Get().All()) {
       resource->cache->Freeze();
     }
+    // The steps that would take their replies fail.
+    for (const auto& resource : ProcessRegistry<ReplicaResource>::Get().All()) {
+      resource->replica->GiveUpRequests();
+    }
   }
 };
 

@@ -18,8 +18,8 @@ def seen():
 
 
 def check_steps(result, lost):
-    # The closure that the worker was running ran again, and so does one whose result was not fetched
-    # yet; what it had sent of them counts twice.
+    # The closure that the worker was running ran again, as did one whose result was not there yet.
+    # What it had sent of them counts twice.
     for steps in (result["least"], result["most"], result["iterations"]):
         assert STEPS - lost <= steps <= STEPS + 2 * CLOSURE, result
 

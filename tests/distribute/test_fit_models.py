@@ -266,6 +266,39 @@ def test_a_step_that_returns_a_loss_of_its_own(strategy):
     assert ours["val_loss"][0] > 0
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_logs_of_steps_when_a_share_ends(strategy, whole):
+    """Closures that find a share at its end make no step, and have no logs."""
+    x, y = sm.make_data(96)
+    with strategy.scope():
+        inputs = keras.Input((sm.FEATURES,))
+        model = OwnLoss(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.01), metrics=[keras.metrics.F1Score()])
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    share = lambda context: data if whole else data.shard(2, min(context.input_pipeline_id, 1))  # noqa: E731
+    history = model.fit(share, epochs=2, verbose=0, steps_per_epoch=None).history
+    assert set(history) == {"loss", "norm"}
+    assert min(history["loss"]) > 0
+    assert min(history["norm"]) > 0
+
+
+def test_a_metric_of_several_values_that_a_step_returns_and_does_not_update(strategy):
+    class Returns(het_tf.keras.Model):
+        def train_step(self, data):
+            self.get_layer("out")(data[0])
+            return self.get_metrics_result()
+
+    x, y = sm.make_data(32)
+    with strategy.scope():
+        inputs = keras.Input((sm.FEATURES,))
+        model = Returns(inputs, keras.layers.Dense(2, name="out")(inputs))
+        model.compile("sgd", "mse", metrics=[keras.metrics.F1Score()])
+    y = np.concatenate([y, 1 - y], 1)
+    model.evaluate(x, y, verbose=0)  # The metric is built by what it is given.
+    history = model.fit(x, y, verbose=0).history
+    np.testing.assert_array_equal(history["f1_score"], [[0, 0]])
+
+
 @pytest.mark.parametrize(
     ("labels", "weights"),
     [

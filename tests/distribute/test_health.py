@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import socket
 import struct
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from het_tf.distribute import health
 from het_tf.distribute.health import HealthMonitor, TaskState
+from het_tf.distribute.watching import ServerLostError
 
 
 def test_refused_when_nobody_listens():
@@ -109,3 +111,10 @@ def test_monitor_notices_loss_and_return(monkeypatch):
         assert monitor.lost("ps") == {task: TaskState.SILENT}
         assert monitor.lost("worker") == {}
     assert monitor.failing() == monitor.lost("ps") == {}  # It would not notice that it is back.
+
+
+def test_what_names_a_lost_server_goes_from_process_to_process():
+    error = ServerLostError("Parameter server 0 is gone", ": restart it", "socket closed")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "Parameter server 0 is gone: restart it (socket closed)"
+    assert again.what == "Parameter server 0 is gone"

@@ -151,7 +151,7 @@ def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
     def share(context):
         ids = tf.data.Dataset.range(KEYS).batch(batch)
         ids = ids.shard(strategy.num_workers, context.input_pipeline_id)
-        return ids.map(lambda ids: (ids, tf.zeros([batch, 1])))
+        return ids.map(lambda ids: (ids, tf.zeros([tf.shape(ids)[0], 1])))
 
     extra = np.arange(KEYS, KEYS + (batch if kind == "batches of this kind" else 3))
     made, queues = [], []
@@ -160,10 +160,12 @@ def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
         if not made:
             made.append(step)
             run = model.test_on_batch if kind == "a look" else model.train_on_batch
-            run(extra, np.zeros((len(extra), 1)))
+            run(extra, np.zeros((len(extra), 1), np.int64 if kind == "other batches" else float))
 
     def on_epoch_end(epoch, logs):
-        for closure in model._parameter_server_trainer._compiled.closures.values():
+        closures = model._parameter_server_trainer._compiled.closures
+        assert len(closures) == (1 if kind == "batches of this kind" else 2)
+        for closure in closures.values():
             queues.append(0 if closure.window is None else len(closure.window._made))
 
     history = model.fit(

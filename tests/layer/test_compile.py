@@ -114,6 +114,47 @@ def test_models_that_share_a_layer_leave_its_rate():
     assert float(layer.learning_rate.value) == 1.0
 
 
+def test_a_step_of_another_model_in_a_callback_leaves_the_rate():
+    layer = new_layer(optimizers.SGD(0.5))
+    first = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0))
+    second = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(0.001))
+    rates = []
+
+    def on_epoch_begin(epoch, logs):
+        second.train_on_batch(np.array([7]), np.zeros(1))
+
+    def on_epoch_end(epoch, logs):
+        rates.append(float(layer.learning_rate.value))
+
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_begin=on_epoch_begin, on_epoch_end=on_epoch_end
+    )
+    fit(first, 3, callback)
+    assert rates == [0.5] * 3
+
+
+@pytest.mark.parametrize("rows", ["own", "same"])
+def test_a_rate_that_was_moved_and_saved_before_a_step_is_followed_when_it_is_loaded(
+    tmp_path, rows
+):
+    """As by a scheduler at the end of an epoch, and BackupAndRestore after it."""
+
+    def model_with():
+        layer = new_layer("same" if rows == "same" else optimizers.SGD(0.5))
+        return make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0)), layer
+
+    saved, _ = model_with()
+    fit(saved, 1)
+    saved.optimizer.learning_rate = 0.5
+    saved.save_weights(tmp_path / "model.weights.h5")
+    model, layer = model_with()
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert float(model.optimizer.learning_rate.numpy()) == 0.5
+    fit(model, 1)
+    assert float(layer.learning_rate.value) == (0.5 if rows == "same" else 0.25)
+
+
 def test_weights_of_a_model_with_another_optimizer_leave_the_rate(tmp_path):
     saved = make_model(het_tf.keras.Model, new_layer(optimizers.SGD(0.5)), "adam")
     fit(saved, 1)

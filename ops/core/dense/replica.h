@@ -137,6 +137,10 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // Takes the replies; all or, on an error, none.
   Status Receive(ReplicaTicket* ticket, const std::vector<Frame>& replies);
 
+  // Waits for no request that is open: what it carries is carried again, by the next one. (Its
+  // reply may still come.) For a process that is about to end, whose steps fail.
+  void GiveUpRequests();
+
   // Calls back as soon as no request is open; at once if none is.
   void WhenIdle(std::function<void()> callback);
 

@@ -155,6 +155,19 @@ Status Replica::ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& repl
   return Status();
 }
 
+void Replica::GiveUpRequests() {
+  std::vector<std::function<void()>> waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (Shard& shard : shards_) {
+      shard.link.CloseAll();
+      shard.open = false;
+    }
+    waiting = TakeWaiting();
+  }
+  for (const auto& callback : waiting) callback();
+}
+
 void Replica::CloseRequests(ReplicaTicket* ticket) {
   for (size_t s = 0; s < ticket->requests_.size(); ++s) {
     const uint64_t number = std::exchange(ticket->requests_[s].number, 0);

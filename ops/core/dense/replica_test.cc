@@ -358,6 +358,35 @@ TEST(ReplicaTest, WhatIsDueTravelsWithAQuestion) {
   EXPECT_EQ(system.Values()[36], 36 + 2);
 }
 
+// As of a step that failed while it waited for the reply, and holds the ticket still.
+TEST(ReplicaTest, AFlushDoesNotWaitForRequestsThatAreGivenUp) {
+  for (const bool arrives : {false, true}) {
+    System system(1, 2, 4, false);
+    System::Worker& worker = system[0];
+    system.Begin(&worker, 0);
+    for (int i = 0; i < 3; ++i) {
+      system.Add(&worker, 1);
+      system.Settle(&worker, 1, true);
+    }
+    System::Call lost = system.Ask(&worker);
+    if (arrives) ASSERT_OK(system.Serve(&lost, 0));
+    EXPECT_EQ(system.Settle(&worker, 0, false, true), Replica::Must::kWait);
+    bool idle = false;
+    worker.replica->WhenIdle([&] { idle = true; });
+    worker.replica->GiveUpRequests();
+    EXPECT_TRUE(idle);
+    system.Flush(&worker, 0);
+    for (size_t f = 0; f < system.start().size(); ++f) {
+      EXPECT_EQ(system.Values()[f], system.start()[f] + 3);
+    }
+    if (arrives) ASSERT_OK(system.Serve(&lost, 1));
+    if (arrives) ASSERT_OK(system.Answer(&worker, &lost));
+    lost.ticket.reset();
+    system.Flush(&worker, 0);
+    for (int s : {0, 1}) EXPECT_EQ(system.clock(s), 3);
+  }
+}
+
 TEST(ReplicaTest, ANewStateReplacesTheOld) {
   System system(1, 2, 8, false);
   System::Worker& worker = system[0];

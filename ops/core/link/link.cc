@@ -44,6 +44,10 @@ void Link::Close(uint64_t number) {
   DropMerged();
 }
 
+void Link::CloseAll() {
+  while (!open_.empty()) Close(open_.back().request.number);
+}
+
 void Link::SendSkippedAgain(uint64_t number, uint64_t acknowledged) {
   for (const OpenRequest& open : open_) {
     if (open.request.number != number || open.request.epoch != epoch_) continue;

@@ -86,6 +86,8 @@ class Link {
   // Its reply was taken, or never will be: what it carried is not under way any more. Again has no
   // effect.
   void Close(uint64_t number);
+  // Of all that are open, as if their steps had failed.
+  void CloseAll();
 
   Standing StandingOf(const Request& request, const Epoch& answered) const;
   // Whether the reply may be believed. An acknowledgement of what was never cut may not.
