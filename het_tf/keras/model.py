@@ -25,6 +25,7 @@ from het_tf.keras.whole_files import whole_file
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.exporting import check_format
 from het_tf.saving.checksums import with_checksums
+from het_tf.saving.reached import layers_in_containers
 
 
 class _ParameterServerFit:
@@ -46,6 +47,11 @@ class _ParameterServerFit:
             # For TensorFlow's checkpoints, which find it here.
             self._het_flushed_first = FlushedFirst(functools.partial(self._sync, slots=True))
         return trainer
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """For TensorFlow's checkpoints: those of Keras, and the layers in lists and dicts."""
+        children = super()._trackable_children(save_type, **kwargs)
+        return {**layers_in_containers(self), **children} if save_type == "checkpoint" else children
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.__call__`; eagerly, ids that do not fit their Input are refused."""

@@ -285,7 +285,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
             alike.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(table)
         for tables in alike.values():
             self._plan.groups.append(self._make_group(len(self._plan.groups), tables))
-        self.layers = [group.layer for group in self._plan.groups]
+        # TensorFlow's checkpoints do not see into the list that Keras would make of a list.
+        self.layers = tuple(group.layer for group in self._plan.groups)
 
     @property
     def feature_configs(self) -> Any:
@@ -456,7 +457,9 @@ class HetEmbeddingCollection(keras.layers.Layer):
             feature.get_config() | {"table": names.index(feature.table.name)}
             for feature in self._plan.features
         ]
+        taken = [layer.get_config().get("compiled_optimizer") for layer in self.layers]
         return super().get_config() | {
+            "compiled_optimizers": taken,
             "structure": _encoded(self._plan.pack(range(len(features)))),
             "features": features,
             "tables": [table.get_config() for table in self._plan.tables.values()],
@@ -478,7 +481,11 @@ class HetEmbeddingCollection(keras.layers.Layer):
         ]
         if isinstance(config["cache"], dict):
             config["cache"] = keras.saving.deserialize_keras_object(config["cache"])
-        return cls(_decoded(config.pop("structure"), features), **config)
+        compiled = config.pop("compiled_optimizers", ())
+        made = cls(_decoded(config.pop("structure"), features), **config)
+        for layer, optimizer in zip(made.layers, compiled, strict=False):
+            layer.take_compiled(optimizer)
+        return made
 
 
 def _without_tuples(nested: Any) -> Any:

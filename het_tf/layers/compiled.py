@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf import optimizers
+from het_tf import _keras, optimizers
 from het_tf.layers import callers, row_forms
 from het_tf.layers.rate import LearningRate
 from het_tf.table import EmbeddingTable
@@ -104,6 +104,11 @@ class CompiledOptimizer:
             raise
         self._rate.take(optimizer)
 
+    def take_compiled(self, optimizer: Any) -> None:
+        """What "same" was when the layer's config was made: serialized, or None where it is not."""
+        if optimizer is not None:
+            self.optimizer = row_forms.get(optimizer)
+
     def turn_to(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer | None:
         """Follows that optimizer's rate from where it was left: a layer may be in several models.
 
@@ -154,9 +159,12 @@ class CompiledOptimizer:
         if known is not None and known() is optimizer:
             return
         with tf.init_scope():
-            # A rate that was loaded goes with the layer's own, which was loaded with it.
+            # A rate that was loaded goes with the layer's own, which was loaded with it; unless the
+            # optimizer is a new one, which has not made a step.
+            steps = _keras.step_counter(getattr(optimizer, "inner_optimizer", optimizer))
             counts = self.rate_variable is not None and not self._takes_compiled
-            if counts and known is None and float(tf.convert_to_tensor(self.compiled_rate)):
+            counts = counts and known is None and int(tf.convert_to_tensor(steps)) > 0
+            if counts and float(tf.convert_to_tensor(self.compiled_rate)):
                 self._compiled_optimizer = weakref.ref(optimizer)
             else:
                 self.compiled_with(optimizer)

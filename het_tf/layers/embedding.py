@@ -371,8 +371,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         ]
         taken = config.pop("compiled_optimizer", None)
         layer = cls(**lifetimes.deserialized(config))
-        if taken is not None:
-            layer.optimizer = row_forms.get(taken)
+        layer.take_compiled(taken)
         return layer
 
     def keys_of(self, ids: Any) -> tf.Tensor:

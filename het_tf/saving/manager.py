@@ -17,6 +17,7 @@ from het_tf._arguments import INT32_MAX, check_integer
 from het_tf.saving import parts
 from het_tf.saving.background import Background
 from het_tf.saving.chains import Chain, base_of
+from het_tf.saving.reached import check_reached
 
 
 class Manager:
@@ -103,9 +104,11 @@ class Manager:
           Its path, where it is after `wait`.
 
         Raises:
+          ValueError: a layer's table is not in it, since the layer is in a list or dict of another.
           tf.errors.OpError: the variables cannot be written, or a parameter server is down.
           Exception: what kept the checkpoint before from being written.
         """
+        check_reached(self.checkpoint)
         self.wait()
         path = self._next_path()
         folder = f"{path}_temp"

@@ -114,6 +114,21 @@ def test_models_that_share_a_layer_leave_its_rate():
     assert float(layer.learning_rate.value) == 1.0
 
 
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loaded_model_that_is_compiled_with_another_rate_leaves_the_layers(
+    tmp_path, model_class, compiled
+):
+    saved = make_model(model_class, new_layer(optimizers.SGD(0.5)), keras.optimizers.SGD(1.0))
+    saved.compile(keras.optimizers.SGD(1.0), "mse")
+    fit(saved, 1)
+    saved.save(tmp_path / "model.keras")
+    model = keras.models.load_model(tmp_path / "model.keras", compile=compiled)
+    model.compile(keras.optimizers.Adam(0.001), "mse")
+    fit(model, 1)
+    assert float(model.layers[1].learning_rate.value) == 0.5
+
+
 def test_a_step_of_another_model_in_a_callback_leaves_the_rate():
     layer = new_layer(optimizers.SGD(0.5))
     first = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0))
