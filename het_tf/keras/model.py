@@ -127,15 +127,16 @@ class _ParameterServerFit:
     @contextlib.contextmanager
     def _followed(self) -> Iterator[None]:
         """Embeddings' rates follow this model's in it; in a callback of another one, no longer."""
-        is_keras_s = isinstance(self.optimizer, keras.optimizers.Optimizer)
+        optimizer = getattr(self, "optimizer", None)  # None before `compile`
+        is_keras_s = isinstance(optimizer, keras.optimizers.Optimizer)
         layers = embeddings_of(self) if is_keras_s else []
-        before = [layer.turn_to(self.optimizer) for layer in layers]
+        before = [layer.turn_to(optimizer) for layer in layers]
         try:
             yield
         finally:
-            for layer, optimizer in zip(layers, before, strict=True):
-                if optimizer is not None:
-                    layer.turn_to(optimizer)
+            for layer, other in zip(layers, before, strict=True):
+                if other is not None:
+                    layer.turn_to(other)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model as the saved one was; called by Keras."""
@@ -395,7 +396,7 @@ class _ParameterServerFit:
         load = super().load_weights
         skipped = kwargs.get("objects_to_skip") or ()
         check_weights(self, filepath, None if skip_mismatch else skipped, load)
-        with rate_is_loaded(self.optimizer) as is_loaded:
+        with rate_is_loaded(getattr(self, "optimizer", None)) as is_loaded:
             load(filepath, skip_mismatch=skip_mismatch, **kwargs)
         if not is_loaded():
             for layer in embeddings_of(self):

@@ -115,7 +115,7 @@ def test_warns_when_a_cache_comes_back_empty(users, caplog):
 
 @pytest.mark.parametrize("pending", [0, 6])
 def test_a_worker_that_sent_its_updates_and_ended_is_no_warning(caplog, pending):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="absl")
     reports, cache = CacheReports(ended=lambda: {12}), new_cache("users")
     reports.register(cache)
     reports.record(cache, values_of(cache, 1, 12, pending, 200))
