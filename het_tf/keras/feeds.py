@@ -223,47 +223,56 @@ class WorkerFeed(Feed):
         iterator = iter(self._datasets) if self._iterator is None else self._iterator
         # What a worker has taken beyond a pass is the first of the next, where that goes on.
         name = None if self._iterator is None else self._name
-        common = (self._strategy, iterator, steps_per_closure, lookahead, name)
+        reading = _Reading(self._strategy, iterator, steps_per_closure, lookahead, name)
         if self._steps is None:
-            return _SharesPass(*common, self._set_length)
-        return _CountedPass(*common, self._steps)
+            return _SharesPass(reading, self._set_length)
+        return _CountedPass(reading, self._steps)
 
     def _set_length(self, length: int) -> None:
         if self.num_steps is None:
             self.num_steps = length
 
 
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """What a pass reads, and how.
+
+    Attributes:
+      strategy: of the workers.
+      iterator: over their datasets.
+      per_closure: steps of a closure.
+      lookahead: batches that a closure may take for the next.
+      name: of the batches, where the next pass goes on with them.
+    """
+
+    strategy: HetParameterServerStrategy
+    iterator: Any
+    per_closure: int
+    lookahead: int
+    name: str | None
+
+
 class _WorkerPass(Pass):
     """Common to both ways of reading the workers' datasets."""
 
-    def __init__(
-        self,
-        strategy: HetParameterServerStrategy,
-        iterator: Any,
-        per_closure: int,
-        lookahead: int,
-        name: str | None,
-    ):
-        super().__init__(name)
-        self._strategy = strategy
-        self._iterator = iterator
-        self._per_closure = per_closure
-        self._lookahead = lookahead
+    def __init__(self, reading: _Reading):
+        super().__init__(reading.name)
+        self._reading = reading
         self._index = 0
         self._ended: set[int] = set()  # Workers whose dataset has ended.
 
     def _work(self, steps: int) -> Work:
-        lookahead = tf.constant(self._lookahead)
-        work = Work(self._index, (self._iterator, tf.constant(steps), lookahead), steps)
+        lookahead = tf.constant(self._reading.lookahead)
+        work = Work(self._index, (self._reading.iterator, tf.constant(steps), lookahead), steps)
         self._index += 1
         return work
 
     def _unfinished(self) -> set[int]:
-        return set(range(self._strategy.num_workers)) - self._ended
+        return set(range(self._reading.strategy.num_workers)) - self._ended
 
     def _down(self) -> set[int]:
         """Workers that are gone: one that is only silent may be busy, for a while."""
-        health = self._strategy.health
+        health = self._reading.strategy.health
         refused = {t for t, state in health.failing().items() if state is TaskState.REFUSED}
         return {i for task_type, i in refused | set(health.lost("worker")) if task_type == "worker"}
 
@@ -271,23 +280,15 @@ class _WorkerPass(Pass):
 class _CountedPass(_WorkerPass):
     """A given number of steps, by whichever workers are free."""
 
-    def __init__(
-        self,
-        strategy: HetParameterServerStrategy,
-        iterator: Any,
-        per_closure: int,
-        lookahead: int,
-        name: str | None,
-        steps: int,
-    ):
-        super().__init__(strategy, iterator, per_closure, lookahead, name)
+    def __init__(self, reading: _Reading, steps: int):
+        super().__init__(reading)
         self._remaining = steps
 
     def next_work(self, in_flight: int) -> Work | None:
         del in_flight
         if self._remaining == 0:
             return None
-        steps = min(self._per_closure, self._remaining)
+        steps = min(self._reading.per_closure, self._remaining)
         self._remaining -= steps
         return self._work(steps)
 
@@ -307,16 +308,8 @@ class _SharesPass(_WorkerPass):
     every worker has said that its dataset has ended; those that meet an ended one return at once.
     """
 
-    def __init__(
-        self,
-        strategy: HetParameterServerStrategy,
-        iterator: Any,
-        per_closure: int,
-        lookahead: int,
-        name: str | None,
-        on_end: Callable[[int], None],
-    ):
-        super().__init__(strategy, iterator, per_closure, lookahead, name)
+    def __init__(self, reading: _Reading, on_end: Callable[[int], None]):
+        super().__init__(reading)
         self._on_end = on_end
         self._steps = 0
 
@@ -336,7 +329,7 @@ class _SharesPass(_WorkerPass):
                 return None
             if in_flight > len(unfinished):
                 return None
-        return self._work(self._per_closure)
+        return self._work(self._reading.per_closure)
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._steps += steps

@@ -18,10 +18,9 @@ def seen():
 
 
 def check_steps(result, lost):
-    # The closure that the worker was running ran again, as did one whose result was not there yet.
-    # What it had sent of them counts twice.
+    # The closure that the worker was running ran again; what it had sent of it counts twice.
     for steps in (result["least"], result["most"], result["iterations"]):
-        assert STEPS - lost <= steps <= STEPS + 2 * CLOSURE, result
+        assert STEPS - lost <= steps <= STEPS + CLOSURE, result
 
 
 def test_steps_count_but_for_those_that_the_log_says_are_lost(seen):

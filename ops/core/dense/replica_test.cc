@@ -149,6 +149,13 @@ class System {
     for (int64_t& counter : worker->counters) ++counter;
     ++worker->steps;
   }
+  // Steps between which nothing is exchanged.
+  void Make(Worker* worker, int steps) {
+    for (int i = 0; i < steps; ++i) {
+      Add(worker, 1);
+      Settle(worker, 1, true);
+    }
+  }
   void Flush(Worker* worker, int64_t steps) {
     while (Settle(worker, steps, false, true) != Replica::Must::kNothing) {
       Exchange(worker);
@@ -364,10 +371,7 @@ TEST(ReplicaTest, AFlushDoesNotWaitForRequestsThatAreGivenUp) {
     System system(1, 2, 4, false);
     System::Worker& worker = system[0];
     system.Begin(&worker, 0);
-    for (int i = 0; i < 3; ++i) {
-      system.Add(&worker, 1);
-      system.Settle(&worker, 1, true);
-    }
+    system.Make(&worker, 3);
     System::Call lost = system.Ask(&worker);
     if (arrives) ASSERT_OK(system.Serve(&lost, 0));
     EXPECT_EQ(system.Settle(&worker, 0, false, true), Replica::Must::kWait);
@@ -391,10 +395,7 @@ TEST(ReplicaTest, ANewStateReplacesTheOld) {
   System system(1, 2, 8, false);
   System::Worker& worker = system[0];
   system.Begin(&worker, 0);
-  for (int i = 0; i < 5; ++i) {
-    system.Add(&worker, 1);
-    system.Settle(&worker, 1, true);
-  }
+  system.Make(&worker, 5);
   worker.slots[0] = 99;
   std::vector<float> other(system.start().size(), -7);
   system.Set(other);
