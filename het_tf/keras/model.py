@@ -50,6 +50,7 @@ class _ParameterServerFit:
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """For TensorFlow's checkpoints: those of Keras, and the layers in lists and dicts."""
+        # There is no public way for an object to say what else is part of it.
         children = super()._trackable_children(save_type, **kwargs)
         return {**layers_in_containers(self), **children} if save_type == "checkpoint" else children
 
