@@ -118,7 +118,7 @@ class CompiledOptimizer:
         Returns:
           The one that was followed, if it is another.
         """
-        before = None if self._compiled_optimizer is None else self._compiled_optimizer()
+        before = self._followed()
         if self._compiled_optimizer is None or before is optimizer:
             return None
         if self._takes_compiled:
@@ -130,15 +130,18 @@ class CompiledOptimizer:
             self.compiled_rate.value.assign(left)
         return before
 
+    def _followed(self) -> keras.optimizers.Optimizer | None:
+        return None if self._compiled_optimizer is None else self._compiled_optimizer()
+
     def _follow(self, optimizer: keras.optimizers.Optimizer) -> None:
-        before = None if self._compiled_optimizer is None else self._compiled_optimizer()
+        before = self._followed()
         if before is not None and self.built and self.rate_variable is not None:
             self._left_rates[before] = float(self.compiled_rate.value)
         self._compiled_optimizer = weakref.ref(optimizer)
 
     def note_loaded(self) -> None:
         """What was loaded goes with the rate of the optimizer that is there, if not loaded, too."""
-        optimizer = None if self._compiled_optimizer is None else self._compiled_optimizer()
+        optimizer = self._followed()
         rate = None if optimizer is None else _rate_of(optimizer)
         follows = rate and self.built and self.rate_variable is not None
         if follows and float(self.compiled_rate.value) > 0:
