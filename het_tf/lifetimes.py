@@ -195,6 +195,8 @@ def spec(admission: Admission | None, expiry: Expiries, key_ranges: Sequence[Key
       ValueError: they are of another type, their times differ, or ranges overlap.
     """
     expiries = checked(admission, expiry)
+    if not isinstance(key_ranges, (list, tuple)):
+        raise ValueError(f"key_ranges must be a sequence of het_tf.KeyRange, not {key_ranges!r}")
     for each in key_ranges:
         if not isinstance(each, KeyRange):
             raise ValueError(f"key_ranges must hold het_tf.KeyRange, not {each!r}")

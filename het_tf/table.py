@@ -417,7 +417,7 @@ class EmbeddingTable:
         vars(self).pop("_remote_lookup", None)
 
     def add_cache(self, cache: Any) -> None:
-        """Has `clear` and `import_` clear `cache` (a `WorkerCache`), for as long as it exists."""
+        """Has whatever replaces rows call `cache.clear()`, for as long as `cache` exists."""
         self._caches.add(cache)
 
     def clear_caches(self) -> None:

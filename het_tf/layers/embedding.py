@@ -181,8 +181,8 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self.row_dtype = check_float_dtype("row_dtype", row_dtype)
         self.wire_dtype = check_float_dtype("wire_dtype", wire_dtype)
         self.admission, self.expiry = admission, lifetimes.checked(admission, expiry)
+        lifetimes.spec(admission, expiry, key_ranges)
         self.key_ranges = tuple(key_ranges)
-        lifetimes.spec(admission, expiry, self.key_ranges)
         ranges = self._key_initializers()
         initializers.spec(self.embeddings_initializer, input_dim, output_dim, ranges)
         self._compiled_optimizer: weakref.ref | None = None

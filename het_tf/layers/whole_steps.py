@@ -197,8 +197,19 @@ class _Accumulator:
 
     def __init__(self, layer: Any):
         self._queue_op = functools.partial(_queue_op, f"accumulated/{uuid.uuid4().hex}")
-        devices = ["/device:CPU:0"] if layer.table.is_local else cache_devices()
-        _abandoned.destroy_after(self, functools.partial(_destroy, self._queue_op, devices))
+        self._devices = ["/device:CPU:0"] if layer.table.is_local else cache_devices()
+        layer.table.add_cache(self)
+        _abandoned.destroy_after(self, functools.partial(_destroy, self._queue_op, self._devices))
+
+    def clear(self) -> None:
+        """Forgets them, since they are of rows that were replaced."""
+
+        def drain() -> None:
+            queue = self._queue_op()
+            if int(tf.raw_ops.QueueSizeV2(handle=queue)):
+                tf.raw_ops.QueueDequeueV2(handle=queue, component_types=_ROWS)
+
+        visit(self._devices, drain, is_lost=lambda device, error: True)
 
     def add(self, update: Update, is_due: tf.Tensor, steps: int) -> None:
         """Adds those of a step, and, where it is due, makes the update of their mean."""

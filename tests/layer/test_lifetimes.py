@@ -166,6 +166,10 @@ def test_rules_are_in_the_config():
         ),
         (lambda: het_tf.layers.HetEmbedding(2, key_ranges=[3]), "key_ranges must hold"),
         (
+            lambda: het_tf.layers.HetEmbedding(2, key_ranges=KeyRange(1, 5)),
+            "key_ranges must be a sequence of het_tf.KeyRange, not KeyRange",
+        ),
+        (
             lambda: het_tf.layers.HetEmbedding(2, key_ranges=[KeyRange(1, 5), KeyRange(5, 6)]),
             "key_ranges overlap: KeyRange.first=1",
         ),

@@ -89,6 +89,26 @@ def test_a_step_does_to_rows_what_keras_does(name, combiner, run_eagerly):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+def test_gradients_accumulated_before_a_restore_are_forgotten(tmp_path):
+    layer = OurEmbedding(4, optimizer="same", embeddings_initializer="ones")
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    model = make_model(layer, optimizer=optimizer, loss="mse")
+
+    def train(steps, first):
+        batch = slice(first, first + 4)
+        for _ in range(steps):
+            model.train_on_batch({"ids": IDS[batch], "x": X[batch]}, Y[batch])
+        return layer.lookup(np.arange(9))
+
+    train(2, 0)
+    checkpoint = tf.train.Checkpoint(model=model)
+    path = checkpoint.write(str(tmp_path / "start"))
+    expected = train(2, 4)
+    train(1, 8)
+    checkpoint.read(path).assert_consumed()
+    np.testing.assert_array_equal(train(2, 4), expected)
+
+
 def test_clipping_over_accumulated_steps_is_refused():
     optimizer = keras.optimizers.SGD(global_clipnorm=1.0, gradient_accumulation_steps=2)
     layer = OurEmbedding(4, optimizer="same", name="users")
