@@ -195,16 +195,17 @@ def _runs_ops(device: str) -> bool:
     return True
 
 
-# What TensorFlow makes of an error of transport that an op of ours has had, as it takes such errors
-# for those of its own calls.
-_REPLACED = re.compile(
+# Internal errors that are of transport: what TensorFlow makes of one that an op of ours has had, as
+# it takes such errors for those of its own calls; and what it says of a tensor that was on its way.
+_INTERNAL = re.compile(
     r"originally returned (Unavailable|Aborted)Error, and was replaced by InternalError"
+    r"|found to be poisoned"
 )
 
 
 def _is_of_transport(error: tf.errors.OpError) -> bool:
     if isinstance(error, tf.errors.InternalError):
-        return _REPLACED.search(str(error)) is not None
+        return _INTERNAL.search(str(error)) is not None
     return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
 
 

@@ -188,10 +188,11 @@ def test_what_is_published_in_fit_is_served(strategy, tmp_path):
         model.compile(keras.optimizers.SGD(0.001), "mse")
     numbers = np.arange(512) % 97
     dataset = id_dataset(numbers, 8).repeat()
-    # One of the three workers makes more than the 13 steps that have all ids.
+    # A worker reads every third batch of 64, over and over: in 64 steps of its own it meets them
+    # all, and one of the three makes that many of these.
     with het_tf.serving.publish(model, tmp_path / "model", every=0.001) as publisher:
         served = tf.saved_model.load(str(tmp_path / "model"))
-        model.fit(dataset, epochs=1, steps_per_epoch=40, callbacks=[publisher], verbose=0)
+        model.fit(dataset, epochs=1, steps_per_epoch=190, callbacks=[publisher], verbose=0)
         in_fit = publisher.version
     assert in_fit >= 1
     late = tf.saved_model.load(str(tmp_path / "model"))
