@@ -10,6 +10,7 @@ using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("Het>TableCut")
     .Input("table: resource")
+    .Attr("owner: string = ''")
     .Output("snapshot: variant")
     .Output("rows: int64")
     .Output("candidates: int64")
@@ -24,6 +25,8 @@ The rows as they are now, for TableSave; the table can be updated meanwhile. Wha
 waits until they are saved or the snapshot is let go of.
 
 table: A shard.
+owner: A name for who has one cut of the shard at a time: another one lets go of the one before.
+  Empty: it is an error until that is let go of.
 snapshot: Scalar, of this process.
 rows: Scalar, how many they are.
 candidates: Scalar, how many keys have no row and are counted exactly; -1: all keys get a row.
@@ -33,6 +36,7 @@ REGISTER_OP("Het>TableCutChanged")
     .Input("table: resource")
     .Input("reader: string")
     .Input("since: int64")
+    .Attr("owner: string = ''")
     .Output("snapshot: variant")
     .Output("rows: int64")
     .Output("number: int64")
@@ -54,6 +58,7 @@ table: A shard.
 reader: Scalar, a name for who reads.
 since: Scalar, the number of the last cut whose rows the reader has, or 0. What came after it and
   was lost comes again.
+owner: As of TableCut.
 snapshot: Scalar, of this process.
 rows: Scalar, how many they are.
 number: Scalar, of this cut, not 0.
@@ -78,14 +83,15 @@ reader: Scalar, the name in TableCutChanged.
 
 REGISTER_OP("Het>TableCutEnd")
     .Input("table: resource")
-    .Input("snapshot: variant")
+    .Attr("owner: string = ''")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 0}); })
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
     .Doc(R"doc(
-Lets go of a snapshot that is not to be saved. One that was saved is let go of.
+Lets go of the rows that TableCut or TableCutChanged has cut last for an owner, if that has not
+ended.
 
 table: A shard.
-snapshot: Scalar, of TableCut.
+owner: The name given to TableCut.
 )doc");
 
 REGISTER_OP("Het>TableSave")

@@ -8,10 +8,11 @@ has to make them anew.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 # A task's connection to a server that was gone is not used before gRPC has tried it again, first
 # after about a second, at last every two minutes.
 _PAUSE = 1.0
+
+# Times that something is tried on a server that answers: TensorFlow may give what runs there the
+# error of what another thread ran on one that is gone.
+_TRIES = 3
+
+T = TypeVar("T")
 
 
 class Marks:
@@ -64,15 +71,13 @@ def make_again(devices: Sequence[str]) -> None:
     """Makes the variables and the shards of tables anew that were on the devices."""
     for each in _alive():
         if isinstance(each, EmbeddingTable):
-            each.make_again(devices)
+            _tried(lambda table=each: table.make_again(devices))
         elif isinstance(each, WorkerCache):
             each.forget_functions()
         elif each.handle.device in devices:
-            with tf.init_scope(), tf.device(each.handle.device):
-                zeros = tf.zeros(each.shape.as_list(), each.dtype)
-                # There is no public way to give a variable another handle, and Keras's optimizers
-                # know their variables by identity.
-                each._handle = tf.Variable(zeros, trainable=False).handle
+            # There is no public way to give a variable another handle, and Keras's optimizers know
+            # their variables by identity.
+            each._handle = _tried(lambda variable=each: _zeros_like(variable).handle)
 
 
 def wait_until_reached(
@@ -122,15 +127,32 @@ def _may_pass(error: tf.errors.OpError) -> bool:
     )
 
 
+def _zeros_like(variable: tf.Variable) -> tf.Variable:
+    with tf.init_scope(), tf.device(variable.handle.device):
+        zeros = tf.zeros(variable.shape.as_list(), variable.dtype)
+        return tf.Variable(zeros, trainable=False)
+
+
+def _tried(fn: Callable[[], T]) -> T:
+    """What `fn` returns; its first errors may be another's."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(tf.errors.OpError):
+            return fn()
+    return fn()
+
+
 def _mark(device: str) -> tf.Tensor:
     with tf.init_scope(), tf.device(device):
         return tf.identity(tf.constant(0))
 
 
 def _is_there(mark: tf.Tensor) -> bool:
-    try:
+    def read() -> int:
         with tf.device(mark.device):
-            return int(tf.identity(mark)) == 0
+            return int(tf.identity(mark))
+
+    try:
+        return _tried(read) == 0
     except tf.errors.OpError:
         return False
 

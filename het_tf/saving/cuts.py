@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,10 @@ from het_tf.table import EmbeddingTable
 # A shard has one snapshot at a time. Whoever cuts several of them waits here for others who do. A
 # thread may give back what another one took.
 _cutting = threading.Lock()
+
+# As whom this program cuts. A shard lets go of what it has cut before: this program lost it, where
+# the op that cut it had the error of another server.
+_OWNER = uuid.uuid4().hex
 
 T = TypeVar("T")
 
@@ -59,7 +64,9 @@ class Cut:
         try:
             if chain is None:
                 for name, shard in self.shards:
-                    self._cuts[name, shard] = ops.table_cut(tables[name].handle(shard))
+                    self._cuts[name, shard] = ops.table_cut(
+                        tables[name].handle(shard), owner=_OWNER
+                    )
             else:
                 self._continue(chain)
             self.rows = sum(int(cut.rows) for cut in self._cuts.values())
@@ -73,7 +80,7 @@ class Cut:
         while True:
             for shard, handle in zip(self.shards, chain.handles, strict=True):
                 since = 0 if self.whole else chain.cuts.get(shard, 0)
-                self._cuts[shard] = ops.table_cut_changed(handle, chain.reader, since)
+                self._cuts[shard] = ops.table_cut_changed(handle, chain.reader, since, owner=_OWNER)
             if self.whole or not any(bool(cut.whole) for cut in self._cuts.values()):
                 break
             self.whole = True
@@ -112,7 +119,7 @@ class Cut:
         _cutting.release()
 
     def _end(self) -> None:
-        end_cuts(self.tables, self._cuts)
+        end_cuts(self.tables)
         self._cuts.clear()
 
 
@@ -121,11 +128,16 @@ def would_wait() -> bool:
     return _cutting.locked()
 
 
-def end_cuts(tables: Mapping[str, EmbeddingTable], cuts: Mapping[tuple[str, int], Any]) -> None:
-    """Lets go of what was cut of shards: until then a shard waits with setting or dropping rows."""
-    for (name, shard), cut in cuts.items():
-        with contextlib.suppress(tf.errors.OpError):  # its server is gone
-            ops.table_cut_end(tables[name].handle(shard), cut.snapshot)
+def end_cuts(tables: Mapping[str, EmbeddingTable]) -> None:
+    """Lets go of what was cut of shards: until then a shard waits with setting or dropping rows.
+
+    Of all of them: one that an op has cut may not be known here, where the op had another server's
+    error.
+    """
+    for table in tables.values():
+        for shard in range(table.num_shards):
+            with contextlib.suppress(tf.errors.OpError):  # its server is gone
+                ops.table_cut_end(table.handle(shard), owner=_OWNER)
 
 
 def on_shards(

@@ -1,6 +1,7 @@
 // Tables in checkpoints: every shard writes and reads its own part.
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,51 +25,84 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-class TableCutOp : public tensorflow::OpKernel {
+// Lets go of the owner's last cut, if it has not ended.
+void EndCut(TableResource* resource, const std::string& owner) {
+  std::shared_ptr<TableSnapshot> last;
+  {
+    const std::lock_guard<std::mutex> lock(resource->cut_mutex);
+    if (resource->cut_owner == owner) last = resource->cut.lock();
+  }
+  if (last != nullptr) last->rows->End();
+}
+
+// What both kinds of cuts have in common.
+class CutKernel : public tensorflow::OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit CutKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("owner", &owner_));
+  }
 
   void Compute(OpKernelContext* context) override {
     auto snapshot = std::make_shared<TableSnapshot>();
     OP_REQUIRES_OK(context,
                    tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0),
                                               &snapshot->resource));
-    OP_REQUIRES_OK(context, ToTf(snapshot->resource->table->Cut(&snapshot->rows)));
-    OP_REQUIRES_OK(context, SetScalar(context, 1, snapshot->rows->num_rows()));
-    OP_REQUIRES_OK(context, SetScalar(context, 2, snapshot->rows->num_candidates()));
+    TableResource* resource = snapshot->resource.get();
+    if (!owner_.empty()) EndCut(resource, owner_);
+    const std::lock_guard<std::mutex> lock(resource->cut_mutex);
+    OP_REQUIRES_OK(context, Cut(context, resource->table.get(), &snapshot->rows));
+    resource->cut_owner = owner_;
+    resource->cut = snapshot;
     OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(snapshot)));
+  }
+
+ private:
+  // Cuts, and sets the outputs from 1 on.
+  virtual absl::Status Cut(OpKernelContext* context, Table* table,
+                           std::unique_ptr<Table::Snapshot>* rows) = 0;
+
+  std::string owner_;
+};
+
+class TableCutOp : public CutKernel {
+ public:
+  using CutKernel::CutKernel;
+
+ private:
+  absl::Status Cut(OpKernelContext* context, Table* table,
+                   std::unique_ptr<Table::Snapshot>* rows) override {
+    TF_RETURN_IF_ERROR(ToTf(table->Cut(rows)));
+    TF_RETURN_IF_ERROR(SetScalar(context, 1, (*rows)->num_rows()));
+    return SetScalar(context, 2, (*rows)->num_candidates());
   }
 };
 
-class TableCutChangedOp : public tensorflow::OpKernel {
+class TableCutChangedOp : public CutKernel {
  public:
-  using OpKernel::OpKernel;
+  using CutKernel::CutKernel;
 
-  void Compute(OpKernelContext* context) override {
-    auto snapshot = std::make_shared<TableSnapshot>();
-    OP_REQUIRES_OK(context,
-                   tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0),
-                                              &snapshot->resource));
+ private:
+  absl::Status Cut(OpKernelContext* context, Table* table,
+                   std::unique_ptr<Table::Snapshot>* rows) override {
     std::string reader;
-    OP_REQUIRES_OK(context, GetScalar(context, "reader", &reader));
+    TF_RETURN_IF_ERROR(GetScalar(context, "reader", &reader));
     const Tensor& since = context->input(2);
-    OP_REQUIRES(context, since.dims() == 0,
-                absl::InvalidArgumentError(
-                    StrCat("since must be a scalar, not of shape ", since.shape().DebugString())));
+    if (since.dims() != 0) {
+      return absl::InvalidArgumentError(
+          StrCat("since must be a scalar, not of shape ", since.shape().DebugString()));
+    }
     uint64_t number = 0;
     bool whole = false;
-    OP_REQUIRES_OK(context, ToTf(snapshot->resource->table->CutChanged(
-                                reader, static_cast<uint64_t>(since.scalar<int64_t>()()),
-                                &snapshot->rows, &number, &whole)));
-    OP_REQUIRES_OK(context, SetScalar(context, 1, snapshot->rows->num_rows()));
-    OP_REQUIRES_OK(context, SetScalar(context, 2, static_cast<int64_t>(number)));
+    TF_RETURN_IF_ERROR(ToTf(table->CutChanged(
+        reader, static_cast<uint64_t>(since.scalar<int64_t>()()), rows, &number, &whole)));
+    TF_RETURN_IF_ERROR(SetScalar(context, 1, (*rows)->num_rows()));
+    TF_RETURN_IF_ERROR(SetScalar(context, 2, static_cast<int64_t>(number)));
     Tensor* is_whole;
-    OP_REQUIRES_OK(context, context->allocate_output(3, {}, &is_whole));
+    TF_RETURN_IF_ERROR(context->allocate_output(3, {}, &is_whole));
     is_whole->scalar<bool>()() = whole;
-    OP_REQUIRES_OK(context, SetScalar(context, 4, snapshot->rows->dropped().size()));
-    OP_REQUIRES_OK(context, SetScalar(context, 5, snapshot->rows->time()));
-    OP_REQUIRES_OK(context, SetScalar(context, 6, snapshot->rows->num_candidates()));
-    OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(snapshot)));
+    TF_RETURN_IF_ERROR(SetScalar(context, 4, (*rows)->dropped().size()));
+    TF_RETURN_IF_ERROR(SetScalar(context, 5, (*rows)->time()));
+    return SetScalar(context, 6, (*rows)->num_candidates());
   }
 };
 
@@ -84,17 +118,21 @@ class TableForgetReaderOp : public TableKernel {
   }
 };
 
-// The table has it run where the snapshot is.
-class TableCutEndOp : public TableKernel {
+class TableCutEndOp : public tensorflow::OpKernel {
  public:
-  using TableKernel::TableKernel;
-
-  absl::Status Compute(OpKernelContext* context, Table* table) override {
-    std::shared_ptr<TableSnapshot> snapshot;
-    TF_RETURN_IF_ERROR(GetSnapshot(context, table, &snapshot));
-    snapshot->rows->End();
-    return absl::OkStatus();
+  explicit TableCutEndOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("owner", &owner_));
   }
+
+  void Compute(OpKernelContext* context) override {
+    TableRef resource;
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                context, tensorflow::HandleFromInput(context, 0), &resource));
+    EndCut(resource.get(), owner_);
+  }
+
+ private:
+  std::string owner_;
 };
 
 class TableSaveOp : public FileKernel {

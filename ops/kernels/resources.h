@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,8 @@
 #include "tensorflow/core/framework/resource_var.h"
 
 namespace het_tf {
+
+struct TableSnapshot;
 
 class TableResource : public tensorflow::ResourceBase {
  public:
@@ -42,6 +45,12 @@ class TableResource : public tensorflow::ResourceBase {
   const int shard;
   const std::string lifetimes;
   const std::unique_ptr<Table> table;
+
+  // The last cut of a program, which has one at a time: it loses one whose op has ended here, and
+  // with an error there, as TensorFlow may give an op the error of another server's.
+  std::mutex cut_mutex;
+  std::string cut_owner;             // guarded by cut_mutex
+  std::weak_ptr<TableSnapshot> cut;  // guarded by cut_mutex
 
  private:
   std::unique_ptr<Sweeper> sweeper_;  // ends before the table

@@ -15,7 +15,7 @@ from het_tf import lifetimes
 from het_tf._visits import cluster_devices
 from het_tf.cache import WorkerCache
 from het_tf.checkpoint import TableState
-from het_tf.saving.cuts import end_cuts
+from het_tf.saving.cuts import Cut
 from het_tf.table import EmbeddingTable
 
 ROWS = 3000
@@ -252,15 +252,49 @@ def test_what_is_cut_and_not_saved_is_let_go_of(strategy):
     """On the servers, and by a call: what Python drops may never be heard of there."""
     table, cache = make_table(het_tf.optimizers.Adam(0.1), 2)
     train(table, cache, range(2))
-    cuts = {("table", s): het_tf.ops.table_cut(table.handle(s)) for s in range(2)}
-    end_cuts({"table": table}, cuts)
-    for shard in range(2):
+    cut = Cut({"table": table})
+    snapshots = [each.snapshot for each in cut._cuts.values()]
+    cut.drop()
+    for shard, snapshot in enumerate(snapshots):
         with pytest.raises(tf.errors.FailedPreconditionError, match="snapshot has ended"):
             het_tf.ops.table_save(
-                table.handle(shard), cuts["table", shard].snapshot, prefix="x", part="x", config=""
+                table.handle(shard), snapshot, prefix="x", part="x", config=""
             ).numpy()
     table.clear()
     assert len(sorted_rows(table)[0]) == 0
+
+
+def test_what_is_cut_with_an_error_is_let_go_of(strategy, monkeypatch, tmp_path):
+    """A shard has cut, and the op raises: TensorFlow may give it what befell another server."""
+    table, cache = make_table(het_tf.optimizers.Adam(0.1), 2)
+    train(table, cache, range(2))
+    cut = het_tf.ops.table_cut
+
+    def raises(handle, **kwargs):
+        int(cut(handle, **kwargs).rows)
+        raise tf.errors.UnavailableError(None, None, "of another server")
+
+    monkeypatch.setattr(het_tf.ops, "table_cut", raises)
+    with pytest.raises(tf.errors.UnavailableError, match="of another server"):
+        checkpoint(table).write(str(tmp_path / "one"))
+    monkeypatch.undo()
+    table.clear()  # would wait until the rows are let go of
+
+
+def test_a_program_that_cuts_anew_lets_go_of_what_it_cut(strategy):
+    table, cache = make_table(het_tf.optimizers.Adam(0.1), 2)
+    train(table, cache, range(2))
+    shard = table.handle(0)
+    first = het_tf.ops.table_cut(shard, owner="a")
+    with pytest.raises(tf.errors.FailedPreconditionError, match="already being saved"):
+        int(het_tf.ops.table_cut(shard, owner="b").rows)
+    again = het_tf.ops.table_cut_changed(shard, "reader", 0, owner="a")
+    assert int(again.rows) == int(first.rows)
+    het_tf.ops.table_cut_end(shard, owner="b")  # has cut nothing
+    with pytest.raises(tf.errors.FailedPreconditionError, match="already being saved"):
+        int(het_tf.ops.table_cut(shard).rows)
+    het_tf.ops.table_cut_end(shard, owner="a")
+    table.clear()
 
 
 def test_servers_answer_while_they_save(strategy, tmp_path):
