@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -235,7 +236,7 @@ def admission_of(text: str) -> str:
 
 def has_sketch(admission: str) -> bool:
     """Whether a part of a `spec` counts in sketches."""
-    return " sketch=" in admission
+    return re.search(r" sketch=[1-9]", admission) is not None
 
 
 def serialized(admission: Admission | None, expiry: Sequence[Expiry]) -> dict[str, Any]:

@@ -254,13 +254,7 @@ class EmbeddingTable:
           ValueError: keys are not integers, or one is not an int64.
           tf.errors.UnavailableError: a parameter server is down.
         """
-        keys = np.asarray(keys)
-        if keys.size and not np.issubdtype(keys.dtype, np.integer):
-            given = keys.tolist() if keys.dtype == object else keys.dtype
-            raise ValueError(f"keys must be int64 integers, not {given}")
-        if keys.size and keys.max() > INT64_MAX:
-            raise ValueError(f"keys must be at most 2**63 - 1, not {keys.max()}")
-        keys = tf.convert_to_tensor(keys.astype(np.int64))
+        keys = tf.convert_to_tensor(_int64("keys", keys))
         local = self.is_local
         rows = self.lookup_op(keys)[0] if local else self._remote_lookup(keys)
         return rows.numpy().reshape(*keys.shape, self.dim)
@@ -297,11 +291,14 @@ class EmbeddingTable:
             [rows, 0], and the optimizer may differ.
 
         Raises:
+          ValueError: keys or clocks are not integers, or one is not an int64, or there is not one
+            of each column for every row. The table is as it was.
           tf.errors.InvalidArgumentError: shapes do not match the table. Then a shard has taken all
             of its rows or none.
           tf.errors.ResourceExhaustedError: a parameter server has not the memory.
           tf.errors.UnavailableError: a parameter server is down.
         """
+        rows = _checked(rows)
         shard_of = ops.shard_of(rows.keys, num_shards=self.num_shards).numpy()
         try:
             for shard, handle in enumerate(self._handles):
@@ -326,8 +323,9 @@ class EmbeddingTable:
 
         Raises: as for `import_`.
         """
-        slots = np.zeros((len(keys), 0), np.float32)
-        rows = TableExport(keys, values, slots, np.zeros(len(keys), np.int64))
+        keys = _int64("keys", keys)
+        slots = np.zeros((keys.size, 0), np.float32)
+        rows = TableExport(keys, values, slots, np.zeros(keys.size, np.int64))
         self.import_(rows, initial_slots=True)
 
     def clear(self) -> None:
@@ -461,6 +459,30 @@ class EmbeddingTable:
                 return ops.cache_gather(reader, ticket)
 
         return lookup
+
+
+def _int64(name: str, numbers: Any) -> np.ndarray:
+    """The numbers as int64, if they are integers that it holds."""
+    numbers = np.asarray(numbers)
+    if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+        given = numbers.tolist() if numbers.dtype == object else numbers.dtype
+        raise ValueError(f"{name} must be int64 integers, not {given}")
+    if numbers.size and numbers.max() > INT64_MAX:
+        raise ValueError(f"{name} must be at most 2**63 - 1, not {numbers.max()}")
+    return numbers.astype(np.int64, copy=False)
+
+
+def _checked(rows: TableExport) -> TableExport:
+    """The rows as arrays of the types that they are to have, one of each column for every row."""
+    keys, clocks = _int64("keys", rows.keys), _int64("clocks", rows.clocks)
+    values, slots = np.asarray(rows.values, np.float32), np.asarray(rows.slots, np.float32)
+    shapes = [each.shape for each in (keys, values, slots, clocks)]
+    if [len(each) for each in shapes] != [1, 2, 2, 1] or len({each[0] for each in shapes}) > 1:
+        raise ValueError(
+            "keys, values, slots and clocks must be of shapes [rows], [rows, dim],"
+            f" [rows, slot_dim] and [rows], not {', '.join(map(str, shapes))}"
+        )
+    return TableExport(keys, values, slots, clocks)
 
 
 def check_clock(clock: str) -> None:

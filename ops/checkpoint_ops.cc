@@ -170,6 +170,7 @@ REGISTER_OP("Het>TableCheck")
     .Input("elapsed: int64")
     .Input("candidates: int64")
     .Attr("slots: bool = true")
+    .Attr("clocks: bool = true")
     .Attr("ages: bool = false")
     .Attr("sketches: bool = false")
     .Output("owned: int64")
@@ -187,6 +188,7 @@ dropped: [parts], how many keys each says to have no row any longer.
 elapsed: [parts], what is to be added to the ages of its rows.
 candidates: [parts], of how many keys without a row it has counts; -1: they are not read.
 slots: Whether the optimizer's slots are read, too.
+clocks: Whether the rows' clocks are read, too.
 ages: Whether the rows' ages are read, too.
 sketches: Whether sketches are read, too, of parts whose counts are.
 owned: Scalar, how many of the rows, and of the keys without one, are this shard's.
@@ -201,6 +203,7 @@ REGISTER_OP("Het>TableRestore")
     .Input("elapsed: int64")
     .Input("candidates: int64")
     .Attr("slots: bool = true")
+    .Attr("clocks: bool = true")
     .Attr("ages: bool = false")
     .Attr("sketches: bool = false")
     .Attr("time: int = -1")
@@ -219,6 +222,7 @@ dropped: [parts], how many keys each says to have no row any longer.
 elapsed: [parts], what is to be added to the ages of its rows.
 candidates: [parts], of how many keys without a row it has counts; -1: they are not read.
 slots: Whether the optimizer's slots are read, too; if not, rows get those of a new row.
+clocks: Whether the rows' clocks are read, too; if not, they begin anew.
 ages: Whether the rows' ages are read, too; if not, they are as if updated now.
 sketches: Whether sketches are read, too, of parts whose counts are. Those of several are merged.
 time: TableExpire's last now when the rows were saved; negative: there was none.

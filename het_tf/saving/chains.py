@@ -174,7 +174,11 @@ def read_links(prefix: str, table: str) -> list[Link]:
 
 
 def base_of(prefix: str) -> str | None:
-    """Prefix of the checkpoint that one builds on; None: it has all rows, or is damaged."""
+    """Prefix of the checkpoint that one builds on; None: it has all rows, or is damaged.
+
+    Raises:
+      Exception: it cannot be read now.
+    """
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         for name in reader.get_variable_to_shape_map():
@@ -182,9 +186,10 @@ def base_of(prefix: str) -> str | None:
                 since = json.loads(reader.get_tensor(name)).get("since")
                 if since is not None:
                     return f"{prefix.rpartition('/')[0]}/{since['checkpoint']}"
-    # The reader's errors have no common class.
-    except Exception:
+    except (tf.errors.DataLossError, tf.errors.NotFoundError):
         pass
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        pass  # what config says
     return None
 
 

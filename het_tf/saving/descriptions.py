@@ -99,6 +99,20 @@ def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
     return False
 
 
+def takes_clocks(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
+    """Whether the clocks of saved rows mean something in the table; else they begin anew."""
+    saved, own = config.get("clock"), table.row_attributes["clock"]
+    if saved in (None, own):
+        return True
+    logging.warning(
+        "%s was saved with clock=%r: values are kept, and the clocks of %r begin anew",
+        where,
+        saved,
+        own,
+    )
+    return False
+
+
 def takes_ages(config: Mapping[str, Any], table: EmbeddingTable) -> bool:
     """Whether the ages of saved rows mean something in the table."""
     return table.age_time is not None and config.get("ages") == table.age_time

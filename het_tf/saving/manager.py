@@ -17,7 +17,7 @@ from het_tf._arguments import INT32_MAX, check_integer
 from het_tf.saving import parts
 from het_tf.saving.background import Background
 from het_tf.saving.chains import Chain, base_of
-from het_tf.saving.reached import check_reached
+from het_tf.saving.reached import check_reached, warn_of_missing
 
 
 class Manager:
@@ -64,10 +64,10 @@ class Manager:
         """
         if not isinstance(checkpoint, tf.train.Checkpoint):
             raise TypeError(f"checkpoint must be a tf.train.Checkpoint, not {checkpoint!r}")
-        if not checkpoint_name or "/" in checkpoint_name:
+        if not isinstance(checkpoint_name, str) or not re.fullmatch("[^/]+", checkpoint_name):
             raise ValueError(f"checkpoint_name must be the name of a file, not {checkpoint_name!r}")
         self.checkpoint = checkpoint
-        self.directory = os.fspath(directory)
+        self.directory = os.fspath(directory) or "."
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1, INT32_MAX)
         full_every = check_integer("full_every", full_every, 1, INT32_MAX)
         self._chain = None if full_every == 1 else Chain(full_every)
@@ -145,6 +145,7 @@ class Manager:
             self.wait()
         if self.latest_checkpoint is not None:
             self.checkpoint.restore(self.latest_checkpoint)
+            warn_of_missing(self.checkpoint, self.latest_checkpoint)
         return self.latest_checkpoint
 
     # Inside.
@@ -168,7 +169,8 @@ class Manager:
                 tf.raw_ops.MergeV2Checkpoints(
                     checkpoint_prefixes=bundles, destination_prefix=path, delete_old_dirs=True
                 )
-            self._take(path)
+            bases = {each.cut.base for each in of_tables}
+            self._take(path, next(iter(bases), None))
             for each in of_tables if self._chain is not None else []:
                 cut = each.cut
                 self._chain.take(os.path.basename(path), cut.numbers, cut.rows, cut.whole)
@@ -178,19 +180,31 @@ class Manager:
             _remove_checkpoint(path)
             raise
 
-    def _take(self, path: str) -> None:
-        """Notes a checkpoint that is complete, and removes those that are too many."""
+    def _take(self, path: str, base: str | None) -> None:
+        """Notes a checkpoint that is complete, and removes those that are too many.
+
+        Args:
+          path: of it.
+          base: name of the one that it builds on; None: it has all rows.
+        """
         paths = [*self._paths, path]
+        self._bases[path] = None if base is None else f"{path.rpartition('/')[0]}/{base}"
         needed = set(paths[-self._max_to_keep :])
         for each in reversed(paths):
-            if each in needed:
-                if each not in self._bases:
+            if each not in needed:
+                continue
+            if each not in self._bases:
+                try:
                     self._bases[each] = base_of(each)
-                needed.add(self._bases[each])
+                except Exception as error:  # the reader's have no common class
+                    logging.warning("all checkpoints stay, as %s cannot be read: %s", each, error)
+                    needed.update(paths)
+                    continue
+            needed.add(self._bases[each])
         keep = [each for each in paths if each in needed]
         self._note(keep)
         self._paths = keep
-        self._bases = {each: self._bases.get(each) for each in keep}
+        self._bases = {each: self._bases[each] for each in keep if each in self._bases}
         for each in paths:
             if each not in needed:
                 _remove_checkpoint(each)

@@ -21,7 +21,13 @@ from absl import logging
 from het_tf import ops
 from het_tf.saving.chains import Chain, Link, part_name, read_links
 from het_tf.saving.cuts import Cut, on_shards
-from het_tf.saving.descriptions import describe, takes_ages, takes_sketches, takes_slots
+from het_tf.saving.descriptions import (
+    describe,
+    takes_ages,
+    takes_clocks,
+    takes_sketches,
+    takes_slots,
+)
 from het_tf.table import EmbeddingTable
 
 # Takes parts that are to be written later, where somebody wants them.
@@ -135,12 +141,13 @@ class Saved:
     Attributes:
       name: of the table in the bundle.
       links: the bundles that have the rows.
-      slots, ages, sketches: whether the table takes those, too.
+      slots, clocks, ages, sketches: whether the table takes those, too.
     """
 
     name: str
     links: list[Link]
     slots: bool
+    clocks: bool
     ages: bool
     sketches: bool
 
@@ -175,6 +182,7 @@ class Saved:
                 lambda config, last: config.get("candidates", -1) if check or config is last else -1
             ),
             "slots": self.slots,
+            "clocks": self.clocks,
             "ages": self.ages,
             "sketches": self.sketches,
         }
@@ -204,6 +212,7 @@ def check_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> dict[str, 
             name,
             links,
             slots=takes_slots(config, table, where),
+            clocks=takes_clocks(config, table, where),
             ages=takes_ages(config, table),
             sketches=takes_sketches(config, table, where),
         )

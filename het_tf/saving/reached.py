@@ -5,10 +5,13 @@ Keras makes containers of its own of them, which hide what they hold.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from het_tf import _keras
 
@@ -20,10 +23,7 @@ def layers_in_containers(model: keras.Model) -> dict[str, Any]:
     before = vars(model).setdefault("_het_containers", {})
     found = {}
     for name, value in [*vars(model).items()]:
-        if name.startswith("_") or not isinstance(value, (list, dict)):
-            continue
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        layers = {str(key): each for key, each in items if isinstance(each, keras.layers.Layer)}
+        layers = {} if name in _names_of_keras() else dict(_layers_within(value))
         if not layers:
             continue
         known = before.get(name)
@@ -31,8 +31,49 @@ def layers_in_containers(model: keras.Model) -> dict[str, Any]:
             known = before[name] = tf.train.Checkpoint()
             for key, layer in layers.items():
                 setattr(known, key, layer)
-        found[name] = known
+        # TensorFlow has what it sees of a tuple under its name.
+        found[f"{name}.lists" if isinstance(value, tuple) else name] = known
     return found
+
+
+def _layers_within(value: Any, path: str = "", seen: bool = True) -> Iterator[tuple[str, Any]]:
+    """The layers that containers hide, by keys and places.
+
+    Args:
+      value: of an attribute, or a part of one.
+      path: to it.
+      seen: whether TensorFlow sees it: it sees what is in tuples.
+    """
+    if isinstance(value, keras.layers.Layer):
+        if not seen:
+            yield path, value
+        return
+    if not isinstance(value, (list, tuple, dict)):
+        return
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        inner = f"{path}.{key}" if path else str(key)
+        yield from _layers_within(each, inner, seen and isinstance(value, tuple))
+
+
+@functools.cache
+def _names_of_keras() -> frozenset[str]:
+    """Attributes that Keras gives models, in some of which it notes their layers, too."""
+    ids = keras.Input((1,), name="ids")
+    models = [keras.Model(name="m"), keras.Sequential(name="s"), keras.Model(ids, ids, name="f")]
+    return frozenset(name for model in models for name in vars(model))
+
+
+def warn_of_missing(checkpoint: tf.train.Checkpoint, path: str) -> None:
+    """Logs which layers a checkpoint, which was just restored, had no rows for."""
+    for layer in tf.train.TrackableView(checkpoint).descendants():
+        state = getattr(layer, "_table_state", None)
+        if state is not None and state.shape.path != path:
+            logging.warning(
+                "%s has no rows for layer %s, which are as they were: that layer may be new, or"
+                " layers have another order or nesting than when it was saved",
+                path,
+                layer.name,
+            )
 
 
 def check_reached(checkpoint: tf.train.Checkpoint) -> None:

@@ -16,7 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf.saving.checksums import are_announced
-from het_tf.saving.descriptions import check_description, describe, is_count, takes_slots
+from het_tf.saving.descriptions import (
+    check_description,
+    describe,
+    is_count,
+    takes_clocks,
+    takes_slots,
+)
 from het_tf.saving.parts import check_parts, new_snapshot, replace_rows, save_parts
 from het_tf.table import EmbeddingTable, TableExport
 
@@ -158,6 +164,7 @@ def _load_rows(store: Any, table: EmbeddingTable, name: str, check: _Check | Non
         _restore_beside(config["prefix"], table, name, check is not None)
         return
     has_slots = takes_slots(config, table, where)
+    has_clocks = takes_clocks(config, table, where)
     checked = _check_parts(store, config, where)
     if check is not None:
         return
@@ -166,6 +173,8 @@ def _load_rows(store: Any, table: EmbeddingTable, name: str, check: _Check | Non
         rows = TableExport(*(np.asarray(store[f"{column}_{part}"]) for column in _DTYPES))
         if not has_slots:
             rows = dataclasses.replace(rows, slots=rows.slots[:, :0])
+        if not has_clocks:
+            rows = dataclasses.replace(rows, clocks=np.zeros_like(rows.clocks))
         table.import_(rows, initial_slots=not has_slots)
 
 

@@ -156,7 +156,8 @@ class TableSaveOp : public FileKernel {
 // The parts of a table that inputs name, one after the other.
 class Parts {
  public:
-  Parts(OpKernelContext* context, const Table& table, bool slots, bool ages, bool sketches)
+  // what: of rows and counts, what is to be read.
+  Parts(OpKernelContext* context, const Table& table, const PartContents& what)
       : env_(context->env()),
         table_(table),
         prefixes_(context->input(1).vec<tensorflow::tstring>()),
@@ -164,11 +165,8 @@ class Parts {
         rows_(context->input(3).vec<int64_t>()),
         dropped_(context->input(4).vec<int64_t>()),
         elapsed_(context->input(5).vec<int64_t>()),
-        candidates_(context->input(6).vec<int64_t>()) {
-    contents_.slots = slots;
-    contents_.ages = ages;
-    contents_.sketches = sketches;
-  }
+        candidates_(context->input(6).vec<int64_t>()),
+        contents_(what) {}
 
   // The next block; size 0: there is no more.
   absl::Status Next(Table::Piece* piece) {
@@ -232,9 +230,10 @@ class Parts {
 class PartsKernel : public FileKernel {
  public:
   explicit PartsKernel(OpKernelConstruction* context) : FileKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("slots", &slots_));
-    OP_REQUIRES_OK(context, context->GetAttr("ages", &ages_));
-    OP_REQUIRES_OK(context, context->GetAttr("sketches", &sketches_));
+    OP_REQUIRES_OK(context, context->GetAttr("slots", &what_.slots));
+    OP_REQUIRES_OK(context, context->GetAttr("clocks", &what_.clocks));
+    OP_REQUIRES_OK(context, context->GetAttr("ages", &what_.ages));
+    OP_REQUIRES_OK(context, context->GetAttr("sketches", &what_.sketches));
   }
 
  protected:
@@ -260,13 +259,13 @@ class PartsKernel : public FileKernel {
 
   absl::Status Run(OpKernelContext* context, TableResource* resource) override {
     TF_RETURN_IF_ERROR(CheckShapes(context));
-    Parts parts(context, *resource->table, slots_, ages_, sketches_);
+    Parts parts(context, *resource->table, what_);
     int64_t owned = 0;
     TF_RETURN_IF_ERROR(parts.OfPart(Use(*resource, &parts, PoolOf(context), &owned)));
     return SetScalar(context, 0, owned);
   }
 
-  bool slots_, ages_, sketches_;
+  PartContents what_;
 };
 
 class TableCheckOp : public PartsKernel {

@@ -279,6 +279,7 @@ absl::Status PartReader::ReadBlock(Group* group, Table::Piece* piece) {
       (name == "values" ? rows.values : rows.slots) = column.block.flat<float>().data();
       continue;
     }
+    if (name == "clocks" && !contents_.clocks) column.block.flat<int64_t>().setZero();
     const int64_t* numbers = column.block.flat<int64_t>().data();
     if (group->kind == Table::Piece::kSketch) {
       piece->words = numbers;

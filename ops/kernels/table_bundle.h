@@ -27,6 +27,7 @@ struct PartContents {
   int64_t candidates = -1;  // keys without a row that are counted; -1: no counts are to be read
   int64_t elapsed = 0;      // to be added to the ages of the rows
   bool slots = true, ages = false, sketches = false;  // whether they are to be read
+  bool clocks = true;                                 // whether they mean something; if not: 0
   bool only_keys = false;  // of rows: they and nothing else are to be read
 };
 

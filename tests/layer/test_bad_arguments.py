@@ -29,6 +29,11 @@ def table(dim=2, optimizer=SGD, **arguments) -> het_tf.EmbeddingTable:
     return het_tf.EmbeddingTable(dim, optimizer, **arguments)
 
 
+def set_rows(keys, clocks=(1,)) -> None:
+    values, slots = np.ones((1, 1), np.float32), np.ones((1, 0), np.float32)
+    table(1).import_(het_tf.table.TableExport(np.array(keys), values, slots, np.array(clocks)))
+
+
 def drift(**changes) -> het_tf.CacheConfig:
     return config(clock="drift", **changes)
 
@@ -99,6 +104,11 @@ ARGUMENTS = [
         lambda: table().lookup(np.array([2**63 - 1, 2**63 + 5], np.uint64)),
         "keys must be at most 2**63 - 1, not 9223372036854775813",
     ),
+    (lambda: set_rows([1.7]), "keys must be int64 integers, not float64"),
+    (lambda: set_rows(np.uint64([2**63 + 5])), "keys must be at most 2**63 - 1, not 92"),
+    (lambda: set_rows([1], clocks=[2.9]), "clocks must be int64 integers, not float64"),
+    (lambda: set_rows([1, 2]), "[rows, slot_dim] and [rows], not (2,), (1, 1), (1, 0), (1,)"),
+    (lambda: table().assign([1.5], [[1.0]]), "keys must be int64 integers, not float64"),
     (lambda: WorkerCache(table(), None, nonfinite="no"), 'nonfinite must be "error" or "skip"'),
     *((lambda v=v: optimizers.SGD(v), f"learning_rate {RATE}, not {v!r}") for v in NO_RATES),
     (lambda: optimizers.get("sgd"), "optimizer must be one of het_tf.optimizers"),

@@ -161,6 +161,34 @@ def test_what_others_build_on_stays_also_for_a_program_that_begins_again(tmp_pat
     assert names(tmp_path) == ["ckpt-4", "ckpt-5"]
 
 
+def test_nothing_is_removed_while_what_a_checkpoint_builds_on_is_not_known(
+    tmp_path, monkeypatch, caplog
+):
+    """A bucket does not answer for once."""
+    table = make_table()
+    manager = manager_of(table, tmp_path, max_to_keep=1, full_every=10)
+    for _ in range(2):
+        step(table, range(10))
+        save(manager)
+    again = make_table(3)
+    manager = manager_of(again, tmp_path, max_to_keep=2, full_every=10)
+
+    def read(path):
+        raise tf.errors.UnavailableError(None, None, f"no answer for {path}")
+
+    monkeypatch.setattr(tf.compat.v1.train, "NewCheckpointReader", read)
+    save(manager)
+    monkeypatch.undo()
+    assert names(tmp_path) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+    assert "all checkpoints stay, as" in caplog.text
+    assert "no answer for" in caplog.text
+    assert_same_rows(sorted_rows(restored(tmp_path / "ckpt-2")), sorted_rows(table))
+    save(manager)
+    save(manager)
+    assert names(tmp_path)[-1] == "ckpt-5"
+    assert "ckpt-2" not in names(tmp_path)
+
+
 def test_what_a_failed_checkpoint_had_is_in_the_next_one(tmp_path, monkeypatch):
     table = make_table()
     manager = manager_of(table, tmp_path, full_every=10)

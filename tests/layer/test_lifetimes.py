@@ -11,7 +11,7 @@ import tensorflow as tf
 import het_tf
 from het_tf import Admission, Expiry, KeyRange, lifetimes, ops
 from het_tf.checkpoint import TableState
-from het_tf.table import EmbeddingTable
+from het_tf.table import EmbeddingTable, TableExport
 
 SGD = het_tf.optimizers.SGD(1.0)
 DAYS = Expiry(age=2, time="given")
@@ -29,6 +29,46 @@ def update(table: EmbeddingTable, *keys: int) -> None:
 
 def keys_of(table: EmbeddingTable) -> list[int]:
     return sorted(table.export().keys.tolist())
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "weights"])
+def test_clocks_of_another_rule_begin_anew(tmp_path, caplog, kind):
+    def layer_of(clock):
+        layer = het_tf.layers.HetEmbedding(1, optimizer=SGD, name="rows")
+        model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+        layer._table = EmbeddingTable(1, SGD, clock=clock)
+        return model, layer.table
+
+    model, table = layer_of("drift")
+    values, clocks = np.float32([[3.0], [4.0]]), np.array([1 << 40, 7])
+    table.import_(TableExport(np.array([1, 2]), values, np.zeros((2, 0), np.float32), clocks))
+    if kind == "weights":
+        path = tmp_path / "x.weights.h5"
+        model.save_weights(path)
+    else:
+        state = TableState(table, lambda: None)
+        path = tf.train.Checkpoint(table=state).write(str(tmp_path / "x"))
+    for clock, expected in (("drift", [1 << 40, 7]), ("count", [0, 0])):
+        other, found = layer_of(clock)
+        if kind == "weights":
+            other.load_weights(path)
+        else:
+            tf.train.Checkpoint(table=TableState(found, lambda: None)).read(path)
+        rows = found.export()
+        order = np.argsort(rows.keys)
+        np.testing.assert_array_equal(rows.values[order], values)
+        np.testing.assert_array_equal(rows.clocks[order], expected)
+        assert ("clock='drift'" in caplog.text) == (clock == "count")
+
+
+def test_counts_without_a_sketch_are_kept_without_a_word(tmp_path, caplog):
+    table = make_table(Admission(count=3))
+    update(table, 5)
+    path = tf.train.Checkpoint(table=TableState(table, lambda: None)).write(str(tmp_path / "x"))
+    other = make_table(Admission(count=2))
+    tf.train.Checkpoint(table=TableState(other, lambda: None)).read(path)
+    assert other.stats()["candidates"] == 1
+    assert "sketch" not in caplog.text
 
 
 def test_admission_and_expiry_in_a_model_of_one_process():

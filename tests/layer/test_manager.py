@@ -184,11 +184,20 @@ def test_so_many_checkpoints_stay_also_of_a_program_before(tmp_path):
         ({"max_to_keep": 0}, ValueError, "max_to_keep must be an integer from 1 .* not 0"),
         ({"full_every": 0}, ValueError, "full_every must be an integer from 1 .* not 0"),
         ({"checkpoint_name": "a/b"}, ValueError, "checkpoint_name .* not 'a/b'"),
+        ({"checkpoint_name": 3}, ValueError, "checkpoint_name .* not 3"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path, arguments, error, message):
     with pytest.raises(error, match=message):
         Manager(**{"checkpoint": tf.train.Checkpoint(), "directory": tmp_path} | arguments)
+
+
+def test_no_directory_is_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    manager = manager_of(make_table(), "")
+    manager.save()
+    manager.wait()
+    assert (tmp_path / "ckpt-1.index").exists()
 
 
 PROGRAM = """
