@@ -14,7 +14,7 @@ import tensorflow as tf
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.exporting import ServedTable, lookups_from
 from het_tf.saving import bundles
-from het_tf.saving.files import saving_model
+from het_tf.saving.files import VERSIONS, saving_model
 from het_tf.saving.frozen import FrozenTable
 from het_tf.saving.row_selection import RowSelection
 
@@ -52,11 +52,17 @@ def export_saved_model(
     Raises:
       ValueError: a subclassed model without `input_signature`; an argument is out of its range;
         `min_updates` with a table whose clock does not count updates; `max_age` with one without
-        an `Expiry`; or a value is beyond the range of float16.
+        an `Expiry`; a value is beyond the range of float16; or the folder holds a model of
+        `het_tf.serving`, which would be served as it is now by those who load it later.
       OSError: a file cannot be written. What was there in the folder is there still.
       tf.errors.OpError: as OSError, or a parameter server is down.
     """
     selection = RowSelection(rows, min_updates, min_norm, max_age)
+    if tf.io.gfile.exists(f"{os.fspath(path)}/{VERSIONS}"):
+        raise ValueError(
+            f"path = {os.fspath(path)} holds a model of het_tf.serving: remove it first, or export "
+            "to another folder"
+        )
     specs = signature_of(model, input_signature)
     layers = embeddings_of(model)
     for layer in layers:

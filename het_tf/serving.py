@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +22,11 @@ from het_tf._arguments import check_number
 from het_tf.export import flush_model
 from het_tf.saving import cuts
 from het_tf.saving.background import Background
+from het_tf.saving.files import VERSIONS
 from het_tf.saving.mapped import save_mapped
 from het_tf.saving.row_selection import RowSelection
+from het_tf.saving.verification import verify_versions
+from het_tf.saving.versions import SupersededError
 
 __all__ = ["Publisher", "export_mapped", "publish", "verify"]
 
@@ -93,7 +94,7 @@ def publish(
     while training goes on. Whoever has loaded the model from the folder takes each version over as
     a whole, in their order, without loading again: all that one request reads is of one version.
     The folder gets a whole version, and old files are removed, whenever the changes have come to
-    half of its rows.
+    half of its rows. Only the last publisher of a folder goes on: the others raise an error.
 
     The endpoint `freshness` says "version", when it was "written" (seconds since 1970),
     "age_seconds", "changed_rows" in memory, and in "trouble" why the next version could not be
@@ -121,6 +122,7 @@ def publish(
     Raises:
       ValueError: as by `het_tf.export_saved_model`; or folder is an URL, or holds another model; or
         `every` is no such time.
+      RuntimeError: another publisher began to write into the folder meanwhile.
       tf.errors.OpError: as by `export_mapped`.
     """
     selection = RowSelection(rows, min_updates, max_age=max_age)
@@ -174,7 +176,8 @@ class Publisher(keras.callbacks.Callback):
           The version.
 
         Raises:
-          RuntimeError: the publisher was closed.
+          RuntimeError: the publisher was closed; or another one writes into the folder: there are
+            no more versions of this one.
           tf.errors.OpError: a file cannot be written, or a parameter server is down. The next
             version has what this one would have had.
         """
@@ -199,7 +202,6 @@ class Publisher(keras.callbacks.Callback):
                 self._closed.set()
             self._heard.set()
             self._thread.join()
-            self._versions.close()
 
     def __enter__(self) -> Publisher:
         return self
@@ -219,7 +221,7 @@ class Publisher(keras.callbacks.Callback):
         self._fits = True
         if time.monotonic() < self._next or self._writing.busy or cuts.would_wait():
             return
-        if self._closed.is_set() or not self._lock.acquire(blocking=False):
+        if self._ended or not self._lock.acquire(blocking=False):
             return
         try:
             self._wait()
@@ -234,16 +236,22 @@ class Publisher(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Waits for the version that is being written. The thread takes over.
 
+        If another publisher has come, `publish` and `close` raise that, and this does not.
+
         Raises:
           tf.errors.OpError: the last version was not written, and cannot be written now.
         """
         with self._lock:
             self._wait()
-        if self._failed and not self._closed.is_set():
+        if self._failed and not self._ended:
             self.publish()
         self._hear(fits=False)
 
     # Inside.
+
+    @property
+    def _ended(self) -> bool:
+        return self._closed.is_set() or self._versions.superseded
 
     def _begin(self, flush: bool) -> None:
         """Begins a version. REQUIRES: `_lock`, and nothing is being written."""
@@ -272,7 +280,7 @@ class Publisher(keras.callbacks.Callback):
         self._heard.set()
 
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while not self._ended:
             if (left := self._seconds_left()) > 0:
                 self._heard.wait(left)
                 self._heard.clear()
@@ -280,10 +288,13 @@ class Publisher(keras.callbacks.Callback):
             with self._lock:
                 self._wait()
                 with self._moment:
-                    if self._seconds_left() <= 0 and not self._closed.is_set():
+                    if self._seconds_left() <= 0 and not self._ended:
                         self._fits = False
                         self._try_to_begin(flush=False)
                 self._wait()
+        with self._lock:
+            self._wait()
+            self._versions.close()
 
     def _seconds_left(self) -> float:
         """Until the thread publishes; not while others write, so that nobody waits with it."""
@@ -299,6 +310,9 @@ class Publisher(keras.callbacks.Callback):
             self._log(error)
 
     def _log(self, error: Exception) -> None:
+        if isinstance(error, SupersededError):
+            logging.error("publishing has ended: %s", error)
+            return
         logging.warning("a version was not published, the next one has its rows: %s", error)
 
 
@@ -311,10 +325,10 @@ def _seconds(every: float | str) -> float:
 
 
 def verify(path: str | os.PathLike[str]) -> int:
-    """Reads all rows of a SavedModel of `export_mapped` or `publish`, and compares checksums.
+    """Reads all of a SavedModel of `export_mapped` or `publish`, and compares checksums.
 
     Whoever loads a model does so for changes, but not for the rows of a whole version, which it
-    does not read before somebody asks for them.
+    does not read before somebody asks for them. Versions may be published meanwhile.
 
     Args:
       path: folder of the SavedModel.
@@ -323,35 +337,9 @@ def verify(path: str | os.PathLike[str]) -> int:
       How many files of rows there are.
 
     Raises:
-      ValueError: a file is damaged, which the message names.
+      ValueError: there is no such model, or a file is missing or damaged. The message names it.
     """
-    files = tf.io.gfile.glob(f"{os.fspath(path)}/assets.extra/het_tf/*.rows")
-    for file in files:
-        _verify_file(file)
-    return len(files)
-
-
-_FOOTER = struct.Struct("<8s6I2Q2I")
-_BLOCK = 1 << 20
-
-
-def _verify_file(path: str) -> None:
-    size = tf.io.gfile.stat(path).length
-    with tf.io.gfile.GFile(path, "rb") as file:
-        file.seek(max(0, size - _FOOTER.size))
-        footer = file.read()
-        if len(footer) != _FOOTER.size or not footer.startswith(b"HETROWS\n"):
-            raise ValueError(f"{path} is no file of rows, or its end is missing")
-        *_, expected = _FOOTER.unpack(footer)
-        if zlib.crc32(footer[:-4]) != expected:
-            raise ValueError(f"{path}: its footer is damaged")
-        # One checksum of four bytes for each block.
-        blocks = -(-(size - _FOOTER.size) // (_BLOCK + 4))
-        end = size - _FOOTER.size - 4 * blocks
-        file.seek(end)
-        checksums = struct.unpack(f"<{blocks}I", file.read(4 * blocks))
-        file.seek(0)
-        for block, expected in enumerate(checksums):
-            first = block * _BLOCK
-            if zlib.crc32(file.read(min(_BLOCK, end - first))) != expected:
-                raise ValueError(f"{path}: damaged between bytes {first} and {first + _BLOCK}")
+    path = os.fspath(path)
+    if not tf.io.gfile.exists(f"{path}/saved_model.pb"):
+        raise ValueError(f"path = {path} holds no SavedModel")
+    return verify_versions(f"{path}/{VERSIONS}")

@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 _MODEL = "saved_model.pb"
+# Of a SavedModel whose rows are mapped: the folder of its versions.
+VERSIONS = "assets.extra/het_tf"
 
 
 @contextlib.contextmanager

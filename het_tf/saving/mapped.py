@@ -16,14 +16,13 @@ from het_tf import ops
 from het_tf.export import flush_model, save_servable, servable_of, signature_of
 from het_tf.layers.embedding import embeddings_of
 from het_tf.pooling import Bags, pool_with_stock_ops
-from het_tf.saving.files import saving_model
+from het_tf.saving.files import VERSIONS, saving_model
 from het_tf.saving.row_selection import RowSelection
-from het_tf.saving.versions import Versions
+from het_tf.saving.versions import SupersededError, Versions
 from het_tf.table import EmbeddingTable
 
-# In the folder of a SavedModel. The first is an asset that says where the model was loaded from.
+# An asset of the SavedModel, which says where it was loaded from.
 _ASSET = "het_tf.json"
-_VERSIONS = "assets.extra/het_tf"
 
 
 class _Served(tf.saved_model.experimental.TrackableResource):
@@ -89,6 +88,7 @@ def save_mapped(
     Raises:
       ValueError: as by `het_tf.export_saved_model`; or path is an URL; or another model was saved
         there.
+      RuntimeError: another publisher began to write there meanwhile.
       tf.errors.OpError: a file cannot be written, or a parameter server is down.
     """
     path = os.fspath(path)
@@ -114,7 +114,7 @@ def save_mapped(
         return [v.value.numpy() for v in model.variables]
 
     def first_version(folder: str) -> Versions:
-        versions = Versions(f"{folder}/{_VERSIONS}", tables, values, selection)
+        versions = Versions(f"{folder}/{VERSIONS}", tables, values, selection)
         try:
             flush_model(model)
             versions.begin()()
@@ -132,7 +132,10 @@ def save_mapped(
     with saving_model(path) as folder:
         _save_without_rows(model, tables, specs, attributes, description, folder)
         versions = first_version(folder)
-    versions.folder = f"{path}/{_VERSIONS}"
+        if tf.io.gfile.exists(f"{path}/saved_model.pb"):
+            versions.close()
+            raise SupersededError(f"{path}: another publisher wrote a SavedModel there meanwhile")
+    versions.folder = f"{path}/{VERSIONS}"
     return versions
 
 

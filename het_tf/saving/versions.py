@@ -1,8 +1,9 @@
 """Versions of a model that is served: files that every server of a table writes for itself.
 
-A version is a manifest, VERSION.whole or VERSION.delta (ops/core/serving/manifest.h); of every
+A version is a manifest, VERSION.PUBLISHER.whole or .delta (ops/core/serving/manifest.h); of every
 shard of every table a file of rows (ops/core/serving/rows_file.h): all of them, or those that
-changed since the version before; and what the variables are, as a tensor bundle.
+changed since the version before; and what the variables are, as a tensor bundle. All their names
+have that of the publisher, so that nobody writes where another one does, or did.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import secrets
 import time
-import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,13 +28,24 @@ from het_tf.saving.row_selection import RowSelection
 from het_tf.table import EmbeddingTable
 
 _NAME = re.compile(r"(\d{12})\.")
+# What says that a publisher has come: a version, or that it is about to write its first one.
+_BEGUN = "begun"
+_COMING = re.compile(rf"(\d{{12}})\.(\w+)\.(?:whole|delta|{_BEGUN})")
+
+
+class SupersededError(RuntimeError):
+    """Another publisher writes into the folder."""
 
 
 class Versions:
     """Writes the versions of a model into a folder, one after the other.
 
+    Of those who write into a folder the one that came last goes on, and the others end.
+
     Attributes:
       folder: of the versions. It may be moved between two of them.
+      publisher: what the names of the files have that are written here.
+      next: number of the next version.
     """
 
     def __init__(
@@ -53,14 +65,23 @@ class Versions:
           selection: which rows, and as what.
         """
         self.folder = folder
+        self.publisher = secrets.token_hex(8)
         self._tables = {str(t): table for t, table in enumerate(tables)}
         self._variables = variables
         self._selection = selection
         self._chain = Chain(INT32_MAX)
-        tf.io.gfile.makedirs(folder)
-        found = [int(match[1]) for match in map(_NAME.match, tf.io.gfile.listdir(folder)) if match]
-        self.next = max(found, default=-1) + 1
         self._whole: list[int] = []
+        # The manifest of the last version.
+        self._last: str | None = None
+        self._superseded: str | None = None
+        tf.io.gfile.makedirs(folder)
+        self.next = self._newest() + 1
+        self._come()
+
+    @property
+    def superseded(self) -> bool:
+        """Whether `SupersededError` was raised, as it will be by every call."""
+        return self._superseded is not None
 
     def begin(self) -> Callable[[], int]:
         """Cuts the rows and reads the variables of the next version.
@@ -74,8 +95,11 @@ class Versions:
           there is no such version, and the next one has what it would have had.
 
         Raises:
-          tf.errors.OpError: a parameter server is down.
+          SupersededError: another publisher has come, or the folder was begun anew. What writes the
+            version raises it, too, and so does every later call.
+          tf.errors.OpError: a parameter server is down, or the folder cannot be read.
         """
+        self._check()
         cut = Cut(self._tables, self._chain)
         try:
             written = time.time()
@@ -88,17 +112,64 @@ class Versions:
     def close(self) -> None:
         """The tables need not note what changes any longer."""
         self._chain.end()
+        if self._last is None:
+            self._remove(self._is_own)
 
     # Inside.
 
+    def _newest(self, others: bool = False) -> int:
+        """The largest number of a file, or of those of others; -1: there is none."""
+        files = tf.io.gfile.listdir(self.folder)
+        found = [
+            int(match[1])
+            for file in files
+            if (match := _NAME.match(file)) and not (others and self._is_own(file))
+        ]
+        return max(found, default=-1)
+
+    def _come(self) -> None:
+        """Says so, with a number that no version of another one has, nor will have.
+
+        Another one's version is either among the files that are looked at here, or it looks for who
+        has come when that is said already, and ends.
+        """
+        while True:
+            begun = f"{self.folder}/{self._name(_BEGUN)}"
+            with tf.io.gfile.GFile(begun, "w") as file:
+                file.write("")
+            if (newest := self._newest(others=True)) < self.next:
+                return
+            self.next = newest + 1
+            tf.io.gfile.remove(begun)
+
+    def _check(self) -> None:
+        """That nobody came after this one."""
+        if self._superseded is None:
+            files = tf.io.gfile.listdir(self.folder)
+            # Whoever comes takes a larger number; but two may have made one folder together.
+            newest = self.next - (self._last is not None)
+            for match in filter(None, map(_COMING.fullmatch, files)):
+                if match[2] != self.publisher and int(match[1]) >= newest:
+                    self._superseded = f"another publisher writes into it: {match[0]}"
+            if self._last is not None and self._last not in files:
+                self._superseded = f"it was begun anew, or emptied: {self._last} is gone"
+        if self._superseded is not None:
+            raise SupersededError(f"{self.folder}: {self._superseded}")
+
+    def _name(self, what: str) -> str:
+        return f"{self.next:012d}.{self.publisher}.{what}"
+
+    def _is_own(self, file: str) -> bool:
+        return file[12:].startswith(f".{self.publisher}.")
+
     def _write(self, cut: Cut, values: list[np.ndarray], written: float) -> int:
-        version, begin = self.next, f"{self.folder}/{self.next:012d}."
+        version = self.next
 
         def save(shard: tuple[str, int], handle: tf.Tensor, of: Any) -> int:
             rows, _ = ops.table_save_rows(
                 handle,
                 of.snapshot,
-                f"{begin}{shard[0]}.{shard[1]}.rows",
+                f"{self.folder}/{self._name(f'{shard[0]}.{shard[1]}.rows')}",
                 dtype=self._selection.rows,
                 min_clock=self._selection.min_updates,
                 min_norm=self._selection.min_norm,
@@ -109,22 +180,32 @@ class Versions:
 
         try:
             rows = sum(cut.write(save))
-            self._save_variables(f"{begin}others", values)
-            lines = ["het_tf served 1", f"version {version}", f"whole {int(cut.whole)}"]
-            lines += [f"written {int(written * 1e6)}", f"others {version:012d}.others"]
-            lines += [f"tables {len(self._tables)}"]
-            lines += [f"rows {name} {version:012d}.{name}.{s}.rows" for name, s in cut.shards]
-            self._finish("\n".join(lines) + "\n", f"{begin}{'whole' if cut.whole else 'delta'}")
+            others, manifest = self._name("others"), self._name("whole" if cut.whole else "delta")
+            self._save_variables(f"{self.folder}/{others}", values)
+            lines = ["het_tf served 1", f"version {version}", f"publisher {self.publisher}"]
+            lines += [f"whole {int(cut.whole)}", f"written {int(written * 1e6)}"]
+            lines += [f"others {others}", f"tables {len(self._tables)}"]
+            lines += [f"rows {name} {self._name(f'{name}.{s}.rows')}" for name, s in cut.shards]
+            self._check()
+            self._finish("\n".join(lines) + "\n", f"{self.folder}/{manifest}")
         except BaseException:
-            self._remove(lambda of: of == version)
+            self._remove(
+                lambda file: (
+                    self._is_own(file) and int(file[:12]) == version and not file.endswith(_BEGUN)
+                )
+            )
             raise
         self._chain.take(str(version), cut.numbers, rows, cut.whole)
         self.next += 1
+        if self._last is None:
+            self._remove(lambda file: self._is_own(file) and file.endswith(_BEGUN))
+        self._last = manifest
         if cut.whole:
             self._whole.append(version)
-            # Servers may be about to open the whole version before.
+            # Servers may be about to open the whole version before. Others who wrote what is older
+            # have ended, or are about to.
             if len(self._whole) > 1:
-                self._remove(lambda of: of < self._whole[-2])
+                self._remove(lambda file: int(file[:12]) < self._whole[-2])
         return version
 
     def _save_variables(self, prefix: str, values: list[np.ndarray]) -> None:
@@ -137,19 +218,21 @@ class Versions:
             )
 
     def _finish(self, text: str, path: str) -> None:
-        temporary = f"{path}.{uuid.uuid4().hex}"
+        temporary = f"{path}.temporary"
         with tf.io.gfile.GFile(temporary, "w") as file:
             file.write(f"{text}crc32 {zlib.crc32(text.encode()):08x}\n")
-        tf.io.gfile.rename(temporary, path)
+        try:
+            tf.io.gfile.rename(temporary, path, overwrite=False)
+        except tf.errors.AlreadyExistsError as error:
+            raise tf.errors.AlreadyExistsError(None, None, f"{path}: {error.message}") from error
 
-    def _remove(self, which: Callable[[int], bool]) -> None:
-        """Removes the files of versions: those first that others are found by."""
+    def _remove(self, which: Callable[[str], bool]) -> None:
+        """Removes files of versions, given their names: those first that others are found by."""
         try:
             files = tf.io.gfile.listdir(self.folder)
         except tf.errors.OpError:
             return
         for file in sorted(files, key=lambda x: not x.endswith((".whole", ".delta"))):
-            match = _NAME.match(file)
-            if match and which(int(match[1])):
+            if _NAME.match(file) and which(file):
                 with contextlib.suppress(tf.errors.OpError):
                     tf.io.gfile.remove(f"{self.folder}/{file}")

@@ -1,5 +1,6 @@
 #include "ops/kernels/served_resource.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "tensorflow/core/platform/env.h"
@@ -63,11 +64,11 @@ absl::Status ServedResource::Open(const std::string& folder) {
   folder_ = folder;
   bool more = false;
   absl::Status status = Advance(poll_seconds_ > 0 ? kOpeningSeconds : 1e9, &more);
-  if (status.ok() && version_ < 0) {
+  if (status.ok() && current_.version < 0) {
     status = absl::FailedPreconditionError(StrCat(folder, ": there is no whole version"));
   }
   // Where there is a version to serve, a thread goes on trying.
-  if (version_ < 0 || (!status.ok() && poll_seconds_ == 0)) {
+  if (current_.version < 0 || (!status.ok() && poll_seconds_ == 0)) {
     folder_.clear();
     return status;
   }
@@ -108,8 +109,15 @@ absl::Status ServedResource::Advance(double seconds, bool* more) {
     if (ManifestName::Parse(child, &name)) names.push_back(name);
   }
   *more = false;
-  for (const ManifestName& name : NextVersions(names, version_)) {
-    if (version_ >= 0 && duration<double>(steady_clock::now() - begin).count() > seconds) {
+  const std::vector<ManifestName> next = NextVersions(names, current_);
+  if (next.empty() && current_.version >= 0 &&
+      std::find(names.begin(), names.end(), current_) == names.end()) {
+    return absl::FailedPreconditionError(
+        StrCat(folder_, ": ", current_.ToString(),
+               ", which is served, is not there any longer, nor is what could follow it"));
+  }
+  for (const ManifestName& name : next) {
+    if (current_.version >= 0 && duration<double>(steady_clock::now() - begin).count() > seconds) {
       *more = true;
       return absl::OkStatus();
     }
@@ -127,11 +135,12 @@ absl::Status ServedResource::OpenVersion(const ManifestName& name) {
   Manifest manifest;
   const Status parsed = Manifest::Parse(text, &manifest);
   if (!parsed.ok()) return Of(path, ToTf(parsed));
-  if (manifest.name.version != name.version || manifest.name.whole != name.whole) {
+  if (!(manifest.name == name)) {
     return absl::InvalidArgumentError(StrCat(path, ": says it is ", manifest.name.ToString()));
   }
   ServedChange change;
   change.version = name.version;
+  change.publisher = name.publisher;
   change.whole = name.whole;
   change.written_micros = manifest.written_micros;
   change.tables.resize(manifest.tables.size());
@@ -151,7 +160,7 @@ absl::Status ServedResource::OpenVersion(const ManifestName& name) {
   change.others = std::move(variables);
   const absl::Status applied = ToTf(served_.Apply(change));
   if (!applied.ok()) return Of(path, applied);
-  version_ = name.version;
+  current_ = name;
   return absl::OkStatus();
 }
 

@@ -48,7 +48,7 @@ class ServedResource : public tensorflow::ResourceBase {
 
   std::mutex opening_;
   std::string folder_;    // guarded by opening_; does not change once it is there
-  int64_t version_ = -1;  // of Open, then of the thread
+  ManifestName current_;  // what is open; of Open, then of the thread
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

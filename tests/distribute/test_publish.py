@@ -226,7 +226,8 @@ def test_what_keeps_a_version_from_being_written_is_logged_and_raised_at_the_end
     model = make_model(None)
     with het_tf.serving.publish(model, tmp_path / "model", every="1h") as publisher:
         files = Files(publisher, monkeypatch)
-        in_the_way = tmp_path / "model/assets.extra/het_tf/000000000001.0.0.rows"
+        name = f"000000000001.{publisher._versions.publisher}.0.0.rows"
+        in_the_way = tmp_path / "model/assets.extra/het_tf" / name
         in_the_way.mkdir()
         begin = sorted(in_the_way.parent.iterdir())
         logged = After(

@@ -1,7 +1,9 @@
 """Models that are served with our ops: rows in files that are mapped, and versions that follow."""
 
+import logging
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -179,9 +181,8 @@ def test_a_delta_takes_the_bytes_of_the_rows_that_changed(tmp_path):
     with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
         counter.set(1, counter.keys[:200])
         publisher.publish()
-        files = (tmp_path / "model/assets.extra/het_tf").iterdir()
-        sizes = {file.name: file.stat().st_size for file in files if ".0.0.rows" in file.name}
-    whole, delta = sizes["000000000000.0.0.rows"], sizes["000000000001.0.0.rows"]
+        files = sorted((tmp_path / "model/assets.extra/het_tf").glob("*.0.0.rows"))
+        whole, delta = [file.stat().st_size for file in files]
     assert delta < 0.02 * whole
 
 
@@ -231,13 +232,14 @@ def test_damage_is_named_and_what_is_served_goes_on(tmp_path):
         versions._finish = lambda text, path: finish(text, f"{path}.hidden")
         counter.set(1, counter.keys[:10])
         publisher.publish()
-        rows = folder / "000000000001.1.0.rows"
+        (rows,) = folder.glob("000000000001.*.1.0.rows")
         good = rows.read_bytes()
         bad = bytearray(good)
         bad[20] ^= 1
         rows.unlink()
         rows.write_bytes(bad)
-        (folder / "000000000001.delta.hidden").rename(folder / "000000000001.delta")
+        (hidden,) = folder.glob("*.hidden")
+        hidden.rename(hidden.with_suffix(""))
         wait_until(lambda: served.freshness()["trouble"].numpy())
         trouble = served.freshness()["trouble"].numpy().decode()
         assert f"{rows}: damaged between bytes 0 and" in trouble
@@ -271,9 +273,9 @@ def _lie(file: pathlib.Path) -> None:
         ("*.rows", _cut_off, r"0\.0\.rows: is no file of rows, or its end is missing"),
         ("*.rows", _lie, r"0\.0\.rows: its footer is damaged"),
         ("*.rows", pathlib.Path.unlink, r"0\.0\.rows: cannot be opened"),
-        ("*.whole", _cut_off, r"000000000000\.whole: has no checksum"),
+        ("*.whole", _cut_off, r"000000000000\.\w+\.whole: has no checksum"),
         ("*.whole", pathlib.Path.unlink, r"het_tf: there is no whole version"),
-        ("*.others.index", _cut_off, r"000000000000\.others: "),
+        ("*.others.index", _cut_off, r"000000000000\.\w+\.others: "),
     ],
 )
 def test_a_damaged_model_is_not_loaded(pattern, damage, message, tmp_path):
@@ -318,7 +320,7 @@ def test_what_is_replaced_is_published_whole_and_old_files_go(tmp_path):
         assert (answer[:10] == 7).all()
         assert (answer[10:] != 7).all()
         names = sorted(file.name for file in folder.glob("*.whole"))
-        assert names == ["000000000006.whole", "000000000007.whole"]
+        assert [name[:12] for name in names] == ["000000000006", "000000000007"]
 
 
 @pytest.mark.parametrize("every", ["soon", "60", 0, float("nan"), "-1s", None])
@@ -501,7 +503,7 @@ def test_a_version_that_cannot_be_written_leaves_no_file_and_comes_with_the_next
         served = tf.saved_model.load(str(tmp_path / "model"))
         before = sorted(folder.iterdir())
         counter.set(1, counter.keys[:10])
-        in_the_way = folder / "000000000001.1.0.rows"
+        in_the_way = folder / f"000000000001.{publisher._versions.publisher}.1.0.rows"
         in_the_way.mkdir()
         for _ in range(2):
             with pytest.raises(tf.errors.OpError, match=re.escape(str(in_the_way))):
@@ -514,3 +516,255 @@ def test_a_version_that_cannot_be_written_leaves_no_file_and_comes_with_the_next
         for answer in served.serve(counter.keys[np.newaxis, :20])[:2]:
             assert (answer.numpy() == 1).all()
         assert int(served.freshness()["changed_rows"]) == 40
+
+
+def contents_of(folder: pathlib.Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def values_of(served, counter: Counter) -> list[float]:
+    """The first column of the first table."""
+    return served.serve(counter.keys[np.newaxis])[0][0, :, 0].numpy().tolist()
+
+
+def test_the_last_of_two_publishers_goes_on_and_the_other_says_so(tmp_path):
+    counter = Counter(100)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    first = het_tf.serving.publish(counter.model, tmp_path / "model", every="1h")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    counter.set(1, counter.keys[:10])
+    second = het_tf.serving.publish(counter.model, tmp_path / "model", every="1h")
+    wait_until(lambda: version_of(served) == 1)
+    (whole,) = folder.glob("000000000001.*.whole")
+    before = contents_of(folder)
+    counter.set(2, counter.keys[:5])
+    message = f"{folder}: another publisher writes into it: {whole.name}"
+    for call in (first.publish, first.publish, first.close):
+        with pytest.raises(RuntimeError, match=re.escape(message)):
+            call()
+    first.close()
+    assert contents_of(folder) == before
+    assert values_of(served, counter) == [1] * 10 + [0] * 90
+    assert second.publish() == 2
+    second.close()
+    late = tf.saved_model.load(str(tmp_path / "model"))
+    for each in (served, late):
+        wait_until(lambda each=each: version_of(each) == 3)
+        assert each.freshness()["trouble"].numpy() == b""
+        assert values_of(each, counter) == [2] * 5 + [1] * 5 + [0] * 90
+
+
+def test_the_thread_of_a_publisher_that_is_not_the_last_logs_it_and_ends(tmp_path, caplog):
+    model = trained_model()
+    first = het_tf.serving.publish(model, tmp_path / "model", every="1h")
+    second = het_tf.serving.publish(model, tmp_path / "model", every="1h")
+    with caplog.at_level(logging.ERROR, logger="absl"):
+        first._next = 0.0
+        first._heard.set()
+        first._thread.join(60)
+    assert not first._thread.is_alive()
+    assert caplog.text.count("publishing has ended") == 1
+    # What trains goes on, whichever of them it has.
+    model.fit(KNOWN[:20], KNOWN[:20, :2] % 2, callbacks=[first, second], verbose=0)
+    with pytest.raises(RuntimeError, match="another publisher"):
+        first.close()
+    second.close()
+
+
+def test_a_publisher_that_comes_while_another_writes_is_the_last(tmp_path):
+    counter = Counter(100)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    first = het_tf.serving.publish(counter.model, tmp_path / "model", every="1h")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    second = []
+    save = first._versions._save_variables
+
+    def come(*args) -> None:
+        save(*args)
+        second.append(het_tf.serving.publish(counter.model, tmp_path / "model", every="1h"))
+
+    first._versions._save_variables = come
+    counter.set(1, counter.keys[:10])
+    with pytest.raises(RuntimeError, match="another publisher"):
+        first.publish()
+    assert second[0].version == 2  # the files of 1 were there
+    assert not list(folder.glob("000000000001.*"))
+    wait_until(lambda: version_of(served) == 2)
+    assert values_of(served, counter) == [1] * 10 + [0] * 90
+    second[0].close()
+    with pytest.raises(RuntimeError, match="another publisher"):
+        first.close()
+
+
+def test_a_publisher_that_cannot_begin_leaves_the_folder_to_the_other(tmp_path, monkeypatch):
+    counter = Counter(100)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
+        before = contents_of(folder)
+        begun = []
+
+        def fail(*args, **kwargs):
+            begun.extend(folder.glob("000000000001.*.begun"))
+            raise tf.errors.ResourceExhaustedError(None, None, "full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(het_tf.ops, "table_save_rows", fail)
+            with pytest.raises(tf.errors.ResourceExhaustedError, match="full"):
+                het_tf.serving.publish(counter.model, tmp_path / "model", every="1h")
+        assert begun  # had the other one written now, it would have ended
+        assert contents_of(folder) == before
+        counter.set(1, counter.keys[:10])
+        assert publisher.publish() == 1
+    assert not list(folder.glob("*.begun"))
+
+
+def test_a_version_is_never_written_over_another(tmp_path):
+    counter = Counter(100)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
+        counter.set(1, counter.keys[:10])
+        there = folder / f"000000000001.{publisher._versions.publisher}.delta"
+        there.write_text("is there")
+        with pytest.raises(tf.errors.AlreadyExistsError, match=there.name):
+            publisher.publish()
+        assert publisher.publish() == 1
+
+
+def test_a_folder_that_is_begun_anew_is_served_from_its_first_version(tmp_path):
+    counter = Counter(100)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    old = het_tf.serving.publish(counter.model, tmp_path / "model", every="1h")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    for number in range(1, 4):
+        counter.set(number, counter.keys[:10])
+        old.publish()
+    wait_until(lambda: version_of(served) == 3)
+    shutil.rmtree(tmp_path / "model")
+    wait_until(lambda: served.freshness()["trouble"].numpy())
+    again = Counter(100)
+    again.set(9, again.keys[5:8])
+    with het_tf.serving.publish(again.model, tmp_path / "model", every="1h") as publisher:
+        wait_until(lambda: version_of(served) == 0)
+        assert served.freshness()["trouble"].numpy() == b""
+        assert values_of(served, counter) == [0] * 5 + [9] * 3 + [0] * 92
+        counter.set(4, counter.keys[:10])
+        with pytest.raises(RuntimeError, match=rf"{folder}: it was begun anew, or emptied: "):
+            old.publish()
+        for number in range(1, 6):  # beyond the old ones
+            again.set(10 + number, again.keys[:1])
+            assert publisher.publish() == number
+            wait_until(lambda number=number: version_of(served) == number)
+            assert values_of(served, counter) == [10 + number] + [0] * 4 + [9] * 3 + [0] * 92
+    with pytest.raises(RuntimeError, match="begun anew"):
+        old.close()
+
+
+def test_versions_that_are_gone_are_named(tmp_path):
+    """While nothing is there that could be served instead."""
+    counter = Counter(100)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h"):
+        served = tf.saved_model.load(str(tmp_path / "model"))
+    wait_until(lambda: version_of(served) == 1)
+    (newest,) = folder.glob("*.delta")
+    newest.unlink()
+    wait_until(lambda: served.freshness()["trouble"].numpy())
+    trouble = served.freshness()["trouble"].numpy().decode()
+    assert f"{folder}: {newest.name}, which is served, is not there any longer" in trouble
+    assert version_of(served) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage", "message"),
+    [
+        ("*.1.0.rows", pathlib.Path.unlink, r"1\.0\.rows cannot be read"),
+        ("*.1.0.rows", _cut_off, r"1\.0\.rows is no file of rows, or its end is missing"),
+        ("*.whole", _cut_off, r"000000000000\.\w+\.whole is damaged, or its end is missing"),
+        ("*.delta", _cut_off, r"000000000001\.\w+\.delta is damaged, or its end is missing"),
+        ("*.whole", pathlib.Path.unlink, r"assets.extra/het_tf: there is no whole version"),
+        ("*.others.index", pathlib.Path.unlink, r"000000000000\.\w+\.others is missing or damaged"),
+        ("*.others.data*", pathlib.Path.unlink, r"000000000000\.\w+\.others is missing or damaged"),
+        ("*.others.data*", _cut_off, r"000000000000\.\w+\.others is missing or damaged"),
+    ],
+)
+def test_verifying_finds_what_is_damaged_or_missing(pattern, damage, message, tmp_path):
+    counter = Counter(100)
+    het_tf.serving.publish(counter.model, tmp_path / "model", every="1h").close()
+    assert het_tf.serving.verify(tmp_path / "model") == 4
+    damage(min((tmp_path / "model/assets.extra/het_tf").glob(pattern)))
+    with pytest.raises(ValueError, match=message):
+        het_tf.serving.verify(tmp_path / "model")
+
+
+def test_verifying_a_manifest_of_another_version_names_it(tmp_path):
+    counter = Counter(100)
+    het_tf.serving.export_mapped(counter.model, tmp_path / "model")
+    (whole,) = (tmp_path / "model/assets.extra/het_tf").glob("*.whole")
+    renamed = whole.with_name(whole.name.replace("000000000000", "000000000007"))
+    whole.rename(renamed)
+    with pytest.raises(ValueError, match=f"{renamed} is no manifest of that version"):
+        het_tf.serving.verify(tmp_path / "model")
+
+
+def test_verifying_no_model_is_an_error(tmp_path):
+    model = trained_model()
+    with pytest.raises(ValueError, match=f"path = {tmp_path}/none holds no SavedModel"):
+        het_tf.serving.verify(tmp_path / "none")
+    model.export(str(tmp_path / "exported"))
+    with pytest.raises(ValueError, match=f"{tmp_path}/exported/assets.extra/het_tf is no folder"):
+        het_tf.serving.verify(tmp_path / "exported")
+
+
+def test_versions_may_be_published_while_others_are_verified(tmp_path):
+    counter = Counter(100)
+    with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:
+        done = threading.Event()
+        failed: list[BaseException] = []
+
+        def verify() -> None:
+            try:
+                while not done.is_set():
+                    het_tf.serving.verify(tmp_path / "model")
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=verify)
+        thread.start()
+        for number in range(1, 40):  # many of them whole
+            counter.set(number, counter.keys[:60])
+            publisher.publish()
+        done.set()
+        thread.join()
+    assert failed == []
+
+
+def test_a_model_that_is_published_is_not_exported_over(tmp_path):
+    model = trained_model()
+    with het_tf.serving.publish(model, tmp_path / "model", every="1h") as publisher:
+        before = contents_of(tmp_path / "model/assets.extra/het_tf")
+        for export in (model.export, lambda path: het_tf.export_saved_model(model, path)):
+            with pytest.raises(ValueError, match=r"model holds a model of het_tf\.serving"):
+                export(str(tmp_path / "model"))
+        assert contents_of(tmp_path / "model/assets.extra/het_tf") == before
+        assert publisher.publish() == 1
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    assert served.freshness()["trouble"].numpy() == b""
+
+
+def test_of_two_programs_that_make_a_folder_one_does(tmp_path, monkeypatch):
+    model = trained_model()
+    flush = het_tf.saving.mapped.flush_model
+    first = []
+
+    def make(model) -> None:
+        flush(model)
+        if not first:
+            first.append(None)
+            first[0] = het_tf.serving.publish(model, tmp_path / "model", every="1h")
+
+    monkeypatch.setattr(het_tf.saving.mapped, "flush_model", make)
+    with pytest.raises(RuntimeError, match=r"model: another publisher wrote a SavedModel there"):
+        het_tf.serving.publish(model, tmp_path / "model", every="1h")
+    assert first[0].publish() == 1
+    first[0].close()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

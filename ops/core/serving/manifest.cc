@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <sstream>
+#include <tuple>
 
 #include "ops/core/serving/crc32.h"
 
@@ -10,32 +11,41 @@ namespace het_tf {
 namespace {
 
 constexpr size_t kDigits = 12;
+constexpr size_t kPublisherDigits = 16;
 constexpr int64_t kMaxTables = 1 << 20;
 
 bool IsFileName(const std::string& name) {
   return !name.empty() && name[0] != '.' && name.find('/') == std::string::npos;
 }
 
+bool IsPublisher(const std::string& text) {
+  return text.size() == kPublisherDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
 }  // namespace
 
 bool ManifestName::Parse(const std::string& name, ManifestName* parsed) {
-  if (name.size() != kDigits + 6) return false;
-  const std::string kind = name.substr(kDigits);
+  constexpr size_t kKind = kDigits + 1 + kPublisherDigits;
+  if (name.size() != kKind + 6 || name[kDigits] != '.') return false;
+  const std::string kind = name.substr(kKind);
   if (kind != ".whole" && kind != ".delta") return false;
+  const std::string publisher = name.substr(kDigits + 1, kPublisherDigits);
+  if (!IsPublisher(publisher)) return false;
   parsed->version = 0;
   for (size_t i = 0; i < kDigits; ++i) {
     if (name[i] < '0' || name[i] > '9') return false;
     parsed->version = 10 * parsed->version + (name[i] - '0');
   }
+  parsed->publisher = publisher;
   parsed->whole = kind == ".whole";
   return true;
 }
 
 std::string ManifestName::ToString() const {
-  char text[kDigits + 16];
-  std::snprintf(text, sizeof(text), "%012lld.%s", static_cast<long long>(version),
-                whole ? "whole" : "delta");
-  return text;
+  char digits[32];
+  std::snprintf(digits, sizeof(digits), "%012lld", static_cast<long long>(version));
+  return StrCat(digits, ".", publisher, whole ? ".whole" : ".delta");
 }
 
 Status Manifest::Parse(const std::string& text, Manifest* manifest) {
@@ -66,14 +76,15 @@ Status Manifest::Parse(const std::string& text, Manifest* manifest) {
     return InvalidArgument("has a line '", line, "', expected ", name, " and its value");
   };
   HET_RETURN_IF_ERROR(field("version", &read.name.version));
+  HET_RETURN_IF_ERROR(field("publisher", &read.name.publisher));
   HET_RETURN_IF_ERROR(field("whole", &whole));
   HET_RETURN_IF_ERROR(field("written", &read.written_micros));
   HET_RETURN_IF_ERROR(field("others", &read.others));
   HET_RETURN_IF_ERROR(field("tables", &tables));
-  if (read.name.version < 0 || whole < 0 || whole > 1 || !IsFileName(read.others) || tables < 0 ||
-      tables > kMaxTables) {
-    return InvalidArgument("says version ", read.name.version, ", whole ", whole, ", others ",
-                           read.others, ", tables ", tables);
+  if (read.name.version < 0 || !IsPublisher(read.name.publisher) || whole < 0 || whole > 1 ||
+      !IsFileName(read.others) || tables < 0 || tables > kMaxTables) {
+    return InvalidArgument("says version ", read.name.version, ", publisher ", read.name.publisher,
+                           ", whole ", whole, ", others ", read.others, ", tables ", tables);
   }
   read.name.whole = whole == 1;
   read.tables.resize(tables);
@@ -92,22 +103,33 @@ Status Manifest::Parse(const std::string& text, Manifest* manifest) {
   return Status();
 }
 
-std::vector<ManifestName> NextVersions(const std::vector<ManifestName>& names, int64_t current) {
-  std::vector<ManifestName> next;
+std::vector<ManifestName> NextVersions(const std::vector<ManifestName>& names,
+                                       const ManifestName& current) {
+  const ManifestName* newest = nullptr;
   for (const ManifestName& name : names) {
-    if (!name.whole || name.version <= current) continue;
-    if (next.empty()) next.push_back(name);
-    if (name.version > next[0].version) next[0] = name;
+    if (!name.whole) continue;
+    if (newest == nullptr ||
+        std::tie(name.version, name.publisher) > std::tie(newest->version, newest->publisher)) {
+      newest = &name;
+    }
   }
-  if (!next.empty()) current = next[0].version;
+  std::vector<ManifestName> next;
+  ManifestName last = current;
+  if (newest != nullptr &&
+      (newest->version > current.version || newest->publisher != current.publisher)) {
+    next.push_back(*newest);
+    last = *newest;
+  }
   std::vector<int64_t> changes;
   for (const ManifestName& name : names) {
-    if (!name.whole && name.version > current) changes.push_back(name.version);
+    const bool follows = name.publisher == last.publisher && name.version > last.version;
+    if (!name.whole && follows) changes.push_back(name.version);
   }
   std::sort(changes.begin(), changes.end());
   for (const int64_t version : changes) {
-    if (version != current + 1) break;
-    next.push_back({++current, false});
+    if (version != last.version + 1) break;
+    last = {version, last.publisher, false};
+    next.push_back(last);
   }
   return next;
 }

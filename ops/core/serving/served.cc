@@ -62,6 +62,7 @@ struct Served::TableSide {
 
 struct Served::Side {
   int64_t version = -1;
+  std::string publisher;
   int64_t written_micros = 0;
   std::shared_ptr<const void> others;
   std::vector<TableSide> tables;
@@ -86,10 +87,15 @@ void Served::Close() {
 
 Status Served::Check(const ServedChange& change) const {
   const Side& side = *sides_[current_];
-  if (change.whole ? change.version <= side.version
-                   : side.version < 0 || change.version != side.version + 1) {
+  const bool same = change.publisher == side.publisher;
+  const bool newer =
+      change.version > side.version || (!same && change.written_micros > side.written_micros);
+  const bool next = side.version >= 0 && same && change.version == side.version + 1;
+  if (change.whole ? !newer : !next) {
     return FailedPrecondition(change.whole ? "whole version " : "a change to version ",
-                              change.version, " cannot follow version ", side.version);
+                              change.version, " cannot follow version ", side.version,
+                              same ? "" : ", which is of another publisher",
+                              change.whole && !same ? " and was not written before it" : "");
   }
   if (change.tables.size() != tables_.size()) {
     return InvalidArgument("version ", change.version, " has ", change.tables.size(),
@@ -176,6 +182,7 @@ Status Served::Apply(const ServedChange& change) {
     return ResourceExhausted("out of memory for version ", change.version);
   }
   side.version = change.version;
+  side.publisher = change.publisher;
   side.written_micros = change.written_micros;
   side.others = change.others;
   last_is_whole_ = change.whole;

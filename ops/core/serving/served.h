@@ -38,6 +38,7 @@ using RowsFiles = std::vector<std::shared_ptr<const RowsFile>>;
 // A version, or what makes one of the version before it.
 struct ServedChange {
   int64_t version = 0;
+  std::string publisher;
   bool whole = false;
   int64_t written_micros = 0;  // when, since 1970
   std::vector<RowsFiles> tables;
@@ -55,9 +56,10 @@ class Served {
   Served(const Served&) = delete;
   Served& operator=(const Served&) = delete;
 
-  // Makes the next version: a whole one that is newer than the current one, or a change of it. The
-  // files were verified. After an error all is as it was. Waits for the requests that still hold
-  // the version before the current one.
+  // Makes the next version: a whole one that is newer than the current one, or a change of it by
+  // its publisher. A whole one of another publisher is newer if its number is larger, or it was
+  // written later: its publisher began anew. The files were verified. After an error all is as it
+  // was. Waits for the requests that still hold the version before the current one.
   Status Apply(const ServedChange& change);
 
   // Has Apply fail from now on, also where it waits.

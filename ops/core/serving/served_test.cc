@@ -138,6 +138,39 @@ TEST(Served, WhatDoesNotFollowOrFitIsRefusedAndChangesNothing) {
   EXPECT_EQ(Read(view, 0, 1), 1);
 }
 
+TEST(Served, VersionsOfTwoPublishersAreNeverMixed) {
+  auto served = TablesOf(1);
+  // Written at 1000 + version.
+  const auto of = [](const char* publisher, ServedChange change) {
+    change.publisher = publisher;
+    return change;
+  };
+  const auto file = FileOf({{1, 1}});
+  const auto read = [&] {
+    Served::View view;
+    EXPECT_OK(served->Pin(&view));
+    return Read(view, 0, 1);
+  };
+  ASSERT_OK(served->Apply(of("a", Version(5, true, {{file}}))));
+  EXPECT_REFUSED(served->Apply(of("b", Version(6, false, {{FileOf({{1, 2}})}}))),
+                 "a change to version 6 cannot follow version 5, which is of another publisher");
+  EXPECT_EQ(read(), 1);
+  // Whole versions with smaller numbers: in their publisher's order, and that of time.
+  for (const char* publisher : {"a", "b"}) {
+    EXPECT_REFUSED(served->Apply(of(publisher, Version(0, true, {{file}}))),
+                   "whole version 0 cannot follow version 5");
+  }
+  ServedChange anew = of("b", Version(0, true, {{FileOf({{1, 3}})}}));
+  anew.written_micros = 2000;
+  ASSERT_OK(served->Apply(anew));
+  EXPECT_EQ(read(), 3);
+  EXPECT_REFUSED(served->Apply(of("a", Version(1, false, {{file}}))), "another publisher");
+  ASSERT_OK(served->Apply(of("b", Version(1, false, {{FileOf({{1, 4}})}}))));
+  EXPECT_EQ(read(), 4);
+  ASSERT_OK(served->Apply(of("a", Version(6, true, {{file}}))));
+  EXPECT_EQ(read(), 1);
+}
+
 TEST(Served, ClosingEndsAChangeThatWaitsForAView) {
   auto served = TablesOf(1);
   ASSERT_OK(served->Apply(Version(0, true, {{FileOf({{1, 0}})}})));
