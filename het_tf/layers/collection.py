@@ -230,6 +230,9 @@ class HetEmbeddingCollection(keras.layers.Layer):
     optimizer share one table and one cache: a step has one lookup and one update for all of their
     features, and one message to each parameter server.
 
+    What was saved is restored to tables of the same names, whose vocabularies may have grown. New
+    tables come behind those of before, in the order of the features (of a dict: of its keys).
+
     Input: a structure like feature_configs; of each feature integers, dense of any rank, ragged or
     sparse, and if there are weights, a structure of weights like it.
     Output: the same structure; of each feature what `HetEmbedding` with its table's combiner gives.
