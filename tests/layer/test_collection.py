@@ -490,5 +490,5 @@ def test_a_damaged_layout_is_named(layout):
     config = descriptions.describe(table) | {"layout": layout}
     with pytest.raises(ValueError, match="it says layout = "):
         descriptions.check_description(config)
-    with pytest.raises(ValueError, match="^it is damaged: it says layout = "):
+    with pytest.raises(ValueError, match=r"^it is damaged: it says layout = "):
         descriptions.check_shape(config, table, "it")
