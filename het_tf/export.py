@@ -119,9 +119,31 @@ def save_servable(
     specs: list[Any],
     read: Callable[[], tuple[Sequence[ServedTable], Sequence[tf.Tensor]]],
     path: str | os.PathLike[str],
-    others: dict[str, Any] | None = None,
 ) -> None:
-    """Gives a servable the endpoints of a model, and saves it.
+    """Gives a servable the endpoints of a model, and saves it. Arguments as of `give_endpoint`.
+
+    Args:
+      path: folder of the SavedModel.
+    """
+    give_endpoint(servable, model, specs, read)
+    save_endpoints(servable, path)
+
+
+def save_endpoints(
+    servable: tf.Module, path: str | os.PathLike[str], others: dict[str, Any] | None = None
+) -> None:
+    """Saves a servable that has an endpoint. others: further signatures."""
+    signatures = {"serving_default": _named_outputs(servable.serve)} | (others or {})
+    tf.saved_model.save(servable, os.fspath(path), signatures=signatures)
+
+
+def give_endpoint(
+    servable: tf.Module,
+    model: keras.Model,
+    specs: list[Any],
+    read: Callable[[], tuple[Sequence[ServedTable], Sequence[tf.Tensor]]],
+) -> None:
+    """Gives a servable the endpoint `serve` of a model.
 
     Args:
       servable: of `servable_of`, with what `read` reads from.
@@ -129,8 +151,6 @@ def save_servable(
       specs: of `signature_of`.
       read: called where a prediction is traced: the tables, in the order of `embeddings_of(model)`,
         and the values of `model.variables`.
-      path: folder of the SavedModel.
-      others: further signatures.
     """
     layers = embeddings_of(model)
 
@@ -142,8 +162,6 @@ def save_servable(
             return model(inputs[0] if len(specs) == 1 else list(inputs), training=False)
 
     servable.serve = tf.function(predict, input_signature=specs, autograph=False)
-    signatures = {"serving_default": _named_outputs(servable.serve)} | (others or {})
-    tf.saved_model.save(servable, os.fspath(path), signatures=signatures)
 
 
 def signature_of(model: keras.Model, given: Any) -> list[Any]:

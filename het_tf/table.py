@@ -51,6 +51,7 @@ class EmbeddingTable:
 
     Attributes:
       time: what `expire` was given last; None: nothing yet.
+      layout: as given.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class EmbeddingTable:
         row_dtype: str = "float32",
         lifetimes: str = "",
         key_initializers: Sequence[tuple[int, int, Any]] = (),
+        layout: Sequence[tuple[str, int, int]] = (),
     ):
         """Makes the shards.
 
@@ -84,6 +86,8 @@ class EmbeddingTable:
           lifetimes: which keys get a row, and when rows go (`het_tf.lifetimes.spec`); empty: all
             do at their first update, and they stay.
           key_initializers: first and last key of ranges that have another initializer, and that.
+          layout: of a collection whose rows are in this table and others: of each of its tables the
+            name, the number of the table that has its rows, and their first key.
 
         Raises:
           ValueError: an argument is out of its range.
@@ -108,6 +112,7 @@ class EmbeddingTable:
             "row_dtype": check_float_dtype("row_dtype", row_dtype),
         }
         self.lifetimes = lifetimes
+        self.layout = tuple(layout)
         self.time: int | None = None
         _abandoned.destroy_all()
         self._handles = [self._create(shard) for shard in range(self.num_shards)]

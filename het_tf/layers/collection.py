@@ -25,6 +25,10 @@ from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.lifetimes import Admission, Expiry, KeyRange
 
+# How far apart the keys of tables that share one begin: in multiples of it, so that a table keeps
+# its keys while others, or itself, grow to as many ids.
+_KEYS_APART = 1 << 40
+
 
 @keras.saving.register_keras_serializable("het_tf")
 @dataclasses.dataclass(eq=False)
@@ -150,7 +154,7 @@ class _Group:
 
     Attributes:
       layer: whose table holds theirs.
-      offsets: by table name, where its rows begin.
+      offsets: by table name, its first key.
       features: places in the list of all features.
     """
 
@@ -226,6 +230,9 @@ class HetEmbeddingCollection(keras.layers.Layer):
     optimizer share one table and one cache: a step has one lookup and one update for all of their
     features, and one message to each parameter server.
 
+    What was saved is restored to tables of the same names, whose vocabularies may have grown. New
+    tables come behind those of before, in the order of the features (of a dict: of its keys).
+
     Input: a structure like feature_configs; of each feature integers, dense of any rank, ragged or
     sparse, and if there are weights, a structure of weights like it.
     Output: the same structure; of each feature what `HetEmbedding` with its table's combiner gives.
@@ -285,6 +292,13 @@ class HetEmbeddingCollection(keras.layers.Layer):
             alike.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(table)
         for tables in alike.values():
             self._plan.groups.append(self._make_group(len(self._plan.groups), tables))
+        layout = tuple(
+            (name, number, offset)
+            for number, group in enumerate(self._plan.groups)
+            for name, offset in group.offsets.items()
+        )
+        for group in self._plan.groups:
+            group.layer.layout = layout
         # TensorFlow's checkpoints do not see into the list that Keras would make of a list.
         self.layers = tuple(group.layer for group in self._plan.groups)
 
@@ -294,9 +308,13 @@ class HetEmbeddingCollection(keras.layers.Layer):
         return self._plan.nested
 
     def _make_group(self, number: int, tables: Sequence[TableConfig]) -> _Group:
-        ends = np.cumsum([0] + [table.vocabulary_size for table in tables], dtype=object)
-        if ends[-1] > INT64_MAX:
-            raise ValueError(f"vocabulary_size of tables alike comes to {ends[-1]}, beyond int64")
+        offsets = {}
+        end = 0
+        for table in tables:
+            offsets[table.name] = first = -(-end // _KEYS_APART) * _KEYS_APART
+            end = first + table.vocabulary_size
+        if end > INT64_MAX:
+            raise ValueError(f"vocabulary_size of tables alike comes to {end}, beyond int64")
         # One for all, or for each table its own, with its vocabulary_size.
         kinds = [keras.initializers.get(table.initializer) for table in tables]
         specs = {
@@ -306,13 +324,13 @@ class HetEmbeddingCollection(keras.layers.Layer):
         differ = len(specs) > 1 or initializers.depends_on_shape(kinds[0])
         key_ranges = [
             KeyRange(
-                int(end),
-                int(end) + table.vocabulary_size - 1,
+                offsets[table.name],
+                offsets[table.name] + table.vocabulary_size - 1,
                 table.admission,
                 table.expiry,
                 kind if differ else None,
             )
-            for table, kind, end in zip(tables, kinds, ends, strict=False)
+            for table, kind in zip(tables, kinds, strict=True)
             if differ or table.admission is not None or table.expiry
         ]
         layer = HetEmbedding(
@@ -328,7 +346,6 @@ class HetEmbeddingCollection(keras.layers.Layer):
             dtype=self.dtype_policy,
             name=f"{self.name}_{number}",
         )
-        offsets = {table.name: int(end) for table, end in zip(tables, ends, strict=False)}
         features = [i for i, f in enumerate(self._plan.features) if f.table.name in offsets]
         return _Group(layer, offsets, features)
 

@@ -190,6 +190,8 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self.mask_zero = mask_zero
         self.combiner = combiner
         self.padding_id = padding_id
+        # Of a collection's layers: see `EmbeddingTable`.
+        self.layout: tuple[tuple[str, int, int], ...] = ()
         self.supports_masking = mask_zero
         self.supports_jit = False
         self.autocast = False
@@ -238,6 +240,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             row_dtype=self.row_dtype,
             lifetimes=lifetimes.spec(self.admission, self.expiry, self.key_ranges),
             key_initializers=self._key_initializers(),
+            layout=self.layout,
         )
         self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite, self.wire_dtype)
         if hasattr(self._strategy, "register_cache"):

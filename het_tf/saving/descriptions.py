@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -38,6 +38,8 @@ def check_description(config: Any) -> None:
             raise ValueError(f"it says {name} = {config.get(name)!r}")
     if type(config.get("seed")) is not int:
         raise ValueError(f"it says seed = {config.get('seed')!r}")
+    if not _is_layout(config.get("layout", {})):
+        raise ValueError(f"it says layout = {config['layout']!r}")
 
 
 def is_count(number: Any) -> bool:
@@ -47,7 +49,8 @@ def is_count(number: Any) -> bool:
 
 def shape_of(table: EmbeddingTable) -> dict[str, Any]:
     """What of `describe` a table must have in common with rows that it is to have."""
-    return {"format": _FORMAT, "dim": table.dim}
+    layout = {name: [number, first] for name, number, first in table.layout}
+    return {"format": _FORMAT, "dim": table.dim, **({"layout": layout} if layout else {})}
 
 
 def check_shape(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> None:
@@ -59,12 +62,45 @@ def check_shape(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
       where: they are, for messages.
 
     Raises:
-      ValueError: the rows have another width, or another format.
+      ValueError: the rows have another width, or another format; or they are those of a collection
+        that had a table under other keys, or one that the table's has not.
     """
     if config.get("format") != _FORMAT:
         raise ValueError(f"{where} has format {config.get('format')!r}, expected {_FORMAT}")
     if config.get("dim") != table.dim:
         raise ValueError(f"{where} has rows of {config.get('dim')} columns, the table {table.dim}")
+    if table.layout:
+        _check_layout(config.get("layout"), shape_of(table)["layout"], where)
+
+
+def _check_layout(saved: Any, own: Mapping[str, list[int]], where: str) -> None:
+    """Checks that the tables of a collection are to have the rows that were theirs."""
+    if saved is None:  # before, files did not say it, and tables were nearer to one another
+        if any(first for _, first in own.values()):
+            raise ValueError(
+                f"{where} does not say which of its rows are whose of the tables {list(own)}"
+            )
+        return
+    if not _is_layout(saved):
+        raise ValueError(f"{where} is damaged: it says layout = {saved!r}")
+    differ = [
+        f"table {name}: {_place(place)} there, {_place(own.get(name))} in the layer"
+        for name, place in saved.items()
+        if place != own.get(name)
+    ]
+    if differ:
+        raise ValueError(f"{where} has rows of tables that are elsewhere now: {'; '.join(differ)}")
+
+
+def _is_layout(layout: Any) -> bool:
+    return isinstance(layout, dict) and all(
+        isinstance(place, list) and len(place) == 2 and all(map(is_count, place))
+        for place in layout.values()
+    )
+
+
+def _place(place: Sequence[int] | None) -> str:
+    return "nowhere" if place is None else f"layers[{place[0]}] from key {place[1]} on"
 
 
 def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:

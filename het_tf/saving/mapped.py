@@ -13,9 +13,16 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf.export import flush_model, save_servable, servable_of, signature_of
+from het_tf.export import (
+    flush_model,
+    give_endpoint,
+    save_endpoints,
+    servable_of,
+    signature_of,
+)
 from het_tf.layers.embedding import embeddings_of
 from het_tf.pooling import Bags, pool_with_stock_ops
+from het_tf.saving import graphs
 from het_tf.saving.files import VERSIONS, saving_model
 from het_tf.saving.row_selection import RowSelection
 from het_tf.saving.versions import SupersededError, Versions
@@ -87,7 +94,7 @@ def save_mapped(
 
     Raises:
       ValueError: as by `het_tf.export_saved_model`; or path is an URL; or another model was saved
-        there.
+        there: the message says what differs.
       RuntimeError: another publisher began to write there meanwhile.
       tf.errors.OpError: a file cannot be written, or a parameter server is down.
     """
@@ -107,8 +114,6 @@ def save_mapped(
         "seeds": [table.row_attributes["seed"] for table in tables],
         "poll_seconds": poll_seconds,
     }
-    variables = [[tf.as_dtype(v.dtype).name, tuple(v.shape)] for v in model.variables]
-    description = json.dumps(attributes | {"variables": variables})
 
     def values() -> list[np.ndarray]:
         return [v.value.numpy() for v in model.variables]
@@ -123,48 +128,93 @@ def save_mapped(
             raise
         return versions
 
-    if tf.io.gfile.exists(f"{path}/saved_model.pb"):
-        asset = f"{path}/assets/{_ASSET}"
-        known = tf.io.gfile.GFile(asset).read() if tf.io.gfile.exists(asset) else "no such model"
-        if known != description:
-            raise ValueError(f"{path} holds another model: {known}, and this is {description}")
-        return first_version(path)
-    with saving_model(path) as folder:
-        _save_without_rows(model, tables, specs, attributes, description, folder)
-        versions = first_version(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        asset = f"{directory}/{_ASSET}"
+        with tf.device("/device:CPU:0"):
+            servable = _servable_without_rows(model, tables, specs, attributes, asset)
+            description = attributes | _description(model, servable)
         if tf.io.gfile.exists(f"{path}/saved_model.pb"):
-            versions.close()
-            raise SupersededError(f"{path}: another publisher wrote a SavedModel there meanwhile")
+            _check_description(path, description, [layer.name for layer in layers])
+            return first_version(path)
+        with open(asset, "w") as file:
+            json.dump(description, file)
+        with saving_model(path) as folder:
+            with tf.device("/device:CPU:0"):
+                save_endpoints(servable, folder, {"freshness": servable.freshness})
+            versions = first_version(folder)
+            if tf.io.gfile.exists(f"{path}/saved_model.pb"):
+                versions.close()
+                message = f"{path}: another publisher wrote a SavedModel there meanwhile"
+                raise SupersededError(message)
     versions.folder = f"{path}/{VERSIONS}"
     return versions
 
 
-def _save_without_rows(
+def _servable_without_rows(
     model: keras.Model,
     tables: Sequence[EmbeddingTable],
     specs: list[Any],
     attributes: dict[str, Any],
-    description: str,
-    path: str,
-) -> None:
+    asset: str,
+) -> tf.Module:
     dtypes = [tf.as_dtype(v.dtype) for v in model.variables]
     shapes = [tuple(v.shape) for v in model.variables]
-    with tempfile.TemporaryDirectory() as directory, tf.device("/device:CPU:0"):
-        asset = f"{directory}/{_ASSET}"
-        with open(asset, "w") as file:
-            file.write(description)
-        servable = servable_of(model)
-        servable.asset = tf.saved_model.Asset(asset)
-        servable.served = _Served(servable.asset, attributes)
+    servable = servable_of(model)
+    servable.asset = tf.saved_model.Asset(asset)
+    servable.served = _Served(servable.asset, attributes)
 
-        def read() -> tuple[list[_MappedTable], list[tf.Tensor]]:
-            view, _ = ops.served_pin(servable.served.resource_handle)
-            values = ops.served_variables(view, dtypes=dtypes, shapes=shapes) if dtypes else []
-            return [_MappedTable(view, i, t.dim) for i, t in enumerate(tables)], values
+    def read() -> tuple[list[_MappedTable], list[tf.Tensor]]:
+        view, _ = ops.served_pin(servable.served.resource_handle)
+        values = ops.served_variables(view, dtypes=dtypes, shapes=shapes) if dtypes else []
+        return [_MappedTable(view, i, t.dim) for i, t in enumerate(tables)], values
 
-        @tf.function(input_signature=[], autograph=False)
-        def freshness() -> dict[str, tf.Tensor]:
-            return ops.served_status(servable.served.resource_handle)._asdict()
+    @tf.function(input_signature=[], autograph=False)
+    def freshness() -> dict[str, tf.Tensor]:
+        return ops.served_status(servable.served.resource_handle)._asdict()
 
-        servable.freshness = freshness
-        save_servable(servable, model, specs, read, path, {"freshness": freshness})
+    servable.freshness = freshness
+    give_endpoint(servable, model, specs, read)
+    return servable
+
+
+def _description(model: keras.Model, servable: tf.Module) -> dict[str, Any]:
+    """What makes it another model, beside the attributes of its tables."""
+    serve = servable.serve.get_concrete_function()
+    lookups = [x for x in servable.resources if hasattr(x, "export")]
+    return {
+        "variables": [[tf.as_dtype(v.dtype).name, list(v.shape)] for v in model.variables],
+        "lookup tables": [graphs.lookup_table_checksum(each) for each in lookups],
+        "constants": graphs.constants_of(serve),
+        "graph": [list(each) for each in graphs.checksums(serve)],
+    }
+
+
+def _check_description(path: str, own: dict[str, Any], layers: Sequence[str]) -> None:
+    """Raises a ValueError that says what differs, if a folder's model is another one."""
+    asset = f"{path}/assets/{_ASSET}"
+    known = json.loads(tf.io.gfile.GFile(asset).read()) if tf.io.gfile.exists(asset) else {}
+    differs = next((name for name in own if known.get(name) != own[name]), None)
+    if differs == "graph" and "graph" in known:
+        saved = {checksum for _, checksum in known["graph"]}
+        new = [scope for scope, checksum in own["graph"] if checksum not in saved]
+        if not new and len(known["graph"]) == len(own["graph"]):
+            return  # only in the order of what it does
+        differs = f"what it computes, in {new[0]}" if new else "it computes more"
+    elif differs in known and differs not in ("lookup tables", "constants"):
+        of_layers = differs in ("dims", "initializers", "seeds")
+        differs = _first_difference(differs, known[differs], own[differs], layers * of_layers)
+    elif differs is not None:
+        differs = f"its {differs}" if known else "not one of het_tf.serving"
+    if differs is not None:
+        raise ValueError(f"{path} holds another model: {differs}")
+
+
+def _first_difference(name: str, known: Any, own: Any, layers: Sequence[str]) -> str:
+    if not isinstance(own, list):
+        return f"{name} = {known} there, {own} here"
+    if len(known) != len(own):
+        return f"{len(known)} {name} there, {len(own)} here"
+    at = next(i for i, (one, other) in enumerate(zip(known, own, strict=True)) if one != other)
+    which = f" of layer {layers[at]}" if layers else f"[{at}]"
+    hint = "; give the layer a seed, or load the model that was saved" if name == "seeds" else ""
+    return f"{name}{which} = {known[at]} there, {own[at]} here{hint}"

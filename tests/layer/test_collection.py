@@ -11,6 +11,7 @@ import tensorflow as tf
 import het_tf
 from het_tf import optimizers
 from het_tf.layers import FeatureConfig, HetEmbedding, HetEmbeddingCollection, TableConfig
+from het_tf.saving import descriptions
 
 BATCH = 4
 
@@ -367,3 +368,127 @@ def test_a_single_feature_trains_as_the_layer_does():
         tape.gradient(loss, layer.trainable_variables)
     rows = alone.table.lookup(np.arange(10))
     np.testing.assert_allclose(collection.get_embedding_tables()["t"], rows, rtol=1e-6)
+
+
+# How a collection whose tables changed since is given what was saved.
+
+
+def sized(tables):
+    """A model of a table for each name, in this order: its size, or its size and optimizer."""
+    arguments = {name: each if isinstance(each, tuple) else (each,) for name, each in tables}
+    features = [
+        FeatureConfig(name, TableConfig(name, size, 3, "normal", *optimizer, combiner="sum"))
+        for name, (size, *optimizer) in arguments.items()
+    ]
+    layer = HetEmbeddingCollection(features, seed=3, name="tables")
+    inputs = [keras.Input((None,), dtype="int64") for _ in features]
+    model = het_tf.keras.Model(inputs, layer(inputs))
+    return model, layer
+
+
+SAVED = [("item", 10), ("user", 10)]
+USERS_ROW = np.full((1, 3), 7, np.float32)
+
+
+def saver_of(form, folder):
+    """What saves a model, and what gives another model what was saved."""
+    path = str(folder / "saved")
+
+    def checkpoint(model):
+        # Of the layer, since a model's names in it shift when it has more inputs.
+        return tf.train.Checkpoint(layer=model.get_layer("tables"))
+
+    def save(model):
+        if form == "checkpoint":
+            checkpoint(model).write(path)
+        elif form == "manager":
+            manager = het_tf.checkpoint.Manager(checkpoint(model), path)
+            manager.save()
+            manager.wait()
+        elif form == "weights":
+            model.save_weights(f"{path}.weights.h5")
+        elif form == "beside":
+            with het_tf.checkpoint.rows_in(path):
+                model.save_weights(f"{path}.weights.h5")
+        else:
+            model.save(f"{path}.keras")
+
+    def load(model):
+        if form == "checkpoint":
+            checkpoint(model).read(path)
+        elif form == "manager":
+            het_tf.checkpoint.Manager(checkpoint(model), path).restore_or_initialize()
+        else:
+            model.load_weights(f"{path}{'.keras' if form == 'keras' else '.weights.h5'}")
+
+    return save, load
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "manager", "weights", "beside", "keras"])
+def test_a_table_that_grew_has_its_rows_and_one_that_is_elsewhere_is_named(form, tmp_path):
+    save, load = saver_of(form, tmp_path)
+    model, layer = sized(SAVED)
+    item, user = (first for _, _, first in layer.layers[0].layout)
+    assert item == 0
+    layer.layers[0].table.assign(np.array([user + 7]), USERS_ROW)
+    save(model)
+    for tables in (
+        [("item", 1000), ("user", 10)],
+        [("item", 5), ("user", 8)],
+        [("item", 10), ("user", 10), ("shop", 10)],
+        # Keras's files lack what a layer of its own would have to be given.
+        *([[*SAVED, ("shop", (10, "sgd"))]] if form in ("checkpoint", "manager") else []),
+    ):
+        grown, layer = sized(tables)
+        load(grown)
+        np.testing.assert_array_equal(layer.get_embedding_tables()["user"][[7]], USERS_ROW)
+        assert layer.layers[0].table.size() == 1
+    for tables, message in (
+        ([("item", 10), ("shop", 10), ("user", 10)], f"table user: .*key {user} on there, .*key"),
+        (
+            [("user", 10), ("item", 10)],
+            r"table item: layers\[0\] from key 0 on there, .*table user",
+        ),
+        ([("thing", 10), ("user", 10)], "table item: .* there, nowhere in the layer$"),
+        ([("item", 10)], "table user: .* there, nowhere in the layer$"),
+        (
+            [("item", 10), ("user", (10, "sgd"))],
+            r"table user: .*, layers\[1\] from key 0 on in the",
+        ),
+        (
+            [("item", (10, "sgd")), ("user", 10)],
+            r"table user: .*, layers\[1\] from key 0 on in the",
+        ),
+    ):
+        other, layer = sized(tables)
+        for each in layer.layers:
+            each.table.assign(np.array([5]), USERS_ROW)
+        with pytest.raises(ValueError, match=message):
+            load(other)
+        assert [each.table.size() for each in layer.layers] == [1] * len(layer.layers)
+
+
+def test_tables_that_came_to_share_one_do_not_lose_rows_in_silence(tmp_path):
+    save, load = saver_of("checkpoint", tmp_path)
+    model, _ = sized([("item", 10), ("user", (10, "sgd"))])
+    save(model)
+    with pytest.raises(ValueError, match=r"table user: layers\[1\] from key 0 on there, layers\[0"):
+        load(sized(SAVED)[0])
+
+
+def test_rows_of_before_are_taken_where_they_are_of_one_table(tmp_path):
+    table = sized(SAVED[:1])[1].layers[0].table
+    descriptions.check_shape({"format": 1, "dim": 3}, table, "it")
+    table = sized(SAVED)[1].layers[0].table
+    with pytest.raises(ValueError, match=r"^it does not say .* tables \['item', 'user'\]$"):
+        descriptions.check_shape({"format": 1, "dim": 3}, table, "it")
+
+
+@pytest.mark.parametrize("layout", [3, [], {"t": 3}, {"t": [0]}, {"t": [0, -1]}, {"t": [0, "0"]}])
+def test_a_damaged_layout_is_named(layout):
+    table = sized(SAVED)[1].layers[0].table
+    config = descriptions.describe(table) | {"layout": layout}
+    with pytest.raises(ValueError, match="it says layout = "):
+        descriptions.check_description(config)
+    with pytest.raises(ValueError, match=r"^it is damaged: it says layout = "):
+        descriptions.check_shape(config, table, "it")

@@ -303,6 +303,85 @@ def test_a_program_that_comes_back_goes_on_with_a_whole_version(tmp_path):
         np.testing.assert_array_equal(served.serve(again.keys[np.newaxis, :1])[0][0, 0], [6] * 5)
 
 
+RETURNING = """
+import sys, keras, het_tf
+
+def make(activation="tanh", words=("a", "b"), input_dim=50, seed=1, sizes=(10, 10), second=True):
+    text = keras.Input((1,), dtype="string")
+    ids = keras.Input((3,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(input_dim, 4, seed=seed)
+    other = het_tf.layers.HetEmbedding(4, seed=2, combiner="sum")
+    tables = [
+        het_tf.layers.TableConfig(name, size, 4, "normal", "sgd", "sum")
+        for name, size in zip(("item", "user"), sizes)
+    ]
+    features = [het_tf.layers.FeatureConfig(table.name, table) for table in tables]
+    collection = het_tf.layers.HetEmbeddingCollection(features, seed=3)([ids, ids])
+    looked_up = other(keras.layers.StringLookup(vocabulary=list(words))(text))
+    flat = keras.layers.Flatten()(embedding(ids))
+    outputs = keras.layers.Dense(1, activation)(keras.layers.Concatenate()([flat, looked_up]))
+    return keras.Model([text, ids], [outputs, collection[0], collection[1]])
+
+def publish(model, path):
+    het_tf.serving.publish(model, path, every="1h").close()
+
+if __name__ == "__main__":
+    make()
+    publish(make(), sys.argv[1])
+"""
+
+
+def test_a_folder_is_continued_by_its_model_and_others_are_told_what_differs(tmp_path):
+    program: dict = {"__name__": "returning"}
+    exec(RETURNING, program)
+    make, publish, path = program["make"], program["publish"], str(tmp_path / "model")
+    model = make()
+    publish(model, path)
+    publish(make(), path)
+    model.save(tmp_path / "saved.keras")
+    publish(keras.models.load_model(tmp_path / "saved.keras"), path)
+    subprocess.run([sys.executable, "-c", RETURNING, path], check=True)
+    served = tf.saved_model.load(path)
+    assert version_of(served) == 7
+    for arguments, message in (
+        ({"activation": "sigmoid"}, "what it computes, in .*dense"),
+        ({"words": ("b", "a")}, "its lookup tables"),
+        ({"input_dim": 60}, "what it computes, in .*het_embedding"),
+        ({"sizes": (20, 10)}, "what it computes, in .*het_embedding_collection"),
+        ({"seed": None}, r"seeds of layer het_embedding\w* = 1 there, \d+ here; give the layer"),
+    ):
+        with pytest.raises(ValueError, match="holds another model: " + message):
+            publish(make(**arguments), path)
+    assert version_of(tf.saved_model.load(path)) == 7
+
+
+class Scaled(keras.Model):
+    """A model whose config says nothing."""
+
+    def __init__(self, factor, power):
+        super().__init__()
+        self.embedding = het_tf.layers.HetEmbedding(4, seed=1)
+        self.factor, self.power = tf.constant(factor), power
+
+    def call(self, ids):
+        return self.factor * self.embedding(ids) ** self.power
+
+
+def test_a_subclassed_model_is_known_by_what_it_computes(tmp_path):
+    def publish(*arguments):
+        model = Scaled(*arguments)
+        model(KNOWN)
+        signature = [tf.TensorSpec([None, 3], tf.int64, name="ids")]
+        het_tf.serving.publish(model, tmp_path / "model", "1h", signature).close()
+
+    publish(2.0, 2)
+    publish(2.0, 2)
+    with pytest.raises(ValueError, match="another model: what it computes"):
+        publish(2.0, 3)
+    with pytest.raises(ValueError, match=r"another model: (its constants|what it computes)"):
+        publish(3.0, 2)
+
+
 def test_what_is_replaced_is_published_whole_and_old_files_go(tmp_path):
     counter = Counter(100)
     folder = tmp_path / "model/assets.extra/het_tf"
