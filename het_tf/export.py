@@ -39,8 +39,9 @@ def export_saved_model(
     Args:
       model: a built model, under a strategy or not.
       path: folder of the SavedModel.
-      input_signature: `tf.TensorSpec`s in the structure of the model's input; needed only for
-        subclassed models.
+      input_signature: `tf.TensorSpec`s in the structure of the model's input; needed for subclassed
+        models, and, as `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`, for ragged and sparse
+        inputs.
       rows: what values are stored as. "float32"; "float16", off by at most 2**-11 of a value, or
         2**-25 where that is more; "int8" with a scale per row, off by at most 1 / 254 of the row's
         largest value.
@@ -168,8 +169,10 @@ def signature_of(model: keras.Model, given: Any) -> list[Any]:
     """The inputs of a model's endpoints.
 
     Raises:
-      ValueError: none are given, and the model is not made of symbolic inputs.
+      ValueError: none are given, and the model is not made of symbolic inputs; or it is no model.
     """
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model must be a keras.Model, not {model!r}")
     if given is None:
         structure = _symbolic_input(model)
         if structure is None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from het_tf._arguments import INT64_MAX
+from het_tf._arguments import INT64_MAX, check_integer
 from het_tf.saving.row_files import Npz, Parquet, Rows, Tfra, TfraCheckpoint, rows_a_block
 from het_tf.table import EmbeddingTable
 
@@ -50,21 +50,29 @@ def load(to: Any, source: Readable) -> int:
       How many rows were read.
 
     Raises:
-      ValueError: keys are no int64 or out of bounds, values are not finite float32 or of another
-        width, or a file is not what it should be. The message names the file and the value, and the
-        table is as it was.
+      ValueError: source is no format; keys are no int64 or out of bounds, values are not finite
+        float32 or of another width, or a file is not what it should be. The message names the file
+        and the value, and the table is as it was. Or a source has not as many rows the second time,
+        which were set then.
       OSError: a file cannot be read.
       ImportError: what the format needs is not installed.
       tf.errors.OpError: a parameter server is down or out of memory. Rows of the blocks before are
         set then.
     """
+    _check_format("source", source, "read")
     table, bound = _table(to)
     count = 0
     for block in source.read():
         count += len(_checked(source, block, table.dim, bound)[0])
+    left = count
     for block in source.read():
         keys, values = _checked(source, block, table.dim, bound)
         table.assign(keys, values)
+        left -= len(keys)
+    if left != 0:
+        raise ValueError(
+            f"{source}: {count} rows were read first, and {count - left} the next time"
+        )
     return count
 
 
@@ -79,10 +87,12 @@ def save(of: Any, target: Writable) -> int:
       How many rows were written.
 
     Raises:
+      ValueError: target is no format, or of is neither.
       OSError: a file cannot be written.
       ImportError: what the format needs is not installed.
       tf.errors.OpError: a parameter server is down.
     """
+    _check_format("target", target, "write")
     table, _ = _table(of)
     count = 0
 
@@ -94,6 +104,14 @@ def save(of: Any, target: Writable) -> int:
 
     target.write(blocks(), table.dim)
     return count
+
+
+def _check_format(name: str, format: Any, method: str) -> None:
+    if not callable(getattr(format, method, None)):
+        raise ValueError(
+            f"{name} must be a format, as het_tf.interop.Npz(path) or"
+            f" het_tf.interop.Parquet(path) is, not {format!r}"
+        )
 
 
 def _table(layer: Any) -> tuple[EmbeddingTable, int | None]:
@@ -142,9 +160,17 @@ class Weights:
         Args:
           values: floats [rows, dim]; or a built `keras.layers.Embedding`.
           keys: integers [rows]; None: 0, 1, ...
+
+        Raises:
+          ValueError: values are something else, or of a layer that is not built.
         """
         values = getattr(values, "embeddings", values)
         self._values = np.asarray(values)
+        if self._values.ndim != 2:
+            raise ValueError(
+                "values must be floats [rows, dim] or a built keras.layers.Embedding, not"
+                f" {values!r}"
+            )
         self._keys = np.arange(len(self._values)) if keys is None else np.asarray(keys)
 
     def __str__(self) -> str:
@@ -161,7 +187,11 @@ class Weights:
 
         Returns:
           float32 [rows, dim].
+
+        Raises:
+          ValueError: rows is no such number, or layer is neither.
         """
+        rows = check_integer("rows", rows, 0, INT64_MAX)
         table, _ = _table(layer)
         block = rows_a_block(4 * table.dim)
         values = np.empty((rows, table.dim), np.float32)

@@ -230,6 +230,18 @@ def test_a_table_without_rows_is_served(tmp_path):
     np.testing.assert_array_equal(served.serve(tf.constant(query)), embedding.table.lookup(query))
 
 
+@pytest.mark.parametrize("what", ["model", het_tf.layers.HetEmbedding(1)], ids=str)
+@pytest.mark.parametrize(
+    "export",
+    [het_tf.export_saved_model, het_tf.serving.export_mapped, het_tf.serving.publish],
+    ids=lambda export: export.__name__,
+)
+def test_what_is_no_model_is_refused(tmp_path, what, export):
+    with pytest.raises(ValueError, match=r"model must be a keras\.Model, not "):
+        export(what, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_subclassed_model_needs_a_signature(tmp_path):
     class Sum(het_tf.keras.Model):
         def __init__(self):

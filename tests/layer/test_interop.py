@@ -408,6 +408,39 @@ def test_keys_of_a_layer_are_bounded_as_its_ids_are():
             interop.load(layer, interop.Weights(VALUES[:1], [key]))
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t: interop.load(t, "x.npz"), r"source must be a format, .*Npz.* not 'x.npz'"),
+        (lambda t: interop.save(t, {}), r"target must be a format, .* not \{\}"),
+        (lambda _: interop.Weights(3.0), "values must be .* not 3.0"),
+        (
+            lambda _: interop.Weights(keras.layers.Embedding(2, 3)),
+            "values must be .* not <Embedding",
+        ),
+        (lambda t: interop.Weights.of(t, -1), "rows must be an integer from 0 .* not -1"),
+        (lambda t: interop.Weights.of(t, 2.0), "rows must be an integer from 0 .* not 2.0"),
+        (lambda t: interop.load(t, Once()), "once: 5 rows were read first, and 0 the next time"),
+    ],
+)
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(make_layer())
+
+
+class Once:
+    """A source that is used up when it was read."""
+
+    def __init__(self):
+        self._blocks = iter([(KEYS, VALUES)])
+
+    def __str__(self):
+        return "once"
+
+    def read(self):
+        return self._blocks
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for use in (interop.load, interop.save):
