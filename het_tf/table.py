@@ -118,6 +118,7 @@ class EmbeddingTable:
         self._handles = [self._create(shard) for shard in range(self.num_shards)]
         self._exchange = Exchange(self.devices, [self])
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         _abandoned.destroy_after(self, functools.partial(_destroy, self._handles))
 
     @property
@@ -420,8 +421,17 @@ class EmbeddingTable:
         vars(self).pop("_remote_lookup", None)
 
     def add_cache(self, cache: Any) -> None:
-        """Has whatever replaces rows call `cache.clear()`, for as long as `cache` exists."""
+        """Has `clear`, `import_` and a restore clear `cache`, for as long as it exists."""
         self._caches.add(cache)
+
+    def forgets(self, waiting: Any) -> None:
+        """Has `note_restored` call `waiting.clear()`, for as long as that exists."""
+        self._waiting.add(waiting)
+
+    def note_restored(self) -> None:
+        """What was to be done to the rows that were there before is not done to those restored."""
+        for each in tuple(self._waiting):
+            each.clear()
 
     def clear_caches(self) -> None:
         """Has all caches drop what they hold, after the rows were replaced."""

@@ -58,7 +58,7 @@ class Marks:
         for device in replaced:
             while True:
                 try:
-                    self._marks[device] = _mark(device)
+                    self._marks[device] = _tried(lambda on=device: _mark(on))
                     break
                 except tf.errors.UnavailableError:
                     if time.monotonic() > until:
@@ -138,6 +138,7 @@ def _tried(fn: Callable[[], T]) -> T:
     for _ in range(_TRIES - 1):
         with contextlib.suppress(tf.errors.OpError):
             return fn()
+        time.sleep(0.1)
     return fn()
 
 

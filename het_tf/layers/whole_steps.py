@@ -198,11 +198,11 @@ class _Accumulator:
     def __init__(self, layer: Any):
         self._queue_op = functools.partial(_queue_op, f"accumulated/{uuid.uuid4().hex}")
         self._devices = ["/device:CPU:0"] if layer.table.is_local else cache_devices()
-        layer.table.add_cache(self)
+        layer.table.forgets(self)
         _abandoned.destroy_after(self, functools.partial(_destroy, self._queue_op, self._devices))
 
     def clear(self) -> None:
-        """Forgets them, since they are of rows that were replaced."""
+        """Forgets them, since the rows were restored. No step may be under way."""
 
         def drain() -> None:
             queue = self._queue_op()

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 # They say where a node runs, or what else is called as it is.
 _NO_MATTER = ("config_proto", "container", "executor_type", "shared_name")
-# A name that is drawn ends with a number, in what an Assert says, too.
+# A name that is drawn ends with a number, in what an Assert says, too, which is called by a branch.
+_SAYS = {"Assert", "If", "StatelessIf"}
 _DRAWN = re.compile(rb"\b([A-Za-z]\w*?)(?:_\d+)+\b")
 _DRAWN_INPUT = re.compile(r"(keras_tensor|input_layer)(_\d+)?")
 
@@ -66,13 +67,18 @@ def _of_nodes(
 ) -> dict[str, str]:
     """Of each node the checksum of what it and all that it is made of compute."""
     waiting = {node.name: node for node in nodes}
+    users: dict[str, set[str]] = {}
+    for node in waiting.values():
+        for each in node.input:
+            users.setdefault(each.partition(":")[0], set()).add(node.op)
+    said = {name for name in waiting if users.get(name, set()) <= _SAYS}
     known = {name: f"argument {number}" for number, name in enumerate(arguments)}
     while left := [node for node in waiting.values() if node.name not in known]:
         for node in left:
             inputs = [each.partition(":") for each in node.input if not each.startswith("^")]
             if all(name in known for name, _, _ in inputs):
                 attributes = [
-                    f"{name}={_of_attribute(node.attr[name], library)}"
+                    f"{name}={_of_attribute(node.attr[name], library, node.name in said)}"
                     for name in sorted(node.attr)
                     if name not in _NO_MATTER and not name.startswith("_")
                 ]
@@ -81,13 +87,13 @@ def _of_nodes(
     return {name: known[name] for name in [*waiting]}
 
 
-def _of_attribute(value: Any, library: Mapping[str, Any]) -> str:
+def _of_attribute(value: Any, library: Mapping[str, Any], is_said: bool) -> str:
     kind = value.WhichOneof("value")
     if kind == "func":
         return _of_function(value.func.name, library)
     if kind == "list" and value.list.func:
         return _of([_of_function(each.name, library) for each in value.list.func])
-    if kind == "tensor" and value.tensor.dtype == tf.string.as_datatype_enum:
+    if is_said and kind == "tensor" and value.tensor.dtype == tf.string.as_datatype_enum:
         texts = tf.make_ndarray(value.tensor)
         return _of([repr(texts.shape), *(_DRAWN.sub(rb"\1", text) for text in texts.ravel())])
     return _of([value.SerializeToString(deterministic=True)])

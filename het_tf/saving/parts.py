@@ -264,6 +264,7 @@ def replace_rows(tables: Mapping[str, EmbeddingTable], saved: Mapping[str, Saved
         for name, table in tables.items():
             table.time = saved[name].time
             table.clear_caches()
+            table.note_restored()
 
 
 def remove(folders: Sequence[str]) -> None:

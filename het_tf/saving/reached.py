@@ -23,36 +23,47 @@ def layers_in_containers(model: keras.Model) -> dict[str, Any]:
     before = vars(model).setdefault("_het_containers", {})
     found = {}
     for name, value in [*vars(model).items()]:
-        layers = {} if name in _names_of_keras() else dict(_layers_within(value))
+        layers: dict[str, Any] = {}
+        is_own = name == "_het_containers" or name in _names_of_keras()
+        for path, layer in [] if is_own else _layers_within(value):
+            while path in layers:  # a dict may have 1 and "1"
+                path += "'"
+            layers[path] = layer
         if not layers:
             continue
-        known = before.get(name)
-        if known is None or {key: getattr(known, key, None) for key in layers} != layers:
-            known = before[name] = tf.train.Checkpoint()
-            for key, layer in layers.items():
-                setattr(known, key, layer)
+        held, known = before.get(name, ({}, None))
+        if list(held) != list(layers) or any(held[path] is not layers[path] for path in held):
+            known = tf.train.Checkpoint()
+            for path, layer in layers.items():
+                setattr(known, f".{path}", layer)
+            before[name] = layers, known
         # TensorFlow has what it sees of a tuple under its name.
         found[f"{name}.lists" if isinstance(value, tuple) else name] = known
     return found
 
 
-def _layers_within(value: Any, path: str = "", seen: bool = True) -> Iterator[tuple[str, Any]]:
+def _layers_within(
+    value: Any, path: str = "", seen: bool = True, around: tuple[int, ...] = ()
+) -> Iterator[tuple[str, Any]]:
     """The layers that containers hide, by keys and places.
 
     Args:
       value: of an attribute, or a part of one.
       path: to it.
       seen: whether TensorFlow sees it: it sees what is in tuples.
+      around: the containers that it is in.
     """
     if isinstance(value, keras.layers.Layer):
         if not seen:
             yield path, value
         return
-    if not isinstance(value, (list, tuple, dict)):
+    if not isinstance(value, (list, tuple, dict)) or id(value) in around:
         return
     for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-        inner = f"{path}.{key}" if path else str(key)
-        yield from _layers_within(each, inner, seen and isinstance(value, tuple))
+        if isinstance(each, (keras.layers.Layer, list, tuple, dict)):
+            inner = f"{path}.{key}" if path else str(key)
+            within = seen and isinstance(value, tuple)
+            yield from _layers_within(each, inner, within, (*around, id(value)))
 
 
 @functools.cache

@@ -151,7 +151,8 @@ class Versions:
             for match in filter(None, map(_COMING.fullmatch, files)):
                 if match[2] != self.publisher and int(match[1]) >= newest:
                     self._superseded = f"another publisher writes into it: {match[0]}"
-            if self._last is not None and self._last not in files:
+            gone = self._last is not None and self._last not in files
+            if gone and self._superseded is None:
                 self._superseded = f"it was begun anew, or emptied: {self._last} is gone"
         if self._superseded is not None:
             raise SupersededError(f"{self.folder}: {self._superseded}")

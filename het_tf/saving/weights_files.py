@@ -176,6 +176,7 @@ def _load_rows(store: Any, table: EmbeddingTable, name: str, check: _Check | Non
         if not has_clocks:
             rows = dataclasses.replace(rows, clocks=np.zeros_like(rows.clocks))
         table.import_(rows, initial_slots=not has_slots)
+    table.note_restored()
 
 
 def _restore_beside(prefix: str, table: EmbeddingTable, name: str, only_check: bool) -> None:

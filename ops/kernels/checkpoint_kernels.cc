@@ -49,10 +49,13 @@ class CutKernel : public tensorflow::OpKernel {
                                               &snapshot->resource));
     TableResource* resource = snapshot->resource.get();
     if (!owner_.empty()) EndCut(resource, owner_);
-    const std::lock_guard<std::mutex> lock(resource->cut_mutex);
+    // May wait, for updates that wait until the last cut is read or let go of.
     OP_REQUIRES_OK(context, Cut(context, resource->table.get(), &snapshot->rows));
-    resource->cut_owner = owner_;
-    resource->cut = snapshot;
+    {
+      const std::lock_guard<std::mutex> lock(resource->cut_mutex);
+      resource->cut_owner = owner_;
+      resource->cut = snapshot;
+    }
     OP_REQUIRES_OK(context, SetVariant(context, 0, std::move(snapshot)));
   }
 

@@ -131,6 +131,26 @@ def test_what_a_checkpoint_does_not_reach_is_named(tmp_path):
     assert not manager.checkpoints
 
 
+def test_containers_may_hold_themselves_and_keys_alike(tmp_path):
+    model = het_tf.keras.Model(name="holder")
+    layers = [HetEmbedding(1, seed=i, name=f"e{i}") for i in range(3)]
+    for number, layer in enumerate(layers):
+        layer.build()
+        layer.table.assign([number], [[1.0]])
+    model.some = {1: layers[0], "1": layers[1], "save_counter": layers[2]}
+    model.some["me"] = model.some
+    checkpoint = tf.train.Checkpoint(model=model)
+    path = checkpoint.write(str(tmp_path / "all"))
+    for layer in layers:
+        layer.table.clear()
+    checkpoint.read(path).assert_consumed()
+    assert [layer.table.export().keys.tolist() for layer in layers] == [[0], [1], [2]]
+    del model.some["1"]
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "less"))
+    saved = [name for name, _ in tf.train.list_variables(path) if name.endswith("/keys")]
+    assert len(saved) == 2
+
+
 def test_a_restore_says_for_which_layers_there_are_no_rows(tmp_path, caplog):
     def make(*names):
         ids = keras.Input((), dtype="int64")

@@ -382,6 +382,28 @@ def test_a_subclassed_model_is_known_by_what_it_computes(tmp_path):
         publish(3.0, 2)
 
 
+def test_a_text_that_ends_with_a_number_is_no_drawn_name(tmp_path):
+    class Segment(het_tf.keras.Model):
+        def __init__(self, text):
+            super().__init__()
+            self.text, self.rows = text, het_tf.layers.HetEmbedding(1, seed=1)
+
+        def call(self, texts):
+            ids = tf.cast(tf.equal(texts, self.text), tf.int64)
+            return self.rows(ids)
+
+    def publish(text):
+        model = Segment(text)
+        model(tf.constant(["seg_1"]))
+        signature = [tf.TensorSpec([None], tf.string, name="texts")]
+        het_tf.serving.publish(model, tmp_path / "model", "1h", signature).close()
+
+    publish("seg_1")
+    publish("seg_1")
+    with pytest.raises(ValueError, match="another model: what it computes"):
+        publish("seg_2")
+
+
 def test_what_is_replaced_is_published_whole_and_old_files_go(tmp_path):
     counter = Counter(100)
     folder = tmp_path / "model/assets.extra/het_tf"

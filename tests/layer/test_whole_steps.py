@@ -109,6 +109,20 @@ def test_gradients_accumulated_before_a_restore_are_forgotten(tmp_path):
     np.testing.assert_array_equal(train(2, 4), expected)
 
 
+def test_rows_that_are_set_leave_what_others_have_accumulated():
+    def train(assigns):
+        layer = OurEmbedding(4, optimizer="same", embeddings_initializer="ones")
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        model = make_model(layer, optimizer=optimizer, loss="mse")
+        for step in range(4):
+            model.train_on_batch({"ids": IDS[:4], "x": X[:4]}, Y[:4])
+            if assigns and step % 2 == 0:
+                layer.table.assign([99], np.zeros((1, 4), np.float32))
+        return layer.lookup(np.arange(9))
+
+    np.testing.assert_array_equal(train(True), train(False))
+
+
 def test_clipping_over_accumulated_steps_is_refused():
     optimizer = keras.optimizers.SGD(global_clipnorm=1.0, gradient_accumulation_steps=2)
     layer = OurEmbedding(4, optimizer="same", name="users")

@@ -2,12 +2,15 @@
 //
 //   het_tf served 1
 //   version 12
-//   publisher 0123456789abcdef  16 hexadecimal digits, of which nobody else has the same
-//   whole 0                 1: it stands alone; 0: it changes its publisher's version before it
-//   written 1700000000000000    microseconds since 1970
-//   others 000000000012.0123456789abcdef.others  prefix of a tensor bundle with what else belongs
-//   to it tables 2 rows 0 000000000012.0123456789abcdef.0.0.rows  table, file: the shards in their
-//   order rows 1 000000000012.0123456789abcdef.1.0.rows crc32 89abcdef          of all lines before
+//   publisher 0123456789abcdef                     16 hexadecimal digits, which nobody else has
+//   whole 0                                        1: it stands alone; 0: it changes the version
+//                                                  before it, of its publisher
+//   written 1700000000000000                       microseconds since 1970
+//   others 000000000012.0123456789abcdef.others    prefix of a tensor bundle with the variables
+//   tables 2
+//   rows 0 000000000012.0123456789abcdef.0.0.rows  table, file: the shards in their order
+//   rows 1 000000000012.0123456789abcdef.1.0.rows
+//   crc32 89abcdef                                 of all lines before
 
 #ifndef HET_TF_OPS_CORE_SERVING_MANIFEST_H_
 #define HET_TF_OPS_CORE_SERVING_MANIFEST_H_
