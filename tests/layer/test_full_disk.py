@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import interop
-from het_tf.export import save_servable
+from het_tf.export import save_endpoints
 
 ROWS, WIDTH = 20_000, 16
 QUERY = np.array([[1, 2, 30_000]])
@@ -76,12 +76,12 @@ def full(request, monkeypatch) -> Callable[[], contextlib.AbstractContextManager
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
         def save_and_fill(*arguments: Any) -> None:
-            save_servable(*arguments)
+            save_endpoints(*arguments)
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
 
         with monkeypatch.context() as patch, full_after(limits[0]):
             for module in ("het_tf.export", "het_tf.saving.mapped"):
-                patch.setattr(f"{module}.save_servable", save_and_fill)
+                patch.setattr(f"{module}.save_endpoints", save_and_fill)
             yield
 
     return later
