@@ -26,8 +26,9 @@ from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.lifetimes import Admission, Expiry, KeyRange
 
 # How far apart the keys of tables that share one begin: in multiples of it, so that a table keeps
-# its keys while others, or itself, grow to as many ids.
-_KEYS_APART = 1 << 40
+# its keys while others, or itself, grow to as many ids. Not farther: messages give each key as few
+# bytes as all keys of a step need, here five for up to 256 tables.
+_KEYS_APART = 1 << 32
 
 
 @keras.saving.register_keras_serializable("het_tf")

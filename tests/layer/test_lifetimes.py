@@ -164,7 +164,7 @@ def test_a_collections_tables_have_rules_of_their_own():
 
     train()
     shared = collection.layers[0].table
-    first, second, third = (3 + (place << 40) for place in range(3))
+    first, second, third = (3 + (place << 32) for place in range(3))
     assert keys_of(shared) == [first, third]  # tables in the order of their features' names
     shared.expire(0)
     train()

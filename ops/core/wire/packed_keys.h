@@ -1,7 +1,7 @@
 // Keys in as few whole bytes each as their range needs: their distances from the lowest.
 //
 // Every step asks for keys, and most of what it says of a row that need not come is the key. Those
-// of a vocabulary take two to four bytes, those of a collection's tables six, hashes eight.
+// of a vocabulary take two to four bytes, those of a collection's tables five, hashes eight.
 
 #ifndef HET_TF_OPS_CORE_WIRE_PACKED_KEYS_H_
 #define HET_TF_OPS_CORE_WIRE_PACKED_KEYS_H_
