@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import lifetimes
+from het_tf._threads import call_in_daemon
 from het_tf._visits import cluster_devices
 from het_tf.cache import WorkerCache
 from het_tf.checkpoint import TableState
@@ -278,7 +279,7 @@ def test_what_is_cut_with_an_error_is_let_go_of(strategy, monkeypatch, tmp_path)
     with pytest.raises(tf.errors.UnavailableError, match="of another server"):
         checkpoint(table).write(str(tmp_path / "one"))
     monkeypatch.undo()
-    table.clear()  # would wait until the rows are let go of
+    call_in_daemon(table.clear).result(timeout=100)  # waits until the rows are let go of
 
 
 def test_a_program_that_cuts_anew_lets_go_of_what_it_cut(strategy):
