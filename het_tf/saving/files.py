@@ -23,7 +23,7 @@ def reading(path: str) -> Iterator[io.BufferedReader]:
     Raises:
       OSError: it cannot be read; the message names it.
     """
-    with io.BufferedReader(_Raw(path, "rb")) as file:
+    with io.BufferedReader(_Raw(path, path, "rb")) as file:
         yield file
 
 
@@ -40,7 +40,10 @@ def replacing(*paths: str) -> Iterator[list[io.BufferedWriter]]:
     temporary = [_beside(path) for path in paths]
     try:
         with contextlib.ExitStack() as stack:
-            yield [stack.enter_context(io.BufferedWriter(_Raw(path, "wb"))) for path in temporary]
+            yield [
+                stack.enter_context(io.BufferedWriter(_Raw(*names, "wb")))
+                for names in zip(temporary, paths, strict=True)
+            ]
         with _os_errors(paths[-1]):
             if len(paths) > 1 and tf.io.gfile.exists(paths[-1]):
                 tf.io.gfile.remove(paths[-1])
@@ -93,11 +96,11 @@ def _beside(path: str) -> str:
 class _Raw(io.RawIOBase):
     """A file of TensorFlow as one of Python, of which zipfile and pyarrow read and write."""
 
-    def __init__(self, path: str, mode: str):
-        """Opens a file. mode: "rb" or "wb"."""
-        self._path, self._reads = path, mode == "rb"
+    def __init__(self, path: str, shown: str, mode: str):
+        """Opens a file. shown: what errors call it. mode: "rb" or "wb"."""
+        self._path, self._reads = shown, mode == "rb"
         self._file = tf.io.gfile.GFile(path, mode)
-        with _os_errors(path):  # GFile itself opens later
+        with _os_errors(shown):  # GFile itself opens later
             self._file.read(0) if self._reads else self._file.write(b"")
 
     def readable(self) -> bool:

@@ -428,6 +428,12 @@ def test_wrong_arguments_are_named(call, message):
         call(make_layer())
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    path = tmp_path / "nowhere/rows.npz"
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(str(path))}: "):
+        interop.save(trained_layer(3), interop.Npz(path))
+
+
 class Once:
     """A source that is used up when it was read."""
 
