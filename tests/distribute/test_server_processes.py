@@ -21,6 +21,13 @@ def parent(pid: int) -> int:
     return int(re.search(r"PPid:\t(\d+)", status)[1])
 
 
+def wait_until_said(cluster: LocalCluster, times: int) -> None:
+    """Until a server has said so often that it serves, which is a little after it listens."""
+    while cluster.log("ps", 0).count("ps 0 serves") < times:
+        assert cluster.process("ps", 0).poll() is None
+        time.sleep(0.01)
+
+
 def test_servers_are_forked_and_can_be_killed_and_restarted():
     with LocalCluster(2, 1) as cluster:
         processes = [cluster.process(*task) for task in (("worker", 0), ("worker", 1), ("ps", 0))]
@@ -29,15 +36,14 @@ def test_servers_are_forked_and_can_be_killed_and_restarted():
         assert ps.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             ps.wait(timeout=0.01)
+        wait_until_said(cluster, 1)
         ps.send_signal(signal.SIGSTOP)  # It would not end of SIGTERM.
         cluster.kill_ps(0)
         assert ps.wait(0) == ps.poll() == ps.returncode == -signal.SIGKILL
         ps.kill()  # Does nothing, as it does for a Popen.
         cluster.restart_ps(0)
         assert parent(cluster.process("ps", 0).pid) == template
-        while cluster.log("ps", 0).count("ps 0 serves") < 2:  # Said a little after it listens.
-            assert cluster.process("ps", 0).poll() is None
-            time.sleep(0.01)
+        wait_until_said(cluster, 2)
         cluster.terminate_worker(1)
         assert processes[1].returncode == 0
     assert processes[0].poll() == -signal.SIGKILL
