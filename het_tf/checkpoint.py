@@ -13,6 +13,7 @@ import tensorflow as tf
 # be asked before a restore changes anything: `_checkpoint_adapter` and `_update_uid` below.
 from tensorflow.python.saved_model import registration
 
+from het_tf.distribute.current import current_strategy
 from het_tf.saving import parts
 from het_tf.saving.bundles import check_tensors
 from het_tf.saving.chains import find_table, is_of_part
@@ -86,6 +87,7 @@ class TableState(tf.Module):
 
     def _checkpoint_adapter(self, path: str) -> None:
         """What TensorFlow calls of all that it is to restore, before it restores any of it."""
+        _wait_until_reached()
         _check_variables(path, self._update_uid)
         self.shape.path, self.shape.saved = path, None
 
@@ -130,12 +132,14 @@ def _check_variables(path: str, restore: int) -> None:
 def _flush(trackables: Mapping[str, FlushedFirst], file_prefix: tf.Tensor) -> None:
     del file_prefix
     with tf.init_scope():
+        _wait_until_reached()
         for each in trackables.values():
             each.flush()
 
 
 def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     with tf.init_scope():
+        _wait_until_reached()
         path = _path(file_prefix)
         if path in _leftovers:
             _leftovers[path]()
@@ -162,6 +166,11 @@ def _restore(trackables: Mapping[str, TableState], merged_prefix: tf.Tensor) -> 
 
 def _tables(trackables: Mapping[str, TableState]) -> dict[str, EmbeddingTable]:
     return {name: state.table for name, state in trackables.items()}
+
+
+def _wait_until_reached() -> None:
+    if (strategy := current_strategy()) is not None:
+        strategy.wait_until_reached()
 
 
 def _path(prefix: Any) -> str:

@@ -17,14 +17,19 @@ _made: list[weakref.ref[HetParameterServerStrategy]] = []
 
 
 def note_strategy(strategy: HetParameterServerStrategy) -> None:
-    """Has `warn_of_idle_cluster` look whether it is in use. It is held weakly."""
+    """Makes it the `current_strategy`. It is held weakly."""
     _made[:] = [weakref.ref(strategy)]
+
+
+def current_strategy() -> HetParameterServerStrategy | None:
+    """The last strategy that was made, if its cluster is still to be used."""
+    strategy = _made[0]() if _made else None
+    return None if strategy is None or strategy.closed else strategy
 
 
 def warn_of_idle_cluster(what: str) -> None:
     """Warns that "`what` outside of the strategy's scope" if there is a cluster to be used."""
-    strategy = _made[0]() if _made else None
-    if strategy is None or strategy.closed:
+    if current_strategy() is None:
         return
     warnings.warn(
         f"{what} outside of the strategy's scope: it is in this process alone, and the cluster "

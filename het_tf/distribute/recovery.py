@@ -12,20 +12,15 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from het_tf._visits import cache_devices, cluster_devices
+from het_tf._visits import cluster_devices
 from het_tf.cache import WorkerCache
 from het_tf.table import EmbeddingTable
 
-if TYPE_CHECKING:
-    from het_tf.distribute.strategy import HetParameterServerStrategy
-
-# A task's connection to a server that was gone is not used before gRPC has tried it again, first
-# after about a second, at last every two minutes.
-_PAUSE = 1.0
+_PAUSE = 1.0  # seconds between attempts to use a server that is back
 
 # Times that something is tried on a server that answers: TensorFlow may give what runs there the
 # error of what another thread ran on one that is gone.
@@ -78,53 +73,6 @@ def make_again(devices: Sequence[str]) -> None:
             # There is no public way to give a variable another handle, and Keras's optimizers know
             # their variables by identity.
             each._handle = _tried(lambda variable=each: _zeros_like(variable).handle)
-
-
-def wait_until_reached(
-    strategy: HetParameterServerStrategy, devices: Sequence[str], until: float
-) -> None:
-    """Waits until this process, every worker that lives and the other servers reach the servers.
-
-    Args:
-      strategy: of the cluster.
-      devices: of the servers.
-      until: of `time.monotonic`.
-
-    Raises:
-      tf.errors.OpError: one of them did not.
-    """
-
-    # Variables, so that the function has to go there.
-    variables = {}
-    for device in cluster_devices("ps"):
-        with tf.init_scope(), tf.device(device):
-            variables[device] = tf.Variable(0.0, trainable=False)
-
-    @tf.function(autograph=False)
-    def reach() -> tf.Tensor:
-        # A server that assigns takes the values itself; one that only adds was seen not to.
-        lost = [variables[device].read_value() for device in devices]
-        return tf.add_n([each.assign(tf.add_n(lost)) for each in variables.values()])
-
-    for device in cache_devices():
-        while True:
-            try:
-                with tf.device(device):
-                    reach().numpy()
-                break
-            except tf.errors.OpError as error:
-                if strategy.is_down(device):
-                    break
-                if time.monotonic() > until or not _may_pass(error):
-                    raise
-                time.sleep(_PAUSE)
-
-
-def _may_pass(error: tf.errors.OpError) -> bool:
-    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) or (
-        # Of a worker that TensorFlow has still to take back.
-        isinstance(error, tf.errors.InvalidArgumentError) and "unknown device" in error.message
-    )
 
 
 def _zeros_like(variable: tf.Variable) -> tf.Variable:

@@ -13,7 +13,7 @@ from absl import logging
 from het_tf import _abandoned
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._visits import COORDINATOR
-from het_tf.distribute import health, recovery
+from het_tf.distribute import health, reaching, recovery
 from het_tf.distribute.cache_reports import CacheReports
 from het_tf.distribute.closure_numbers import ClosureNumbers
 from het_tf.distribute.connection import reconnect, tables_kept, with_local_chief
@@ -114,6 +114,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         own_what_is_on(task_devices(), self._address)
         self._marks = recovery.Marks()
         self._recoveries = 0
+        self._reached = False
         self._manager: tf.train.CheckpointManager | Manager | None = None
         self._reports = CacheReports(self._ended_holders)
         self._monitor = health.HealthMonitor(
@@ -308,8 +309,21 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         own_what_is_on(replaced, self._address)
         self._recoveries += 1
         recovery.make_again(replaced)
-        recovery.wait_until_reached(self, replaced, until)
+        reaching.wait_until_servers_are_reached(replaced, self.is_down, until)
         return True
+
+    def wait_until_reached(self) -> None:
+        """Returns when the parameter servers reach this process, as its checkpoints need it.
+
+        They may have asked the one before it at its address while that was gone.
+
+        Raises:
+          tf.errors.UnavailableError: one does not in `back_within` seconds.
+        """
+        if not self._reached:
+            until = time.monotonic() + self.back_within
+            reaching.wait_until_program_is_reached(self.is_down, until)
+            self._reached = True
 
     # Waiting.
 

@@ -1,0 +1,103 @@
+"""Waiting until tasks of a cluster reach others that were started anew at their addresses.
+
+A task's connection to one that was gone is not used before gRPC has tried it again, first after
+about a second, at last every two minutes. Until then what needs it fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from het_tf._visits import cache_devices, cluster_devices
+
+_PAUSE = 1.0  # seconds between attempts
+
+
+def wait_until_servers_are_reached(
+    devices: Sequence[str], is_down: Callable[[str], bool], until: float
+) -> None:
+    """Waits until this process, every worker that lives and the other servers reach some servers.
+
+    Args:
+      devices: of the servers.
+      is_down: whether the task of a device does not answer.
+      until: of `time.monotonic`.
+
+    Raises:
+      tf.errors.OpError: one of them did not.
+    """
+
+    # Variables, so that the function has to go there.
+    variables = {}
+    for device in cluster_devices("ps"):
+        with tf.init_scope(), tf.device(device):
+            variables[device] = tf.Variable(0.0, trainable=False)
+
+    @tf.function(autograph=False)
+    def reach() -> tf.Tensor:
+        # A server that assigns takes the values itself; one that only adds was seen not to.
+        lost = [variables[device].read_value() for device in devices]
+        return tf.add_n([each.assign(tf.add_n(lost)) for each in variables.values()])
+
+    for device in cache_devices():
+
+        def reach_from(device: str = device) -> None:
+            with tf.device(device):
+                reach().numpy()
+
+        _repeat(reach_from, lambda device=device: is_down(device), until)
+
+
+def wait_until_program_is_reached(is_down: Callable[[str], bool], until: float) -> None:
+    """Waits until every parameter server reaches this process, or one of them is down.
+
+    TensorFlow's own part of a checkpoint needs it: servers ask this process for the path.
+
+    Args:
+      is_down: whether the task of a device does not answer.
+      until: of `time.monotonic`.
+
+    Raises:
+      tf.errors.OpError: one of them did not.
+    """
+    servers = cluster_devices("ps")
+
+    @tf.function(autograph=False)
+    def reach(number: tf.Tensor) -> list[tf.Tensor]:
+        # An argument, which the servers have to ask for.
+        made = []
+        for server in servers:
+            with tf.device(server):
+                made.append(number + 1.0)
+        return made
+
+    _repeat(
+        lambda: [float(each) for each in reach(tf.constant(0.0))],
+        lambda: any(map(is_down, servers)),
+        until,
+    )
+
+
+def _repeat(call: Callable[[], Any], is_down: Callable[[], bool], until: float) -> None:
+    """Calls until it does not fail, or who is called is down."""
+    while True:
+        try:
+            call()
+            return
+        except tf.errors.OpError as error:
+            if is_down():
+                return
+            if time.monotonic() > until or not _may_pass(error):
+                raise
+            time.sleep(_PAUSE)
+
+
+def _may_pass(error: tf.errors.OpError) -> bool:
+    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) or (
+        # Of a worker that TensorFlow has still to take back.
+        isinstance(error, tf.errors.InvalidArgumentError) and "unknown device" in error.message
+    )
