@@ -39,9 +39,15 @@ def wait_until_servers_are_reached(
 
     @tf.function(autograph=False)
     def reach() -> tf.Tensor:
-        # A server that assigns takes the values itself; one that only adds was seen not to.
-        lost = [variables[device].read_value() for device in devices]
-        return tf.add_n([each.assign(tf.add_n(lost)) for each in variables.values()])
+        # Every op has its device: by way of the caller's a server would reach none of the others.
+        lost, assigned = [], []
+        for device in devices:
+            with tf.device(device):
+                lost.append(variables[device].read_value())
+        for device, each in variables.items():
+            with tf.device(device):
+                assigned.append(each.assign(tf.add_n(lost)))
+        return tf.add_n(assigned)
 
     for device in cache_devices():
 
