@@ -9,7 +9,9 @@ load      builds the op library with CUDA, in a copy of the package, and runs th
           Needs nvcc; where there is none it says so and does nothing.
 test      runs the C++ tests of ops/cuda on a GPU, then under compute-sanitizer, one tool after the
           other. --tool=memcheck (racecheck, initcheck, synccheck): under that alone; --tool=none:
-          without. Other arguments go to the tests (--gtest_filter=...).
+          without. Other arguments go to the tests (--gtest_filter=...). A tool makes each of the
+          random schedules' million launches many times as long: under one they are left out, unless
+          a filter is given. All tools run, and those that failed are named at the end.
 bench     benchmarks/gpu_step.py, to which the arguments go. --host: with the host build, which
           shows that it runs.
 fetch     has googletest in build/, for a machine that reaches no network: what it prints is to be
@@ -32,6 +34,7 @@ import cxx
 DIRECTORY = cxx.ROOT / "build/gpu"
 HOST_FLAGS = [*cxx.SOURCES.CXX_FLAGS, *cxx.ARCH_FLAGS, "-O2", "-I."]
 SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+SANITIZED_TESTS = "--gtest_filter=-*RowCacheScheduleTest*"  # googletest takes the last filter
 
 
 def nvcc() -> str:
@@ -161,14 +164,16 @@ def test(arguments: list[str]) -> None:
     checks = {tool: [sanitizer(), "--tool", tool] for tool in tools if tool != "none"}
     binary = str(build_tests())
     require_gpu()
+    failed = []
     for tool in tools:
         command = [binary, *arguments]
         if tool != "none":
-            command = [*checks[tool], "--error-exitcode", "1", binary, "--gtest_brief=1"]
-            command += arguments
+            command = [*checks[tool], "--error-exitcode", "1", binary, SANITIZED_TESTS, *arguments]
         print(" ".join(command), flush=True)
         if subprocess.run(command, cwd=cxx.ROOT).returncode:
-            raise SystemExit(1)
+            failed.append(tool)
+    if failed:
+        raise SystemExit(f"failed, of {', '.join(tools)}: {', '.join(failed)}")
 
 
 def build_benchmark() -> Path:

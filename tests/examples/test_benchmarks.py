@@ -443,6 +443,34 @@ def test_targets_of_a_gpu_are_met_or_missed(
     assert said.count(": missed") == len(expected) - sum(expected)
 
 
+def test_all_tools_run_on_a_gpu_and_those_that_failed_are_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd
+):
+    monkeypatch.syspath_prepend(_BENCHMARKS.parent / "tools")
+    import gpu
+
+    programs_there = {
+        "nvcc": "",
+        "nvidia-smi": "",
+        # compute-sanitizer --tool initcheck --error-exitcode 1 cuda_test ...
+        "compute-sanitizer": 'echo "ran $*"; test "$2" != initcheck',
+        "cuda_test": 'echo "ran $*"',
+    }
+    for name, does in programs_there.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(gpu, "build_tests", lambda: tmp_path / "cuda_test")
+    with pytest.raises(SystemExit, match=r"failed, of none, .*synccheck: initcheck$"):
+        gpu.test(["--gtest_filter=Lanes*"])
+    ran = [line for line in capfd.readouterr().out.splitlines() if line.startswith("ran")]
+    assert len(ran) == 1 + len(gpu.SANITIZER_TOOLS)
+    assert ran[0] == "ran --gtest_filter=Lanes*"
+    for line in ran[1:]:
+        assert line.endswith(f"cuda_test {gpu.SANITIZED_TESTS} --gtest_filter=Lanes*")
+    gpu.test(["--tool=none", "--tool=memcheck"])
+
+
 def test_tests_on_a_gpu_are_not_passed_without_the_sanitizer(tmp_path: pathlib.Path):
     nvcc = tmp_path / "nvcc"
     nvcc.write_text("#!/bin/sh\n")
