@@ -18,7 +18,8 @@ ids drawn Zipf(1.05); all rows are on the device. `make gpu-bench` builds the pr
 
 Where torch is not installed its columns are missing; a case that the GPU has no memory for says so.
 Beside what there is a target for stands whether it is met: gather at 70 % of a copy, the step at
-50 %, PyTorch's ways at twice the step's time. The last line counts them.
+50 %, PyTorch's ways at twice the step's time. The last line counts them. Where one is missed, or no
+case ran, this exits with 1.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def main() -> None:
     if args.torch:
         print(json.dumps(torch_times(args.torch[0], *map(int, args.torch[1:]))))
         return
+    sys.stdout.reconfigure(line_buffering=True)  # killed in a later case, it has said the others
     with_torch = has_torch()
     if not with_torch:
         print("no torch that sees a GPU here: its columns are missing")
@@ -126,6 +128,7 @@ def main() -> None:
                     times["torch"] = run_json(torch_case)
                 met += report(args.ids, rows, dim, times)
     print(f"\n{sum(met)} of {len(met)} targets met")
+    sys.exit(0 if met and all(met) else 1)
 
 
 def judged(value: float, target: float, met: list[bool]) -> str:

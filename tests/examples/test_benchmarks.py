@@ -413,10 +413,11 @@ def _gpu(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_benchmark_of_a_gpu_runs_with_the_host_in_its_place():
     done = _gpu("bench", "--host", "--ids=1000", "--rows", "3000", "--dims", "5", "--batches=2")
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     for verb in ("unique", "find", "gather", "segment_sum", "update", "unpin", "step", "pool"):
         assert re.search(rf"^  {verb} +\d+\.\d+ ms", done.stdout, re.MULTILINE), done.stdout
-    assert re.search(r"^\d of 2 targets met$", done.stdout, re.MULTILINE)
+    met = re.search(r"^(\d) of 2 targets met$", done.stdout, re.MULTILINE)
+    assert met, done.stdout + done.stderr[-2000:]
+    assert done.returncode == (0 if met[1] == "2" else 1)
 
 
 @pytest.mark.parametrize(
@@ -441,6 +442,30 @@ def test_targets_of_a_gpu_are_met_or_missed(
     said = capsys.readouterr().out
     assert said.count(": met") == sum(expected)
     assert said.count(": missed") == len(expected) - sum(expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"gather": 1.0, "step": 1.0}, "2 of 2 targets met"),
+        ({"gather": 1.0, "step": 1e9}, "1 of 2 targets met"),
+        (None, "0 of 0 targets met"),
+    ],
+)
+def test_a_missed_target_or_no_case_fails_the_benchmark_of_a_gpu(
+    said: dict[str, float] | None, expected: str, tmp_path: pathlib.Path
+):
+    figures = dict.fromkeys(("unique", "find", "segment_sum", "update", "unpin", "pool"), 1.0)
+    figures |= {"pooled_sum": 1.0, "keys": 7, "bags": 1, "copied_gb_s": 1e-9}
+    program = tmp_path / "step_bench"
+    answer = f"echo '{json.dumps(figures | said)}'" if said else "echo 'out of memory' >&2; exit 1"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    command = [sys.executable, str(_BENCHMARKS / "gpu_step.py"), str(program)]
+    command += ["--ids=10", "--rows", "100", "--dims", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.stdout.splitlines()[-1] == expected, done.stdout + done.stderr[-2000:]
+    assert done.returncode == (0 if expected == "2 of 2 targets met" else 1)
 
 
 def test_all_tools_run_on_a_gpu_and_those_that_failed_are_named(
