@@ -167,6 +167,7 @@ CUDA_TESTS = [
     "ops/cuda/schedule_test.cc",
     "ops/cuda/store_count_test.cc",
     "ops/cuda/store_test.cc",
+    "ops/cuda/unwritten_test.cc",
     "ops/cuda/visitors_test.cc",
 ]
 

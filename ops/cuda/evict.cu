@@ -154,6 +154,7 @@ struct ListEvicted {
 
   HET_DEVICE void operator()(int64_t j) const {
     const int32_t slot = slots[misses.index[j]];
+    keys[j] = 0;
     uses[j] = 0;
     if (!store.is_line(slot) || store.is_free(slot)) return;
     keys[j] = store.lines[slot].key;
@@ -172,7 +173,7 @@ struct ReadLines {
   HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
     const float* row = store.row(slots[r]);
     float* out = rows + r * store.row_stride;
-    lanes.ForEach(row_dim, [&](int i) { out[i] = row[i]; });
+    lanes.ForEach(store.row_stride, [&](int i) { out[i] = i < row_dim ? row[i] : 0.0f; });
     lanes.Once([&] { bases[r] = store.lines[slots[r]].base; });
   }
 };

@@ -234,7 +234,7 @@ int het_list_victims(HetStore* store, const HetList* misses, int64_t num_misses,
 // What each of the misses' lines had, for the host to remember.
 int het_list_evicted(HetStore* store, const HetList* misses, int64_t num_misses,
                      const int32_t* slots,  // (num_keys)
-                     int64_t* keys,         // (num_misses): out, of the rows that give way
+                     int64_t* keys,         // (num_misses): out, of the rows that give way; or 0
                      float* uses,           // (num_misses): out, how often each was asked for
                                             // lately; 0: the line was free, or there is none
                      HetStream stream);
@@ -243,7 +243,7 @@ int het_list_evicted(HetStore* store, const HetList* misses, int64_t num_misses,
 int het_read_lines(HetStore* store,
                    const int32_t* slots,  // (n): of lines that have a row, and are clean
                    int64_t n,
-                   float* rows,     // (n, row_stride): out
+                   float* rows,     // (n, row_stride): out, 0 beyond row_dim
                    int64_t* bases,  // (n): out
                    HetStream stream);
 

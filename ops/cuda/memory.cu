@@ -3,6 +3,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #else
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #endif
@@ -12,6 +13,7 @@ namespace cuda {
 
 std::atomic<int64_t> allocations_left{INT64_MAX};
 std::atomic<int64_t> items_run{0};
+std::atomic<int64_t> unwritten_copies{0};
 std::atomic<int64_t> threaded_from{64};
 
 #ifdef __CUDACC__
@@ -40,25 +42,45 @@ const char* ErrorString(int error) { return cudaGetErrorString(static_cast<cudaE
 
 #else
 
-bool IsHostBuild() { return true; }
+namespace {
 
-int Allocate(size_t bytes, void** memory) {
-  constexpr int kOutOfMemory = 2;  // cudaErrorMemoryAllocation
+constexpr int kOutOfMemory = 2;  // cudaErrorMemoryAllocation
+constexpr uint32_t kUnwritten = 0xabababab, kUnwrittenPinned = 0xcdcdcdcd;
+
+int Malloc(uint32_t pattern, size_t bytes, void** memory) {
   if (allocations_left.fetch_sub(1) <= 0) return kOutOfMemory;
   *memory = std::malloc(bytes);
   if (*memory == nullptr) return bytes == 0 ? 0 : kOutOfMemory;
-  std::memset(*memory, 0xab, bytes);
+  std::memset(*memory, static_cast<int>(pattern & 0xff), bytes);
   return 0;
 }
+
+bool HoldsUnwritten(const void* from, size_t bytes) {
+  const auto* words = static_cast<const char*>(from);
+  for (size_t at = 0; at + sizeof(kUnwritten) <= bytes; at += sizeof(kUnwritten)) {
+    if (std::memcmp(words + at, &kUnwritten, sizeof(kUnwritten)) == 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool IsHostBuild() { return true; }
+
+int Allocate(size_t bytes, void** memory) { return Malloc(kUnwritten, bytes, memory); }
 int Free(void* memory) {
   std::free(memory);
   return 0;
 }
-int AllocatePinned(size_t bytes, void** memory) { return Allocate(bytes, memory); }
+int AllocatePinned(size_t bytes, void** memory) {
+  return Malloc(kUnwrittenPinned, bytes, memory);
+}
 int FreePinned(void* memory) { return Free(memory); }
 
 int Copy(const void* from, size_t bytes, void* to, Stream) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
+  if (bytes == 0) return 0;
+  std::memcpy(to, from, bytes);
+  if (HoldsUnwritten(to, bytes)) ++unwritten_copies;
   return 0;
 }
 int Fill(int byte, size_t bytes, void* to, Stream) {
@@ -73,7 +95,9 @@ int GetDevice(int* device) {
 }
 int SetDevice(int) { return 0; }
 
-const char* ErrorString(int error) { return error == 2 ? "out of memory" : "unknown error"; }
+const char* ErrorString(int error) {
+  return error == kOutOfMemory ? "out of memory" : "unknown error";
+}
 
 #endif
 

@@ -39,6 +39,9 @@ const char* ErrorString(int error);
 extern std::atomic<int64_t> allocations_left;
 // Host build: how many items kernels were run for; tests see what a call's work depends on.
 extern std::atomic<int64_t> items_run;
+// Host build: how many copies held a word that nobody had written since Allocate. On a device the
+// initcheck of compute-sanitizer finds them.
+extern std::atomic<int64_t> unwritten_copies;
 // Host build: as many items run on several threads, fewer on the caller's; 64. Tests that are to
 // show races set it lower.
 extern std::atomic<int64_t> threaded_from;

@@ -194,6 +194,8 @@ int het_set_visitors(HetStore* store, void* memory, int64_t visitors, HetStream 
   StoreView& view = store->view;
   PlaceVisitors(memory, visitors, &view);
   HET_CUDA_RETURN_IF_ERROR(Fill(0, sizeof(DeviceLine) * visitors, view.visitors, stream));
+  HET_CUDA_RETURN_IF_ERROR(
+      Fill(0, sizeof(float) * visitors * view.row_stride, view.visitor_rows, stream));
   const int64_t kept = old.num_visitors;
   HET_CUDA_RETURN_IF_ERROR(Copy(old.visitors, sizeof(DeviceLine) * kept, view.visitors, stream));
   return Copy(old.visitor_rows, sizeof(float) * kept * view.row_stride, view.visitor_rows, stream);
