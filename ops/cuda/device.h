@@ -63,14 +63,14 @@ template <typename Kernel>
 int Launch(const Kernel& kernel, int64_t n, Stream stream) {
   if (n <= 0) return 0;
   RunThreads<<<Blocks(n), kThreads, 0, ToCuda(stream)>>>(kernel, n);
-  return cudaGetLastError();
+  return TakeLastError();
 }
 
 template <int kLanes, typename Kernel>
 int LaunchLanes(const Kernel& kernel, int64_t n, Stream stream) {
   if (n <= 0) return 0;
   RunLanes<kLanes><<<Blocks(n * kLanes), kThreads, 0, ToCuda(stream)>>>(kernel, n);
-  return cudaGetLastError();
+  return TakeLastError();
 }
 
 #else
@@ -79,6 +79,7 @@ int LaunchLanes(const Kernel& kernel, int64_t n, Stream stream) {
 // fails, and one that has them share memory is seen by ThreadSanitizer.
 template <typename Body>
 int RunItems(int64_t n, const Body& body) {
+  if (n <= 0) return 0;
   items_run += n;
   constexpr int64_t kThreads = 3;
   const auto run = [&](int64_t first, int64_t stride) {
@@ -86,13 +87,13 @@ int RunItems(int64_t n, const Body& body) {
   };
   if (n < threaded_from) {
     run(0, 1);
-    return 0;
+    return TakeLastError();
   }
   std::thread others[kThreads - 1];
   for (int64_t t = 1; t < kThreads; ++t) others[t - 1] = std::thread(run, t, kThreads);
   run(0, kThreads);
   for (std::thread& other : others) other.join();
-  return 0;
+  return TakeLastError();
 }
 
 template <typename Kernel>

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #endif
 
 namespace het_tf {
@@ -16,27 +17,41 @@ std::atomic<int64_t> items_run{0};
 std::atomic<int64_t> unwritten_copies{0};
 std::atomic<int64_t> threaded_from{64};
 
+namespace {
+
+int Reported(int error) {
+  if (error != 0) TakeLastError();
+  return error;
+}
+
+}  // namespace
+
 #ifdef __CUDACC__
 
 bool IsHostBuild() { return false; }
 
-int Allocate(size_t bytes, void** memory) { return cudaMalloc(memory, bytes); }
-int Free(void* memory) { return cudaFree(memory); }
-int AllocatePinned(size_t bytes, void** memory) { return cudaMallocHost(memory, bytes); }
-int FreePinned(void* memory) { return cudaFreeHost(memory); }
+int TakeLastError() { return cudaGetLastError(); }
+
+int Allocate(size_t bytes, void** memory) { return Reported(cudaMalloc(memory, bytes)); }
+int Free(void* memory) { return Reported(cudaFree(memory)); }
+int AllocatePinned(size_t bytes, void** memory) { return Reported(cudaMallocHost(memory, bytes)); }
+int FreePinned(void* memory) { return Reported(cudaFreeHost(memory)); }
 
 int Copy(const void* from, size_t bytes, void* to, Stream stream) {
   if (bytes == 0) return 0;  // of no memory, perhaps
-  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+  return Reported(
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
 }
 int Fill(int byte, size_t bytes, void* to, Stream stream) {
   if (bytes == 0) return 0;
-  return cudaMemsetAsync(to, byte, bytes, static_cast<cudaStream_t>(stream));
+  return Reported(cudaMemsetAsync(to, byte, bytes, static_cast<cudaStream_t>(stream)));
 }
-int Synchronize(Stream stream) { return cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); }
+int Synchronize(Stream stream) {
+  return Reported(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+}
 
-int GetDevice(int* device) { return cudaGetDevice(device); }
-int SetDevice(int device) { return cudaSetDevice(device); }
+int GetDevice(int* device) { return Reported(cudaGetDevice(device)); }
+int SetDevice(int device) { return Reported(cudaSetDevice(device)); }
 
 const char* ErrorString(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
@@ -47,10 +62,13 @@ namespace {
 constexpr int kOutOfMemory = 2;  // cudaErrorMemoryAllocation
 constexpr uint32_t kUnwritten = 0xabababab, kUnwrittenPinned = 0xcdcdcdcd;
 
+// As CUDA does: whoever asks next gets this error, too.
+thread_local int last_error = 0;
+
 int Malloc(uint32_t pattern, size_t bytes, void** memory) {
-  if (allocations_left.fetch_sub(1) <= 0) return kOutOfMemory;
+  if (allocations_left.fetch_sub(1) <= 0) return last_error = kOutOfMemory;
   *memory = std::malloc(bytes);
-  if (*memory == nullptr) return bytes == 0 ? 0 : kOutOfMemory;
+  if (*memory == nullptr) return bytes == 0 ? 0 : last_error = kOutOfMemory;
   std::memset(*memory, static_cast<int>(pattern & 0xff), bytes);
   return 0;
 }
@@ -67,13 +85,15 @@ bool HoldsUnwritten(const void* from, size_t bytes) {
 
 bool IsHostBuild() { return true; }
 
-int Allocate(size_t bytes, void** memory) { return Malloc(kUnwritten, bytes, memory); }
+int TakeLastError() { return std::exchange(last_error, 0); }
+
+int Allocate(size_t bytes, void** memory) { return Reported(Malloc(kUnwritten, bytes, memory)); }
 int Free(void* memory) {
   std::free(memory);
   return 0;
 }
 int AllocatePinned(size_t bytes, void** memory) {
-  return Malloc(kUnwrittenPinned, bytes, memory);
+  return Reported(Malloc(kUnwrittenPinned, bytes, memory));
 }
 int FreePinned(void* memory) { return Free(memory); }
 

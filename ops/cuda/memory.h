@@ -18,6 +18,11 @@ bool IsHostBuild();
 
 // Everything below that returns an int returns 0, or a cudaError_t.
 
+// What went wrong with the calling thread's last launch, which is then forgotten. (CUDA keeps one
+// error a thread, of launches and of its other functions. So what they return is forgotten below,
+// or the launch after an allocation that failed would seem to fail.)
+int TakeLastError();
+
 // The driver's memory. Freeing waits for the device.
 int Allocate(size_t bytes, void** memory);
 int Free(void* memory);
