@@ -79,7 +79,9 @@ int LaunchLanes(const Kernel& kernel, int64_t n, Stream stream) {
 // fails, and one that has them share memory is seen by ThreadSanitizer.
 template <typename Body>
 int RunItems(int64_t n, const Body& body) {
+  constexpr int kLaunchFailure = 719;  // cudaErrorLaunchFailure
   if (n <= 0) return 0;
+  if (launches_left.fetch_sub(1) <= 0) return kLaunchFailure;
   items_run += n;
   constexpr int64_t kThreads = 3;
   const auto run = [&](int64_t first, int64_t stride) {

@@ -203,7 +203,7 @@ void DeviceCache::Release(DeviceTicket* ticket) {
   holds.forced = std::move(ticket->forced_);
   for (size_t s = 0; s < ticket->asked_.size(); ++s) {
     const DeviceTicket::Asked& asked = ticket->asked_[s];
-    if (asked.request.number == 0 || ticket->installed_) continue;
+    if (asked.request.number == 0 || ticket->taken_) continue;
     holds.requests.push_back({s, asked.request.number, asked.watch});
   }
   std::lock_guard<std::mutex> lock(released_mutex_);

@@ -122,10 +122,11 @@ class DeviceTicket : public RowTicket {
   std::unique_ptr<Found> found_;   // of the ids; of a flush nullptr
   std::unique_ptr<Found> forced_;  // lamport: of other keys that this pushes, or nullptr
   std::vector<Asked> asked_;       // (num_shards)
-  bool installed_ = false;
-  bool lacks_rows_ = false;       // of a shard that has restarted, those that were not asked about
-  std::vector<int64_t> keys_in_;  // (num_shards): how many of its keys each has
-  std::list<Holds> released_;     // (1): of its end, which gets no memory
+  bool taken_ = false;             // the replies: they are not taken again
+  bool installed_ = false;         // their rows
+  bool lacks_rows_ = false;        // of a shard that has restarted, those that were not asked about
+  std::vector<int64_t> keys_in_;   // (num_shards): how many of its keys each has
+  std::list<Holds> released_;      // (1): of its end, which gets no memory
   // Rows of misses that the host had kept, for those that no shard sends.
   std::vector<int32_t> kept_of_;  // (keys, or none): which of them a key's is, or -1
   std::vector<int64_t> kept_bases_;
@@ -352,6 +353,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Came FillRows(int shard, const DeviceTicket& ticket, const ReplyView& reply,
                 Link::Standing standing, Arriving* arriving) const;
   Status TakeReply(int shard, DeviceTicket* ticket, const ReplyView& reply, const Came& came);
+  void GiveUpWatches();
   Status WatchChecked(const DeviceTicket& ticket);
   Status Upload(const DeviceTicket& ticket, const Arriving& arriving);
 

@@ -213,7 +213,7 @@ Status DeviceCache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>
     HET_RETURN_IF_ERROR(ReadReplies(asker_, ticket->asked_, replies, &views));
 
     std::lock_guard<std::mutex> lock(mutex_);
-    if (ticket->installed_) return FailedPrecondition("ticket was installed before");
+    if (ticket->taken_) return FailedPrecondition("ticket was installed before");
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
     Arriving arriving;
@@ -237,10 +237,22 @@ Status DeviceCache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>
       *rows += static_cast<int64_t>(views[s].header.num_rows());
       counters_.Add(CacheCounter::kBytesDown, static_cast<int64_t>(replies[s].size));
     }
-    ticket->installed_ = true;
-    HET_RETURN_IF_ERROR(WatchChecked(*ticket));
-    return Upload(*ticket, arriving);
+    ticket->taken_ = true;
+    Status status = WatchChecked(*ticket);
+    if (status.ok()) status = Upload(*ticket, arriving);
+    ticket->installed_ = status.ok();
+    if (!status.ok()) GiveUpWatches();
+    return status;
   });
+}
+
+// The shards believe that the cache has rows which are not there. As where a reply was lost, all is
+// checked until they have forgotten what they watch.
+void DeviceCache::GiveUpWatches() {
+  for (Shard& shard : shards_) {
+    shard.watching.Open();
+    shard.watching.GiveUp(shard.watching.epoch());
+  }
 }
 
 // What a reply says of its shard, its pushes and what was asked. Marks the shard if it watches what
@@ -326,8 +338,8 @@ Status DeviceCache::AskAgain(RowTicket* row_ticket, const AllocateRequest& alloc
       }
     }
     ticket->asked_.swap(asking.asked_);
-    asking.installed_ = true;
-    ticket->installed_ = ticket->lacks_rows_ = false;
+    asking.taken_ = true;
+    ticket->taken_ = ticket->installed_ = ticket->lacks_rows_ = false;
     return Status();
   });
 }

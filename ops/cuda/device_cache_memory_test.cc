@@ -1,5 +1,5 @@
 // A device cache where memory runs out: the device's, or the host's. Whichever allocation fails,
-// the call can be made again, and nothing is lost or counted twice.
+// the call can be made again, and nothing is lost or counted twice. And one where a launch fails.
 
 #ifndef __CUDACC__  // a device has no memory that runs out when a test says so
 
@@ -222,6 +222,48 @@ TEST(DeviceCacheMemoryTest, OfTheDevice) {
     failures += RunWatchedShort(left, LimitDevice);
   }
   EXPECT_GT(failures, 16);
+}
+
+// Nothing else fails there: a step whose rows did not all come reads none, and the next asks anew.
+TEST(DeviceCacheMemoryTest, AFailedLaunchWithinInstall) {
+  int failures = 0;
+  Status status = FailedPrecondition("not yet");
+  for (int64_t left = 0; !status.ok(); ++left) {
+    SCOPED_TRACE(left);
+    CacheConfig config = PlainConfig(2);
+    SetStaleness(&config, 1);
+    const DeviceCluster cluster(config, 2);
+    Ids ids(20);
+    std::iota(ids.begin(), ids.end(), 0);
+    const Ids watched(ids.begin(), ids.begin() + 10);
+    const Floats ones(ids.size(), 1);
+    const auto others_update = [&] {
+      cluster.Step(1, ids, ones);
+      cluster.Flush(1);
+    };
+    others_update();
+    for (int i = 0; i < 2; ++i) cluster.Read(0, watched);
+    for (int i = 0; i < 2; ++i) others_update();
+    DeviceCluster::Call call = cluster.Lookup(0, ids);
+    cluster.Deliver(&call);
+    cuda::launches_left = left;
+    status = cluster.TryInstall(&call);
+    cuda::launches_left = INT64_MAX;
+    if (!status.ok()) {
+      ++failures;
+      const DeviceArray<float> out(ids.size());
+      for (const Status& refused : {status, cluster.TryInstall(&call),
+                                    cluster.cache()->Gather(*call.ticket, SerialFor, out.get())}) {
+        EXPECT_EQ(refused.code(), Code::kFailedPrecondition) << refused.message();
+      }
+    }
+    call.ticket.reset();
+    EXPECT_EQ(cluster.Step(0, ids, ones), Floats(ids.size(), -3));
+    cluster.Flush(0);
+    for (const auto& [key, row] : cluster.Rows()) EXPECT_EQ(row.value[0], -4) << key;
+    EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+  }
+  EXPECT_GT(failures, 3);
 }
 
 // Steps of fewer ids, and lines and visitors, than the host build starts threads for.

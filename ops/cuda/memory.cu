@@ -13,6 +13,7 @@ namespace het_tf {
 namespace cuda {
 
 std::atomic<int64_t> allocations_left{INT64_MAX};
+std::atomic<int64_t> launches_left{INT64_MAX};
 std::atomic<int64_t> items_run{0};
 std::atomic<int64_t> unwritten_copies{0};
 std::atomic<int64_t> threaded_from{64};

@@ -42,6 +42,8 @@ const char* ErrorString(int error);
 
 // Host build: so many allocations succeed; after them tests see what a device out of memory does.
 extern std::atomic<int64_t> allocations_left;
+// Host build: so many launches run their kernel; those after them fail.
+extern std::atomic<int64_t> launches_left;
 // Host build: how many items kernels were run for; tests see what a call's work depends on.
 extern std::atomic<int64_t> items_run;
 // Host build: how many copies held a word that nobody had written since Allocate. On a device the
