@@ -74,6 +74,7 @@ struct Found {
   HetNewcomer* newcomers_here = nullptr;  // (nums.misses)
   int64_t* evicted_keys = nullptr;        // (nums.misses)
   float* evicted_here = nullptr;          // (nums.misses)
+  uint8_t* marked_here = nullptr;         // (num_shards): install's
   Nums here = {0, 0, 0};
   int32_t num_taken = 0;     // of the misses' visitors: those that were taken,
   int32_t num_visitors = 0;  // and those that are kept
@@ -197,7 +198,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
                 const ParallelFor&) override;
 
   // The rows as they are now, pooled. ticket: installed, of the ids of pooling. outputs: as of
-  // Pooling::Pool, in device memory, written in the stream's order.
+  // Pooling::Pool, in device memory, written in the stream's order. Waits for the device.
   Status Pool(const RowTicket& ticket, std::shared_ptr<const Pooling> pooling,
               const std::vector<float*>& outputs, std::shared_ptr<DeviceBags>* bags);
   // As Update, of what was pooled. gradients: of the outputs, device memory.
@@ -317,7 +318,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status LeaveClosure();
   Status ForgetShard(int shard, int num_shards, int64_t* updates_lost);
   Status NewFound(int64_t n, std::unique_ptr<Found>* found);
-  Status MarkShards();
+  Status MarkShards(const uint8_t* marked);
   Status BeginWatches(std::vector<Questions>* questions);
   Status Find(const int64_t* ids, bool spares, Found* found);
   Status TakeVisitors(Found* found);

@@ -168,7 +168,10 @@ DeviceCache::Came DeviceCache::FillRows(int shard, const DeviceTicket& ticket,
 Status DeviceCache::WatchChecked(const DeviceTicket& ticket) {
   if (std::count(marked_.begin(), marked_.end(), 1) == 0) return Status();
   const Found& found = *ticket.found_;
-  HET_RETURN_IF_ERROR(MarkShards());
+  // Nobody waits for the copy, so it is of the step's own memory. (The next step that has this
+  // writes there after its lookup, which waits.)
+  std::copy(marked_.begin(), marked_.end(), found.marked_here);
+  HET_RETURN_IF_ERROR(MarkShards(found.marked_here));
   return ToStatus(
       het_watch(store_, found.slots, &found.checks, found.here.checks, &shards_there_, stream_),
       "het_watch");
@@ -296,7 +299,7 @@ Status DeviceCache::AskForLacking(const DeviceTicket& ticket, std::vector<Questi
   Found& found = *ticket.found_;
   HET_RETURN_IF_ERROR(scratch_.Reserve(het_list_scratch_bytes(found.batch.num_ids)));
   for (int s = 0; s < num_shards(); ++s) marked_[s] = ticket.asked_[s].lacks_rows();
-  HET_RETURN_IF_ERROR(MarkShards());
+  HET_RETURN_IF_ERROR(MarkShards(marked_.data()));
   HET_RETURN_IF_CUDA_ERROR(het_list_lacking(store_, &found.batch, found.slots, &shards_there_,
                                             &found.checks, scratch_.get(), stream_));
   HET_RETURN_IF_CUDA_ERROR(FromDevice(found.nums, sizeof(Found::Nums), found.nums_here));

@@ -41,7 +41,7 @@ size_t PlaceOnDevice(void* memory, int64_t n, Found* found) {
   return scratch.bytes();
 }
 
-size_t PlacePinned(void* memory, int64_t n, Found* found) {
+size_t PlacePinned(void* memory, int64_t n, int64_t num_shards, Found* found) {
   Scratch scratch(memory);
   found->nums_here = scratch.Take<Found::Nums>(1);
   found->miss_keys = scratch.Take<int64_t>(n);
@@ -54,6 +54,7 @@ size_t PlacePinned(void* memory, int64_t n, Found* found) {
   found->newcomers_here = scratch.Take<HetNewcomer>(n);
   found->evicted_keys = scratch.Take<int64_t>(n);
   found->evicted_here = scratch.Take<float>(n);
+  found->marked_here = scratch.Take<uint8_t>(num_shards);
   return scratch.bytes();
 }
 
@@ -70,12 +71,12 @@ Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
   Found* spare = spare_.back().get();
   Found sizes(memory_.get());
   HET_RETURN_IF_ERROR(spare->device.Reserve(PlaceOnDevice(nullptr, n, &sizes)));
-  HET_RETURN_IF_ERROR(spare->pinned.Reserve(PlacePinned(nullptr, n, &sizes)));
+  HET_RETURN_IF_ERROR(spare->pinned.Reserve(PlacePinned(nullptr, n, num_shards(), &sizes)));
   HET_RETURN_IF_ERROR(scratch_.Reserve(
       std::max({het_unique_scratch_bytes(n), het_list_scratch_bytes(n),
                 het_evict_scratch_bytes(store_, n), het_list_victims_scratch_bytes(n)})));
   PlaceOnDevice(spare->device.get(), n, spare);
-  PlacePinned(spare->pinned.get(), n, spare);
+  PlacePinned(spare->pinned.get(), n, num_shards(), spare);
   spare->batch.num_ids = n;
   spare->here = {0, 0, 0};
   spare->num_taken = spare->num_visitors = 0;
@@ -85,13 +86,14 @@ Status DeviceCache::NewFound(int64_t n, std::unique_ptr<Found>* found) {
   return Status();
 }
 
-// Has the device know marked_.
-Status DeviceCache::MarkShards() {
+// Has the device know the marks. marked: (num_shards), which stay as they are until it does.
+Status DeviceCache::MarkShards(const uint8_t* marked) {
   auto* there = const_cast<uint8_t*>(shards_there_.marked);
-  return ToStatus(ToDevice(marked_.data(), marked_.size(), there), "marking shards");
+  return ToStatus(ToDevice(marked, marked_.size(), there), "marking shards");
 }
 
-// Marks the shards whose watch a step counts on.
+// Marks the shards whose watch a step counts on. The step waits for the device before marked_
+// changes.
 Status DeviceCache::BeginWatches(std::vector<Questions>* questions) {
   for (int s = 0; s < num_shards(); ++s) {
     Watching& watching = shards_[s].watching;
@@ -101,7 +103,7 @@ Status DeviceCache::BeginWatches(std::vector<Questions>* questions) {
     }
     marked_[s] = (*questions)[s].watches = watching.counts();
   }
-  return MarkShards();
+  return MarkShards(marked_.data());
 }
 
 // ids: (found->batch.num_ids), host memory. spares: the marked shards are not asked about what they

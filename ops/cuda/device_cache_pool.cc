@@ -72,6 +72,7 @@ Status DeviceCache::Pool(const RowTicket& row_ticket, std::shared_ptr<const Pool
     };
     HET_RETURN_IF_ERROR(made->Place(found.here.keys, dim(), copy_there));
     HET_RETURN_IF_CUDA_ERROR(ToDevice(out.data(), BytesOf(out), made->pointers_));
+    HET_RETURN_IF_ERROR(Wait());  // what was copied is not pinned, and may end with this call
     HET_RETURN_IF_ERROR(FindLate(found));
     HET_RETURN_IF_CUDA_ERROR(het_pool(&found.batch, &made->bags_, found.slots, info_.rows,
                                       info_.row_stride, info_.lines, info_.visitors,

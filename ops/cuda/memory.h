@@ -29,7 +29,8 @@ int Free(void* memory);
 int AllocatePinned(size_t bytes, void** memory);
 int FreePinned(void* memory);
 
-// Either may be host memory; what is not pinned is copied before this returns.
+// Either may be host memory, which must live and stay as it is until the stream has come there. (Of
+// memory that is not pinned CUDA leaves open whether it is copied before this returns.)
 int Copy(const void* from, size_t bytes, void* to, Stream stream);
 int Fill(int byte, size_t bytes, void* to, Stream stream);
 int Synchronize(Stream stream);

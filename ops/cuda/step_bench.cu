@@ -40,6 +40,7 @@ template <typename T>
 T* NewOf(const std::vector<T>& from) {
   T* there = New<T>(static_cast<int64_t>(from.size()));
   MUST(cuda::Copy(from.data(), sizeof(T) * from.size(), there, kStream));
+  MUST(cuda::Synchronize(kStream));  // from may end with this
   return there;
 }
 

@@ -42,6 +42,7 @@ class DeviceArray {
   explicit DeviceArray(const std::vector<T>& from)
       : DeviceArray(static_cast<int64_t>(from.size())) {
     EXPECT_CUDA(cuda::Copy(from.data(), sizeof(T) * from.size(), memory_, kStream));
+    EXPECT_CUDA(cuda::Synchronize(kStream));  // from may end with this
   }
   DeviceArray(DeviceArray&& other) noexcept : memory_(other.memory_), n_(other.n_) {
     other.memory_ = nullptr;
