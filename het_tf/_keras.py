@@ -66,9 +66,14 @@ def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None
     return getattr(optimizer, "_iterations", None)
 
 
+def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The variable of its learning rate, or its schedule; `learning_rate` is that one's value."""
+    return getattr(optimizer, "_learning_rate", None)
+
+
 def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
     """The variable of its learning rate; None: it follows a schedule."""
-    rate = getattr(optimizer, "_learning_rate", None)
+    rate = learning_rate_of(optimizer)
     return rate if isinstance(rate, keras.Variable) else None
 
 

@@ -101,7 +101,8 @@ class EmbeddingTable:
         self.optimizer = optimizer
         self.devices = tuple(devices)
         # Two tables must not meet under one name, in this process or on a parameter server.
-        self.shared_name = f"{name}/{uuid.uuid4().hex}"
+        # TensorFlow takes no name that begins with an underscore.
+        self.shared_name = f"{'table' if name.startswith('_') else ''}{name}/{uuid.uuid4().hex}"
         self.row_attributes = {
             "dim": dim,
             "optimizer": optimizer.spec(),

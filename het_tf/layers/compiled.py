@@ -32,6 +32,7 @@ class CompiledOptimizer:
     # Of optimizers that others were followed after: their rates then, as `compiled_rate`.
     _left_rates: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, float]
     _rate: LearningRate
+    _compiled_rate_when_built: float
     _table: EmbeddingTable
     _make_table: Any
 
@@ -49,18 +50,25 @@ class CompiledOptimizer:
         elif self.trainable:
             self._warn_of_what_rows_lack(optimizer)
         self._follow(optimizer)
-        if not self.built or self.rate_variable is None:
-            return
         rate = _rate_of(optimizer)
-        self.compiled_rate.value.assign(rate or 0.0)
+        self._set_compiled_rate(rate or 0.0)
+        own = self.optimizer.learning_rate
+        if not isinstance(own, float):  # a schedule
+            return
+        if self.built:
+            own = float(self.learning_rate.numpy())
         if rate == 0 and self.trainable and not self._takes_compiled:
             warnings.warn(
                 f"compile's optimizer has a learning rate of 0, but layer {self.name} trains with"
-                f" its own optimizer {type(self.optimizer).__name__}, at"
-                f' {float(self.learning_rate.numpy()):g}: give it optimizer="same" or'
-                " trainable=False if it should not",
+                f" its own optimizer {type(self.optimizer).__name__}, at {own:g}: give it"
+                ' optimizer="same" or trainable=False if it should not',
                 stacklevel=3,
             )
+
+    def _set_compiled_rate(self, rate: float) -> None:
+        self._compiled_rate_when_built = rate
+        if self.built and self.rate_variable is not None:
+            self.compiled_rate.value.assign(rate)
 
     def _warn_of_what_rows_lack(self, optimizer: keras.optimizers.Optimizer) -> None:
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -126,8 +134,7 @@ class CompiledOptimizer:
             return before
         left = self._left_rates.get(optimizer, _rate_of(optimizer) or 0.0)
         self._follow(optimizer)
-        if self.built and self.rate_variable is not None:
-            self.compiled_rate.value.assign(left)
+        self._set_compiled_rate(left)
         return before
 
     def _followed(self) -> keras.optimizers.Optimizer | None:

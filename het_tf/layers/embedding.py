@@ -187,6 +187,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         initializers.spec(self.embeddings_initializer, input_dim, output_dim, ranges)
         self._compiled_optimizer: weakref.ref | None = None
         self._left_rates = weakref.WeakKeyDictionary()
+        self._compiled_rate_when_built = 0.0
         self.mask_zero = mask_zero
         self.combiner = combiner
         self.padding_id = padding_id
@@ -216,7 +217,9 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         if not self._devices:
             warn_of_idle_cluster(f"Layer {self.name!r} is built")
         self._anchor = Anchor(self.name)
-        self._rate = LearningRate(self.add_weight, self.optimizer, self._takes_compiled)
+        self._rate = LearningRate(
+            self.add_weight, self.optimizer, self._takes_compiled, self._compiled_rate_when_built
+        )
         if self.optimizer is not None:
             self._make_table()
 
@@ -311,14 +314,22 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         else:
             if self.optimizer is None:
                 model = callers.compiled_model()
-                if model is not None:
+                if model is not None and self._rate.is_there:
                     with tf.init_scope():
                         self.compiled_with(model.optimizer)
-                self._check_has_table()
+            if self.optimizer is None and not tf.executing_eagerly():
+                # Keras may ask for no more than a shape, before there is anything to compile.
+                with tf.control_dependencies([tf.debugging.Assert(False, [self._why_no_table()])]):
+                    outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
+                return self._as_outputs(outputs)
+            self._check_has_table()
             if prepared.record(self, keys, fresh=training is False):
                 outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
                 outputs = lookup(self, keys, features, training)
+        return self._as_outputs(outputs)
+
+    def _as_outputs(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         for output in outputs:
             output.set_shape([None, self.output_dim])
         return [tf.cast(output, self.compute_dtype) for output in outputs]

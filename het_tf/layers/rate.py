@@ -21,6 +21,7 @@ class LearningRate(tf.Module):
         add_weight: Callable[..., keras.Variable],
         optimizer: Optimizer | None,
         takes_compiled: bool,
+        compiled: float,
     ):
         """Makes the layer's variables.
 
@@ -28,6 +29,7 @@ class LearningRate(tf.Module):
           add_weight: the layer's.
           optimizer: of the layer; None: not known yet.
           takes_compiled: whether it may come to be another one, with a number or a schedule.
+          compiled: the rate with which the model was compiled; 0: it was not, or with a schedule.
         """
         super().__init__()
         self.schedule = _schedule_of(optimizer)
@@ -37,7 +39,8 @@ class LearningRate(tf.Module):
                 shape=(), initializer="zeros", dtype="int64", trainable=False, name="iterations"
             )
         if self.schedule is None or takes_compiled:
-            rate = 0.0 if takes_compiled else optimizer.learning_rate
+            known = optimizer is not None and self.schedule is None
+            rate = optimizer.learning_rate if known else 0.0
             self._own, self._compiled = (
                 add_weight(
                     shape=(),
@@ -47,8 +50,14 @@ class LearningRate(tf.Module):
                     trainable=False,
                     name=name,
                 )
-                for name, value in (("learning_rate", rate), ("compiled_rate", 0.0))
+                for name, value in (("learning_rate", rate), ("compiled_rate", compiled))
             )
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its variables can be assigned: a symbolic call of Keras makes them at its end."""
+        made = self._iterations if self._own is None else self._own
+        return hasattr(made.value, "assign")
 
     @property
     def variable(self) -> keras.Variable | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from het_tf import optimizers
+from het_tf import _keras, optimizers
 
 Config = dict[str, Any]
 
@@ -97,9 +98,18 @@ def row_form(
     if convert is None:
         known = ", ".join(sorted(kind.__name__ for kind in ROW_FORMS))
         raise ValueError(f"optimizer {name} has no row form; of Keras's optimizers have: {known}")
-    config = optimizer.get_config()
+    config = _arguments_of(optimizer)
     _check_unset(name, config, *_WITHOUT_ROW_FORM, *(() if of_compile else _OF_STEPS))
     return convert(config)
+
+
+def _arguments_of(optimizer: keras.optimizers.Optimizer) -> Config:
+    """What it was made with; `get_config` needs a schedule that can be serialized."""
+    names = set(inspect.signature(type(optimizer)).parameters) - {"learning_rate", "kwargs"}
+    rate = _keras.learning_rate_of(optimizer)
+    if isinstance(rate, keras.Variable):  # a float32: 0.001 is 0.001, not 0.0010000000474974513
+        rate = float(str(np.float32(rate.numpy())))
+    return {name: getattr(optimizer, name) for name in names} | {"learning_rate": rate}
 
 
 def get(identifier: Any) -> optimizers.Optimizer:
@@ -146,10 +156,8 @@ def _named(name: str) -> optimizers.Optimizer:
 def _common(config: Config, *names: str) -> Config:
     """The arguments of those names and those that every optimizer of rows has."""
     decay = config.get("weight_decay") or 0.0
-    rate = config["learning_rate"]
-    if not isinstance(rate, dict):  # a float32: 0.001 is 0.001, not 0.0010000000474974513
-        rate = float(str(np.float32(rate)))
-    return {"learning_rate": rate, "weight_decay": decay} | {n: config[n] for n in names}
+    common = {"learning_rate": config["learning_rate"], "weight_decay": decay}
+    return common | {name: config[name] for name in names}
 
 
 def _check_unset(optimizer: str, config: Config, *names: str) -> None:

@@ -55,10 +55,13 @@ class StoredRows:
         if not self.built:
             raise ValueError(f"layer {self.name} has no table until it is built or called")
         if self.optimizer is None:
-            raise ValueError(
-                f'layer {self.name} has optimizer="same", and no table before its model is compiled'
-                " and called: compile it, or give the layer an optimizer of its own"
-            )
+            raise ValueError(self._why_no_table())
+
+    def _why_no_table(self) -> str:
+        return (
+            f'layer {self.name} has optimizer="same", and no table before its model is compiled and'
+            " called: compile it, or give the layer an optimizer of its own"
+        )
 
     @property
     def is_cached(self) -> bool:

@@ -25,6 +25,18 @@ def new_layer(optimizer=None, **arguments) -> het_tf.layers.HetEmbedding:
     return het_tf.layers.HetEmbedding(1, optimizer=optimizer or optimizers.SGD(1.0), **arguments)
 
 
+class Subclassed(het_tf.keras.Model):
+    """Of one layer, and built when it is called first."""
+
+    def __init__(self, layer=None, **arguments):
+        super().__init__(**arguments)
+        self.layer = layer or new_layer("same")
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.dense(self.layer(inputs))
+
+
 def fit(model, epochs: int, *callbacks, steps: int = 1):
     ids = np.full(steps, 7)
     model.fit(ids, ids * 0.0, batch_size=1, epochs=epochs, callbacks=list(callbacks), verbose=0)
@@ -88,6 +100,25 @@ def test_a_scheduler_counts_from_what_compile_was_told():
     model = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(0.5))
     fit(model, 2, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2))
     assert layer.table.lookup([7]) == 4 + 2
+
+
+@pytest.mark.parametrize("rows", ["own", "same"])
+@pytest.mark.parametrize("kind", [Subclassed, lambda layer: het_tf.keras.Sequential([layer])])
+def test_a_model_that_is_built_after_compile_counts_from_it(kind, rows):
+    layer = new_layer("same" if rows == "same" else optimizers.SGD(8.0))
+    model = kind(layer)
+    model.compile(keras.optimizers.SGD(0.5), loss=lambda _, y: -keras.ops.sum(y))
+    if kind is Subclassed:
+        model.dense.trainable = False
+    rates = [0.25, 0.125]
+    fit(model, 2, keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]))
+    own = 0.5 if rows == "same" else 8
+    assert layer.table.lookup([7]) == own * (0.5 + 0.25)
+
+
+def test_a_rate_of_zero_is_noticed_before_the_layer_is_built():
+    with pytest.warns(UserWarning, match="has a learning rate of 0, .* at 1: give"):
+        Subclassed(new_layer()).compile(keras.optimizers.SGD(0.0), "mse")
 
 
 @pytest.mark.parametrize("model_class", MODELS)
@@ -249,10 +280,54 @@ def test_same_follows_a_schedule():
     assert layer.table.lookup([7]) == 111
 
 
+class Powers(keras.optimizers.schedules.LearningRateSchedule):
+    """Of a user, who does not save it: without `get_config`."""
+
+    def __call__(self, step):
+        return 10.0 ** keras.ops.cast(step, "float32")
+
+
+@pytest.mark.parametrize("rows", ["given", "same"])
+def test_a_schedule_need_not_be_serializable(rows):
+    optimizer = keras.optimizers.SGD(Powers())
+    layer = new_layer("same" if rows == "same" else optimizer)
+    fit(make_model(het_tf.keras.Model, layer, optimizer), 1, steps=3)
+    assert layer.table.lookup([7]) == 111
+
+
+def test_same_within_another_layer_is_as_its_own():
+    class Around(keras.layers.Layer):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def call(self, inputs):
+            return 2.0 * self.layer(inputs)
+
+    layer = new_layer("same")
+    model = make_model(keras.Model, Around(layer), keras.optimizers.SGD(0.5))
+    fit(model, 2)
+    assert layer.table.lookup([7]) == 2
+
+
+def test_same_in_a_subclassed_model_is_saved_and_loaded(tmp_path):
+    model = Subclassed()
+    model.compile(keras.optimizers.Adam(0.5), "mse")
+    model.fit(np.array([7]), np.ones(1), verbose=0)
+    model.save(tmp_path / "model.keras")
+    custom = {"Subclassed": Subclassed}
+    loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects=custom)
+    assert loaded.layer.table.lookup([7]) == model.layer.table.lookup([7]) != 0
+    for one, other in zip(loaded.dense.get_weights(), model.dense.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_same_without_a_compiled_model_says_what_is_missing():
     layer = new_layer("same", name="users")
     with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
         layer(np.array([7]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"users has .*no table before"):
+        tf.function(layer)(tf.constant([7]))
     with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
         _ = layer.table
 

@@ -347,3 +347,9 @@ def test_an_abandoned_table_is_destroyed_when_the_next_one_is_made():
     het_tf.EmbeddingTable(2, optimizers.SGD())
     with pytest.raises(tf.errors.NotFoundError):
         ops.table_size(handle)
+
+
+def test_a_name_may_begin_with_an_underscore():
+    layer = het_tf.layers.HetEmbedding(2, name="_private")
+    layer(np.array([7]))
+    assert layer.table.lookup([7]).shape == (1, 2)
