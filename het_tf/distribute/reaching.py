@@ -58,14 +58,17 @@ def wait_until_servers_are_reached(
         _repeat(reach_from, lambda device=device: is_down(device), until)
 
 
-def wait_until_program_is_reached(is_down: Callable[[str], bool], until: float) -> None:
-    """Waits until every parameter server reaches this process, or one of them is down.
+def wait_until_program_is_reached(is_lost: Callable[[str], bool], until: float) -> bool:
+    """Waits until every parameter server reaches this process, or one of them is lost.
 
     TensorFlow's own part of a checkpoint needs it: servers ask this process for the path.
 
     Args:
-      is_down: whether the task of a device does not answer.
+      is_lost: whether the server of a device is down, or another process than before.
       until: of `time.monotonic`.
+
+    Returns:
+      Whether all of them reach it.
 
     Raises:
       tf.errors.OpError: one of them did not.
@@ -81,22 +84,22 @@ def wait_until_program_is_reached(is_down: Callable[[str], bool], until: float) 
                 made.append(number + 1.0)
         return made
 
-    _repeat(
+    return _repeat(
         lambda: [float(each) for each in reach(tf.constant(0.0))],
-        lambda: any(map(is_down, servers)),
+        lambda: any(map(is_lost, servers)),
         until,
     )
 
 
-def _repeat(call: Callable[[], Any], is_down: Callable[[], bool], until: float) -> None:
-    """Calls until it does not fail, or who is called is down."""
+def _repeat(call: Callable[[], Any], is_lost: Callable[[], bool], until: float) -> bool:
+    """Calls until it does not fail, or who is called is lost; returns whether it did not fail."""
     while True:
         try:
             call()
-            return
+            return True
         except tf.errors.OpError as error:
-            if is_down():
-                return
+            if is_lost():
+                return False
             if time.monotonic() > until or not _may_pass(error):
                 raise
             time.sleep(_PAUSE)

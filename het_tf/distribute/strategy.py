@@ -315,15 +315,19 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
     def wait_until_reached(self) -> None:
         """Returns when the parameter servers reach this process, as its checkpoints need it.
 
-        They may have asked the one before it at its address while that was gone.
+        They may have asked the one before it at its address while that was gone. Where one of them
+        is lost it returns, too: what is called next fails.
 
         Raises:
           tf.errors.UnavailableError: one does not in `back_within` seconds.
         """
         if not self._reached:
             until = time.monotonic() + self.back_within
-            reaching.wait_until_program_is_reached(self.is_down, until)
-            self._reached = True
+            self._reached = self.call_watched(
+                lambda: reaching.wait_until_program_is_reached(
+                    lambda server: self.is_down(server) or self._marks.any_replaced(), until
+                )
+            )
 
     # Waiting.
 

@@ -77,6 +77,10 @@ def main():
 
     out = {}
     with tempfile.TemporaryDirectory() as folder:
+        cluster.kill_ps(0)
+        cluster.restart_ps(0)
+        strategy.wait_until_reached()  # by those that are lost: not
+        out["recovered"] = strategy.recover()
         made = make_model(strategy)
         out["epochs of the first half"] = fit(made[0], EPOCHS // 2)
         manager = het_tf.checkpoint.Manager(tf.train.Checkpoint(model=made[0]), f"{folder}/half")

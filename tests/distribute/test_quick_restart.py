@@ -17,6 +17,10 @@ def check_equal(found, expected):
         assert found[what] == pytest.approx(values, rel=1e-4, abs=1e-6), what
 
 
+def test_a_lost_server_is_not_waited_for_before_a_save(seen):
+    assert seen["recovered"]
+
+
 def test_what_was_traced_before_a_restore_is_not_used_after_it(seen):
     check_equal(seen["restored half"], seen["half"])
     assert seen["epochs of the second half"] == [0, 1]
