@@ -115,6 +115,7 @@ def kill_servers(folder: str, kind: str, rng: random.Random, kills: int) -> None
     with het_tf.distribute.LocalCluster(num_workers=1, num_ps=2) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         saver = Saver(strategy, folder, kind)
+        saver.save()  # Without any there is nothing to restore.
         for _ in range(kills):
             server = rng.randrange(2)
             at = rng.randint(1, MOST_CHANGES)
