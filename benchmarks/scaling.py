@@ -13,7 +13,9 @@ A step of one of N workers takes the longest of
                 r_i(n) = D_i * (1 + q_i(n - 1))        response time of link i, D_i = bytes / rate
                 T_n    = c + o + r_1(n) + r_2(n)       q_i(n) = n * r_i(n) / T_n,    q_i(0) = 0
             (mean value analysis: Reiser and Lavenberg, J. ACM 27(2), 1980.) o: what the other
-            servers send and get, which shares nothing but the worker's own link.
+            servers send and get, which shares nothing but the worker's own link. With look-ahead
+            and replicas of the dense variables a step's messages are under way while others are
+            computed, one exchange at a time: then c is not in T_n, and bounds the step beside it.
   handling  c + h: h is the CPU time that messages cost a worker beyond computing, and the servers.
             Copying is done while the wire is busy, so the longer of the two counts, not the sum.
   cores     N * (all CPU time of a step) / cores, where all tasks share this machine's.
@@ -78,6 +80,7 @@ class Step:
       chief: CPU time of the chief.
       down: bytes from the servers, by server, the busiest first.
       up: bytes to the servers, in the same order.
+      ahead: whether its messages are under way while other steps are computed.
     """
 
     compute: float
@@ -86,6 +89,7 @@ class Step:
     chief: float
     down: tuple[float, ...]
     up: tuple[float, ...]
+    ahead: bool
 
     @property
     def handling(self) -> float:
@@ -93,12 +97,17 @@ class Step:
         return self.handling_worker + self.handling_servers
 
     def wire(self, rate: float | None) -> tuple[list[float], float]:
-        """Demands of the busiest server's link, down and up, and o; rate: bit/s, None: no limit."""
+        """Demands of the busiest server's link, down and up, and what is spent at no server's.
+
+        Args:
+          rate: bit/s; None: no limit.
+        """
+        think = 0.0 if self.ahead else self.compute
         if rate is None:
-            return [], 0.0
+            return [], think
         per_byte = 8 / (rate * _PAYLOAD_SHARE)
         others = sum(self.down[1:]) + sum(self.up[1:])
-        return [self.down[0] * per_byte, self.up[0] * per_byte], others * per_byte
+        return [self.down[0] * per_byte, self.up[0] * per_byte], think + others * per_byte
 
 
 def response(customers: int, think: float, demands: Sequence[float]) -> float:
@@ -120,9 +129,9 @@ def response(customers: int, think: float, demands: Sequence[float]) -> float:
 
 def predict_here(step: Step, workers: int, rate: float | None, cores: float) -> dict[str, float]:
     """Seconds of a step where all tasks share this machine's cores, by what bounds it."""
-    links, others = step.wire(rate)
+    links, think = step.wire(rate)
     return {
-        "wire": response(workers, step.compute + others, links),
+        "wire": response(workers, think, links),
         "handling": step.compute + step.handling,
         "cores": workers * (step.compute + step.handling + step.chief) / cores,
     }
@@ -130,10 +139,10 @@ def predict_here(step: Step, workers: int, rate: float | None, cores: float) -> 
 
 def predict_cluster(step: Step, workers: int, rate: float) -> dict[str, float]:
     """Seconds of a step where every task has a host of its own, by what bounds it."""
-    links, others = step.wire(rate)
+    links, think = step.wire(rate)
     servers = step.handling_servers / (len(step.down) * _SERVER_CORES.value)
     return {
-        "wire": response(workers, step.compute + others, [*links, servers]),
+        "wire": response(workers, think, [*links, servers]),
         "handling": step.compute + step.handling,
         "chief": workers * step.chief,
     }
@@ -141,9 +150,9 @@ def predict_cluster(step: Step, workers: int, rate: float) -> dict[str, float]:
 
 def knee(step: Step, rate: float) -> float:
     """Workers from which on they wait for the busiest server."""
-    links, others = step.wire(rate)
+    links, think = step.wire(rate)
     servers = step.handling_servers / (len(step.down) * _SERVER_CORES.value)
-    alone = max(step.compute + others + sum(links), step.compute + step.handling)
+    alone = max(think + sum(links), step.compute + step.handling)
     return alone / max(*links, servers)
 
 
@@ -236,7 +245,10 @@ class Measured:
         compute = self._alone_as(free.setting.workers).worker_ms / 1000
         worker = max(0.0, free.worker_ms / 1000 - compute)
         chief = self._per_step(unlimited, lambda epoch: epoch.cpu_seconds["chief"])
-        return Step(compute, worker, free.server_ms / 1000, chief, tuple(down), tuple(up))
+        # At dense_staleness 0 the step itself reads and writes, as it does on the servers.
+        ahead = setting.looks_ahead and setting.dense_staleness not in ("default", "none", "0")
+        servers = free.server_ms / 1000
+        return Step(compute, worker, servers, chief, tuple(down), tuple(up), ahead)
 
     def _rows_bytes(self, setting: Setting, counter: str, workers: int) -> float:
         """Bytes of the embedding's messages a step with so many workers."""

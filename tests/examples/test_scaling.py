@@ -44,6 +44,17 @@ def test_bytes_of_the_busiest_server():
     assert _busiest_first(4.0, [10.0], 2.0, 1) == [16]
 
 
+def test_messages_that_go_ahead_do_not_wait_for_computing():
+    from scaling import Step, predict_here, response
+
+    def wire(ahead: bool, compute: float) -> float:
+        step = Step(compute, 0.0, 0.0, 0.0, (1e6, 5e5), (2e6, 5e5), ahead)
+        return predict_here(step, 3, 8e6 * 1514 / 1448, 16.0)["wire"]
+
+    assert wire(True, 0.5) == wire(True, 5.0) == pytest.approx(response(3, 1.0, [1.0, 2.0]))
+    assert wire(False, 0.5) == pytest.approx(response(3, 1.5, [1.0, 2.0]))
+
+
 def test_runs_that_follow_the_model_are_predicted(tmp_path: pathlib.Path):
     from netns import runs
     from netns.measure import Epoch
