@@ -13,7 +13,7 @@ import tensorflow as tf
 # be asked before a restore changes anything: `_checkpoint_adapter` and `_update_uid` below.
 from tensorflow.python.saved_model import registration
 
-from het_tf.distribute.current import current_strategy
+from het_tf._strategy import current_strategy
 from het_tf.saving import parts
 from het_tf.saving.bundles import check_tensors
 from het_tf.saving.chains import find_table, is_of_part

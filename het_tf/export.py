@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from het_tf._strategy import servers_named
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.exporting import ServedTable, lookups_from
 from het_tf.saving import bundles
@@ -19,6 +20,7 @@ from het_tf.saving.frozen import FrozenTable
 from het_tf.saving.row_selection import RowSelection
 
 
+@servers_named()
 def export_saved_model(
     model: keras.Model,
     path: str | os.PathLike[str],

@@ -19,6 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf._arguments import check_number
+from het_tf._strategy import servers_named
 from het_tf.export import flush_model
 from het_tf.saving import cuts
 from het_tf.saving.background import Background
@@ -78,6 +79,7 @@ def export_mapped(
     save_mapped(model, path, input_signature, selection, poll_seconds=0).close()
 
 
+@servers_named()
 def publish(
     model: keras.Model,
     folder: str | os.PathLike[str],

@@ -16,6 +16,7 @@ import tensorflow as tf
 from het_tf import _abandoned, initializers, lifetimes, ops, optimizers
 from het_tf._arguments import INT32_MAX, INT64_MAX, check_float_dtype, check_integer
 from het_tf._counters import add_up
+from het_tf._strategy import servers_named
 from het_tf.exchange import Exchange
 
 # Attributes of a cache op that keeps no rows: lookups fetch them, gradients go to the shards.
@@ -240,6 +241,7 @@ class EmbeddingTable:
 
     # What a user calls, eagerly.
 
+    @servers_named()
     def size(self) -> int:
         """Number of rows that have been updated or imported.
 
@@ -248,6 +250,7 @@ class EmbeddingTable:
         """
         return sum(int(ops.table_size(handle)) for handle in self._handles)
 
+    @servers_named()
     def lookup(self, keys: Any) -> np.ndarray:
         """Reads rows without adding any.
 
@@ -266,6 +269,7 @@ class EmbeddingTable:
         rows = self.lookup_op(keys)[0] if local else self._remote_lookup(keys)
         return rows.numpy().reshape(*keys.shape, self.dim)
 
+    @servers_named()
     def export(self) -> TableExport:
         """Reads all rows. Updates that caches have not sent are not in it: flush before.
 
@@ -289,6 +293,7 @@ class EmbeddingTable:
                 columns = ops.table_export(handle, part, parts, max_age=max_age)
                 yield TableExport(*(x.numpy() for x in columns))
 
+    @servers_named()
     def import_(self, rows: TableExport, *, initial_slots: bool = False) -> None:
         """Sets rows, replacing those that exist. Caches of the table drop what they hold.
 
@@ -335,6 +340,7 @@ class EmbeddingTable:
         rows = TableExport(keys, values, slots, np.zeros(keys.size, np.int64))
         self.import_(rows, initial_slots=True)
 
+    @servers_named()
     def clear(self) -> None:
         """Drops all rows. Caches of the table drop what they hold.
 
@@ -347,6 +353,7 @@ class EmbeddingTable:
         finally:
             self.clear_caches()
 
+    @servers_named()
     def expire(self, now: int | None = None) -> int:
         """Drops the rows that have expired by now. Others use the table meanwhile.
 
@@ -388,6 +395,7 @@ class EmbeddingTable:
         """What ages of rows are in: "seconds" or "given"; None: rows stay."""
         return lifetimes.time_of(self.lifetimes)
 
+    @servers_named()
     def stats(self) -> dict[str, int]:
         """Counters, summed over the shards (`TableCounter` in the core's table.h).
 

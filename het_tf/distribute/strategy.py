@@ -12,12 +12,13 @@ from absl import logging
 
 from het_tf import _abandoned
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
+from het_tf._strategy import note_strategy
 from het_tf._visits import COORDINATOR
 from het_tf.distribute import health, reaching, recovery
 from het_tf.distribute.cache_reports import CacheReports
 from het_tf.distribute.closure_numbers import ClosureNumbers
 from het_tf.distribute.connection import reconnect, tables_kept, with_local_chief
-from het_tf.distribute.current import note_strategy
+from het_tf.distribute.coordinator import Coordinator
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.flushing import Flushing
 from het_tf.distribute.presence import own_what_is_on, task_devices
@@ -111,6 +112,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         set_grpc_defaults()
         health.wait_until_up(self._addresses)
         super().__init__(cluster_resolver, variable_partitioner)
+        Coordinator(self)  # There is one per strategy: else TensorFlow would make its own.
         own_what_is_on(task_devices(), self._address)
         self._marks = recovery.Marks()
         self._recoveries = 0
@@ -131,7 +133,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The coordinator that schedules closures on the workers; one per strategy."""
-        return tf.distribute.coordinator.ClusterCoordinator(self)  # A singleton per strategy.
+        return self._cluster_coordinator
 
     @property
     def num_workers(self) -> int:
@@ -316,11 +318,12 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         """Returns when the parameter servers reach this process, as its checkpoints need it.
 
         They may have asked the one before it at its address while that was gone. Where one of them
-        is lost it returns, too: what is called next fails.
+        was restarted it returns, too: what is called next fails.
 
         Raises:
-          tf.errors.UnavailableError: one does not in `back_within` seconds.
+          tf.errors.UnavailableError: one is down, or does not in `back_within` seconds.
         """
+        self._raise_if_ps_down()
         if not self._reached:
             until = time.monotonic() + self.back_within
             self._reached = self.call_watched(
@@ -338,8 +341,6 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
           tf.errors.UnavailableError: a parameter server is down.
           Exception: what a scheduled closure raised.
         """
-        if self._cluster_coordinator is None:
-            return
         self.call_watched(self.coordinator.join)
 
     # Inside.

@@ -30,6 +30,9 @@ class ServerLostError(tf.errors.UnavailableError):
       what: which server, and what became of it, without what to do about it.
     """
 
+    # AutoGraph, through which TensorFlow calls what saves, makes other errors of such than these.
+    ag_pass_through = True
+
     def __init__(self, what: str, remedy: str, notice: str = ""):
         """notice: by what error it was noticed."""
         super().__init__(None, None, what + remedy + (f" ({notice})" if notice else ""))

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 
 from het_tf import _keras
+from het_tf._strategy import servers_named, warn_of_idle_cluster
 from het_tf.checkpoint import FlushedFirst
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.distribute.current import warn_of_idle_cluster
 from het_tf.export import export_saved_model
 from het_tf.keras.eager_inputs import check_inputs
 from het_tf.keras.lookups import lookups_of_call
@@ -228,6 +228,7 @@ class _ParameterServerFit:
         trainer = self._parameter_server_trainer
         return {} if trainer is None else trainer.lookahead_stats()
 
+    @servers_named()
     def evaluate(
         self,
         x: Any = None,
@@ -343,6 +344,7 @@ class _ParameterServerFit:
             if layer.built:
                 layer.anchor.numpy()
 
+    @servers_named()
     def save(
         self,
         filepath: str | os.PathLike[str],
@@ -365,6 +367,7 @@ class _ParameterServerFit:
         with whole_file(filepath, kwargs) as file:
             super().save(file, **kwargs)
 
+    @servers_named()
     def save_weights(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any
     ) -> None:
@@ -380,6 +383,7 @@ class _ParameterServerFit:
         ):
             super().save_weights(file, **kwargs)
 
+    @servers_named()
     def load_weights(
         self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
@@ -408,6 +412,7 @@ class _ParameterServerFit:
         if trainer is not None and trainer.has_replicas:
             self.distribute_strategy.flush(slots=slots)
 
+    @servers_named()
     def export(
         self,
         filepath: str | os.PathLike[str],

@@ -19,10 +19,10 @@ from het_tf import (
     pooling,
 )
 from het_tf._arguments import INT64_MAX, check_float_dtype, check_integer
+from het_tf._strategy import parameter_servers, warn_of_idle_cluster
 from het_tf.cache import WorkerCache
 from het_tf.cache_config import CacheConfig
 from het_tf.checkpoint import TableState
-from het_tf.distribute.current import parameter_servers, warn_of_idle_cluster
 from het_tf.layers import arguments, callers, prepared, row_forms
 from het_tf.layers.anchor import Anchor
 from het_tf.layers.as_keras import AsKeras

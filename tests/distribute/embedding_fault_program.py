@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 
@@ -27,6 +28,37 @@ def data():
     ids = np.stack([rng.permutation(400)[:KEYS_A_BATCH] for _ in range(BATCHES)])
     ids = ids.reshape(BATCHES * BATCH, 2)
     return ids, (weights[ids].sum(1) > 0).astype(np.float32)
+
+
+def errors_of_what_comes_next(model, table, checkpoint, folder, x, y):
+    """What calls raise, each of which needs the server that is gone."""
+    calls = {
+        "evaluate": lambda: model.evaluate(x, y, verbose=0),
+        "predict": lambda: model.predict(x, verbose=0),
+        "train_on_batch": lambda: model.train_on_batch(x, y),
+        "save": lambda: model.save(f"{folder}/model.keras"),
+        "save_weights": lambda: model.save_weights(f"{folder}/model.weights.h5"),
+        "export": lambda: model.export(f"{folder}/exported"),
+        "publish": lambda: het_tf.serving.publish(model, f"{folder}/published"),
+        "Checkpoint.save": lambda: checkpoint.save(f"{folder}/checkpoint"),
+        "Checkpoint.write": lambda: checkpoint.write(f"{folder}/written"),
+        "Checkpoint.read": lambda: checkpoint.read(f"{folder}/before"),
+        "Manager.save": het_tf.checkpoint.Manager(checkpoint, f"{folder}/managed").save,
+        "table.size": table.size,
+        "table.lookup": lambda: table.lookup(x),
+        "table.export": table.export,
+        "table.import_": lambda: table.assign(np.arange(100), np.ones([100, 8], np.float32)),
+        "table.clear": table.clear,
+        "table.stats": table.stats,
+    }
+    errors = {}
+    for name, call in calls.items():
+        try:
+            call()
+            errors[name] = "nothing was raised"
+        except tf.errors.UnavailableError as error:
+            errors[name] = str(error)
+    return errors
 
 
 def main():
@@ -72,6 +104,9 @@ def main():
     out["warnings of the ended"] = warnings.texts[before:]
     out["log of the ended"] = cluster.log("worker", 2)
     out["addresses"] = cluster.addresses
+    folder = tempfile.mkdtemp()
+    checkpoint = tf.train.Checkpoint(model=model)
+    checkpoint.write(f"{folder}/before")
     began = time.monotonic()
     try:
         model.fit(
@@ -85,6 +120,7 @@ def main():
     except tf.errors.UnavailableError as error:
         out["error"] = str(error)
     out["seconds"] = time.monotonic() - began
+    out["errors"] = errors_of_what_comes_next(model, embedding.table, checkpoint, folder, x, y)
     print(json.dumps(out))
     sys.stdout.flush()
     os._exit(0)

@@ -12,12 +12,18 @@ from collections.abc import Sequence
 
 
 class Servers:
-    """Parameter servers and a worker, started with `python -m het_tf.server`."""
+    """Parameter servers and workers, started with `python -m het_tf.server`.
 
-    def __init__(self, stack: contextlib.ExitStack, num_ps: int = 1):
+    Attributes:
+      processes: of all, by job.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, num_ps: int = 1, num_workers: int = 1):
         """Starts them, to be killed when `stack` is closed."""
         self._stack = stack
-        self._cluster = {"ps": [self.address() for _ in range(num_ps)], "worker": [self.address()]}
+        numbers = {"ps": num_ps, "worker": num_workers}
+        self._cluster = {job: [self.address() for _ in range(n)] for job, n in numbers.items()}
+        self.processes: dict[str, list[subprocess.Popen]] = {job: [] for job in numbers}
         for job, addresses in self._cluster.items():
             for index in range(len(addresses)):
                 server = subprocess.Popen(
@@ -26,6 +32,7 @@ class Servers:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
+                self.processes[job].append(server)
                 stack.callback(server.wait)
                 stack.callback(server.kill)
 

@@ -57,3 +57,9 @@ def test_a_killed_parameter_server_is_named(seen):
     assert "error" in seen, "training went on"
     assert f"Parameter server /job:ps/task:1 at {address}" in seen["error"]
     assert seen["seconds"] < 60
+
+
+def test_whatever_is_called_next_names_the_parameter_server(seen):
+    named = f"Parameter server /job:ps/task:1 at {seen['addresses']['ps'][1]}"
+    assert len(seen["errors"]) == 17
+    assert {name: e for name, e in seen["errors"].items() if not e.startswith(named)} == {}

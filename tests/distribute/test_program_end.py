@@ -56,7 +56,11 @@ if how == "trains on":
     model.fit(dataset, steps_per_epoch=10**6, verbose=0, callbacks=[Trains()])
 model.fit(*data, verbose=0)
 say(left())
-if how == "raises":
+if how == "raises when told to":
+    say("told?")
+    sys.stdin.readline()
+    model.fit(np.zeros([200, 2], "int64"), np.ones([200, 1]), batch_size=1, epochs=2, verbose=0)
+if how.startswith("raises"):
     raise SystemError("as asked")
 while how == "waits":
     say(embedding.table.export().clocks.tolist())
@@ -90,6 +94,17 @@ def test_a_program_that_ends_frees_its_tables_and_caches(servers):
         assert ("SystemError: as asked" in errors) == (how == "raises"), errors
         assert (ended.returncode == 0) == (how == "ends"), errors
         assert said.splitlines() == ["[0, 0]", "[1, 1]"]
+
+
+def test_a_program_ends_though_a_worker_is_gone():
+    with contextlib.ExitStack() as stack:
+        servers = standalone.Servers(stack, num_workers=2)
+        program = start(servers, "raises when told to")
+        assert [program.stdout.readline() for _ in range(3)] == ["[0, 0]\n", "[1, 1]\n", "told?\n"]
+        servers.processes["worker"][1].kill()
+        _, errors = program.communicate("\n", timeout=120)
+        assert "SystemError: as asked" in errors
+        assert program.returncode == 1
 
 
 def test_a_program_is_replaced_by_the_next_at_its_address(servers):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -25,6 +27,18 @@ def current_strategy() -> HetParameterServerStrategy | None:
     """The last strategy that was made, if its cluster is still to be used."""
     strategy = _made[0]() if _made else None
     return None if strategy is None or strategy.closed else strategy
+
+
+@contextlib.contextmanager
+def servers_named() -> Iterator[None]:
+    """Has the error of a parameter server that is down name it: a context, or a decorator."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        strategy = current_strategy()
+        if strategy is None or (explained := strategy.explain(error)) is error:
+            raise
+        raise explained from error
 
 
 def warn_of_idle_cluster(what: str) -> None:
