@@ -157,7 +157,11 @@ def _record_calls(
     kwargs: Mapping[str, Any],
     scope: keras.StatelessScope | None = None,
 ) -> list[prepared.Call]:
-    """The calls of its layers that a call of a model makes: it is run up to there."""
+    """The calls of its layers that a call of a model makes: it is run up to there.
+
+    Without those of layers whose keys only the call itself has: drawn by chance, or of rows or
+    trained variables. Such a layer looks up when it is called.
+    """
     made: list[prepared.Call] = []
 
     # In a function, of which TensorFlow drops what the keys do not need.
@@ -165,8 +169,16 @@ def _record_calls(
     def keys_of(args: Any, kwargs: Any) -> list[tf.Tensor]:
         with _UpToTheKeys(model, scope), prepared.recording() as calls:
             model(*args, **kwargs)
-        made[:] = calls
-        return [call.keys for call in calls]
+            of_calls = zip(calls, prepared.depend_on_unknown(calls), strict=True)
+        late = {call.layer for call, is_late in of_calls if is_late}
+        for layer in late:
+            logging.info(
+                "ids of layer %s are drawn by chance, or depend on rows or trained variables, so"
+                " they are looked up when it is called",
+                layer.name,
+            )
+        made[:] = [call for call in calls if call.layer not in late]
+        return [call.keys for call in made]
 
     keys = keys_of(args, kwargs)
     return [dataclasses.replace(call, keys=k) for call, k in zip(made, keys, strict=True)]
@@ -192,7 +204,7 @@ class _UpToTheKeys(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         value = super().get_current_value(variable)
         if value is None and id(variable) in self._unused:
-            return tf.zeros(variable.shape, variable.dtype)
+            return prepared.unknown(tf.zeros(variable.shape, variable.dtype))
         if value is None and self._scope is not None:
             return self._scope.get_current_value(variable)
         return value

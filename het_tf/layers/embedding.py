@@ -324,7 +324,8 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
                 return self._as_outputs(outputs)
             self._check_has_table()
             if prepared.record(self, keys, fresh=training is False):
-                outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
+                zeros = [tf.zeros([bags.count, self.output_dim]) for bags in features]
+                outputs = list(map(prepared.unknown, zeros))
             else:
                 outputs = lookup(self, keys, features, training)
         return self._as_outputs(outputs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +18,32 @@ import tensorflow as tf
 from het_tf.layers.room import Room
 
 _local = threading.local()
+
+# Ops that say the same of zeros as of what these stand for.
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+# Ops that give something else each time.
+_DRAWS = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "RngReadAndSkip",
+        "StatefulRandomBinomial",
+        "StatefulStandardNormal",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatefulUniform",
+        "StatefulUniformFullInt",
+        "StatefulUniformInt",
+        "TruncatedNormal",
+    }
+)
 
 
 class CannotLookAhead(Exception):
@@ -58,17 +85,53 @@ class Call:
 @contextlib.contextmanager
 def recording() -> Iterator[list[Call]]:
     """Layers called in this context note what they would look up, instead of doing so."""
-    _local.calls = []
+    _local.calls, _local.unknown = [], []
     _local.graph = tf.compat.v1.get_default_graph()
     try:
         yield _local.calls
     finally:
-        _local.calls = None
+        _local.calls = _local.unknown = None
 
 
 def is_recording() -> bool:
     """Whether layers note what they would look up."""
     return getattr(_local, "calls", None) is not None
+
+
+def unknown(zeros: tf.Tensor) -> tf.Tensor:
+    """In `recording`, notes that these zeros stand for what only the step has; returns them."""
+    _local.unknown.append(zeros)
+    return zeros
+
+
+def depend_on_unknown(calls: Sequence[Call]) -> list[bool]:
+    """In `recording`, of each call whether its keys are drawn by chance or depend on `unknown`."""
+    graph = _local.graph
+    unknown_ops = {tensor.op for tensor in _local.unknown}
+
+    @functools.cache
+    def functions_do() -> bool:
+        """Whether one of those that the graph calls may."""
+        if any(op.graph is not graph for op in unknown_ops):
+            return True
+        functions = graph.as_graph_def().library.function
+        return any(node.op in _DRAWS for function in functions for node in function.node_def)
+
+    def depends(keys: tf.Tensor) -> bool:
+        seen: set[tf.Operation] = set()
+        ops = [keys.op]
+        while ops:
+            op = ops.pop()
+            if op in seen or op.type in _SHAPES:
+                continue
+            seen.add(op)
+            calls_one = any(attribute.HasField("func") for attribute in op.node_def.attr.values())
+            if op in unknown_ops or op.type in _DRAWS or (calls_one and functions_do()):
+                return True
+            ops += [tensor.op for tensor in op.inputs]
+        return False
+
+    return [depends(call.keys) for call in calls]
 
 
 @contextlib.contextmanager

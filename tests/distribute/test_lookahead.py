@@ -500,3 +500,87 @@ def test_rows_come_with_dense_variables_that_every_step_reads(strategy, layers, 
         # One a step, one that brings what the last step of a closure made, and those of flushes.
         most = steps + closures + 2 * (layers + 1) + 1
         assert steps * servers <= count <= most * servers
+
+
+class Negatives(keras.layers.Layer):
+    """Draws ids, of Keras's random numbers or of TensorFlow's, in a function or not."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.generator = keras.random.SeedGenerator(1)
+
+    def draw(self, shape):
+        if self.kind == "keras":
+            return keras.random.randint(shape, 0, KEYS, "int64", seed=self.generator)
+        return tf.random.uniform(shape, 0, KEYS, tf.int64)
+
+    def call(self, ids):
+        draw = tf.function(self.draw) if self.kind == "function" else self.draw
+        return draw(tf.shape(ids))
+
+
+class Shifted(keras.layers.Layer):
+    """Adds a weight to ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = self.add_weight(shape=(), initializer=keras.initializers.Constant(2.0))
+
+    def call(self, ids):
+        return ids + tf.cast(self.shift, tf.int64)
+
+
+@pytest.mark.parametrize("cache", [None, het_tf.CacheConfig(100, staleness=4, lookahead=3)])
+@pytest.mark.parametrize("kind", ["keras", "tensorflow", "function", "weight", "rows"])
+def test_ids_that_are_known_when_they_are_looked_up(strategy, caplog, kind, cache):
+    with strategy.scope():
+        ids = keras.Input((3,), dtype="int64")
+        known = HetEmbedding(4, seed=1, cache=cache, name="known")
+        late = HetEmbedding(4, seed=2, cache=cache, name="late")
+        rows = known(ids)
+        if kind == "rows":
+            chosen = keras.ops.argmax(rows, -1)
+        else:
+            chosen = (Shifted() if kind == "weight" else Negatives(kind))(ids)
+        hidden = keras.layers.Flatten()(keras.layers.Concatenate()([rows, late(chosen)]))
+        model = het_tf.keras.Model(ids, keras.layers.Dense(1)(hidden))
+        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=5)
+    with caplog.at_level(logging.INFO, logger="absl"):
+        model.fit(dataset, epochs=2, verbose=0)
+    assert "ids of layer late are drawn by chance, or depend on" in caplog.text
+    assert "ids of layer known" not in caplog.text
+    steps = 2 * 3 * STEPS
+    assert model.lookahead_stats()["ahead_steps"] == (0 if cache is None else steps)
+    assert model.evaluate(dataset(FirstWorker), verbose=0) < 1
+    assert model.predict(dataset(FirstWorker).take(2), verbose=0).shape == (2 * BATCH, 1)
+    trained = late.table.export()
+    if kind == "rows":
+        assert set(trained.keys) <= set(range(4))
+    if kind == "weight":
+        assert set(trained.keys) == {key + 2 for key in known.table.export().keys}
+    assert sum(trained.clocks) >= steps
+
+
+class FirstWorker:
+    """In the place of its `tf.distribute.InputContext`."""
+
+    input_pipeline_id = 0
+
+
+@pytest.mark.parametrize("shape_of", ["rows", "zeros"])
+def test_ids_of_the_shape_of_rows_are_looked_up_ahead(strategy, caplog, shape_of):
+    with strategy.scope():
+        ids = keras.Input((3,), dtype="int64")
+        embeddings = [HetEmbedding(4, cache=het_tf.CacheConfig(KEYS)) for _ in range(2)]
+        rows = embeddings[0](ids)
+        if shape_of == "rows":
+            again = keras.ops.reshape(ids, (-1, 3)) + keras.ops.shape(rows)[2]
+        else:
+            again = ids + keras.ops.cast(keras.ops.zeros_like(rows[:, :, 0]), "int64")
+        hidden = keras.layers.Concatenate()([rows, embeddings[1](again)])
+        model = het_tf.keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(hidden)))
+        model.compile("sgd", "mse")
+    with caplog.at_level(logging.INFO, logger="absl"):
+        model.fit(dataset, epochs=1, verbose=0)
+    assert "are drawn by chance" not in caplog.text
