@@ -16,6 +16,7 @@ from het_tf.keras.batches import is_python_source, python_dataset
 
 DatasetFunction = Callable[..., tf.data.Dataset]
 
+_COMPOSITE = tf.RaggedTensor, tf.SparseTensor
 _DEFAULT_BATCH_SIZE = 32
 
 
@@ -82,6 +83,22 @@ def as_dataset(
         batch_size = max(1, math.ceil(length / steps)) if steps else _DEFAULT_BATCH_SIZE
     batches = indices.batch(batch_size)
     return batches.map(lambda index: tf.nest.map_structure(lambda a: tf.gather(a, index), arrays))
+
+
+def as_one_batch(*parts: Any) -> tf.data.Dataset | None:
+    """A dataset of one batch, if there are ragged or sparse tensors in it; None: it is of arrays.
+
+    Args:
+      parts: x, and y and sample_weight or None.
+    """
+    parts = tuple(_lists_to_tuples(part) for part in parts if part is not None)
+    if not any(isinstance(each, _COMPOSITE) for each in tf.nest.flatten(parts)):
+        return None
+
+    def as_tensor(value: Any) -> Any:
+        return value if isinstance(value, _COMPOSITE) else _as_array(value)
+
+    return tf.data.Dataset.from_tensors(tf.nest.map_structure(as_tensor, parts))
 
 
 def check_alone(y: Any, sample_weight: Any, batch_size: int | None, what: str) -> None:
@@ -285,7 +302,7 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
 
 def _as_array(value: Any) -> np.ndarray:
     """An array of one input; floats in the precision of Keras, as in `keras.Model.fit`."""
-    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+    if isinstance(value, _COMPOSITE):
         raise TypeError("Pass ragged and sparse tensors in a tf.data.Dataset.")
     array = value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
     return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
@@ -300,7 +317,8 @@ def _lists_to_tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _lists_to_tuples(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        if not any(isinstance(item, (dict, list, tuple)) or np.ndim(item) for item in value):
+        several = dict, list, tuple, *_COMPOSITE
+        if not any(isinstance(item, several) or np.ndim(item) for item in value):
             return np.asarray(value)
         return tuple(_lists_to_tuples(item) for item in value)
     return value

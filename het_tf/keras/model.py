@@ -16,6 +16,7 @@ from het_tf._strategy import servers_named, warn_of_idle_cluster
 from het_tf.checkpoint import FlushedFirst
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.export import export_saved_model
+from het_tf.keras import inputs
 from het_tf.keras.eager_inputs import check_inputs
 from het_tf.keras.lookups import lookups_of_call
 from het_tf.keras.rates import rate_is_loaded
@@ -318,6 +319,9 @@ class _ParameterServerFit:
         """As `keras.Model.predict_on_batch`; under `HetParameterServerStrategy` on some worker."""
         if self._trainer_to_run() is None:
             return super().predict_on_batch(x)
+        batch = inputs.as_one_batch(x)
+        if batch is not None:
+            return self.predict(batch, verbose=0)
         return self.predict(x, batch_size=len(keras.tree.flatten(x)[0]), verbose=0)
 
     def get_weights(self) -> list[Any]:

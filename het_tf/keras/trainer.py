@@ -228,7 +228,11 @@ class ParameterServerTrainer:
     ) -> Logs | list[float] | float:
         """One step on some worker. In a callback of `fit`, whose metrics do not count it."""
         self._check_servers()
-        batch_size = len(tf.nest.flatten(x)[0])
+        batch = inputs.as_one_batch(x, y, sample_weight)
+        if batch is None:
+            batch_size = len(tf.nest.flatten(x)[0])
+        else:
+            x, y, sample_weight, batch_size = batch, None, None, None
         if training:
             feed = train_feed(
                 self._strategy,

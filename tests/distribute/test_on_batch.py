@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import het_tf
 
@@ -47,6 +50,35 @@ def test_batches_one_by_one(model, rows):
     assert model.test_on_batch(IDS[:4], np.zeros(4), return_dict=True) == {"loss": -8, "mae": 2}
     np.testing.assert_array_equal(model.predict_on_batch(IDS)[:, 0], [2, 2, 2, 2, 0, 0])
     assert rows() == [2, 2, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_ragged_and_sparse_batches(strategy, kind):
+    splits = [0, 2, 2, 5]
+    ids, weights = (
+        tf.RaggedTensor.from_row_splits(values, splits)
+        for values in (np.array([3, 1, 2, 3, 3]), np.array([1, 2, 1, 1, 2], np.float32))
+    )
+    if kind == "sparse":
+        ids, weights = ids.to_sparse(), weights.to_sparse()
+    labels = np.ones((3, 1))
+    logs = []
+    for kind_of_model in (keras.Model, het_tf.keras.Model):
+        with strategy.scope() if kind_of_model is het_tf.keras.Model else contextlib.nullcontext():
+            kinds = {"ragged": kind == "ragged", "sparse": kind == "sparse"}
+            shape = (None,) if kind == "ragged" else (3,)
+            inputs = [keras.Input(shape, dtype=dtype, **kinds) for dtype in ("int64", "float32")]
+            layer = het_tf.layers.HetEmbedding(1, combiner="sum", seed=1)
+            model = kind_of_model(inputs, layer(*inputs))
+            model.compile("sgd", "mse", metrics=["mae"])
+        x, weight = [ids, weights], np.array([1.0, 2.0, 0.5])
+        of_model = [model.train_on_batch(x, labels, weight) for _ in range(2)]
+        of_model.append(model.train_on_batch(x, labels, class_weight={1: 2.0}))
+        of_model.append(model.test_on_batch(x, labels, weight))
+        logs.append([*np.ravel(of_model), *np.ravel(model.predict_on_batch(x))])
+    np.testing.assert_allclose(*logs, rtol=1e-5)
+    with pytest.raises(TypeError, match=r"ragged and sparse tensors in a tf\.data\.Dataset"):
+        model.predict(x, verbose=0)  # the one on the cluster
 
 
 def test_a_generator(model, rows):
