@@ -272,6 +272,11 @@ class Ftrl(Optimizer):
     l2_shrinkage: float = 0.0
     beta: float = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight_decay:
+            raise ValueError(f"Ftrl takes l2 instead of weight_decay = {self.weight_decay!r}")
+
 
 def get(identifier: Optimizer | dict[str, Any]) -> Optimizer:
     """An optimizer from itself or from its serialized form.

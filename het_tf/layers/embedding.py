@@ -176,6 +176,11 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         if not self._takes_compiled:
             self.optimizer = row_forms.get(optimizer or optimizers.RowWiseAdagrad())
         optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
+        if self.optimizer and self.optimizer.cowclip and self.embeddings_regularizer:
+            raise ValueError(
+                f"cowclip={self.optimizer.cowclip!r} counts how often an id comes, and an"
+                " embeddings_regularizer has each come once more: use l2 of the optimizer instead"
+            )
         self.cache = cache
         self.nonfinite = nonfinite
         self.row_dtype = check_float_dtype("row_dtype", row_dtype)

@@ -118,6 +118,13 @@ class WaitingUpdates:
                 f"layer {update.layer().name} cannot be trained with global_clipnorm={clip!r} and"
                 f" gradient_accumulation_steps={steps!r} together: use one of them"
             )
+        cowclip = update.layer().optimizer.cowclip
+        if cowclip and steps:
+            raise ValueError(
+                f"layer {update.layer().name} cannot be trained with cowclip={cowclip!r} and"
+                f" gradient_accumulation_steps={steps!r} together: what is accumulated does not say"
+                " how often an id came"
+            )
         self._updates.append(update)
         if self._scaler is None:
             return tf.zeros([])

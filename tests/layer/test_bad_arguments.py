@@ -171,8 +171,15 @@ def test_every_parameter_of_every_optimizer_is_checked():
 
 
 def test_ftrl_takes_no_weight_decay():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="ftrl takes l2 instead of weight"):
-        layer(optimizer=optimizers.Ftrl(weight_decay=0.1)).build()
+    for ftrl in (optimizers.Ftrl, keras.optimizers.Ftrl):
+        with pytest.raises(ValueError, match=r"Ftrl takes l2 instead of weight_decay = 0\.1"):
+            layer(optimizer=ftrl(weight_decay=0.1))
+
+
+def test_a_regularizer_would_count_for_cowclip():
+    cowclip = optimizers.SGD(cowclip=0.5)
+    with pytest.raises(ValueError, match=r"cowclip=0\.5 .* use l2 of the optimizer"):
+        layer(optimizer=cowclip, embeddings_regularizer="l2")
 
 
 def test_numbers_of_any_type_are_kept_as_plain_ones():

@@ -131,6 +131,14 @@ def test_clipping_over_accumulated_steps_is_refused():
         model.fit({"ids": IDS, "x": X}, Y, verbose=0)
 
 
+def test_accumulated_steps_do_not_say_how_often_an_id_came():
+    layer = OurEmbedding(4, optimizer=optimizers.SGD(cowclip=0.5), name="users")
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    model = make_model(layer, optimizer=optimizer, loss="mse")
+    with pytest.raises(ValueError, match=r"users .*cowclip=0\.5 .*accumulation_steps=2"):
+        model.fit({"ids": IDS, "x": X}, Y, verbose=0)
+
+
 # mixed_float16.
 
 
