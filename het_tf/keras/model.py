@@ -55,6 +55,11 @@ class _ParameterServerFit:
         children = super()._trackable_children(save_type, **kwargs)
         return {**layers_in_containers(self), **children} if save_type == "checkpoint" else children
 
+    def _checkpoint_adapter(self, path: str) -> Any:
+        """What TensorFlow calls of all that it is to restore, before it restores any of it."""
+        self._sync(slots=True)
+        return super()._checkpoint_adapter(path)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.__call__`; eagerly, ids that do not fit their Input are refused."""
         check_inputs(self, args[0] if args else kwargs.get("inputs"))
@@ -341,6 +346,7 @@ class _ParameterServerFit:
           ValueError: the model has a `HetEmbedding`, whose table is no weight.
         """
         self._check_has_no_table()
+        self._sync(slots=False)
         super().set_weights(weights)
 
     def _check_has_no_table(self) -> None:
@@ -402,6 +408,7 @@ class _ParameterServerFit:
             fit was loaded, as Keras has it.
           tf.errors.OpError: rows beside the file are missing or damaged.
         """
+        self._sync(slots=True)
         load = super().load_weights
         skipped = kwargs.get("objects_to_skip") or ()
         check_weights(self, filepath, None if skip_mismatch else skipped, load)
@@ -412,6 +419,11 @@ class _ParameterServerFit:
                 layer.note_loaded()
 
     def _sync(self, slots: bool) -> None:
+        """Has variables current in callbacks of `fit`, before they are read or set.
+
+        Also before they are set: a value that a variable has is no change, and what is on the
+        servers, behind the steps, may be just what was read to be set later.
+        """
         trainer = self._parameter_server_trainer
         if trainer is not None and trainer.has_replicas:
             self.distribute_strategy.flush(slots=slots)

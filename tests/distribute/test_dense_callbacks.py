@@ -216,6 +216,56 @@ def test_what_is_set_in_the_middle_of_an_epoch_stays(dense):
     assert "iteration" not in warning
 
 
+@pytest.mark.parametrize("reader", ["load_weights", "checkpoint"])
+def test_slots_that_were_saved_in_a_fit_come_back_in_it(dense, tmp_path, reader):
+    model = make(dense, lambda: keras.optimizers.SGD(1.0, momentum=1.0))
+    checkpoint = tf.train.Checkpoint(model=model)
+    path = str(tmp_path / "some.weights.h5")
+    seen = []
+
+    def on_epoch_end(epoch, logs):
+        if epoch == 0:
+            model.save_weights(path) if reader == "load_weights" else checkpoint.write(path)
+            seen.append(weight(model))
+        # What the servers have of the slots now is what was saved: that is no change to them.
+        if epoch == 1:
+            model.load_weights(path) if reader == "load_weights" else checkpoint.read(path)
+            seen.append(weight(model))
+
+    fit(model, epochs=3, on_epoch_end=on_epoch_end)
+    assert seen[0] == seen[1] > 0
+    assert int(model.optimizer.iterations.numpy()) == 2 * BATCHES
+    # A velocity grows by 1 with every step of its worker.
+    assert slots(model)[0].numpy()[0, 0] == pytest.approx(2 * BATCHES / dense.num_workers)
+
+
+@pytest.mark.parametrize("how", ["set_weights", "load_weights", "checkpoint"])
+def test_what_an_epoch_began_with_can_be_set_in_the_middle_of_it(dense, tmp_path, how):
+    model = make(dense, lambda: keras.optimizers.SGD(1.0), steps_per_execution=2)
+    checkpoint = tf.train.Checkpoint(model=model)
+    path = str(tmp_path / "some.weights.h5")
+    begun, seen = model.get_weights(), []
+    if how == "checkpoint":
+        checkpoint.write(path)
+    else:
+        model.save_weights(path)
+
+    def set_once(batch, logs):
+        seen.append(batch)
+        if len(seen) == 2:
+            if how == "set_weights":
+                model.set_weights(begun)
+            elif how == "load_weights":
+                model.load_weights(path)
+            else:
+                checkpoint.read(path)
+
+    fit(model, on_train_batch_end=set_once)
+    assert weight(model) == 0
+    fit(model)
+    assert weight(model) == pytest.approx(BATCHES / dense.num_workers)
+
+
 def test_a_slot_that_a_callback_changes_stays(dense, tmp_path):
     model = make(dense, lambda: keras.optimizers.SGD(1.0, momentum=0.5))
     saved = []
