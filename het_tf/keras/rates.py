@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,12 +45,16 @@ def rate_is_loaded(optimizer: Any) -> Iterator[Callable[[], bool]]:
     if rate is None:
         yield lambda: True
         return
-    before, loaded = rate.numpy(), []
-    rate.assign(math.nan)
+    loaded: list[bool] = []
+    assign = rate.assign
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        loaded.append(True)
+        return assign(*args, **kwargs)
+
+    # In the instance: the variable itself is read by steps that workers make meanwhile.
+    rate.assign = note
     try:
         yield lambda: bool(loaded)
     finally:
-        if math.isnan(rate.numpy()):
-            rate.assign(before)
-        else:
-            loaded.append(True)
+        vars(rate).pop("assign", None)

@@ -212,6 +212,27 @@ def test_weights_of_a_model_with_another_optimizer_leave_the_rate(tmp_path):
     assert float(layer.learning_rate.value) == 0.5, "the one that was saved"
 
 
+def test_the_rate_is_none_but_its_own_while_weights_are_loaded(tmp_path):
+    """Steps of workers read it meanwhile."""
+    seen = []
+
+    class Looks(keras.layers.Dense):
+        def load_own_variables(self, store):
+            seen.append(float(model.optimizer.learning_rate.numpy()))
+            super().load_own_variables(store)
+
+    inputs = keras.Input((), dtype="int64")
+    model = het_tf.keras.Model(inputs, Looks(1)(new_layer()(inputs)))
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    fit(model, 1)
+    model.save_weights(tmp_path / "model.weights.h5")
+    model.optimizer.learning_rate = 0.25
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert seen == [0.25]
+    model.optimizer.learning_rate = 0.125
+    assert float(model.optimizer.learning_rate.numpy()) == 0.125
+
+
 def test_another_compile_is_no_change_of_the_rate():
     layer = new_layer(optimizers.SGD(8.0))
     model = make_model(keras.Model, layer, keras.optimizers.SGD(0.5))
