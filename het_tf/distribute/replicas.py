@@ -345,6 +345,13 @@ class DenseReplicas:
                         " dense_staleness there is a rule for float32 (averaged over workers) and"
                         " int64 (added). Use dense_staleness=None, or one of these dtypes."
                     )
+                if kind == "float" and np.isinf(native.numpy()).any():
+                    raise ValueError(
+                        f"A step assigns the variable {native.name!r}, which holds infinity; with"
+                        " dense_staleness workers add to a variable what their steps change it by,"
+                        " and what is added to infinity is lost. Begin with a finite value, or use"
+                        " dense_staleness=None."
+                    )
             kinds.append(kind)
         self._kinds = kinds
 

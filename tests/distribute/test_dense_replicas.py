@@ -163,6 +163,31 @@ def test_no_rule_is_an_error_that_names_the_variable(dense):
         model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
 
 
+class RunningMaximum(keras.layers.Layer):
+    def build(self, shape):
+        begin = keras.initializers.Constant(-np.inf)
+        self.top = self.add_weight(shape=(), initializer=begin, trainable=False, name="top")
+
+    def call(self, inputs, training=False):
+        if training:
+            self.top.assign(keras.ops.maximum(self.top, keras.ops.max(inputs)))
+        return inputs
+
+
+def test_what_would_be_added_to_infinity_is_refused(dense):
+    dense.dense_staleness = 4
+    with dense.scope():
+        inputs = keras.Input((4,))
+        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(RunningMaximum()(inputs)))
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"top.*infinity"):
+        model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    dense.dense_staleness = None
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    assert model.layers[1].top.numpy() == 1
+
+
 def test_a_step_that_assigns_the_learning_rate_is_refused(dense):
     dense.dense_staleness = 4
 
