@@ -5,7 +5,9 @@ Nothing else in het_tf reaches into Keras. Checked with Keras 3.15.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -64,6 +66,25 @@ def nested_layers(model: keras.layers.Layer, include_self: bool = True) -> list[
 def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
     """The variable in which it counts its steps; `iterations` is none where it accumulates."""
     return getattr(optimizer, "_iterations", None)
+
+
+@contextlib.contextmanager
+def stepping_within(
+    optimizer: keras.optimizers.Optimizer, context: Callable[[], contextlib.AbstractContextManager]
+) -> Iterator[None]:
+    """Has it step on variables and slots within a context; it has asked for its rate before."""
+    step = optimizer._backend_update_step
+
+    def step_within(*args: Any) -> Any:
+        with context():
+            return step(*args)
+
+    # Straight into the instance: Keras would track it.
+    optimizer.__dict__["_backend_update_step"] = step_within
+    try:
+        yield
+    finally:
+        del optimizer.__dict__["_backend_update_step"]
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:

@@ -46,6 +46,7 @@ class DenseReplicas:
         seeds: Sequence[tf.Variable],
         others: Sequence[tf.Variable],
         constraints: Sequence[Callable[[tf.Tensor], tf.Tensor] | None] = (),
+        counts: Sequence[tuple[tf.Variable, tf.Variable]] = (),
     ):
         """Describes the replicas; makes nothing yet.
 
@@ -60,6 +61,9 @@ class DenseReplicas:
           others: variables that a step assigns are averaged if they are float32, and added if they
             are int64; the others stay as they are.
           constraints: of the trainable ones, in their order; values are written back under them.
+          counts: int64, pairs of variables. The first counts a worker's own steps, the second, of
+            `others`, all workers'; the first's mean is written back. When something else than
+            training changes the second, the first becomes the same.
 
         Raises:
           ValueError: there is no rule for a variable; the message names it.
@@ -72,6 +76,7 @@ class DenseReplicas:
             "least": least,
             "seed": seeds,
             "other": others,
+            "count": [own for own, _ in counts],
         }
         self._natives = [native for natives in roles.values() for native in natives]
         self._roles = [role for role, natives in roles.items() for _ in natives]
@@ -88,6 +93,10 @@ class DenseReplicas:
             for i, native in enumerate(self._natives)
         ]
         self._constraints = dict(enumerate(constraints))
+        places = {id(native): i for i, native in enumerate(self._natives)}
+        # Places of a worker's own count -> of that of all, whose last value training made.
+        self._counts = {places[id(own)]: places.get(id(all_)) for own, all_ in counts}
+        self._counted = self._read_counts()
         self._exchange = Exchange(self._copy.servers, [self])
         self._workers = strategy.num_workers
         self._lock = threading.Lock()
@@ -260,6 +269,9 @@ class DenseReplicas:
         known = self._fingerprint
         self._fingerprint = self._take_fingerprint()
         self._fingerprint[changed] = known[changed]
+        for own, count in self._read_counts().items():
+            if self._counts[own] not in changed:
+                self._counted[own] = count
 
     @property
     def flush_here(self) -> Callable[[], tf.Tensor]:
@@ -361,6 +373,11 @@ class DenseReplicas:
 
     def _set(self) -> None:
         """The servers' copy becomes what the variables are."""
+        counted = self._read_counts()
+        for own, count in counted.items():
+            if count != self._counted[own]:
+                self._natives[own].assign(count)
+        self._counted = counted
         values = [native.numpy() for native in self._natives]
         floats = _flat([values[i] for i in self._indices("float")], np.float32)
         counters = _flat([values[i] for i in self._indices("counter")], np.int64)
@@ -423,6 +440,11 @@ class DenseReplicas:
             if i not in changed:
                 self._natives[i].assign(value)
 
+    def _read_counts(self) -> dict[int, int]:
+        """By the place of a worker's own count, that of all workers."""
+        places = {own: all_ for own, all_ in self._counts.items() if all_ is not None}
+        return {own: int(self._natives[all_].numpy()) for own, all_ in places.items()}
+
     def _changed(self) -> list[int]:
         """The variables on the servers that something else than training has changed."""
         return np.flatnonzero(
@@ -483,6 +505,7 @@ def _counter_names() -> tuple[str, ...]:
 _MERGES: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
     "slot": lambda values: np.mean(values, axis=0, dtype=np.float64).astype(np.float32),
     "least": lambda values: np.min(values, axis=0),
+    "count": lambda values: np.rint(np.mean(values, axis=0)).astype(np.int64),
     # All workers' follow from the first one's.
     "seed": lambda values: values[0],
 }

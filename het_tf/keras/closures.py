@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf import _keras
 from het_tf._graph import run_beside
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import report_ops, reports_size
@@ -29,7 +30,7 @@ from het_tf.keras.lookups import (
 from het_tf.keras.metric_state import MetricScope, flat, metric_variables, results_of
 from het_tf.keras.one_replica import on_one_replica
 from het_tf.keras.stacked import read_weights, stacked_signature, take_batch
-from het_tf.keras.step_count import StepCount, counted_variable
+from het_tf.keras.step_count import StepCount, counted_variable, innermost
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.prepared import Lookup, prepared
@@ -393,13 +394,26 @@ class StepClosure:
         self, batch: Batch, lookups: list[Lookup], scope: MetricScope
     ) -> dict[str, tf.Tensor]:
         model = self._model
-        fused = contextlib.nullcontext() if self._trained is None else fused_steps(model)
+        on_replicas = contextlib.nullcontext()
+        if self._trained is not None:
+            on_replicas = self._stepping_on_replicas(scope)
         # Where it is not known what the model will be called with, it is looked up when it is.
         sharing = contextlib.nullcontext()
         if not lookups:
             sharing = shared(SharedLookups(model, scope, lookups))
-        with prepared(lookups), fused, sharing:
+        with prepared(lookups), on_replicas, sharing:
             return flat((model.train_step if self._training else model.test_step)(batch))
+
+    @contextlib.contextmanager
+    def _stepping_on_replicas(self, scope: MetricScope) -> Iterator[None]:
+        with fused_steps(self._model), contextlib.ExitStack() as stack:
+            steps_on_slots: set[int] = set()
+            for optimizer in map(innermost, optimizers_of(self._model)):
+                # What steps by fused ops has the attributes of the optimizer that it stands for.
+                if id(vars(optimizer)) not in steps_on_slots:
+                    steps_on_slots.add(id(vars(optimizer)))
+                    stack.enter_context(_keras.stepping_within(optimizer, scope.on_slots))
+            yield
 
     def _scalar_log_names(self) -> tuple[str, ...]:
         """The logs that come back as they are; metrics that a step updates come back as states."""

@@ -37,18 +37,22 @@ class DenseVariables:
         self.settings: list[keras.Variable] = []
         optimizer = model.optimizer
         self._cycle = accumulated_steps(optimizer)
-        self._own_count = None
         trainable: list[keras.Variable] = []
         slots: list[keras.Variable] = []
         seeds: list[keras.Variable] = []
         others: list[keras.Variable] = []
         least = _scaler_state(optimizer)
-        self._count = counted_variable(optimizer)
         if self._cycle:
             slots = _keras.accumulated_gradients(innermost(optimizer))
-            with strategy.scope():
-                remainder = self._count.value % self._cycle
-                self._own_count = tf.Variable(remainder, trainable=False, name="own_iterations")
+        counting = optimizers_of(model) if self.trains else [optimizer] if self._cycle else []
+        self._accumulating = counted_variable(optimizer)
+        # A variable, and that in which a worker has its own count.
+        self._counts: list[tuple[keras.Variable, tf.Variable]] = []
+        for variable in map(counted_variable, counting):
+            if variable is not None and id(variable) not in _ids([v for v, _ in self._counts]):
+                with strategy.scope():
+                    own = tf.Variable(variable.value, trainable=False, name="own_iterations")
+                self._counts.append((variable, own))
         if self.trains:
             rates = [layer.rate_variable for layer in embeddings_of(model)]
             self.settings = [rate for rate in rates if rate is not None]
@@ -71,19 +75,23 @@ class DenseVariables:
             seeds = [v for v in rest if is_seed(v)]
             others += [v for v in rest if not is_seed(v)]
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
-        if self._own_count is not None:
-            natives[2].append(self._own_count)
+        counts = [(own, variable.value) for variable, own in self._counts]
         constraints = [variable.constraint for variable in trainable]
-        self.replicas = DenseReplicas(strategy, *natives, constraints)
+        self.replicas = DenseReplicas(strategy, *natives, constraints, counts)
 
     def begin_counts(self) -> list[StepCount]:
         """The counts of a step that begins, of optimizers that do not count as Keras has it."""
-        if self._count is None or (self.trains and self._own_count is None):
-            return []
         replicas = self.replicas.variables
-        shared = replicas.get(id(self._count.value), self._count.value)
-        own = None if self._own_count is None else replicas[id(self._own_count)]
-        return [StepCount(self._count, shared, own, self._cycle)]
+        return [
+            StepCount(
+                variable,
+                replicas.get(id(variable.value), variable.value),
+                replicas[id(own)],
+                self._cycle if variable is self._accumulating else 0,
+                own_slots=self.trains,
+            )
+            for variable, own in self._counts
+        ]
 
     def open_op(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """At the start of a function's graph: makes the replicas usable, reads the settings.

@@ -99,6 +99,7 @@ class MetricScope(keras.StatelessScope):
         )
         self._captured = {id(variable) for variable, _ in captured}
         self._counts = {id(count.variable): count for count in counts}
+        self._on_slots = False
         self._graph = tf.compat.v1.get_default_graph()
         # `variable.value` asks this scope, so the native variables are looked up before it is
         # entered. Keras asks the scope directly for the variables it regularizes.
@@ -127,9 +128,20 @@ class MetricScope(keras.StatelessScope):
             if value is not count.seen:
                 count.take(value)
 
+    @contextlib.contextmanager
+    def on_slots(self) -> Iterator[None]:
+        """In this context counts are of the steps that the worker's slots were made by."""
+        self._on_slots = True
+        try:
+            yield
+        finally:
+            self._on_slots = False
+
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | tf.Variable | None:
         """Value of a captured variable; the native variable of a known other one."""
         value = super().get_current_value(variable)
+        if self._on_slots and (count := self._counts.get(id(variable))) is not None:
+            return value if count.less is None else value - count.less
         return self._native.get(id(variable)) if value is None else value
 
 

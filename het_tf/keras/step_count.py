@@ -14,13 +14,16 @@ class StepCount:
     """`iterations` of an optimizer, as one step sees and counts it.
 
     Keras counts by reading and assigning, which loses counts when workers overlap: here what a step
-    assigns is taken as what it adds. And an optimizer that accumulates gradients acts at every n-th
-    step: of the worker, whose gradients they are, while rates and the like follow all workers'
-    steps. So what a step sees is a multiple of n by these, and the remainder is the worker's own.
+    assigns is taken as what it adds. And some of what an optimizer does hangs on how many steps the
+    worker has made. One that accumulates gradients acts at every n-th step of the worker, whose
+    gradients they are: what a step sees is a multiple of n by all workers' steps, which rates and
+    the like follow, and the remainder is the worker's own. And one whose slots are the worker's
+    corrects a bias (Adam's) that they have after so many steps.
 
     Attributes:
       variable: the optimizer's.
       seen: int64 scalar, its value in the step.
+      less: int64 scalar, by how much a step on slots sees less; None: it sees the same.
     """
 
     def __init__(
@@ -29,29 +32,31 @@ class StepCount:
         shared: tf.Variable,
         own: tf.Variable | None = None,
         cycle: int = 0,
+        own_slots: bool = False,
     ):
         """Reads it, when a step begins.
 
         Args:
           variable: the optimizer's.
           shared: in which the steps of all workers are counted.
-          own: the worker's own, modulo `cycle`; None: there is none.
-          cycle: n.
+          own: in which the worker's are; None: it does not matter which are.
+          cycle: n; 0: gradients are not accumulated.
+          own_slots: whether the worker has slots of its own.
         """
         self.variable = variable
         self._shared = shared
         self._own = own
-        self._cycle = cycle
         self.seen = tf.identity(shared)
-        if own is not None:
-            self.seen += own - self.seen % cycle
+        if own is not None and cycle:
+            self.seen += own % cycle - self.seen % cycle
+        self.less = self.seen - own if own_slots else None
 
     def take(self, value: tf.Tensor) -> None:
         """Counts what is added to `seen` where `value` takes its place."""
         added = tf.cast(value, tf.int64) - self.seen
         self._shared.assign_add(added)
         if self._own is not None:
-            self._own.assign((self._own + added) % self._cycle)
+            self._own.assign_add(added)
 
 
 def innermost(optimizer: Any) -> Any:

@@ -116,3 +116,48 @@ def test_models_that_share_a_layer_train_in_turns(dense):
     for model in models:
         np.testing.assert_allclose(model.get_weights()[0], expected, rtol=1e-6)
         assert int(model.optimizer.iterations.numpy()) == 2 * BATCHES
+
+
+def reset(model):
+    """Slots and steps as they were before the first one."""
+    for variable in model.optimizer.variables:
+        if variable is not model.optimizer.learning_rate:
+            variable.assign(keras.ops.zeros_like(variable))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        keras.optimizers.Adam,
+        keras.optimizers.AdamW,
+        keras.optimizers.Adamax,
+        keras.optimizers.Nadam,
+        lambda rate: type("Mine", (keras.optimizers.Adam,), {})(rate),
+        lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate)),
+        lambda rate: keras.optimizers.Adam(rate, gradient_accumulation_steps=2),
+    ],
+    ids=["Adam", "AdamW", "Adamax", "Nadam", "subclass", "scaled", "accumulated"],
+)
+def test_the_bias_of_slots_is_corrected_by_the_steps_that_made_them(dense, make):
+    """With a gradient that is always the same all workers step as one of them would alone."""
+    with dense.scope():
+        inputs = keras.Input((4,))
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = het_tf.keras.Model(inputs, layer(inputs))
+        model.compile(make(0.01), lambda _, y: -keras.ops.mean(y, -1))
+    at = [0.0]
+    for _ in range(3):
+        model.fit(X, Y, batch_size=BATCH, epochs=5, verbose=0)
+        at.append(float(model.get_weights()[0][0, 0]))
+        if not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            reset(model)
+    alone, optimizer = keras.Variable(0.0), make(0.01)
+    optimizer.build([alone])
+    steps = 5 * BATCHES // dense.num_workers
+    for _ in range(steps):
+        gradient = -1.0
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            gradient = optimizer.scale_loss(gradient)
+        optimizer.apply([tf.convert_to_tensor(gradient)])
+    # Not all workers make as many steps, nor has each whole accumulations of gradients.
+    np.testing.assert_allclose(np.diff(at), float(alone), rtol=0.1)
