@@ -304,7 +304,8 @@ class ParameterServerTrainer:
     ) -> Logs:
         """One pass; returns its final logs and leaves the metrics' variables at their values."""
         compiled, sums = self._compiled, self._compiled.sums
-        assert sums is not None
+        if sums is None:
+            raise RuntimeError("compile was called by a callback: call it between two calls of fit")
         closure = compiled.step_closure(feed.element_spec, training)
         done = 0
 

@@ -238,6 +238,20 @@ def test_callback_that_raises_ends_fit_and_flushes(model, data, strategy, monkey
     assert strategy.idle()
 
 
+def test_a_callback_that_compiles_is_told_when_to(strategy, data):
+    with strategy.scope():
+        made = sm.make_classifier(het_tf.keras.Model)
+        made.compile("sgd", "mse")
+
+    def compile_again(epoch, logs=None):
+        with strategy.scope():
+            made.compile("adam", "mse")
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=compile_again)
+    with pytest.raises(RuntimeError, match=r"compile was called by a callback: .* between two"):
+        made.fit(*data, epochs=3, verbose=0, callbacks=[callback])
+
+
 def test_a_training_that_failed_is_not_shown(model, data, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     shown = []
