@@ -49,7 +49,7 @@ class Optimizer(abc.ABC):
         Args:
           value: handle of a float32 variable [n].
           slots: handles of likewise.
-          steps: made before this one.
+          steps: made before this one, with these slots.
           gradient: float32 [n].
         """
 
@@ -222,6 +222,7 @@ class Replicas(DenseWorkers):
             )
             for replica in self._replicas
         ]
+        self._made = [0] * workers  # steps
         self._unsettled = [0] * workers
         self._pushes = [0] * workers  # exchanged
 
@@ -239,8 +240,8 @@ class Replicas(DenseWorkers):
 
     def update(self, worker: int, gradient: np.ndarray) -> None:
         value, *slots, steps = self._variables[worker]
-        made = int(self._read(worker, -1))
-        self._optimizer.apply(value, slots, made, gradient)
+        self._optimizer.apply(value, slots, self._made[worker], gradient)
+        self._made[worker] += 1
         tf.raw_ops.AssignAddVariableOp(resource=steps, value=_integer(1))
         self._unsettled[worker] += 1
 
