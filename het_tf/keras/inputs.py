@@ -86,13 +86,14 @@ def as_dataset(
 
 
 def as_one_batch(*parts: Any) -> tf.data.Dataset | None:
-    """A dataset of one batch, if there are ragged or sparse tensors in it; None: it is of arrays.
+    """A dataset of one batch that is empty or has ragged or sparse tensors; None: it is of arrays.
 
     Args:
       parts: x, and y and sample_weight or None.
     """
     parts = tuple(_lists_to_tuples(part) for part in parts if part is not None)
-    if not any(isinstance(each, _COMPOSITE) for each in tf.nest.flatten(parts)):
+    flat = tf.nest.flatten(parts)
+    if not any(isinstance(each, _COMPOSITE) for each in flat) and len(flat[0]):
         return None
 
     def as_tensor(value: Any) -> Any:

@@ -52,6 +52,15 @@ def test_batches_one_by_one(model, rows):
     assert rows() == [2, 2, 2, 2, 0, 0]
 
 
+def test_an_empty_batch_changes_nothing(model, rows):
+    empty = IDS[:0], np.zeros(0)
+    before = rows()
+    assert model.train_on_batch(*empty, return_dict=True)["loss"] == 0
+    assert model.test_on_batch(*empty, return_dict=True)["loss"] == 0
+    assert model.predict_on_batch(IDS[:0]).shape == (0, *model.predict_on_batch(IDS).shape[1:])
+    assert rows() == before
+
+
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_ragged_and_sparse_batches(strategy, kind):
     splits = [0, 2, 2, 5]
