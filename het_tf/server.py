@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from het_tf import ops
 from het_tf._threads import call_in_daemon
+from het_tf.distribute import gpus
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.last_flush import send_all
 from het_tf.distribute.tf_config import TaskConfig, read_tf_config
@@ -32,7 +33,7 @@ _SPARE_THREADS = 3
 
 
 def start_server(task: TaskConfig) -> tf.distribute.Server:
-    """Loads the ops and starts the server of `task`.
+    """Loads the ops and starts the server of `task`; that of a worker sees one GPU of its host.
 
     Args:
       task: a "worker" or "ps" task.
@@ -61,8 +62,8 @@ def start_server(task: TaskConfig) -> tf.distribute.Server:
         config.intra_op_parallelism_threads = max(1, cores // task.num_tasks_on_host)
     if task.task_type == "ps":
         config.device_count["GPU"] = 0  # Tables live in host memory; leave the GPU to the workers.
-    else:
-        config.gpu_options.allow_growth = True
+    elif gpu := gpus.show_one(task, config):
+        print(f"het_tf.server: worker {task.task_index} uses {gpu}", flush=True)
     return tf.distribute.Server(
         tf.train.ClusterSpec(task.cluster),
         job_name=task.task_type,

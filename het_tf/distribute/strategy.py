@@ -14,7 +14,7 @@ from het_tf import _abandoned
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._strategy import note_strategy
 from het_tf._visits import COORDINATOR
-from het_tf.distribute import health, reaching, recovery
+from het_tf.distribute import gpus, health, reaching, recovery
 from het_tf.distribute.cache_reports import CacheReports
 from het_tf.distribute.closure_numbers import ClosureNumbers
 from het_tf.distribute.connection import reconnect, tables_kept, with_local_chief
@@ -110,6 +110,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         self._closed = False
         self._local_cluster = getattr(cluster_resolver, "local_cluster", None)
         set_grpc_defaults()
+        gpus.leave_memory_to_workers()
         health.wait_until_up(self._addresses)
         super().__init__(cluster_resolver, variable_partitioner)
         Coordinator(self)  # There is one per strategy: else TensorFlow would make its own.

@@ -41,8 +41,16 @@ class TaskConfig:
     @property
     def num_tasks_on_host(self) -> int:
         """How many tasks of this task's type have an address on its host, itself included."""
-        hosts = [address.rpartition(":")[0] for address in self.cluster[self.task_type]]
-        return hosts.count(hosts[self.task_index])
+        return self._hosts.count(self._hosts[self.task_index])
+
+    @property
+    def rank_on_host(self) -> int:
+        """How many of those come before it."""
+        return self._hosts[: self.task_index].count(self._hosts[self.task_index])
+
+    @property
+    def _hosts(self) -> list[str]:
+        return [address.rpartition(":")[0] for address in self.cluster[self.task_type]]
 
 
 def read_tf_config(text: str | None = None) -> TaskConfig:

@@ -16,8 +16,8 @@ def check_one_gpu(strategy: HetParameterServerStrategy) -> None:
     if strategy.num_replicas_in_sync > 1:
         raise ValueError(
             "het_tf.keras.Model uses one GPU per worker task, but the workers have "
-            f"{strategy.num_replicas_in_sync}: start one worker per GPU, each with its own "
-            "CUDA_VISIBLE_DEVICES."
+            f"{strategy.num_replicas_in_sync}: list one worker per GPU in the cluster, and start "
+            "each with `python -m het_tf.server`, which takes one of its host's GPUs."
         )
 
 
