@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -q --disable-pip-version-check
-CLANG_FORMAT_FILES = $(shell find ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
+CLANG_FORMAT_FILES = $(shell find ops examples -name '*.h' -o -name '*.cc' -o -name '*.cu')
 # Needs no package, so it runs before there is a .venv too.
 CPPTEST = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/cpptest.py
 GPU = $(firstword $(wildcard $(BIN)/python) $(PYTHON)) tools/gpu.py

@@ -6,17 +6,20 @@
 
 All hand [batch, features * dim] to a loss. Steps take turns, so that a noisy machine hits them
 alike; figures are medians of the steps, and of the ratios of neighbouring steps. What `stacked`
-takes more than `concatenated` is TensorFlow's, for as many inputs as features. --cluster times
-epochs of fit with one worker and one parameter server instead, which take turns, too.
+takes more than `concatenated` is TensorFlow's, for as many inputs as features. --run=fit times
+epochs of fit instead, which take turns, too; --run=cluster those with one worker and one parameter
+server.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import pathlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -33,8 +36,13 @@ _BATCH = flags.DEFINE_integer("batch", 512, "examples in a batch")
 _ROWS = flags.DEFINE_integer("rows", 40_000, "keys of a table")
 _DIM = flags.DEFINE_integer("dim", 64, "columns of a row")
 _THREADS = flags.DEFINE_integer("threads", 1, "of TensorFlow's pools")
-_STEPS = flags.DEFINE_integer("steps", 100, "timed steps; with --cluster in an epoch, of 7")
-_CLUSTER = flags.DEFINE_bool("cluster", False, "time fit on a cluster")
+_STEPS = flags.DEFINE_integer("steps", 100, "timed steps; of fit in an epoch, of 7")
+_RUN = flags.DEFINE_enum(
+    "run",
+    "steps",
+    ["steps", "fit", "cluster"],
+    "steps that a loop calls one by one; fit in one process; fit on a cluster",
+)
 _JSON = flags.DEFINE_string("json", None, "where to write the figures")
 
 _BATCHES = 20  # different ones, used in turn
@@ -133,28 +141,39 @@ def dataset_of(way: str, ids: np.ndarray) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(examples).batch(_BATCH.value).cache()
 
 
-def times_of_fit(ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Milliseconds of a step, from epochs of fit on a cluster."""
+def times_of_fit(ids: np.ndarray, scope: Callable[[], Any], **cached: Any) -> dict[str, np.ndarray]:
+    """Milliseconds of a step, from epochs of fit.
+
+    Args:
+      ids: int64 [batches, batch, features].
+      scope: makes the context that models are made in.
+      **cached: arguments of a `CacheConfig`; without any there is no cache.
+    """
     ids = ids.reshape(-1, _FEATURES.value)
+    models, data = {}, {}
+    for way, make in MODELS.items():
+        with scope():
+            models[way] = make(het_tf.CacheConfig(**cached) if cached else None)
+            models[way].compile("sgd", lambda y, x: keras.ops.mean(x), steps_per_execution=20)
+        # Bound, because what takes an argument is given the worker's context.
+        make_data = functools.partial(dataset_of, way, ids)
+        data[way] = make_data if cached else make_data().repeat()
+    times: dict[str, list[float]] = {way: [] for way in models}
+    for epoch in range(9):
+        for way, model in models.items():
+            start = time.perf_counter()
+            model.fit(data[way], steps_per_epoch=_STEPS.value, verbose=0)
+            if epoch >= 2:
+                times[way].append(1000 * (time.perf_counter() - start) / _STEPS.value)
+    return {way: np.array(each) for way, each in times.items()}
+
+
+def times_on_a_cluster(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """`times_of_fit` with one worker and one parameter server."""
     with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        models, data = {}, {}
-        for way, make in MODELS.items():
-            with strategy.scope():
-                cache = het_tf.CacheConfig(_FEATURES.value * _ROWS.value, staleness=100)
-                models[way] = make(cache)
-                models[way].compile("sgd", lambda y, x: keras.ops.mean(x), steps_per_execution=20)
-
-            # Bound, because what takes an argument is given the worker's context.
-            data[way] = functools.partial(dataset_of, way, ids)
-        times: dict[str, list[float]] = {way: [] for way in models}
-        for epoch in range(9):
-            for way, model in models.items():
-                start = time.perf_counter()
-                model.fit(data[way], steps_per_epoch=_STEPS.value, verbose=0)
-                if epoch >= 2:
-                    times[way].append(1000 * (time.perf_counter() - start) / _STEPS.value)
-    return {way: np.array(each) for way, each in times.items()}
+        rows = _FEATURES.value * _ROWS.value
+        return times_of_fit(ids, strategy.scope, capacity=rows, staleness=100)
 
 
 def main(argv: list[str]) -> None:
@@ -164,14 +183,19 @@ def main(argv: list[str]) -> None:
     rng = np.random.default_rng(_SEED)
     shape = (_BATCHES, _BATCH.value, _FEATURES.value)
     ids = zipf_ids(rng, _ROWS.value, 1.05, shape)
-    times = (times_of_fit if _CLUSTER.value else times_of_steps)(ids)
+    if _RUN.value == "steps":
+        times = times_of_steps(ids)
+    elif _RUN.value == "fit":
+        times = times_of_fit(ids, contextlib.nullcontext)
+    else:
+        times = times_on_a_cluster(ids)
     medians = {way: float(np.median(each)) for way, each in times.items()}
     ratios = {
         way: float(np.median(times["collection"] / times[way]))
         for way in MODELS
         if way != "collection"
     }
-    where = "fit on a cluster" if _CLUSTER.value else "in one process"
+    where = {"steps": "in one process", "fit": "fit", "cluster": "fit on a cluster"}[_RUN.value]
     print(f"{_FEATURES.value} features, batch {_BATCH.value}, dim {_DIM.value}, {where}")
     print("  ".join(f"{way} {ms:.3f} ms" for way, ms in medians.items()))
     print("  ".join(f"collection / {way} {ratio:.2f}" for way, ratio in ratios.items()))

@@ -149,11 +149,11 @@ def test_pooled_step(tmp_path: pathlib.Path):
         assert set(each["ms"]) == {"het_tf", "TensorFlow", "unique"}
 
 
-@pytest.mark.parametrize("where", ["--nocluster", "--cluster"])
-def test_feature_step(tmp_path: pathlib.Path, where: str):
+@pytest.mark.parametrize("run", ["steps", "fit", "cluster"])
+def test_feature_step(tmp_path: pathlib.Path, run: str):
     path = tmp_path / "figures.json"
     size = ("--features=3", "--batch=8", "--rows=50", "--dim=4", "--steps=10", f"--json={path}")
-    done = _run("feature_step.py", where, *size)
+    done = _run("feature_step.py", f"--run={run}", *size)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     figures = json.loads(path.read_text())
     assert set(figures["ms"]) == {"concatenated", "stacked", "collection"}
