@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
+from absl import logging
 
 from het_tf import ops
+from het_tf._visits import cluster_devices
+from het_tf.cache_config import CacheConfig
 
 
 def task_of(device: str) -> tuple[str | None, int | None]:
@@ -47,3 +52,32 @@ def device_beside(host: str, kind: str) -> str:
     if not found:
         raise ValueError(f"TensorFlow sees no GPU beside {host}")
     return found[0]
+
+
+def devices_of_rows(name: str, config: CacheConfig | None, is_local: bool) -> dict[Any, str]:
+    """By task (`task_of`), the device that keeps the rows of a cache; empty: hosts do.
+
+    Args:
+      name: of the cache, for the log.
+      config: of the cache.
+      is_local: whether the table is in this process.
+
+    Raises:
+      ValueError: a task has no such device, nor a capacity to keep rows on its host.
+    """
+    if config is None or config.device_capacity is None:
+        return {}
+    devices = {}
+    with tf.init_scope():
+        hosts = [host_here()] if is_local else cluster_devices("worker")
+    for host in hosts:
+        try:
+            devices[task_of(host)] = device_beside(host, config.device)
+        except ValueError as error:
+            if config.capacity is None:
+                raise ValueError(
+                    f"device_capacity = {config.device_capacity!r}: {error}. With a"
+                    " capacity beside it, rows are kept on the host then"
+                ) from error
+            logging.info("rows of %s are on the host %s: %s", name, host, error)
+    return devices

@@ -12,13 +12,11 @@ from absl import logging
 from het_tf import _abandoned, ops
 from het_tf._arguments import check_float_dtype
 from het_tf._graph import handle_from_caller, share_in_graph
-from het_tf._places import device_beside, host_here, task_of
-from het_tf._visits import COORDINATOR, cache_devices, cluster_devices, traced_by_device, visit
+from het_tf._places import devices_of_rows
+from het_tf._visits import cache_devices, cluster_devices, traced_by_device, visit
 from het_tf.cache_config import UNBOUNDED, CacheConfig
+from het_tf.cache_handles import Handles
 from het_tf.table import NO_CACHE, EmbeddingTable, sum_stats
-
-# Attribute of a cache that has as many rows on its device as memory allows.
-_AUTO = -1
 
 
 class WorkerCache:
@@ -81,7 +79,7 @@ class WorkerCache:
             self._attributes |= {"capacity": capacity, "policy": config.policy}
             workers = 1 if table.is_local else len(cluster_devices("worker"))
             self._attributes |= config.bound_attributes(max(workers, 1))
-        devices = self._find_devices()
+        devices = devices_of_rows(self.name, config, table.is_local)
         self.on_device = bool(devices)
         if self.on_device and table.is_local:
             # Nobody else reads or writes the table without a flush.
@@ -97,32 +95,13 @@ class WorkerCache:
             self._attributes.get("read_bound", 0) > 0 and self._attributes["clock"] != "lamport"
         )
         bounds = {} if table.is_local else {"read_bound": 0}
-        self._handles = _Handles(
+        self._handles = Handles(
             self._attributes, self._attributes | bounds, devices, config, table.is_local
         )
         self._functions: dict[str, Any] = {}
         if config is not None:
             table.add_cache(self)
-        _abandoned.destroy_after(self, functools.partial(_destroy, self._handles, table.is_local))
-
-    def _find_devices(self) -> dict[Any, str]:
-        """By task (`task_of`), the device that keeps its rows."""
-        if self.config is None or self.config.device_capacity is None:
-            return {}
-        devices = {}
-        with tf.init_scope():
-            hosts = [host_here()] if self.table.is_local else cluster_devices("worker")
-        for host in hosts:
-            try:
-                devices[task_of(host)] = device_beside(host, self.config.device)
-            except ValueError as error:
-                if self.config.capacity is None:
-                    raise ValueError(
-                        f"device_capacity = {self.config.device_capacity!r}: {error}. With a"
-                        " capacity beside it, rows are kept on the host then"
-                    ) from error
-                logging.info("rows of %s are on the host %s: %s", self.name, host, error)
-        return devices
+        _abandoned.destroy_after(self, self._handles.destroy)
 
     def unique_ids_op(self, keys: tf.Tensor) -> tf.Tensor:
         """Keys, int64 of any shape, for `lookup_op`: a scalar variant."""
@@ -424,81 +403,3 @@ def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
         return False
     logging.warning("%s is down, and its cache with it: %s", device, error.message)
     return True
-
-
-class _Handles:
-    """Makes handles of the caches under one name. It knows nothing of the object that has it."""
-
-    def __init__(
-        self,
-        attributes: dict[str, Any],
-        on_coordinator: dict[str, Any],
-        devices: dict[Any, str],
-        config: CacheConfig | None,
-        is_local: bool,
-    ):
-        """Makes nothing yet.
-
-        Args:
-          attributes: of `ops.cache_handle` on a worker.
-          on_coordinator: the same there; its caches get another name.
-          devices: by task (`task_of`), that which keeps its rows.
-          config: of the cache.
-          is_local: whether the table is in this process: what leaves a device is there anyway.
-        """
-        self.on_host = attributes
-        self.on_coordinator = on_coordinator | {
-            "shared_name": f"{attributes['shared_name']}/coordinator"
-        }
-        self.devices = devices
-        if devices:
-            rows = config.device_capacity
-            self._on_device = attributes | {"device_capacity": _AUTO if rows == "auto" else rows}
-            if is_local:
-                self._on_device["capacity"] = 0
-            self._kind = config.device
-
-    def make(self) -> tf.Tensor:
-        """A handle of the cache of the task under whose device this is called, eagerly."""
-        if self.devices:
-            task = task_of(host_here())
-            if task in self.devices:
-                with tf.device(self.devices[task]):
-                    return ops.cache_handle(**self._on_device)
-            return _on_host(self.on_coordinator if task[0] == COORDINATOR else self.on_host)
-        handle = _on_host(self.on_host)
-        if task_of(handle.device)[0] != COORDINATOR:
-            return handle
-        # The device is not known before, so an empty cache that is never used is there too.
-        return _on_host(self.on_coordinator)
-
-    def all_here(self) -> list[tf.Tensor]:
-        """Those of all caches of the task under whose device this is called, eagerly."""
-        if not self.devices:
-            return [self.make(), _on_host(self.on_host)]
-        return [self.make()]
-
-    def on_every_worker_op(self) -> tf.Tensor | None:
-        """A handle in a graph that any worker may run; None if they keep their rows apart."""
-        if not self.devices:
-            return _on_host(self.on_host)
-        if len(self.devices) < len(cluster_devices("worker")):
-            return None
-        with tf.device(f"/device:{self._kind}:0"):
-            return ops.cache_handle(**self._on_device)
-
-
-def _on_host(attributes: dict[str, Any]) -> tf.Tensor:
-    # The handle op runs on GPUs, too, in a build with CUDA.
-    with tf.device("/device:CPU:0"):
-        return ops.cache_handle(**attributes)
-
-
-def _destroy(handles: _Handles, is_local: bool) -> None:
-    def destroy() -> None:
-        for handle in handles.all_here():
-            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-
-    # A worker that is lost has lost its cache.
-    devices = ["/device:CPU:0"] if is_local else cache_devices()
-    visit(devices, destroy, is_lost=lambda device, error: True)
