@@ -41,6 +41,12 @@ def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
+def check_clock(clock: Any) -> None:
+    """Raises a ValueError if rows have no such clock."""
+    if clock not in ("count", "lamport", "drift"):
+        raise ValueError(f'clock must be "count", "lamport" or "drift", not {clock!r}')
+
+
 def check_float_dtype(name: str, value: Any) -> str:
     """The name of the dtype, if it is one of the two that rows and messages have."""
     if value not in ("float32", "bfloat16"):

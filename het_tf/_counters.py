@@ -1,8 +1,13 @@
-"""What counters of caches come to."""
+"""What counters of tables, caches and replicas are called, and come to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 Counts = dict[str, int]
 
@@ -17,6 +22,24 @@ def add_up(several: Iterable[Mapping[str, int]]) -> Counts:
         for name, value in counters.items():
             total[name] = total.get(name, 0) + value
     return total
+
+
+def sum_stats(stats: Iterable[tuple[Any, Any]]) -> Counts:
+    """Sums what several ops gave: pairs of the counters' names and values, as arrays or tensors."""
+    return add_up(
+        {
+            name.decode(): int(value)
+            for name, value in zip(np.asarray(names), np.asarray(values), strict=True)
+        }
+        for names, values in stats
+    )
+
+
+@functools.cache
+def names_of(names_op: Callable[[], tf.Tensor]) -> tuple[str, ...]:
+    """The counters' names in the order of a report, which an op gives."""
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return tuple(name.decode() for name in names_op().numpy())
 
 
 def since(now: Mapping[str, int], before: Mapping[str, int]) -> Counts:

@@ -11,12 +11,13 @@ from absl import logging
 
 from het_tf import _abandoned, ops
 from het_tf._arguments import check_float_dtype
+from het_tf._counters import names_of, sum_stats
 from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._places import devices_of_rows
 from het_tf._visits import cache_devices, cluster_devices, traced_by_device, visit
 from het_tf.cache_config import UNBOUNDED, CacheConfig
 from het_tf.cache_handles import Handles
-from het_tf.table import NO_CACHE, EmbeddingTable, sum_stats
+from het_tf.table import NO_CACHE, EmbeddingTable
 
 
 class WorkerCache:
@@ -275,7 +276,7 @@ class WorkerCache:
     @property
     def counter_names(self) -> tuple[str, ...]:
         """Names of the counters of `report_op` (`CacheCounter` in ops/core/cache/cache.h)."""
-        return _counter_names()
+        return names_of(ops.cache_counter_names)
 
     # What runs eagerly, on all workers and on the coordinator.
 
@@ -385,12 +386,6 @@ def install_lookups_op(
         )
     with tf.control_dependencies(done):
         return [tf.identity(ticket) for ticket in tickets]
-
-
-@functools.cache
-def _counter_names() -> tuple[str, ...]:
-    with tf.init_scope(), tf.device("/device:CPU:0"):
-        return tuple(name.decode() for name in ops.cache_counter_names().numpy())
 
 
 def _is_down(device: str, error: tf.errors.OpError | None) -> bool:

@@ -14,8 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import _abandoned, initializers, lifetimes, ops, optimizers
-from het_tf._arguments import INT32_MAX, INT64_MAX, check_float_dtype, check_integer
-from het_tf._counters import add_up
+from het_tf._arguments import (
+    INT32_MAX,
+    INT64_MAX,
+    check_clock,
+    check_float_dtype,
+    check_integer,
+)
+from het_tf._counters import add_up, sum_stats
 from het_tf._strategy import servers_named
 from het_tf.exchange import Exchange
 
@@ -507,23 +513,6 @@ def _checked(rows: TableExport) -> TableExport:
             f" [rows, slot_dim] and [rows], not {', '.join(map(str, shapes))}"
         )
     return TableExport(keys, values, slots, clocks)
-
-
-def check_clock(clock: str) -> None:
-    """Raises a ValueError if there is no such clock."""
-    if clock not in ("count", "lamport", "drift"):
-        raise ValueError(f'clock must be "count", "lamport" or "drift", not {clock!r}')
-
-
-def sum_stats(stats: Any) -> dict[str, int]:
-    """Adds up the counters of several tables or caches: pairs of names and values."""
-    return add_up(
-        {
-            name.decode(): int(value)
-            for name, value in zip(np.asarray(names), np.asarray(values), strict=True)
-        }
-        for names, values in stats
-    )
 
 
 def _destroy(handles: list[tf.Tensor]) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
+from het_tf._counters import sum_stats
 from het_tf._threads import call_in_daemon
 from het_tf._visits import cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReport, CacheReports, Holder
 from het_tf.distribute.replicas import DenseReplicas
-from het_tf.table import sum_stats
 
 
 class Flushing:

@@ -20,6 +20,7 @@ from absl import logging
 
 from het_tf import ops
 from het_tf._arguments import INT32_MAX
+from het_tf._counters import names_of
 from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._visits import cluster_devices, traced_by_device, visit
 from het_tf.distribute.dense_copy import DenseCopy
@@ -201,7 +202,7 @@ class DenseReplicas:
     @property
     def counter_names(self) -> tuple[str, ...]:
         """Names of the counters of `report_op` (`ReplicaCounter` in ops/core/dense/replica.h)."""
-        return _counter_names()
+        return names_of(ops.replica_counter_names)
 
     def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Names and values of the counters (`ReplicaCounter` in ops/core/dense/replica.h)."""
@@ -493,12 +494,6 @@ class DenseReplicas:
 
         visit(cluster_devices("worker"), destroy, lambda device, error: True)
         self._strategy.forget_reports(self)
-
-
-@functools.cache
-def _counter_names() -> tuple[str, ...]:
-    with tf.init_scope(), tf.device("/device:CPU:0"):
-        return tuple(name.decode() for name in ops.replica_counter_names().numpy())
 
 
 # What becomes of the workers' own variables, by role: of values in the order of the workers.
