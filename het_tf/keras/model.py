@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,21 +14,15 @@ from het_tf import _keras
 from het_tf._strategy import servers_named, warn_of_idle_cluster
 from het_tf.checkpoint import FlushedFirst
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.export import export_saved_model
 from het_tf.keras import inputs
 from het_tf.keras.eager_inputs import check_inputs
 from het_tf.keras.lookups import lookups_of_call
-from het_tf.keras.rates import rate_is_loaded
+from het_tf.keras.saving import Saving
 from het_tf.keras.trainer import ParameterServerTrainer
-from het_tf.keras.weights_check import check_weights
-from het_tf.keras.whole_files import whole_file
 from het_tf.layers.embedding import embeddings_of
-from het_tf.layers.exporting import check_format
-from het_tf.saving.checksums import with_checksums
-from het_tf.saving.reached import layers_in_containers
 
 
-class _ParameterServerFit:
+class _ParameterServerFit(Saving):
     """Replaces `fit`, `evaluate`, `predict` and `compile` where the model's strategy is ours.
 
     To be put before a Keras model class. Everything else, and everything under any other strategy
@@ -48,17 +41,6 @@ class _ParameterServerFit:
             # For TensorFlow's checkpoints, which find it here.
             self._het_flushed_first = FlushedFirst(functools.partial(self._sync, slots=True))
         return trainer
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """For TensorFlow's checkpoints: those of Keras, and the layers in lists and dicts."""
-        # There is no public way for an object to say what else is part of it.
-        children = super()._trackable_children(save_type, **kwargs)
-        return {**layers_in_containers(self), **children} if save_type == "checkpoint" else children
-
-    def _checkpoint_adapter(self, path: str) -> Any:
-        """What TensorFlow calls of all that it is to restore, before it restores any of it."""
-        self._sync(slots=True)
-        return super()._checkpoint_adapter(path)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.__call__`; eagerly, ids that do not fit their Input are refused."""
@@ -328,132 +310,6 @@ class _ParameterServerFit:
         if batch is not None:
             return self.predict(batch, verbose=0)
         return self.predict(x, batch_size=len(keras.tree.flatten(x)[0]), verbose=0)
-
-    def get_weights(self) -> list[Any]:
-        """As `keras.Model.get_weights`, with what all workers made of the weights until now.
-
-        Raises:
-          ValueError: the model has a `HetEmbedding`, whose table is no weight.
-        """
-        self._check_has_no_table()
-        self._sync(slots=False)
-        return super().get_weights()
-
-    def set_weights(self, weights: list[Any]) -> None:
-        """As `keras.Model.set_weights`.
-
-        Raises:
-          ValueError: the model has a `HetEmbedding`, whose table is no weight.
-        """
-        self._check_has_no_table()
-        self._sync(slots=False)
-        super().set_weights(weights)
-
-    def _check_has_no_table(self) -> None:
-        for layer in embeddings_of(self):
-            if layer.built:
-                layer.anchor.numpy()
-
-    @servers_named()
-    def save(
-        self,
-        filepath: str | os.PathLike[str],
-        overwrite: bool = True,
-        zipped: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """As `keras.Model.save`, with what all workers made of weights and slots until now.
-
-        After an error, such as of a full disk, the file is as it was before.
-
-        Raises:
-          ValueError: the model has a `HetEmbedding`, and the file is of the old format `.h5`, which
-            has no place for its table.
-        """
-        if os.fspath(filepath).endswith((".h5", ".hdf5")):
-            self._check_has_no_table()
-        self._sync(slots=True)
-        kwargs |= {"overwrite": overwrite, "zipped": zipped}
-        with whole_file(filepath, kwargs) as file:
-            super().save(file, **kwargs)
-
-    @servers_named()
-    def save_weights(
-        self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any
-    ) -> None:
-        """As `keras.Model.save_weights`, with what all workers made of weights and slots until now.
-
-        The file has checksums. After an error, such as of a full disk, it is as it was before.
-        """
-        self._sync(slots=True)
-        kwargs["overwrite"] = overwrite
-        with (
-            whole_file(filepath, kwargs, (".weights.h5",)) as file,
-            contextlib.nullcontext() if file is filepath else with_checksums(file),
-        ):
-            super().save_weights(file, **kwargs)
-
-    @servers_named()
-    def load_weights(
-        self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any
-    ) -> None:
-        """As `keras.Model.load_weights`, but that checksums and rows of all tables come first.
-
-        If something is damaged, or rows are missing or of another width, nothing has changed.
-
-        Raises:
-          ValueError: a part of the file does not agree with its checksum, which the message names;
-            or the file lacks the rows of a table, or has damaged ones, or some of another width;
-            the message names the layer. Or something else does not fit the model: then what does
-            fit was loaded, as Keras has it.
-          tf.errors.OpError: rows beside the file are missing or damaged.
-        """
-        self._sync(slots=True)
-        load = super().load_weights
-        skipped = kwargs.get("objects_to_skip") or ()
-        check_weights(self, filepath, None if skip_mismatch else skipped, load)
-        with rate_is_loaded(getattr(self, "optimizer", None)) as is_loaded:
-            load(filepath, skip_mismatch=skip_mismatch, **kwargs)
-        if not is_loaded():
-            for layer in embeddings_of(self):
-                layer.note_loaded()
-
-    def _sync(self, slots: bool) -> None:
-        """Has variables current in callbacks of `fit`, before they are read or set.
-
-        Also before they are set: a value that a variable has is no change, and what is on the
-        servers, behind the steps, may be just what was read to be set later.
-        """
-        trainer = self._parameter_server_trainer
-        if trainer is not None and trainer.has_replicas:
-            self.distribute_strategy.flush(slots=slots)
-
-    @servers_named()
-    def export(
-        self,
-        filepath: str | os.PathLike[str],
-        format: str = "tf_saved_model",
-        verbose: bool | None = None,
-        input_signature: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        """As `keras.Model.export`; a SavedModel needs no het_tf ops to be served.
-
-        See `het_tf.export_saved_model`, whose `rows`, `min_updates`, `min_norm` and `max_age` it
-        takes, too; `verbose` is of other formats.
-
-        Raises:
-          ValueError: the model has a `HetEmbedding`, and the format has no place for its table.
-        """
-        if format != "tf_saved_model":
-            for layer in embeddings_of(self):
-                check_format(layer, format)
-            self._sync(slots=False)
-            super().export(
-                filepath, format, verbose=verbose, input_signature=input_signature, **kwargs
-            )
-            return
-        export_saved_model(self, filepath, input_signature, **kwargs)
 
 
 @keras.saving.register_keras_serializable(package="het_tf")
