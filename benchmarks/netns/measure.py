@@ -19,7 +19,6 @@ from netns.network import Network, Traffic
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[1]
 _REPOSITORY = _BENCHMARKS.parent
-_START_SECONDS = 180
 _LOG_TAIL_LINES = 25
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 

@@ -11,6 +11,17 @@ import sys
 from collections.abc import Sequence
 
 
+def free_address(stack: contextlib.ExitStack) -> str:
+    """An address whose port nobody else is given until `stack` is closed.
+
+    A server that is told to share ports (TF_GRPC_REUSE_PORT) can listen there.
+    """
+    port = stack.enter_context(socket.socket())
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    port.bind(("", 0))
+    return f"localhost:{port.getsockname()[1]}"
+
+
 class Servers:
     """Parameter servers and workers, started with `python -m het_tf.server`.
 
@@ -37,11 +48,8 @@ class Servers:
                 stack.callback(server.kill)
 
     def address(self) -> str:
-        """One whose port nobody else is given meanwhile."""
-        port = self._stack.enter_context(socket.socket())
-        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        port.bind(("", 0))
-        return f"localhost:{port.getsockname()[1]}"
+        """A `free_address`, for as long as the servers are there."""
+        return free_address(self._stack)
 
     def start(self, arguments: Sequence[object], chief: str) -> subprocess.Popen:
         """Starts a Python program that uses them.

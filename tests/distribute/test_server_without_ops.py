@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
+from standalone import free_address
 
 SERVER = """
 import tensorflow as tf
@@ -36,14 +36,8 @@ os._exit(0)
 @pytest.fixture
 def cluster():
     """Addresses whose ports nobody else is given meanwhile."""
-    with contextlib.ExitStack() as reserved:
-        addresses = {}
-        for job in ("worker", "ps", "chief"):
-            port = reserved.enter_context(socket.socket())
-            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            port.bind(("", 0))
-            addresses[job] = [f"localhost:{port.getsockname()[1]}"]
-        yield addresses
+    with contextlib.ExitStack() as stack:
+        yield {job: [free_address(stack)] for job in ("worker", "ps", "chief")}
 
 
 def test_the_error_says_how_to_start_it(cluster):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 from faults import run_program
+from standalone import free_address
 
 from het_tf.distribute import health
 
@@ -33,14 +33,8 @@ os._exit(0)
 @pytest.fixture
 def addresses():
     """Of tasks that are not there; nobody else is given their ports meanwhile."""
-    with contextlib.ExitStack() as reserved:
-        found = {}
-        for job in ("ps", "worker"):
-            port = reserved.enter_context(socket.socket())
-            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            port.bind(("", 0))
-            found[job] = [f"localhost:{port.getsockname()[1]}"]
-        yield found
+    with contextlib.ExitStack() as stack:
+        yield {job: [free_address(stack)] for job in ("ps", "worker")}
 
 
 def test_servers_that_are_not_started_are_named_and_waited_for(addresses):

@@ -6,7 +6,6 @@ schedule says when each of their messages arrives, how often, and whether its re
 hold is in ledger.py.
 """
 
-import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -375,11 +374,3 @@ class Player:
     def _nth(self, worker: int, nth: int) -> Begun | None:
         steps = self.open[worker]
         return steps[nth % len(steps)] if steps else None
-
-
-def by_key(keys: Sequence[int], values: Sequence[Any]) -> dict[int, list[Any]]:
-    """The values of each key's occurrences."""
-    grouped = collections.defaultdict(list)
-    for key, value in zip(keys, values, strict=True):
-        grouped[key].append(value)
-    return grouped
