@@ -3,12 +3,11 @@
 The variables stay on the parameter servers. While `fit` runs, every worker has a replica of them on
 which it steps, and a flat copy on the servers is what the replicas have in common: they exchange
 contributions with it under a bound. `begin` fills the copy from the variables, `write_back` brings
-the variables up to date.
+the variables up to date. What steps do with a replica is in `replica_ops`.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,22 +19,18 @@ from absl import logging
 
 from het_tf import ops
 from het_tf._arguments import INT32_MAX
-from het_tf._counters import names_of
-from het_tf._graph import handle_from_caller, share_in_graph
 from het_tf._visits import cluster_devices, traced_by_device, visit
 from het_tf.distribute.dense_copy import DenseCopy
-from het_tf.distribute.replica_variable import ReplicaVariable
-from het_tf.exchange import Exchange
+from het_tf.distribute.replica_ops import ReplicaOps
 
 if TYPE_CHECKING:
     from het_tf.distribute.strategy import HetParameterServerStrategy
 
 
-class DenseReplicas:
+class DenseReplicas(ReplicaOps):
     """The variables of one training, as every worker has them.
 
-    Attributes:
-      name: unique; for logs.
+    What is here runs eagerly, on the coordinator, while no step does.
     """
 
     def __init__(
@@ -69,7 +64,6 @@ class DenseReplicas:
         Raises:
           ValueError: there is no rule for a variable; the message names it.
         """
-        self.name = f"dense/{uuid.uuid4().hex}"
         self._strategy = strategy
         roles = {
             "trainable": trainable,
@@ -79,26 +73,20 @@ class DenseReplicas:
             "other": others,
             "count": [own for own, _ in counts],
         }
-        self._natives = [native for natives in roles.values() for native in natives]
+        all_natives = [native for natives in roles.values() for native in natives]
         self._roles = [role for role, natives in roles.items() for _ in natives]
-        for native, role in zip(self._natives, self._roles, strict=True):
+        for native, role in zip(all_natives, self._roles, strict=True):
             _check(native, role)
         floats = sum(native.shape.num_elements() for native in trainable)
         bound = strategy.dense_staleness
         self._staleness = INT32_MAX if bound is None else bound
-        self._copy = DenseCopy(self.name, floats, self._staleness)
-        self._dtypes = [native.dtype for native in self._natives]
-        self._shapes = [native.shape for native in self._natives]
-        self._variables = [
-            ReplicaVariable(native, functools.partial(self._find_handle, i))
-            for i, native in enumerate(self._natives)
-        ]
+        name = f"dense/{uuid.uuid4().hex}"
+        super().__init__(name, all_natives, DenseCopy(name, floats, self._staleness))
         self._constraints = dict(enumerate(constraints))
         places = {id(native): i for i, native in enumerate(self._natives)}
         # Places of a worker's own count -> of that of all, whose last value training made.
         self._counts = {places[id(own)]: places.get(id(all_)) for own, all_ in counts}
         self._counted = self._read_counts()
-        self._exchange = Exchange(self._copy.servers, [self])
         self._workers = strategy.num_workers
         self._lock = threading.Lock()
         self._kinds: list[str] | None = None
@@ -106,113 +94,6 @@ class DenseReplicas:
         self._kept: set[int] = set()  # Changed meanwhile, and so not written.
         self._values_behind = self._slots_behind = False
         self._functions: dict[str, Any] = {}
-
-    @property
-    def variables(self) -> dict[int, ReplicaVariable]:
-        """id of a variable on a parameter server -> what stands for it on the workers."""
-        return {id(n): v for n, v in zip(self._natives, self._variables, strict=True)}
-
-    # Ops, for the functions that run on the workers.
-
-    def open_op(self) -> None:
-        """At the start of a function's graph: makes the variables usable in it."""
-        replica = self._handle_op()
-        handles = ops.replica_variables(
-            replica, n=len(self._natives), dtypes=self._dtypes, shapes=self._shapes
-        )
-        for i, handle in enumerate(handles):
-            share_in_graph(f"{self.name}/{i}", handle)
-
-    def settle_op(
-        self,
-        steps: tf.Tensor,
-        reads: bool,
-        carrier: Callable[[], list[tf.Operation]] | None = None,
-    ) -> None:
-        """Between two steps: takes over what came from the servers, sends what must be sent.
-
-        Args:
-          steps: int64 scalar, steps made since the last time.
-          reads: whether a step begins.
-          carrier: sends messages that take along what `request_op` and `receive_op` have to say;
-            returns ops after which that was received.
-        """
-        must = self._settle_op(steps, reads)
-        none = tf.constant(0, tf.int64)
-        if carrier is not None:
-            with tf.control_dependencies([must]):
-                received = carrier()
-            with tf.control_dependencies(received):
-                must = self._settle_op(none, False)
-        self._exchange_while(must, lambda: self._settle_op(none, False))
-
-    def exchange_loop_op(self) -> None:
-        """Exchanges what no other message takes along, from `open_loop_op` to `close_loop_op`."""
-
-        def body(urgent: tf.Tensor) -> list[tf.Tensor]:
-            urgent = ops.replica_urgent(self._handle_op())
-
-            def exchange() -> tf.Tensor:
-                with tf.control_dependencies(self._exchange_op()):
-                    return tf.constant(True)
-
-            return [tf.cond(urgent, exchange, lambda: tf.constant(False))]
-
-        tf.while_loop(lambda urgent: urgent, body, [tf.constant(True)], parallel_iterations=1)
-
-    def open_loop_op(self) -> tf.Operation:
-        """Before `exchange_loop_op`."""
-        return ops.replica_close(self._handle_op(), closed=False)
-
-    def close_loop_op(self) -> tf.Operation:
-        """Has `exchange_loop_op` end."""
-        return ops.replica_close(self._handle_op(), closed=True)
-
-    def request_op(self, asks: bool = False) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """What there is to say, for whoever sends the requests of several together.
-
-        Args:
-          asks: also how many steps are missed, in a few bytes, where there is nothing else.
-
-        Returns:
-          ticket: for `receive_op`.
-          requests: uint8 [bytes], one for each server.
-        """
-        ticket, requests = ops.replica_request(
-            self._handle_op(), num_shards=self._copy.num_shards, asks=asks
-        )
-        return ticket, self._copy.pack(requests)
-
-    def receive_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Operation:
-        """Takes the replies to requests, one a server. `settle_op` takes them over."""
-        return ops.replica_receive(self._handle_op(), ticket, self._copy.unpack(replies))
-
-    def flush_op(self) -> tf.Tensor:
-        """Sends all steps. Returns the replica's `report_op` then."""
-        zero = tf.constant(0, tf.int64)
-        must = self._settle_op(zero, False, everything=True)
-        done = self._exchange_while(must, lambda: self._settle_op(zero, False, everything=True))
-        with tf.control_dependencies([done]):
-            return self.report_op()
-
-    def report_op(self) -> tf.Tensor:
-        """int64 [2 + counters]: the worker's task index, the replica's id, its counters."""
-        return ops.replica_report(self._handle_op())
-
-    @property
-    def counter_names(self) -> tuple[str, ...]:
-        """Names of the counters of `report_op` (`ReplicaCounter` in ops/core/dense/replica.h)."""
-        return names_of(ops.replica_counter_names)
-
-    def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Names and values of the counters (`ReplicaCounter` in ops/core/dense/replica.h)."""
-        return ops.replica_stats(self._handle_op())
-
-    def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
-        """On parameter server number `shard`: its reply to a request of a replica."""
-        return self._copy.serve_op(shard, request)
-
-    # Eagerly, on the coordinator, while no step runs.
 
     def begin(self, workers: int | None = None) -> None:
         """Before steps are scheduled: has the replicas start anew if the variables have changed.
@@ -302,9 +183,6 @@ class DenseReplicas:
             self._functions[name] = traced_by_device(build)
         return self._functions[name]
 
-    def _handle_op(self) -> tf.Tensor:
-        return handle_from_caller(self.name, self._make_handle)
-
     def _make_handle(self) -> tf.Tensor:
         """Called when a function is about to run on a worker, which is the device now."""
         with self._lock:
@@ -323,28 +201,6 @@ class DenseReplicas:
             staleness=self._staleness,
             wire=self._strategy.dense_wire_dtype,
         )
-
-    def _find_handle(self, index: int) -> tf.Tensor:
-        def make() -> tf.Tensor:
-            raise RuntimeError(f"{self._natives[index].name} is used outside of a step")
-
-        return handle_from_caller(f"{self.name}/{index}", make)
-
-    def _settle_op(self, steps: tf.Tensor, reads: bool, everything: bool = False) -> tf.Tensor:
-        handles = [self._find_handle(i) for i in range(len(self._natives))]
-        return ops.replica_settle(self._handle_op(), handles, steps, reads=reads, all=everything)
-
-    def _exchange_op(self) -> list[tf.Operation]:
-        ticket, requests = self.request_op()
-        (replies,) = self._exchange.send_op([requests])
-        return [self.receive_op(ticket, replies)]
-
-    def _exchange_while(self, must: tf.Tensor, settle: Callable[[], tf.Tensor]) -> tf.Tensor:
-        def body(_: tf.Tensor) -> list[tf.Tensor]:
-            with tf.control_dependencies(self._exchange_op()):
-                return [settle()]
-
-        return tf.while_loop(lambda must: must, body, [must], parallel_iterations=1)[0]
 
     def _decide_kinds(self) -> None:
         kinds = []
