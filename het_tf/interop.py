@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from het_tf._arguments import INT64_MAX, check_integer
 from het_tf.saving.row_files import Npz, Parquet, Rows, Tfra, TfraCheckpoint, rows_a_block
@@ -127,9 +128,10 @@ def _table(layer: Any) -> tuple[EmbeddingTable, int | None]:
 def _checked(source: Any, rows: Rows, dim: int, bound: int | None) -> Rows:
     """Rows as a table takes them."""
     keys, values = np.asarray(rows[0]), np.asarray(rows[1])
-    if keys.ndim != 1 or not np.issubdtype(keys.dtype, np.integer):
+    if keys.ndim != 1 or keys.dtype.kind not in "iu":
         raise ValueError(f"{source}: keys are {keys.dtype} {list(keys.shape)}, expected integers")
-    if values.shape != (len(keys), dim) or not np.issubdtype(values.dtype, np.floating):
+    is_float = values.dtype.kind == "f" or values.dtype == tf.bfloat16.as_numpy_dtype
+    if values.shape != (len(keys), dim) or not is_float:
         raise ValueError(
             f"{source}: values are {values.dtype} {list(values.shape)}, expected floats"
             f" [{len(keys)}, {dim}]"

@@ -17,6 +17,8 @@ from het_tf.saving.files import reading, replacing
 
 # Of the rows that are read and written at once.
 _BLOCK_BYTES = 64 << 20
+# Of a column of a Parquet file that are read at once, before they are decompressed.
+_READ_BYTES = 1 << 20
 
 Rows = tuple[np.ndarray, np.ndarray]  # keys int64 [rows], values float32 [rows, dim]
 
@@ -111,11 +113,13 @@ class Parquet(_File):
         with (
             _named(self.path),
             reading(self.path) as opened,
-            parquet.ParquetFile(opened) as file,
+            # Without a buffer, a row group's column is read at once.
+            parquet.ParquetFile(opened, pre_buffer=False, buffer_size=_READ_BYTES) as file,
         ):
+            names = file.schema_arrow.names
             for name in self._columns:
-                if name not in file.schema_arrow.names:
-                    raise ValueError(f"has columns {file.schema_arrow.names}, not {name}")
+                if names.count(name) != 1:
+                    raise ValueError(f"has columns {names}, expected one {name}")
             for batch in file.iter_batches(batch_size=1 << 14, columns=self._columns):
                 yield self._rows(*(batch.column(name) for name in self._columns))
 

@@ -1,5 +1,6 @@
 """Rows from and for other programs."""
 
+import io
 import pathlib
 import re
 import struct
@@ -218,6 +219,34 @@ def test_weights_of_keras_go_both_ways():
     np.testing.assert_array_equal(back(ids[:10]), embedding(ids[:10]))
 
 
+def test_weights_of_keras_may_be_of_bfloat16():
+    embedding = keras.layers.Embedding(10, DIM, dtype="bfloat16")
+    embedding.build()
+    layer = make_layer()
+    assert interop.load(layer, interop.Weights(embedding)) == 10
+    values = np.asarray(embedding.embeddings, np.float32)
+    np.testing.assert_array_equal(layer.table.lookup(np.arange(10)), values)
+
+
+def test_a_large_row_group_is_read_in_parts(tmp_path, monkeypatch):
+    rows = 1 << 19
+    values = np.random.default_rng(0).normal(size=(rows, DIM)).astype(np.float32)
+    lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1)), DIM)
+    table = pyarrow.table({"key": np.arange(rows), "values": lists})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=rows)
+    sizes = []
+
+    class Counted(io.BufferedReader):
+        def read(self, size=-1):
+            sizes.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr("het_tf.saving.files.io.BufferedReader", Counted)
+    blocks = [block for _, block in interop.Parquet(tmp_path / "x.parquet").read()]
+    np.testing.assert_array_equal(np.concatenate(blocks), values)
+    assert 0 < max(sizes) < values.nbytes / 2
+
+
 def test_pretrained_rows_train_on_and_the_others_as_before():
     layer, plain = make_layer(), make_layer()
     interop.load(layer, interop.Weights(VALUES[:2], [3, 5]))
@@ -245,6 +274,13 @@ def _parquet(columns):
         return interop.Parquet(path / "x.parquet")
 
     return write
+
+
+def _parquet_twice(path):
+    columns = [pyarrow.array(KEYS), pyarrow.array(KEYS), pyarrow.array(list(VALUES))]
+    table = pyarrow.Table.from_arrays(columns, ["key", "key", "values"])
+    pyarrow.parquet.write_table(table, path / "x.parquet")
+    return interop.Parquet(path / "x.parquet")
 
 
 def _with(row, column, value):
@@ -325,7 +361,15 @@ BAD = {
     "Fortran": (_npz(keys=KEYS, values=np.asfortranarray(VALUES)), r"x\.npz: has .* Fortran"),
     "cut off": (_cut_npz, r"x\.npz: "),
     "too short": (_short_npz, r"x\.npz: ends 4 bytes too early"),
-    "no column": (_parquet({"key": KEYS}), r"x\.parquet: has columns \['key'\], not values"),
+    "no column": (_parquet({"key": KEYS}), r"x\.parquet: has columns \['key'\], expected one val"),
+    "a column twice": (
+        _parquet_twice,
+        r"x\.parquet: has columns \['key', 'key', 'values'\], expected one key",
+    ),
+    "durations": (
+        _parquet({"key": pyarrow.array(KEYS, pyarrow.duration("s")), "values": list(VALUES)}),
+        r"x\.parquet: keys are timedelta64\[s\] \[5\], expected integers",
+    ),
     "no lists": (_parquet({"key": KEYS, "values": KEYS}), r"x\.parquet: column values is of int64"),
     "no key": (
         _parquet({"key": [1, None], "values": LISTS[:2]}),
