@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from het_tf._counters import Counts, add_up, since
 from het_tf.cache import WorkerCache
 from het_tf.distribute.replicas import DenseReplicas
 
@@ -52,6 +53,12 @@ class CacheReport:
     def updates(self) -> int:
         """Updates, or steps, made there since the instance exists."""
         return self.counters["updates" if "updates" in self.counters else "steps"]
+
+
+def counted_between(before: Iterable[CacheReport], now: Iterable[CacheReport]) -> Counts:
+    """Sums of what the caches of `now` counted since their reports of `before`, if they had one."""
+    old = {report.cache_id: report.counters for report in before}
+    return add_up(since(report.counters, old.get(report.cache_id, {})) for report in now)
 
 
 class CacheReports:

@@ -11,9 +11,9 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf._arguments import INT32_MAX, check_integer
-from het_tf._counters import Counts, add_up, since, with_ratios
+from het_tf._counters import Counts, since, with_ratios
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.distribute.cache_reports import CacheReport
+from het_tf.distribute.cache_reports import CacheReport, counted_between
 from het_tf.keras.backup import BackupAndRestore
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
 
@@ -74,7 +74,8 @@ class CacheMetrics(keras.callbacks.Callback):
         self._update_freq = update_freq
         self._writer: Any = None
         self._steps = self._batches = self._written_at = 0
-        self._before: dict[str, dict[int, Counts]] = {}
+        self._before: dict[str, list[CacheReport]] = {}
+        self._stats: dict[str, Counts] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that there are caches to look at.
@@ -90,6 +91,9 @@ class CacheMetrics(keras.callbacks.Callback):
             )
         if self._log_dir is not None and self._writer is None:
             self._writer = tf.summary.create_file_writer(self._log_dir)
+        for layer in self._layers():
+            self._since_last(layer)
+        self._dense_since_last()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes where `update_freq` says so."""
@@ -117,40 +121,44 @@ class CacheMetrics(keras.callbacks.Callback):
 
     def _write(self) -> None:
         self._written_at = self._steps
-        for layer in embeddings_of(self.model):
-            if layer.built:
-                self._write_layer(layer)
+        for layer in self._layers():
+            self._write_layer(layer)
         self._write_dense()
 
+    def _layers(self) -> list[HetEmbedding]:
+        return [layer for layer in embeddings_of(self.model) if layer.built]
+
     def _write_layer(self, layer: HetEmbedding) -> None:
-        reports = self.model.distribute_strategy.last_cache_reports(layer.worker_cache)
-        counted = with_ratios(self._since(layer.path, reports.values()))
+        counted, stats = self._since_last(layer)
+        counted = with_ratios(counted)
         if not counted:
             return
         scalars = {name: counted[name] for name in ("hit_rate", "key_hit_rate")}
         scalars |= {name: counted[counter] for name, counter in _COUNTED.items()}
         scalars["bytes_requests"] = counted["bytes_up"] - counted["bytes_up_push"]
         scalars["unsent_updates"] = counted["pending"]
-        stats = layer.table.stats()
-        table = f"{layer.path}/table"
-        missing = since(stats, self._before.get(table, {}).get(0, {}))
-        self._before[table] = {0: stats}
-        self._put(layer.path, scalars, _missing(missing))
+        self._put(layer.path, scalars, _missing(stats))
 
     def _write_dense(self) -> None:
-        replicas = self.model.distribute_strategy.last_replica_reports()
-        if not replicas:
+        counted = self._dense_since_last()
+        if not counted:
             return
-        counted = self._since("dense/", replicas)
         scalars = {name: counted[name] for name in ("bytes_up", "bytes_down")}
         self._put("dense", scalars | {"unsent_steps": counted["pending"]}, [])
 
-    def _since(self, of: str, reports: Iterable[CacheReport]) -> Counts:
-        """Sums of what was counted since the last call: those made since count from 0."""
-        before = self._before.get(of, {})
-        self._before[of] = {report.cache_id: dict(report.counters) for report in reports}
-        now = self._before[of].items()
-        return add_up(since(counters, before.get(number, {})) for number, counters in now)
+    def _since_last(self, layer: HetEmbedding) -> tuple[Counts, Counts]:
+        """What the caches of a layer, and its table, counted since the last call."""
+        reports = self.model.distribute_strategy.last_cache_reports(layer.worker_cache)
+        stats, before = layer.table.stats(), self._stats.get(layer.path, {})
+        self._stats[layer.path] = stats
+        return self._counted(layer.path, reports.values()), since(stats, before)
+
+    def _dense_since_last(self) -> Counts:
+        return self._counted("dense/", self.model.distribute_strategy.last_replica_reports())
+
+    def _counted(self, of: str, reports: Iterable[CacheReport]) -> Counts:
+        before, self._before[of] = self._before.get(of, []), list(reports)
+        return counted_between(before, self._before[of])
 
     def _put(self, of: str, scalars: dict[str, float], missing: list[list[float]]) -> None:
         text = ", ".join(

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-import keras
+from collections.abc import Sequence
 
-from het_tf._counters import add_up, since, with_ratios
+import keras
+import numpy as np
+
+from het_tf._counters import Counts, add_up, with_ratios
 from het_tf.cache import WorkerCache
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.distribute.cache_reports import Holder
+from het_tf.distribute.cache_reports import Holder, counted_between
 
 
 class Traffic:
-    """Rates between one closure that has ended and the next."""
+    """Rates of the closure that ended last, from its worker's report before to that at its end."""
 
     def __init__(self, strategy: HetParameterServerStrategy):
-        """Begins anew: what comes first has no rates yet."""
+        """Begins anew: there are no rates yet."""
         self._strategy = strategy
-        self._before: dict[Holder, dict[str, int]] = {}
         self._bytes = self._steps = 0
-        self._cached: dict[str, int] = {}
+        self._cached: Counts = {}
 
-    def take(self, holders: list[Holder], steps: int) -> None:
-        """A closure with these caches and replicas has ended, after so many steps."""
-        self._bytes = 0
+    def take(self, holders: Sequence[Holder], reports: np.ndarray, steps: int) -> None:
+        """A closure has ended: records its reports, of these caches and replicas.
+
+        Args:
+          holders: of the closure.
+          reports: what `report_ops(holders)` gave.
+          steps: how many the closure made.
+        """
+        last = self._strategy.last_cache_reports
+        before = [last(holder) for holder in holders]
+        self._strategy.record_cache_reports(holders, reports)
+        counted = [
+            counted_between(old.values(), last(holder).values())
+            for holder, old in zip(holders, before, strict=True)
+        ]
+        self._bytes = sum(each.get("bytes_up", 0) + each.get("bytes_down", 0) for each in counted)
         self._steps = steps
-        cached = []
-        for holder in holders:
-            reports = self._strategy.last_cache_reports(holder).values()
-            now = add_up(report.counters for report in reports)
-            counted = since(now, self._before.get(holder, {}))
-            self._before[holder] = now
-            self._bytes += counted.get("bytes_up", 0) + counted.get("bytes_down", 0)
-            if isinstance(holder, WorkerCache) and holder.config is not None:
-                cached.append(counted)
-        self._cached = add_up(cached)
+        self._cached = add_up(
+            each
+            for holder, each in zip(holders, counted, strict=True)
+            if isinstance(holder, WorkerCache) and holder.config is not None
+        )
 
     def rates(self) -> dict[str, float]:
         """For the progress bar: "hit_rate" where there are caches, and "kB_per_step"."""

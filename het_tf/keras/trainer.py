@@ -332,9 +332,10 @@ class ParameterServerTrainer:
                 if training:
                     waited = result.steps, result.waited_steps, result.waited_seconds
                     self._waits += (result.steps, *(waited if closure.looks_ahead else (0, 0, 0)))
-                self._strategy.record_cache_reports(closure.caches, result.cache_reports)
                 if training:
-                    self._traffic.take(closure.caches, result.steps)
+                    self._traffic.take(closure.caches, result.cache_reports, result.steps)
+                else:
+                    self._strategy.record_cache_reports(closure.caches, result.cache_reports)
                 data.finished(work, result.worker, result.steps)
                 if not result.steps:
                     continue

@@ -115,6 +115,21 @@ def test_cache_metrics_count_all_that_caches_count(strategy, tmp_path):
     assert missing.keys() <= {"reads_missing_0", "reads_missing_1"}  # the read bound is 1
 
 
+def test_cache_metrics_count_nothing_of_what_was_before(strategy, tmp_path):
+    model, embedding = make_model(strategy, het_tf.CacheConfig(KEYS, staleness=2))
+    model.fit(*batches(40), batch_size=BATCH, verbose=0)
+    before, asked = embedding.cache_stats(), embedding.table.stats()
+    assert before["misses"] > 0
+    metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path))
+    model.fit(*batches(8), batch_size=BATCH, verbose=0, callbacks=[metrics])
+    values, buckets = scalars(tmp_path)
+    after, asked_after = embedding.cache_stats(), embedding.table.stats()
+    for tag, counter in (("misses", "misses"), ("bytes_down", "bytes_down")):
+        assert values[f"items/{tag}"] == [(8, after[counter] - before[counter])]
+    reads = sum(asked_after[n] - asked[n] for n in asked if n.startswith("reads_missing_"))
+    assert buckets["items/reads_missing"][:, 2].sum() == reads
+
+
 def test_cache_metrics_have_what_is_unsent(strategy, tmp_path):
     model, embedding = make_model(strategy, het_tf.CacheConfig(KEYS, staleness=10**6))
     metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path), update_freq=8)
@@ -168,6 +183,17 @@ def test_progress_bar_shows_hits_and_bytes(strategy, cached, capsys):
     assert "kB_per_step: " in out
     assert ("hit_rate: " in out) == cached
     assert set(history) == {"loss"}
+
+
+def test_progress_bar_shows_nothing_of_what_was_before(strategy, capsys):
+    model, embedding = make_model(strategy, het_tf.CacheConfig(KEYS))
+    model.fit(*batches(200), batch_size=BATCH, verbose=0)
+    before = embedding.cache_stats()
+    data = batches(4)
+    model.fit(*data, batch_size=BATCH, verbose=1, validation_data=batches(100), epochs=2)
+    shown = re.findall(r"kB_per_step: ([0-9.]+)", capsys.readouterr().out)
+    of_a_step = (before["bytes_up"] + before["bytes_down"]) / 200 / 1000
+    assert 0 < max(map(float, shown)) < 10 * of_a_step
 
 
 class Top(keras.callbacks.Callback):
