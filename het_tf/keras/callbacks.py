@@ -15,7 +15,7 @@ from het_tf._counters import Counts, since, with_ratios
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import CacheReport, counted_between
 from het_tf.keras.backup import BackupAndRestore
-from het_tf.layers.embedding import HetEmbedding, embeddings_of
+from het_tf.layers.embedding import HetEmbedding, embeddings_of, named_embeddings
 
 __all__ = ["BackupAndRestore", "CacheMetrics"]
 
@@ -33,7 +33,8 @@ _COUNTED = {
 class CacheMetrics(keras.callbacks.Callback):
     """Writes what the workers' caches do, to TensorBoard and to the log.
 
-    For every `HetEmbedding`, of the steps since the last time, over all workers:
+    For every `HetEmbedding`, under its path (of a second layer with the same one, path_2), of the
+    steps since the last time, over all workers:
 
     - hit_rate, key_hit_rate: share of the ids, and of the unique keys, whose row was in the cache;
     - misses, refreshes (rows fetched again since they had passed the read bound), rows_pushed,
@@ -91,8 +92,8 @@ class CacheMetrics(keras.callbacks.Callback):
             )
         if self._log_dir is not None and self._writer is None:
             self._writer = tf.summary.create_file_writer(self._log_dir)
-        for layer in self._layers():
-            self._since_last(layer)
+        for name, layer in named_embeddings(self.model).items():
+            self._since_last(name, layer)
         self._dense_since_last()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -121,23 +122,20 @@ class CacheMetrics(keras.callbacks.Callback):
 
     def _write(self) -> None:
         self._written_at = self._steps
-        for layer in self._layers():
-            self._write_layer(layer)
+        for name, layer in named_embeddings(self.model).items():
+            self._write_layer(name, layer)
         self._write_dense()
 
-    def _layers(self) -> list[HetEmbedding]:
-        return [layer for layer in embeddings_of(self.model) if layer.built]
-
-    def _write_layer(self, layer: HetEmbedding) -> None:
-        counted, stats = self._since_last(layer)
+    def _write_layer(self, name: str, layer: HetEmbedding) -> None:
+        counted, stats = self._since_last(name, layer)
         counted = with_ratios(counted)
         if not counted:
             return
-        scalars = {name: counted[name] for name in ("hit_rate", "key_hit_rate")}
-        scalars |= {name: counted[counter] for name, counter in _COUNTED.items()}
+        scalars = {rate: counted[rate] for rate in ("hit_rate", "key_hit_rate")}
+        scalars |= {scalar: counted[counter] for scalar, counter in _COUNTED.items()}
         scalars["bytes_requests"] = counted["bytes_up"] - counted["bytes_up_push"]
         scalars["unsent_updates"] = counted["pending"]
-        self._put(layer.path, scalars, _missing(stats))
+        self._put(name, scalars, _missing(stats))
 
     def _write_dense(self) -> None:
         counted = self._dense_since_last()
@@ -146,12 +144,12 @@ class CacheMetrics(keras.callbacks.Callback):
         scalars = {name: counted[name] for name in ("bytes_up", "bytes_down")}
         self._put("dense", scalars | {"unsent_steps": counted["pending"]}, [])
 
-    def _since_last(self, layer: HetEmbedding) -> tuple[Counts, Counts]:
+    def _since_last(self, name: str, layer: HetEmbedding) -> tuple[Counts, Counts]:
         """What the caches of a layer, and its table, counted since the last call."""
         reports = self.model.distribute_strategy.last_cache_reports(layer.worker_cache)
-        stats, before = layer.table.stats(), self._stats.get(layer.path, {})
-        self._stats[layer.path] = stats
-        return self._counted(layer.path, reports.values()), since(stats, before)
+        stats, before = layer.table.stats(), self._stats.get(name, {})
+        self._stats[name] = stats
+        return self._counted(name, reports.values()), since(stats, before)
 
     def _dense_since_last(self) -> Counts:
         return self._counted("dense/", self.model.distribute_strategy.last_replica_reports())

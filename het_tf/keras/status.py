@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from het_tf._status_files import StatusFile
-from het_tf.layers.embedding import embeddings_of
+from het_tf.layers.embedding import named_embeddings
 
 _INTERVAL = 1.0  # seconds
 
@@ -43,7 +43,7 @@ class StatusCallback(keras.callbacks.Callback):
 
     def _status(self, step: int) -> dict[str, Any]:
         strategy = self.model.distribute_strategy
-        layers = [layer for layer in embeddings_of(self.model) if layer.built]
+        layers = named_embeddings(self.model)
         watched = self._file.is_watched
         return {
             "model": self.model.name,
@@ -56,17 +56,17 @@ class StatusCallback(keras.callbacks.Callback):
                 for (task_type, index), (address, state) in strategy.task_states().items()
             ],
             "caches": {
-                layer.name: {
+                name: {
                     worker: dict(report.counters)
                     for worker, report in strategy.last_cache_reports(layer.worker_cache).items()
                 }
-                for layer in layers
+                for name, layer in layers.items()
             },
             "replicas": {
                 report.worker: dict(report.counters) for report in strategy.last_replica_reports()
             },
             "shards": {
-                layer.name: dict(enumerate(layer.table.shard_stats())) if watched else {}
-                for layer in layers
+                name: dict(enumerate(layer.table.shard_stats())) if watched else {}
+                for name, layer in layers.items()
             },
         }

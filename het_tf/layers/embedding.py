@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import weakref
 from collections.abc import Sequence
@@ -432,3 +433,16 @@ class EmbedReduce(HetEmbedding):
 def embeddings_of(model: keras.Model) -> list[HetEmbedding]:
     """The `HetEmbedding` layers of a model, those of its layers' layers included."""
     return [layer for layer in _keras.nested_layers(model) if isinstance(layer, HetEmbedding)]
+
+
+def named_embeddings(model: keras.Model) -> dict[str, HetEmbedding]:
+    """The built ones of `embeddings_of` by their paths. Of a path that comes again, as where a
+    function made each of two towers, the second is called path_2.
+    """
+    named: dict[str, HetEmbedding] = {}
+    for layer in embeddings_of(model):
+        if layer.built:
+            numbered = (f"{layer.path}_{i}" for i in itertools.count(2))
+            name = next(x for x in itertools.chain([layer.path], numbered) if x not in named)
+            named[name] = layer
+    return named

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 import het_tf
 import het_tf.keras
+from het_tf import _status_files
 
 KEYS, BATCH = 40, 16
 
@@ -128,6 +129,38 @@ def test_cache_metrics_count_nothing_of_what_was_before(strategy, tmp_path):
         assert values[f"items/{tag}"] == [(8, after[counter] - before[counter])]
     reads = sum(asked_after[n] - asked[n] for n in asked if n.startswith("reads_missing_"))
     assert buckets["items/reads_missing"][:, 2].sum() == reads
+
+
+def test_layers_of_one_name_are_told_apart(strategy, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def tower(name):
+        ids = keras.Input((3,), dtype="int64")
+        layer = het_tf.layers.HetEmbedding(4, cache=het_tf.CacheConfig(KEYS), name="items")
+        return keras.Model(ids, keras.layers.Flatten()(layer(ids)), name=name), layer
+
+    with strategy.scope():
+        (one, first), (other, second) = tower("one"), tower("other")
+        ids = keras.Input((3,), dtype="int64")
+        product = keras.layers.Dot(1)([one(ids), other(ids // 8)])
+        model = het_tf.keras.Model(ids, product)
+        model.compile("sgd", "mse")
+    said = []
+
+    class Said(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            said.extend(_status_files.read_all())
+
+    metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path))
+    model.fit(*batches(20), batch_size=BATCH, epochs=2, verbose=0, callbacks=[metrics, Said()])
+    values, _ = scalars(tmp_path)
+    for tag, layer in (("items", first), ("items_2", second)):
+        misses = values[f"{tag}/misses"]
+        assert [step for step, _ in misses] == [20, 40]
+        assert sum(value for _, value in misses) == layer.cache_stats()["misses"] > 0
+        assert all(tag in status["caches"] and tag in status["shards"] for status in said)
+    assert said
+    assert first.cache_stats()["misses"] != second.cache_stats()["misses"]
 
 
 def test_cache_metrics_have_what_is_unsent(strategy, tmp_path):
