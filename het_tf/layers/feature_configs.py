@@ -95,10 +95,10 @@ class FeatureConfig:
       name: for errors.
       table: features that have the same one share its rows.
       input_shape: of the ids, the batch included, for who makes the inputs of a model; not checked.
-      output_shape: of the output, the batch included; None: not checked.
+      output_shape: of the output, the batch included, of which the last dimension is checked.
 
     Raises:
-      ValueError: output_shape does not end with the table's width.
+      ValueError: table is no TableConfig, or output_shape does not end with its width.
     """
 
     name: str
@@ -107,6 +107,10 @@ class FeatureConfig:
     output_shape: Sequence[int | None] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.table, TableConfig):
+            raise ValueError(
+                f"table of feature {self.name} must be a TableConfig, not {self.table!r}"
+            )
         for name in ("input_shape", "output_shape"):
             shape = getattr(self, name)
             setattr(self, name, None if shape is None else tuple(shape))

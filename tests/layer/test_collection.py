@@ -231,6 +231,7 @@ TABLE = table("t")
         (lambda: TableConfig("", 5, 3), "name of a table"),
         (lambda: TableConfig("t", 5, 3, combiner="average"), "combiner"),
         (lambda: TableConfig("t", 5, 3, placement="sparsecore"), "placement of table t"),
+        (lambda: FeatureConfig("f", "t"), "table of feature f must be a TableConfig, not 't'"),
         (lambda: FeatureConfig("f", TABLE, None, (None, 4)), "output_shape of feature f"),
         (lambda: HetEmbeddingCollection({}), "at least"),
         (lambda: HetEmbeddingCollection([TABLE]), "nested structure of FeatureConfig"),
