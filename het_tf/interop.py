@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf._arguments import INT64_MAX, check_integer
+from het_tf._strategy import servers_named
 from het_tf.saving.row_files import Npz, Parquet, Rows, Tfra, TfraCheckpoint, rows_a_block
 from het_tf.table import EmbeddingTable
 
@@ -77,6 +78,7 @@ def load(to: Any, source: Readable) -> int:
     return count
 
 
+@servers_named()
 def save(of: Any, target: Writable) -> int:
     """Writes the values of all rows of a table, in parts as of `EmbeddingTable.export_parts`.
 

@@ -40,6 +40,7 @@ _EVERY = re.compile(r"(\d+(?:\.\d*)?)\s*(ms|s|m|min|h)")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
+@servers_named()
 def export_mapped(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -168,6 +169,7 @@ class Publisher(keras.callbacks.Callback):
         """The newest version that was written."""
         return self._version
 
+    @servers_named()
     def publish(self, *, flush: bool = True) -> int:
         """Writes a version now, after one that is being written.
 

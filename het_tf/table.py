@@ -401,7 +401,6 @@ class EmbeddingTable:
         """What ages of rows are in: "seconds" or "given"; None: rows stay."""
         return lifetimes.time_of(self.lifetimes)
 
-    @servers_named()
     def stats(self) -> dict[str, int]:
         """Counters, summed over the shards (`TableCounter` in the core's table.h).
 
@@ -420,8 +419,9 @@ class EmbeddingTable:
         """
         return add_up(self.shard_stats())
 
+    @servers_named()
     def shard_stats(self) -> list[dict[str, int]]:
-        """The counters of `stats`, by shard."""
+        """The counters of `stats`, by shard. Raises as `stats` does."""
         return [sum_stats([ops.table_stats(handle)]) for handle in self._handles]
 
     def make_again(self, devices: Sequence[str]) -> None:

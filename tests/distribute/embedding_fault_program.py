@@ -30,7 +30,7 @@ def data():
     return ids, (weights[ids].sum(1) > 0).astype(np.float32)
 
 
-def errors_of_what_comes_next(model, table, checkpoint, folder, x, y):
+def errors_of_what_comes_next(model, table, checkpoint, publisher, folder, x, y):
     """What calls raise, each of which needs the server that is gone."""
     calls = {
         "evaluate": lambda: model.evaluate(x, y, verbose=0),
@@ -39,7 +39,10 @@ def errors_of_what_comes_next(model, table, checkpoint, folder, x, y):
         "save": lambda: model.save(f"{folder}/model.keras"),
         "save_weights": lambda: model.save_weights(f"{folder}/model.weights.h5"),
         "export": lambda: model.export(f"{folder}/exported"),
+        "export_mapped": lambda: het_tf.serving.export_mapped(model, f"{folder}/mapped"),
         "publish": lambda: het_tf.serving.publish(model, f"{folder}/published"),
+        "Publisher.publish": publisher.publish,
+        "interop.save": lambda: het_tf.interop.save(table, het_tf.interop.Npz(f"{folder}/a.npz")),
         "Checkpoint.save": lambda: checkpoint.save(f"{folder}/checkpoint"),
         "Checkpoint.write": lambda: checkpoint.write(f"{folder}/written"),
         "Checkpoint.read": lambda: checkpoint.read(f"{folder}/before"),
@@ -50,6 +53,7 @@ def errors_of_what_comes_next(model, table, checkpoint, folder, x, y):
         "table.import_": lambda: table.assign(np.arange(100), np.ones([100, 8], np.float32)),
         "table.clear": table.clear,
         "table.stats": table.stats,
+        "table.shard_stats": table.shard_stats,
     }
     errors = {}
     for name, call in calls.items():
@@ -107,6 +111,7 @@ def main():
     folder = tempfile.mkdtemp()
     checkpoint = tf.train.Checkpoint(model=model)
     checkpoint.write(f"{folder}/before")
+    publisher = het_tf.serving.publish(model, f"{folder}/live", every=3600)
     began = time.monotonic()
     try:
         model.fit(
@@ -120,7 +125,8 @@ def main():
     except tf.errors.UnavailableError as error:
         out["error"] = str(error)
     out["seconds"] = time.monotonic() - began
-    out["errors"] = errors_of_what_comes_next(model, embedding.table, checkpoint, folder, x, y)
+    table = embedding.table
+    out["errors"] = errors_of_what_comes_next(model, table, checkpoint, publisher, folder, x, y)
     print(json.dumps(out))
     sys.stdout.flush()
     os._exit(0)
