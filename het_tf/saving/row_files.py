@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from het_tf._arguments import INT32_MAX, check_integer
 from het_tf.saving.files import reading, replacing
 
 # Of the rows that are read and written at once.
@@ -103,8 +104,13 @@ class Parquet(_File):
           path: of the file, on any file system that TensorFlow opens.
           key: name of the column of keys.
           values: name of the column of values.
+
+        Raises:
+          ValueError: they are no two names.
         """
         super().__init__(path)
+        if not (isinstance(key, str) and isinstance(values, str)) or key == values:
+            raise ValueError(f"key and values must be two names, not {key!r} and {values!r}")
         self._columns = [key, values]
 
     def read(self) -> Iterator[Rows]:
@@ -177,8 +183,11 @@ class Tfra:
           folder: path, of any file system that TensorFlow opens.
           name: of the table. For each "/" in it files have a "_".
           dim: columns of a row, which the files do not say.
+
+        Raises:
+          ValueError: dim is no such number.
         """
-        self._folder, self._dim = os.fspath(folder), dim
+        self._folder, self._dim = os.fspath(folder), check_integer("dim", dim, 1, INT32_MAX)
         self._name = name.replace("/", "_")  # as TFRA does
 
     def __str__(self) -> str:

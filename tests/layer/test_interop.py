@@ -457,6 +457,9 @@ def test_keys_of_a_layer_are_bounded_as_its_ids_are():
     [
         (lambda t: interop.load(t, "x.npz"), r"source must be a format, .*Npz.* not 'x.npz'"),
         (lambda t: interop.save(t, {}), r"target must be a format, .* not \{\}"),
+        (lambda _: interop.Tfra("t", "t", 0), "dim must be an integer from 1 .* not 0"),
+        (lambda _: interop.Parquet("x", "a", "a"), "two names, not 'a' and 'a'"),
+        (lambda _: interop.Parquet("x", 3), "two names, not 3 and 'values'"),
         (lambda _: interop.Weights(3.0), "values must be .* not 3.0"),
         (
             lambda _: interop.Weights(keras.layers.Embedding(2, 3)),
