@@ -369,7 +369,7 @@ class EmbeddingTable:
 
         Args:
           now: the time, where it is given: an integer from 0 to 2**63 - 1, not less than the last
-            one, and less than 2**31 above the first; None: it stands still.
+            one, and less than 2**31 - 1 above the first; None: it stands still.
 
         Returns:
           How many rows were dropped.
