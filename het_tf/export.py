@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from het_tf._strategy import servers_named
-from het_tf.layers.embedding import embeddings_of
+from het_tf.layers.embedding import HetEmbedding, embeddings_of
 from het_tf.layers.exporting import ServedTable, lookups_from
 from het_tf.saving import bundles
 from het_tf.saving.files import VERSIONS, saving_model
@@ -67,7 +67,7 @@ def export_saved_model(
             "to another folder"
         )
     specs = signature_of(model, input_signature)
-    layers = embeddings_of(model)
+    layers = layers_with_rows(model)
     for layer in layers:
         selection.check_table(layer.table)
     with tempfile.TemporaryDirectory() as directory, tf.device("/device:CPU:0"):
@@ -93,6 +93,11 @@ def export_saved_model(
         with saving_model(os.fspath(path)) as folder:
             save_servable(servable, model, specs, read, folder)
             bundles.replace_tensors(f"{folder}/variables/variables", columns)
+
+
+def layers_with_rows(model: keras.Model) -> list[HetEmbedding]:
+    """Those whose tables a SavedModel has: of a built model without what nothing has called."""
+    return [layer for layer in embeddings_of(model) if layer.built or not model.built]
 
 
 def flush_model(model: keras.Model) -> None:
@@ -152,10 +157,10 @@ def give_endpoint(
       servable: of `servable_of`, with what `read` reads from.
       model: whose prediction it is.
       specs: of `signature_of`.
-      read: called where a prediction is traced: the tables, in the order of `embeddings_of(model)`,
-        and the values of `model.variables`.
+      read: called where a prediction is traced: the tables, in the order of
+        `layers_with_rows(model)`, and the values of `model.variables`.
     """
-    layers = embeddings_of(model)
+    layers = layers_with_rows(model)
 
     def predict(*inputs: Any) -> Any:
         tables, values = read()

@@ -116,7 +116,7 @@ class StoredRows:
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """
-        if self.optimizer is None or not self.is_cached:
+        if not self.built or self.optimizer is None or not self.is_cached:
             return
         # A strategy of ours passes over workers that are down, and says what they lost.
         flusher = self._strategy if hasattr(self._strategy, "flush") else self._worker_cache
@@ -158,8 +158,10 @@ class StoredRows:
           "memory_bytes" of rows, unsent updates and index.
 
         Raises:
+          ValueError: as for `table`.
           RuntimeError: the cluster was closed.
         """
+        self._check_has_table()
         if not self.is_cached:
             return {}
         getattr(self._strategy, "check_open", lambda: None)()
@@ -168,8 +170,11 @@ class StoredRows:
     def save_own_variables(self, store: Any) -> None:
         """Puts the weights and all rows of the table into a Keras weights file.
 
-        In `het_tf.checkpoint.rows_in(folder)` a pointer takes the place of the rows.
+        In `het_tf.checkpoint.rows_in(folder)` a pointer takes the place of the rows. A layer
+        that is not built puts nothing there, as Keras's do.
         """
+        if not self.built:
+            return
         self._check_has_table()
         self.flush()
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
@@ -178,6 +183,8 @@ class StoredRows:
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces the weights and all rows of the table; the caches start empty."""
+        if not self.built and not store.keys():
+            return
         self._check_has_table()
         load_rows(store, self.table, self.name)
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):

@@ -16,11 +16,11 @@ from het_tf import ops
 from het_tf.export import (
     flush_model,
     give_endpoint,
+    layers_with_rows,
     save_endpoints,
     servable_of,
     signature_of,
 )
-from het_tf.layers.embedding import embeddings_of
 from het_tf.pooling import Bags, pool_with_stock_ops
 from het_tf.saving import graphs
 from het_tf.saving.files import VERSIONS, saving_model
@@ -104,7 +104,7 @@ def save_mapped(
             f"rows are mapped from files of the operating system: {path!r} must be a folder of it"
         )
     specs = signature_of(model, input_signature)
-    layers = embeddings_of(model)
+    layers = layers_with_rows(model)
     for layer in layers:
         selection.check_table(layer.table)
     tables = [layer.table for layer in layers]

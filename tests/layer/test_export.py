@@ -54,6 +54,27 @@ def test_a_sequential_model_needs_no_signature(tmp_path, sequential):
     np.testing.assert_allclose(loaded.serve(ids), model(ids), rtol=1e-6)
 
 
+def test_a_layer_that_nothing_has_called_is_left_out(tmp_path):
+    class WithSpare(het_tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.spare = het_tf.layers.HetEmbedding(2, name="spare")
+            self.used = het_tf.layers.HetEmbedding(3, seed=1)
+
+        def call(self, inputs):
+            return self.used(inputs)
+
+    model, signature = WithSpare(), [tf.TensorSpec((None, 3), tf.int64)]
+    with pytest.raises(ValueError, match="layer spare has no table until it is built or called"):
+        model.export(tmp_path / "frozen", input_signature=signature)
+    expected = model(KNOWN)
+    model.export(tmp_path / "frozen", input_signature=signature)
+    het_tf.serving.export_mapped(model, tmp_path / "mapped", input_signature=signature)
+    for name in ("frozen", "mapped"):
+        served = tf.saved_model.load(tmp_path / name).serve(KNOWN)
+        np.testing.assert_allclose(served, expected, rtol=1e-6)
+
+
 def test_any_file_system_of_tensorflow_will_do():
     model = trained_model("uniform")
     for _ in range(2):  # over what is there, too

@@ -1,9 +1,11 @@
 """HetEmbedding in saved models, weights and configs, without a strategy."""
 
 import contextlib
+import copy
 import dataclasses
 import json
 import logging
+import pickle
 import resource
 
 import keras
@@ -93,6 +95,60 @@ def test_a_table_without_rows_is_saved_and_loaded(tmp_path):
     for each in (loaded, model):
         assert table_of(each).size() == 0
         np.testing.assert_array_equal(each.predict(IDS, verbose=0), predicted)
+
+
+class WithSpare(het_tf.keras.Model):
+    """One layer that its call uses, and one that nothing has called."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = het_tf.layers.HetEmbedding(2, seed=11, name="users")
+        self.spare = het_tf.layers.HetEmbedding(2, name="spare")
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(keras.ops.sum(self.used(inputs), axis=1))
+
+
+@pytest.mark.parametrize("in_one_file", [True, False])
+def test_a_layer_that_nothing_has_called_has_nothing_to_save(tmp_path, in_one_file):
+    model, loaded = WithSpare(), WithSpare()
+    for each in (model, loaded):
+        each.compile("sgd", "mse")
+        fit(each)
+    where = {} if in_one_file else {"max_shard_size": 1.0}
+    path = tmp_path / ("model.weights.h5" if in_one_file else "model.weights.json")
+    model.save_weights(path, **where)
+    fit(loaded)
+    loaded.load_weights(path)
+    for one, other in zip(sorted_rows(loaded), sorted_rows(model), strict=True):
+        np.testing.assert_array_equal(one, other)
+    model.spare.flush()
+    with pytest.raises(ValueError, match="layer spare has no table until it is built or called"):
+        model.spare.cache_stats()
+    loaded.spare(IDS)
+    before = sorted_rows(loaded)
+    with pytest.raises(ValueError, match="no rows for the table of layer spare"):
+        loaded.load_weights(path)
+    for one, other in zip(sorted_rows(loaded), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    model.spare(IDS)
+    model.save_weights(path, **where)
+    with pytest.raises(ValueError, match="layer spare has no table until it is built or called"):
+        WithSpare().spare.load_own_variables({"table": 0})
+
+
+def test_copies_of_layers_have_rows_of_their_own():
+    """By `copy.deepcopy` and `pickle`, for which Keras saves and loads."""
+    for copied in (copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))):
+        layer = het_tf.layers.HetEmbedding(2, seed=11)
+        assert not copied(layer).built
+        layer(IDS)
+        layer.table.assign([5], [[1.0, 2.0]])
+        other = copied(layer)
+        np.testing.assert_array_equal(other(IDS), layer(IDS))
+        other.table.assign([5], [[3.0, 4.0]])
+        np.testing.assert_array_equal(layer.table.lookup([5]), [[1.0, 2.0]])
 
 
 def test_an_assigned_learning_rate_is_saved(tmp_path):
