@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Callable
 
 import keras
@@ -18,7 +19,9 @@ from absl import logging as absl_logging
 import het_tf
 
 STEPS, STALENESS = 600, 40
-AWAY, BACK = 30, 45  # The closures after which a worker goes, and after which it is started again.
+# The closure after which a worker goes, once it has made steps, and how many of those after it is
+# started again.
+AWAY, BACK = 30, 15
 
 
 def main() -> None:
@@ -50,13 +53,20 @@ def main() -> None:
             weights = layer.get_weights()[0] if layer.built else 0.0
             iterations = int(model.optimizer.iterations.numpy())
             finished = []
+            away = None
 
             def on_batch_end(step, logs):
+                nonlocal away
                 finished.append(step)
-                if len(finished) == AWAY:
-                    end_worker(1)
-                if len(finished) == BACK:
+                if away is not None and len(finished) == away + BACK:
                     cluster.restart_worker(1)
+                if away is not None or len(finished) < AWAY:
+                    return
+                if any(report.worker == 1 for report in strategy.last_replica_reports()):
+                    end_worker(1)
+                    away = len(finished)
+                else:  # What it is running is heard of after one of the next closures.
+                    time.sleep(0.1)
 
             callback = keras.callbacks.LambdaCallback(on_train_batch_end=on_batch_end)
             model.fit(x, x, batch_size=4, verbose=0, callbacks=[callback])
