@@ -1,7 +1,7 @@
 """The dense variables of workers that take their steps in turn, in this process, on the real ops.
 
 All that is trained is one flat vector; its optimizer's slots and the count of steps are beside it,
-as `het_tf.keras.Model.fit` has them (DESIGN 3.8).
+as `het_tf.keras.Model.fit` has them (docs/protocol.md, 8).
 """
 
 from __future__ import annotations

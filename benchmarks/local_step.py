@@ -1,7 +1,7 @@
 """Time of one training step on one table in one process, beside FBGEMM's and TensorFlow's own.
 
 A step is lookup, backward pass and row-wise Adagrad update of 13,312 ids drawn Zipf(1.05) from
-1,000,000, dim 64 (DESIGN section 5), and with --sweep of other widths, batches and key counts.
+1,000,000, dim 64, and with --sweep of other widths, batches and key counts.
 
   table       Het>TableLookup and Het>TableApply: what a layer does without a strategy
   cache       a worker's cache over a shard in this process: all rows cached, staleness 100

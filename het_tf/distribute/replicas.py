@@ -1,4 +1,4 @@
-"""Replicas of the dense variables on the workers (DESIGN 3.8).
+"""Replicas of the dense variables on the workers (docs/protocol.md, 8).
 
 The variables stay on the parameter servers. While `fit` runs, every worker has a replica of them on
 which it steps, and a flat copy on the servers is what the replicas have in common: they exchange

@@ -18,7 +18,7 @@ from het_tf.layers.embedding import embeddings_of
 
 
 class DenseVariables:
-    """The variables of a model and its optimizer, sorted by what becomes of them (DESIGN 3.8).
+    """The variables of a model and its optimizer, by what becomes of them (docs/protocol.md, 8).
 
     Attributes:
       replicas: with `dense_staleness`, of all variables that steps use, but for the settings.

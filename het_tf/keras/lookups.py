@@ -1,4 +1,7 @@
-"""All lookups of a step, or of several, in one exchange, with the dense variables' (DESIGN 3.7)."""
+"""All lookups of a step, or of several, in one exchange, with the dense variables'.
+
+docs/protocol.md, 7.
+"""
 
 from __future__ import annotations
 

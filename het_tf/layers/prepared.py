@@ -1,4 +1,4 @@
-"""Lookups that are begun before their layer is called (DESIGN 3.7).
+"""Lookups that are begun before their layer is called (docs/protocol.md, 7).
 
 Whoever runs a step finds out which ids the layers will be called with (`recording`), looks them up
 in one exchange, and has the layers take the rows from there (`prepared`).

@@ -1,6 +1,6 @@
 // A worker's cache whose rows lie in a device's memory: the store's verbs (het_cuda.h) joined to
-// the link and the messages. What it promises is what Cache does (ops/core/cache/cache.h, DESIGN
-// section 3), and so is the way of a step:
+// the link and the messages. What it promises is what Cache does (ops/core/cache/cache.h,
+// docs/protocol.md), and so is the way of a step:
 //   Lookup, (the runtime carries the requests), Install, Gather, Update; Flush.
 // Values and gradients stay on the device. To it go the ids and the rows that the shards sent; from
 // it come the keys that messages name, and what is pushed. Rows that their shards watch are named

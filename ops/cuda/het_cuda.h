@@ -92,7 +92,7 @@ int het_segment_sum_pooled(const HetBatch* batch, const HetBags* bags,
 
 // ---- A store of rows
 //
-// The worker's cache of DESIGN section 3 with its lines in device memory; messages, their
+// The worker's cache of docs/protocol.md with its lines in device memory; messages, their
 // acknowledgement and admission stay with the host. A slot below lines is a line: a key with its
 // row, the record of its updates that no push holds yet, its clock (base) and its pins. A slot
 // lines + v is the visitor v: a key that got no line (more keys than lines, or not worth one), of
@@ -323,8 +323,8 @@ int het_list_dirty(HetStore* store,
                    const HetSlots* lines,  // (lines): out
                    void* scratch, HetStream stream);
 
-// The rows of a push, in the form in which they travel (PushRow, DESIGN 3.2). The arrays are the
-// caller's.
+// The rows of a push, in the form in which they travel (PushRow, docs/protocol.md, 2). The
+// arrays are the caller's.
 typedef struct {
   int64_t* keys;     // (n)
   int32_t* updates;  // (n): of a contribution; of a gradient 1

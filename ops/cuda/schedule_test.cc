@@ -1,4 +1,4 @@
-// The rules of DESIGN section 3 with rows in device caches: under the random schedules of both
+// The rules of docs/protocol.md with rows in device caches: under the random schedules of both
 // caches, and beside the host's.
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-"""What a step costs on the wire (DESIGN 3.4), counted from the messages of the real ops."""
+"""What a step costs on the wire (docs/protocol.md, 4), counted from the real ops' messages."""
 
 import contextlib
 

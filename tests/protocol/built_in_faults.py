@@ -1,6 +1,6 @@
 """Caches and shards with a fault built in: the properties of ledger.py must find each of them.
 
-Several were in published code (DESIGN 6), several in earlier commits of this repository.
+Several were in published code, several in earlier commits of this repository.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The optimizers in plain Python: what an update does to a row, and how contributions merge.
 
-DESIGN 3.2 (merging) and section 4. Formulas and defaults are those of ops/core/row/optimizer.cc.
-Every optimizer merges by one rule, and says only what is its own: how its slots decay, and how far
+docs/protocol.md, 2 (merging). Formulas and defaults are those of ops/core/row/optimizer.cc. Every
+optimizer merges by one rule, and says only what is its own: how its slots decay, and how far
 a velocity in its slots carries the value.
 """
 

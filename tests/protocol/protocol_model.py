@@ -1,4 +1,4 @@
-"""The protocol of DESIGN 3.1-3.3 in plain Python, one cache per worker over several shards.
+"""docs/protocol.md, 1 to 3, in plain Python, one cache per worker over several shards.
 
 The C++ is tested against this, so it is written to be read beside the design: no TensorFlow, no
 concurrency, every rule once. A step is four calls, `lookup`, `install`, `gather` and `update`; what

@@ -1,4 +1,4 @@
-"""What several workers' updates add up to, for every optimizer (DESIGN 3.2, merging)."""
+"""What several workers' updates add up to, for every optimizer (docs/protocol.md, 2, merging)."""
 
 import collections
 import dataclasses
@@ -143,7 +143,7 @@ class Recording(Shard):
     """Remembers the gradients that were merged into each row, one by one.
 
     Those that CowClip has shortened: its limit is of the worker's row and batch, and the gradients
-    that count once each (DESIGN 3.2) are what it leaves.
+    that count once each (docs/protocol.md, 2) are what it leaves.
     """
 
     def clear(self):

@@ -1,4 +1,4 @@
-"""The protocol model keeps the properties of DESIGN 3, and the tests notice when it does not."""
+"""The protocol model keeps the rules of docs/protocol.md, and the tests notice when it does not."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
 // A worker's cache of embedding rows: lookups, updates and the messages that keep rows within their
-// staleness bounds (HET, VLDB 2022; the rules are DESIGN section 3).
+// staleness bounds (HET, VLDB 2022; the rules are docs/protocol.md).
 //
 // The way of a step:
 //   Lookup   finds or makes a line for each key and writes one request for each shard;

@@ -183,8 +183,8 @@ TEST(ConvergenceTest, TheNormLimitHolds) {
   }
 }
 
-// DESIGN 3.2, drift: what a read lacks is at most read_bound + (N - 1) * write_bound long; a worker
-// whose last update passed its bound holds back that much more until its next message.
+// docs/protocol.md, 2, drift: what a read lacks is at most read_bound + (N - 1) * write_bound long;
+// a worker whose last update passed its bound holds back that much more until its next message.
 TEST(ConvergenceTest, DriftBoundsTheDistance) {
   constexpr int kWorkers = 3;
   for (const double bound : {0.0, 0.5, 2.0}) {

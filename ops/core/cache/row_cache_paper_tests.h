@@ -1,5 +1,5 @@
-// One test for each fault of the code released with the HET paper that a cache can show (DESIGN
-// section 6), of both caches (row_cache.h). Each of these fails where the fault is made again.
+// One test for each fault of the code released with the HET paper that a cache can show,
+// of both caches (row_cache.h). Each of these fails where the fault is made again.
 // Tests of a kind of cache instantiate these with its side (cache_testing.h).
 
 #ifndef HET_TF_OPS_CORE_CACHE_ROW_CACHE_PAPER_TESTS_H_

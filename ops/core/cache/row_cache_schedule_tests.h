@@ -240,7 +240,7 @@ TYPED_TEST_P(RowCacheScheduleTest, EveryUpdateIsMergedOnceInBfloat16) {
   }
 }
 
-// DESIGN 3.2: without losses and with one step at a time, a read misses at most
+// docs/protocol.md, 2: without losses and with one step at a time, a read misses at most
 // read_bound + (N - 1) * write_bound updates of the others.
 TYPED_TEST_P(RowCacheScheduleTest, AReadMissesNoMoreThanTheBounds) {
   for (const int64_t read_bound : {0, 1, 4}) {

@@ -1,5 +1,5 @@
 // A worker's replica of the dense variables: they are stepped on here, and exchanged with the
-// servers as contributions, under a bound (DESIGN 3.8). A link with a flat store.
+// servers as contributions, under a bound (docs/protocol.md, 8). A link with a flat store.
 //
 // The way of a step:
 //   Settle   between two steps: takes over what came, and sets aside what is due to be sent;

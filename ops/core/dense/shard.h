@@ -1,5 +1,5 @@
 // A server's part of the dense variables: what the replicas on the workers have in common
-// (DESIGN 3.8).
+// (docs/protocol.md, 8).
 //
 // Replicas send contributions: what a number of their steps added. Each is merged exactly once,
 // with a weight, and advances the clock by its steps.

@@ -1,5 +1,5 @@
 // What one worker and one shard owe each other: every push merged exactly once, whatever becomes of
-// the messages that carry it (DESIGN 3.3).
+// the messages that carry it (docs/protocol.md, 3).
 //
 // A link knows nothing of rows. Its owner cuts pushes, which are bytes with a sequence number, and
 // the link says which of them a request carries, when they are merged, and whether a reply speaks

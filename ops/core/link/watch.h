@@ -2,7 +2,8 @@
 // begins a watch: the shard remembers the row and the clock that the cache has of it, and the cache
 // need not check it again. Once the row is beyond the cache's read bound, the shard sends it with
 // the next reply, whether it is asked for or not, and the watch is over. So a read misses what it
-// would miss with a check (DESIGN 3.2), and a step of hits says nothing but that it is there.
+// would miss with a check (docs/protocol.md, 2), and a step of hits says nothing but that it is
+// there.
 //
 // Messages may be lost, come twice and overtake each other. A row that ended its watch goes with
 // every reply until a request says that the cache has taken the first that had it: a step that was

@@ -1,4 +1,4 @@
-// A row's clock: what its merged updates come to, by one of three rules (DESIGN 3.2).
+// A row's clock: what its merged updates come to, by one of three rules (docs/protocol.md, 2).
 
 #ifndef HET_TF_OPS_CORE_ROW_CLOCK_H_
 #define HET_TF_OPS_CORE_ROW_CLOCK_H_

@@ -8,8 +8,9 @@
 //
 // A contribution is what k updates add to a row, whatever the row was when they were made: merging
 // it into a row that others have updated meanwhile counts each of the k gradients once, with the
-// weight that a serial run in merging order gives it (DESIGN 3.2). Adding the difference of two
-// rows instead diverges, since every worker takes its share of the same old slot away.
+// weight that a serial run in merging order gives it (docs/protocol.md, 2). Adding the
+// difference of two rows instead diverges, since every worker takes its share of the same old slot
+// away.
 //
 // What is stored is clamped to the finite floats, so that no finite input makes NaN or infinity.
 

@@ -1,4 +1,4 @@
-// Table::Sync: the shard's side of the protocol (DESIGN 3.2 and 3.3).
+// Table::Sync: the shard's side of the protocol (docs/protocol.md, 2 and 3).
 
 #include <gtest/gtest.h>
 

@@ -52,7 +52,7 @@ class TableTime {
         elapsed > int64_t{kEnd} - kBegin) {
       return InvalidArgument("now = ", given, " must be at least ",
                              begun_ ? first_ + given_now_ - kBegin : 0, ", what it was, and below ",
-                             "that of the first call + 2^31");
+                             "that of the first call + 2^31 - 1");
     }
     if (!begun_) first_ = given;
     begun_ = true;

@@ -1,5 +1,5 @@
 // What a worker's replica of the dense variables and a server's part of them say to each other
-// (DESIGN 3.8).
+// (docs/protocol.md, 8).
 //
 // A request:
 //   DenseRequestHeader

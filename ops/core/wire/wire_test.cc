@@ -170,7 +170,7 @@ TEST(ReplyTest, RoundTrip) {
   EXPECT_EQ(view.values[1], 8);
 }
 
-// DESIGN 3.4: a check takes 16 bytes or less, a row 16 + 4(d+k) or less.
+// docs/protocol.md, 4: a check takes 16 bytes or less, a row 16 + 4(d+k) or less.
 TEST(WireTest, CostOnTheWire) {
   EXPECT_LE(sizeof(int64_t) + BaseBytes(int64_t{1} << 48), 16u);
   EXPECT_EQ(BaseBytes(0), 1u);
