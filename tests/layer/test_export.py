@@ -71,8 +71,8 @@ def test_a_layer_that_nothing_has_called_is_left_out(tmp_path):
     model.export(tmp_path / "frozen", input_signature=signature)
     het_tf.serving.export_mapped(model, tmp_path / "mapped", input_signature=signature)
     for name in ("frozen", "mapped"):
-        served = tf.saved_model.load(tmp_path / name).serve(KNOWN)
-        np.testing.assert_allclose(served, expected, rtol=1e-6)
+        loaded = tf.saved_model.load(str(tmp_path / name))
+        np.testing.assert_allclose(loaded.serve(KNOWN), expected, rtol=1e-6)
 
 
 def test_any_file_system_of_tensorflow_will_do():
