@@ -2,13 +2,14 @@
 
   concatenated  one HetEmbedding, called with ids [batch, features]
   stacked       the same, with ids [batch] of each feature, which the model stacks
+  joined        the same, with rows of each feature, which the model joins again
   collection    HetEmbeddingCollection, with ids [batch] of each feature, and as many tables
 
 All hand [batch, features * dim] to a loss. Steps take turns, so that a noisy machine hits them
-alike; figures are medians of the steps, and of the ratios of neighbouring steps. What `stacked`
-takes more than `concatenated` is TensorFlow's, for as many inputs as features. --run=fit times
-epochs of fit instead, which take turns, too; --run=cluster those with one worker and one parameter
-server.
+alike; figures are medians of the steps, and of the ratios of neighbouring steps. What `joined`
+takes more than `concatenated` is TensorFlow's, for as many inputs as features, and to copy the rows
+and their gradients once more. --run=fit times epochs of fit instead, which take turns, too;
+--run=cluster those with one worker and one parameter server.
 """
 
 from __future__ import annotations
@@ -70,6 +71,14 @@ def stacked(cache: het_tf.CacheConfig | None) -> keras.Model:
     return het_tf.keras.Model(inputs, keras.layers.Flatten()(layer(keys)))
 
 
+def joined(cache: het_tf.CacheConfig | None) -> keras.Model:
+    inputs = inputs_of_features()
+    keys = keras.ops.stack([inputs[name] for name in names()], 0) + first_keys()[:, np.newaxis]
+    layer = HetEmbedding(_DIM.value, optimizer=optimizers.RowWiseAdagrad(), cache=cache)
+    rows = keras.ops.unstack(layer(keys), axis=0)
+    return het_tf.keras.Model(inputs, keras.layers.Concatenate()(rows))
+
+
 def collection(cache: het_tf.CacheConfig | None) -> keras.Model:
     features = {
         name: FeatureConfig(
@@ -93,6 +102,7 @@ def collection(cache: het_tf.CacheConfig | None) -> keras.Model:
 MODELS: dict[str, Callable[[het_tf.CacheConfig | None], keras.Model]] = {
     "concatenated": concatenated,
     "stacked": stacked,
+    "joined": joined,
     "collection": collection,
 }
 

@@ -156,8 +156,8 @@ def test_feature_step(tmp_path: pathlib.Path, run: str):
     done = _run("feature_step.py", f"--run={run}", *size)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     figures = json.loads(path.read_text())
-    assert set(figures["ms"]) == {"concatenated", "stacked", "collection"}
-    assert set(figures["ratios"]) == {"concatenated", "stacked"}
+    assert set(figures["ms"]) == {"concatenated", "stacked", "joined", "collection"}
+    assert set(figures["ratios"]) == {"concatenated", "stacked", "joined"}
 
 
 def test_factorization_machine(monkeypatch: pytest.MonkeyPatch):
