@@ -11,33 +11,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import _keras
 from het_tf._graph import run_beside
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.cache_reports import report_ops, reports_size
 from het_tf.keras.ahead import Batch, Source, StepsAhead
-from het_tf.keras.dense import DenseVariables, optimizers_of
+from het_tf.keras.dense import DenseVariables
 from het_tf.keras.feeds import Pass
-from het_tf.keras.fused_steps import fused_steps
-from het_tf.keras.lookups import (
-    SharedLookups,
-    StepLookups,
-    commit_op,
-    find_keys_fn,
-    shared,
-    write_through_op,
-)
-from het_tf.keras.metric_state import MetricScope, flat, metric_variables, results_of
-from het_tf.keras.one_replica import on_one_replica
-from het_tf.keras.stacked import read_weights, stacked_signature, take_batch
-from het_tf.keras.step_count import StepCount, counted_variable, innermost
+from het_tf.keras.lookups import StepLookups, commit_op, find_keys_fn
+from het_tf.keras.model_step import ModelStep, States
+from het_tf.keras.stacked import stacked_signature, take_batch
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import embeddings_of
-from het_tf.layers.prepared import Lookup, prepared
+from het_tf.layers.prepared import Lookup
 
 _HEADER = 4  # worker index, number of steps, steps that waited for a row, microseconds of that
 
-States = list[tf.Tensor]
 Waited = tuple[tf.Tensor, tf.Tensor]  # steps that waited, microseconds
 
 
@@ -97,13 +85,11 @@ class StepClosure:
         self._strategy = strategy
         self._element_spec = element_spec
         self._training = training
-        self._metrics = metric_variables(model)
+        self._model_step = ModelStep(model, strategy, training, dense)
         self._layer_caches = [x.worker_cache for x in embeddings_of(model) if x.built]
         self._trained = dense if dense is not None and dense.trains else None
         self.caches = [*self._layer_caches, *([] if self._trained is None else [dense.replicas])]
-        self._num_states = sum(int(np.prod(v.shape)) for v in self._metrics)
-        self._log_names: tuple[str, ...] = ()  # Of the step's logs, known once traced.
-        self._metric_names: frozenset[str] = frozenset()
+        self._num_states = sum(int(np.prod(v.shape)) for v in self._model_step.metrics)
         self._plan_lookups()
         self._once = training and strategy.exactly_once
         signature = stacked_signature(element_spec)
@@ -156,12 +142,13 @@ class StepClosure:
     @property
     def log_names(self) -> tuple[str, ...]:
         """Names of the step's logs, metrics included, in the step's order. Empty until traced."""
-        return self._log_names
+        return self._model_step.log_names
 
     def unpack(self, packed: np.ndarray) -> ClosureResult:
         """Reads the vector that either function returns."""
         ends = np.cumsum([_HEADER, reports_size(self.caches), self._num_states])
         header, reports, states, logs = np.split(packed, ends)
+        names = self._model_step.scalar_log_names() if header[1] else ()
         return ClosureResult(
             worker=int(header[0]),
             steps=int(header[1]),
@@ -170,11 +157,7 @@ class StepClosure:
             cache_reports=reports,
             metric_states=states.view(np.float64),
             # A closure that has made no step has none.
-            step_logs=dict(
-                zip(self._scalar_log_names(), logs.view(np.float64).tolist(), strict=True)
-                if header[1]
-                else ()
-            ),
+            step_logs=dict(zip(names, logs.view(np.float64).tolist(), strict=True)),
         )
 
     # Traced.
@@ -230,11 +213,8 @@ class StepClosure:
             runs = [cache.begin_closure_op(number) for cache in self._layer_caches]
             with tf.control_dependencies(runs):
                 num_steps = tf.identity(num_steps)
-        states = [tf.zeros(v.shape, v.dtype) for v in self._metrics]
-        if self._dense is not None:
-            self._constants = self._dense.open_op()
-        else:
-            self._constants = [] if self._training else read_weights(self._model)
+        states = self._model_step.zero_states()
+        self._model_step.open_op()
         # Their number is known only once the loop's body is traced, hence the unknown shape.
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
         run = self._run_inline if self.window is None else self._run_ahead
@@ -345,85 +325,4 @@ class StepClosure:
             made = tf.cast(step > 0, tf.int64)
             carrier = look_up if self._carries else None
             self._dense.replicas.settle_op(made, reads=True, carrier=carrier)
-        model = self._model
-        optimizers = optimizers_of(model) if self._training else []
-        captured = [*zip(self._metrics, states, strict=True), *self._constants]
-        others = list(model.variables)
-        for optimizer in optimizers:
-            others.extend(optimizer.variables)
-        replicas = None if self._dense is None else self._dense.replicas.variables
-        counts = [] if self._dense is None else self._dense.begin_counts()
-        if self._trained is None:
-            counted = [count.variable for count in counts]
-            counts += [
-                StepCount(variable, variable.value)
-                for variable in map(counted_variable, optimizers)
-                if variable is not None and not any(variable is each for each in counted)
-            ]
-        scope = MetricScope(captured, others, replicas, counts)
-        before = {id(v): state for v, state in zip(self._metrics, states, strict=True)}
-        with scope, on_one_replica(self._strategy):
-            logs = self._train_or_test(batch, lookups, scope)
-            self._metric_names = frozenset(
-                name
-                for metric in model.metrics
-                for name in results_of(metric)
-                if any(id(v) in before and v.value is not before[id(v)] for v in metric.variables)
-                or (name in logs and logs[name].shape.rank != 0)
-            )
-            if self._training and not self._once:  # sent at the closure's end
-                write_through_op(lookups)
-        self._log_names = tuple(logs)
-        for constant, value in self._constants:
-            if scope.get_current_value(constant) is value:
-                continue
-            if not self._training:
-                raise ValueError(f"test_step assigns {constant.path!r}, a weight that is trained.")
-            raise ValueError(
-                f"A step assigns {constant.path!r}, which with dense_staleness only callbacks"
-                " can: use a LearningRateSchedule or dense_staleness=None."
-            )
-        # A step whose forward pass fails, as on a worker that is about to end, does not count.
-        with tf.control_dependencies(list(logs.values())):
-            scope.count_step()
-        scalars = [_scalar(name, logs[name]) for name in self._scalar_log_names()]
-        states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self._metrics]
-        return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
-
-    def _train_or_test(
-        self, batch: Batch, lookups: list[Lookup], scope: MetricScope
-    ) -> dict[str, tf.Tensor]:
-        model = self._model
-        on_replicas = contextlib.nullcontext()
-        if self._trained is not None:
-            on_replicas = self._stepping_on_replicas(scope)
-        # Where it is not known what the model will be called with, it is looked up when it is.
-        sharing = contextlib.nullcontext()
-        if not lookups:
-            sharing = shared(SharedLookups(model, scope, lookups))
-        with prepared(lookups), on_replicas, sharing:
-            return flat((model.train_step if self._training else model.test_step)(batch))
-
-    @contextlib.contextmanager
-    def _stepping_on_replicas(self, scope: MetricScope) -> Iterator[None]:
-        with fused_steps(self._model), contextlib.ExitStack() as stack:
-            steps_on_slots: set[int] = set()
-            for optimizer in map(innermost, optimizers_of(self._model)):
-                # What steps by fused ops has the attributes of the optimizer that it stands for.
-                if id(vars(optimizer)) not in steps_on_slots:
-                    steps_on_slots.add(id(vars(optimizer)))
-                    stack.enter_context(_keras.stepping_within(optimizer, scope.on_slots))
-            yield
-
-    def _scalar_log_names(self) -> tuple[str, ...]:
-        """The logs that come back as they are; metrics that a step updates come back as states."""
-        return tuple(name for name in self._log_names if name not in self._metric_names)
-
-
-def _scalar(name: str, value: tf.Tensor) -> tf.Tensor:
-    value = tf.cast(value, tf.float64)
-    if value.shape.rank != 0:
-        raise ValueError(
-            f"train_step and test_step must return scalars, got {name!r} with shape {value.shape}."
-        )
-    return value
+        return self._model_step.trace(batch, lookups, states)

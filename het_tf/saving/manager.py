@@ -39,7 +39,7 @@ class Manager:
         self,
         checkpoint: tf.train.Checkpoint,
         directory: str | os.PathLike[str],
-        max_to_keep: int = 2,
+        max_to_keep: int | None = 2,
         checkpoint_name: str = "ckpt",
         full_every: int = 1,
     ):
@@ -49,7 +49,7 @@ class Manager:
           checkpoint: such as `tf.train.Checkpoint(model=model)`.
           directory: folder. Parameter servers must reach it under the same path. It is made if it
             is not there.
-          max_to_keep: how many checkpoints stay, at least 1.
+          max_to_keep: how many checkpoints stay, at least 1; None: all.
           checkpoint_name: what their names begin with.
           full_every: one in so many checkpoints has all rows of the tables. The others have those
             that changed since the one before, and all variables; they are restored together with
@@ -68,7 +68,9 @@ class Manager:
             raise ValueError(f"checkpoint_name must be the name of a file, not {checkpoint_name!r}")
         self.checkpoint = checkpoint
         self.directory = os.fspath(directory) or "."
-        self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1, INT32_MAX)
+        if max_to_keep is not None:
+            max_to_keep = check_integer("max_to_keep", max_to_keep, 1, INT32_MAX, " or None")
+        self._max_to_keep = max_to_keep
         full_every = check_integer("full_every", full_every, 1, INT32_MAX)
         self._chain = None if full_every == 1 else Chain(full_every)
         self._name = checkpoint_name
@@ -189,7 +191,7 @@ class Manager:
         """
         paths = [*self._paths, path]
         self._bases[path] = None if base is None else f"{path.rpartition('/')[0]}/{base}"
-        needed = set(paths[-self._max_to_keep :])
+        needed = set(paths if self._max_to_keep is None else paths[-self._max_to_keep :])
         for each in reversed(paths):
             if each not in needed:
                 continue

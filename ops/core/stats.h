@@ -25,8 +25,10 @@ class Counters {
   int64_t Get(Counter counter) const {
     return values_[static_cast<size_t>(counter)].load(std::memory_order_relaxed);
   }
-  void Read(std::array<int64_t, kSize>* values) const {
-    for (size_t c = 0; c < kSize; ++c) (*values)[c] = Get(static_cast<Counter>(c));
+  std::array<int64_t, kSize> Read() const {
+    std::array<int64_t, kSize> values;
+    for (size_t c = 0; c < kSize; ++c) values[c] = Get(static_cast<Counter>(c));
+    return values;
   }
 
  private:

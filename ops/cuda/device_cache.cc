@@ -304,7 +304,7 @@ Status DeviceCache::GetStats(Stats* stats) {
   counters_.Set(CacheCounter::kRowsUnasked, read->unasked);
   counters_.Set(CacheCounter::kPending, num_pending_);
   counters_.Set(CacheCounter::kMemoryBytes, info_.bytes + host_rows_.memory_bytes());
-  counters_.Read(stats);
+  *stats = counters_.Read();
   return Status();
 }
 

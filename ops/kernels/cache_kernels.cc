@@ -334,18 +334,9 @@ class CacheStatsOp : public CacheKernel {
   using CacheKernel::CacheKernel;
 
   absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
-    constexpr int64_t kCounters = Counters<CacheCounter>::kSize;
     RowCache::Stats stats;
     TF_RETURN_IF_ERROR(ToTf(cache->GetStats(&stats)));
-    Tensor* names;
-    Tensor* values;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {kCounters}, &names));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {kCounters}, &values));
-    for (int64_t c = 0; c < kCounters; ++c) {
-      names->flat<tensorflow::tstring>()(c) = kCacheCounterNames[c];
-      values->flat<int64_t>()(c) = stats[c];
-    }
-    return absl::OkStatus();
+    return OutputCounters(context, kCacheCounterNames, stats);
   }
 };
 
@@ -354,16 +345,9 @@ class CacheReportOp : public CacheKernel {
   using CacheKernel::CacheKernel;
 
   absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
-    constexpr int64_t kCounters = Counters<CacheCounter>::kSize;
-    Tensor* report;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {2 + kCounters}, &report));
-    auto value = report->flat<int64_t>();
-    value(0) = context->device()->parsed_name().task;
-    value(1) = static_cast<int64_t>(cache->id());
     RowCache::Stats stats;
     TF_RETURN_IF_ERROR(ToTf(cache->GetStats(&stats)));
-    for (int64_t c = 0; c < kCounters; ++c) value(2 + c) = stats[c];
-    return absl::OkStatus();
+    return OutputReport(context, cache->id(), stats);
   }
 };
 

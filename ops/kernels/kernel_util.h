@@ -4,6 +4,7 @@
 #ifndef HET_TF_OPS_KERNELS_KERNEL_UTIL_H_
 #define HET_TF_OPS_KERNELS_KERNEL_UTIL_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -64,13 +65,38 @@ absl::Status OrOutOfMemory(const tensorflow::OpKernel& kernel, const Call& call)
   }
 }
 
-// Names of counters, the kernel's only output.
+// Output 0: names of counters.
 template <size_t n>
 absl::Status OutputNames(tensorflow::OpKernelContext* context,
                          const std::array<const char*, n>& names) {
   tensorflow::Tensor* out;
   TF_RETURN_IF_ERROR(context->allocate_output(0, {static_cast<int64_t>(n)}, &out));
   for (size_t i = 0; i < n; ++i) out->flat<tensorflow::tstring>()(i) = names[i];
+  return absl::OkStatus();
+}
+
+// Outputs 0 and 1: the names of counters, and what they are at.
+template <size_t n>
+absl::Status OutputCounters(tensorflow::OpKernelContext* context,
+                            const std::array<const char*, n>& names,
+                            const std::array<int64_t, n>& values) {
+  TF_RETURN_IF_ERROR(OutputNames(context, names));
+  tensorflow::Tensor* out;
+  TF_RETURN_IF_ERROR(context->allocate_output(1, {static_cast<int64_t>(n)}, &out));
+  std::copy(values.begin(), values.end(), out->flat<int64_t>().data());
+  return absl::OkStatus();
+}
+
+// Output 0: this task, the id of what counts there, and what its counters are at.
+template <size_t n>
+absl::Status OutputReport(tensorflow::OpKernelContext* context, uint64_t id,
+                          const std::array<int64_t, n>& values) {
+  tensorflow::Tensor* out;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, {static_cast<int64_t>(2 + n)}, &out));
+  auto report = out->flat<int64_t>();
+  report(0) = context->device()->parsed_name().task;
+  report(1) = static_cast<int64_t>(id);
+  std::copy(values.begin(), values.end(), report.data() + 2);
   return absl::OkStatus();
 }
 
@@ -182,11 +208,32 @@ class AlignedBytes {
   std::vector<uint64_t> copy_;
 };
 
-// The attributes that tables and caches have in common.
+// Output 0: the shard's reply to the request of input 1; none to none.
+template <typename Shard>
+absl::Status OutputReply(tensorflow::OpKernelContext* context, Shard* shard) {
+  const AlignedBytes request(context->input(1));
+  absl::Status allocated;
+  std::unique_ptr<char[]> discarded;
+  const auto allocate = [&](size_t bytes) -> char* {
+    tensorflow::Tensor* reply;
+    allocated = context->allocate_output(0, {static_cast<int64_t>(bytes)}, &reply);
+    if (allocated.ok()) return reinterpret_cast<char*>(reply->flat<uint8_t>().data());
+    discarded.reset(new char[bytes]);
+    return discarded.get();
+  };
+  if (request.size() == 0) {
+    allocate(0);
+    return allocated;
+  }
+  TF_RETURN_IF_ERROR(ToTf(shard->Sync(request.data(), request.size(), PoolOf(context), allocate)));
+  return allocated;
+}
+
 // Attributes that name a dtype: "float32", or this.
 inline constexpr char kBfloat16[] = "bfloat16";
 inline std::string NameOfDtype(bool half) { return half ? kBfloat16 : "float32"; }
 
+// The attributes that tables and caches have in common.
 absl::Status GetRowConfig(tensorflow::OpKernelConstruction* context, RowConfig* config);
 absl::Status GetNonfinite(tensorflow::OpKernelConstruction* context, bool* skip);
 

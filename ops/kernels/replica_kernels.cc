@@ -395,16 +395,7 @@ class ReplicaStatsOp : public ReplicaKernel {
   using ReplicaKernel::ReplicaKernel;
 
   absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
-    constexpr int64_t kCounters = Counters<ReplicaCounter>::kSize;
-    Tensor *names, *values;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {kCounters}, &names));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {kCounters}, &values));
-    for (int64_t c = 0; c < kCounters; ++c) {
-      names->flat<tensorflow::tstring>()(c) = kReplicaCounterNames[c];
-      values->flat<int64_t>()(c) =
-          resource->replica->counters().Get(static_cast<ReplicaCounter>(c));
-    }
-    return absl::OkStatus();
+    return OutputCounters(context, kReplicaCounterNames, resource->replica->counters().Read());
   }
 };
 
@@ -413,16 +404,7 @@ class ReplicaReportOp : public ReplicaKernel {
   using ReplicaKernel::ReplicaKernel;
 
   absl::Status Compute(OpKernelContext* context, ReplicaResource* resource) override {
-    constexpr int64_t kCounters = Counters<ReplicaCounter>::kSize;
-    Tensor* report;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {2 + kCounters}, &report));
-    auto value = report->flat<int64_t>();
-    value(0) = context->device()->parsed_name().task;
-    value(1) = static_cast<int64_t>(resource->replica->id());
-    for (int64_t c = 0; c < kCounters; ++c) {
-      value(2 + c) = resource->replica->counters().Get(static_cast<ReplicaCounter>(c));
-    }
-    return absl::OkStatus();
+    return OutputReport(context, resource->replica->id(), resource->replica->counters().Read());
   }
 };
 

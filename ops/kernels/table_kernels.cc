@@ -108,23 +108,7 @@ class TableSyncOp : public TableKernel {
   using TableKernel::TableKernel;
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
-    const AlignedBytes request(context->input(1));
-    absl::Status allocated;
-    std::unique_ptr<char[]> discarded;
-    const auto allocate = [&](size_t bytes) -> char* {
-      Tensor* reply;
-      allocated = context->allocate_output(0, {static_cast<int64_t>(bytes)}, &reply);
-      if (allocated.ok()) return reinterpret_cast<char*>(reply->flat<uint8_t>().data());
-      discarded.reset(new char[bytes]);
-      return discarded.get();
-    };
-    if (request.size() == 0) {
-      allocate(0);
-      return allocated;
-    }
-    TF_RETURN_IF_ERROR(
-        ToTf(table->Sync(request.data(), request.size(), PoolOf(context), allocate)));
-    return allocated;
+    return OutputReply(context, table);
   }
 };
 

@@ -172,9 +172,14 @@ def test_so_many_checkpoints_stay_also_of_a_program_before(tmp_path):
     names = {file.name.split(".")[0] for file in tmp_path.iterdir()}
     assert names == {"checkpoint", "ckpt-3", "ckpt-4"}
     assert tf.train.latest_checkpoint(str(tmp_path)) == later.latest_checkpoint
+    every = manager_of(table, tmp_path, max_to_keep=None)
+    for _ in range(3):
+        every.save()
+    every.wait()
+    assert [path.rpartition("-")[2] for path in every.checkpoints] == ["3", "4", "5", "6", "7"]
     # TensorFlow's manager finds them.
-    theirs = tf.train.CheckpointManager(later.checkpoint, str(tmp_path), max_to_keep=2)
-    assert theirs.checkpoints == later.checkpoints
+    theirs = tf.train.CheckpointManager(every.checkpoint, str(tmp_path), max_to_keep=None)
+    assert theirs.checkpoints == every.checkpoints
 
 
 @pytest.mark.parametrize(

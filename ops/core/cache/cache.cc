@@ -168,7 +168,7 @@ Status Cache::GetStats(Stats* stats) {
   counters_.Set(CacheCounter::kRows, store_.num_resident());
   counters_.Set(CacheCounter::kPending, num_pending_);
   counters_.Set(CacheCounter::kMemoryBytes, store_.memory_bytes());
-  counters_.Read(stats);
+  *stats = counters_.Read();
   return Status();
 }
 
