@@ -104,14 +104,16 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
           first: `input_dim`, where two dimensions are given, else `output_dim`.
           second: `output_dim`.
           embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
-            `Constant(matrix)` is as `weights=matrix`, with zeros for ids beyond it.
+            `Constant(matrix)` is as `weights=matrix`, with zeros for ids beyond it. As Keras's it
+            is in the layer's config, however large: copies of the layer begin with it.
           embeddings_regularizer: a Keras regularizer or its name. What it makes of the rows that a
             step looks up, each once, is added to the loss; Keras's layer adds all rows.
           embeddings_constraint: a Keras constraint of single rows, or its name: `NonNeg()`, or
             `MaxNorm`, `MinMaxNorm` and `UnitNorm` with axis=1. It holds for rows that were updated.
           mask_zero: whether id 0 is padding that later layers mask out.
           weights: array [n, output_dim], or a list of it: the first values of the ids 0 .. n - 1; n
-            is input_dim, where that is given.
+            is input_dim, where that is given. Copies of a layer that is not built have them, too;
+            clones of one that is begin with embeddings_initializer, as Keras's do.
           input_dim: ids must be in [0, input_dim); None: any int64.
           output_dim: columns of the embedding, at least 1.
           optimizer: one of `het_tf.optimizers`, default `RowWiseAdagrad()`; one of
@@ -167,10 +169,9 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         if matrix is not None and weights is not None:
             raise ValueError("weights are given twice, as embeddings_initializer, too")
         given = weights if matrix is None else matrix
-        self._weights_given = arguments.first_values(given, input_dim, output_dim)
-        self.embeddings_initializer = (
-            keras.initializers.Zeros() if matrix is not None else initializer
-        )
+        self._first_values = arguments.first_values(given, input_dim, output_dim)
+        self.embeddings_initializer = initializer
+        self._row_initializer = keras.initializers.Zeros() if matrix is not None else initializer
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         self._takes_compiled = isinstance(optimizer, str) and optimizer == "same"
         self.optimizer = None
@@ -190,7 +191,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         lifetimes.spec(admission, expiry, key_ranges)
         self.key_ranges = tuple(key_ranges)
         ranges = self._key_initializers()
-        initializers.spec(self.embeddings_initializer, input_dim, output_dim, ranges)
+        initializers.spec(self._row_initializer, input_dim, output_dim, ranges)
         self._compiled_optimizer: weakref.ref | None = None
         self._left_rates = weakref.WeakKeyDictionary()
         self._compiled_rate_when_built = 0.0
@@ -240,7 +241,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self._table = EmbeddingTable(
             self.output_dim,
             optimizers.constrained(self.optimizer, self.embeddings_constraint),
-            initializer=self.embeddings_initializer,
+            initializer=self._row_initializer,
             seed=self.seed,
             clock=self.cache.clock if self.cache and devices else "count",
             devices=devices,
@@ -254,9 +255,9 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite, self.wire_dtype)
         if hasattr(self._strategy, "register_cache"):
             self._strategy.register_cache(self._worker_cache)
-        if self._weights_given is not None:
-            self._table.assign(np.arange(len(self._weights_given)), self._weights_given)
-            self._weights_given = None
+        if self._first_values is not None:
+            self._table.assign(np.arange(len(self._first_values)), self._first_values)
+            self._first_values = None
         # Restores the rows, if a checkpoint was restored before there was a table.
         self._table_state = TableState(self._table, self.flush)
 
@@ -360,6 +361,9 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         serialize = keras.saving.serialize_keras_object
         optimizer = None if self.optimizer is None else serialize(self.optimizer)
         taken = {"optimizer": "same", "compiled_optimizer": optimizer}
+        # A table that is there has its rows saved, and no config has those of `weights` again.
+        is_constant = self._row_initializer is not self.embeddings_initializer
+        weights = None if is_constant else self._first_values
         return super().get_config() | {
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
@@ -367,6 +371,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             "embeddings_initializer": serialize(self.embeddings_initializer),
             "embeddings_regularizer": serialize(self.embeddings_regularizer),
             "embeddings_constraint": serialize(self.embeddings_constraint),
+            "weights": serialize(weights),
             "seed": self.seed,
             "cache": None if self.cache is None else serialize(self.cache),
             "nonfinite": self.nonfinite,
@@ -383,7 +388,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> HetEmbedding:
         """The inverse of `get_config`; also of that of a `keras.layers.Embedding`."""
         config = dict(config)
-        for name in ("optimizer", "cache"):
+        for name in ("optimizer", "cache", "weights"):
             if isinstance(config.get(name), dict):
                 config[name] = keras.saving.deserialize_keras_object(config[name])
         config["key_ranges"] = [

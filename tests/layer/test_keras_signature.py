@@ -1,5 +1,8 @@
 """The arguments of keras.layers.Embedding, on ours."""
 
+import copy
+import tempfile
+
 import keras
 import numpy as np
 import pytest
@@ -226,6 +229,48 @@ def test_pretrained_rows_as_keras_takes_them():
     np.testing.assert_array_equal(layer.table.lookup(np.arange(ROWS)), given)
     with pytest.raises(AttributeError, match=r"users has no matrix of embeddings.*table\.lookup"):
         _ = layer.embeddings
+
+
+def clone(model):
+    return keras.models.clone_model(model)
+
+
+def reloaded(model):
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(f"{folder}/model.keras")
+        return keras.models.load_model(f"{folder}/model.keras")
+
+
+@pytest.mark.parametrize("sequential", [keras.Sequential, het_tf.keras.Sequential])
+@pytest.mark.parametrize(
+    ("argument", "built", "copied"),
+    [
+        ("embeddings_initializer", True, clone),
+        ("embeddings_initializer", True, reloaded),
+        ("embeddings_initializer", False, clone),
+        ("embeddings_initializer", False, copy.deepcopy),
+        ("weights", True, copy.deepcopy),
+        ("weights", True, reloaded),
+        ("weights", False, copy.deepcopy),
+        ("weights", False, reloaded),
+    ],
+)
+def test_copies_have_the_pretrained_rows(sequential, argument, built, copied):
+    given = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
+    value = given if argument == "weights" else keras.initializers.Constant(given)
+    layer = HetEmbedding(ROWS, DIM, optimizer=sgd(), **{argument: value})
+    begin = [keras.Input((1,), dtype="int64")] if built else []
+    model = copied(sequential([*begin, layer]))
+    found = model.predict(np.arange(ROWS)[:, None], verbose=0)[:, 0]
+    np.testing.assert_array_equal(found, given)
+
+
+def test_trained_rows_come_back_in_the_place_of_those_given():
+    layer = HetEmbedding(4, 2, keras.initializers.Constant(np.ones((4, 2))), optimizer=sgd())
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), layer])
+    layer.table.assign([1, 2], np.full((2, 2), 5.0))
+    again = reloaded(model)
+    np.testing.assert_array_equal(rows_of(again.layers[0], range(4))[:, 0], [1, 5, 5, 1])
 
 
 @pytest.mark.parametrize("sequential", [keras.Sequential, het_tf.keras.Sequential])
