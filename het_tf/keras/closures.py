@@ -214,7 +214,7 @@ class StepClosure:
             with tf.control_dependencies(runs):
                 num_steps = tf.identity(num_steps)
         states = self._model_step.zero_states()
-        self._model_step.open_op()
+        self._model_step.read_constants()
         # Their number is known only once the loop's body is traced, hence the unknown shape.
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
         run = self._run_inline if self.window is None else self._run_ahead

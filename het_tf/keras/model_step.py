@@ -50,7 +50,7 @@ class ModelStep:
         self._metric_names: frozenset[str] = frozenset()
         self._constants: list[tuple[keras.Variable, tf.Tensor]] = []
 
-    def open_op(self) -> None:
+    def read_constants(self) -> None:
         """Traced once before the steps: reads what none of them changes."""
         if self._dense is not None:
             self._constants = self._dense.open_op()
