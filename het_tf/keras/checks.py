@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.keras.dense import accumulated_steps, has_own, optimizers_of
@@ -30,6 +32,20 @@ def check_placement(variables: Iterable[keras.Variable]) -> None:
                 "cannot use it: make the model, its layers and the optimizer inside "
                 "`with strategy.scope():`."
             )
+
+
+def check_inputs(model: keras.Model, element_spec: Any) -> None:
+    """Raises a ValueError for strings where no input of a model takes any."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    inputs = getattr(model, "inputs", None) or ()  # a subclassed model has none
+    takes_strings = not inputs or any(each.dtype == "string" for each in inputs)
+    if takes_strings or all(spec.dtype != tf.string for spec in tf.nest.flatten(x)):
+        return
+    names = ", ".join(f"{each.name!r} of {each.dtype}" for each in inputs)
+    raise ValueError(
+        f"x holds strings, and the model's inputs take none ({names}): make integers of them, by"
+        " keras.layers.StringLookup in the dataset's map or on an Input of dtype='string'."
+    )
 
 
 def check_optimizers(model: keras.Model, strategy: HetParameterServerStrategy) -> None:

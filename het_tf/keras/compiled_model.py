@@ -56,7 +56,8 @@ class CompiledModel:
           element_spec: of the dataset's batches.
 
         Raises:
-          ValueError: the model is not compiled, or a part of it cannot be trained asynchronously.
+          ValueError: the model is not compiled, or does not take such batches, or a part of it
+            cannot be trained asynchronously.
         """
         model = self._model
         if not model.compiled:
@@ -74,6 +75,7 @@ class CompiledModel:
                 self.dense = DenseVariables(model, self._strategy)
                 self._strategy.register_replicas(self.dense.replicas)
             self._is_built = True
+        checks.check_inputs(model, element_spec)
         metrics = [id(variable) for variable in metric_variables(model)]
         if self.sums is None or metrics != self._metrics:
             self._metrics = metrics
@@ -87,6 +89,7 @@ class CompiledModel:
             if not all(layer.built for layer in [model, *model.layers]):
                 x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
                 model(tf.nest.map_structure(_symbol, x))
+        checks.check_inputs(model, element_spec)
         checks.check_placement(model.variables)
 
     def step_closure(self, element_spec: Any, training: bool) -> StepClosure:

@@ -126,3 +126,28 @@ def test_weights_are_read_once_a_closure(pair, data):
         )
         assert outside >= len(model.trainable_variables)
         assert within == 0
+
+
+def test_strings_for_a_model_of_numbers_are_named(pair, data):
+    words = np.full(np.shape(data[0]), "a")
+    dataset = tf.data.Dataset.from_tensor_slices((words, data[1])).batch(10)
+    for call in (
+        lambda: pair[0].fit(words, data[1], verbose=0),
+        lambda: pair[0].evaluate(dataset, verbose=0),
+        lambda: pair[0].predict(words, verbose=0),
+    ):
+        with pytest.raises(ValueError, match=r"x holds strings, .* take none \('.*' of float32\)"):
+            call()
+
+
+def test_a_model_takes_strings_that_it_makes_ids_of(strategy):
+    words = np.array([["a"], ["b"], ["a"], ["c"]])
+    with strategy.scope():
+        inputs = keras.Input((1,), dtype="string")
+        ids = keras.layers.StringLookup(vocabulary=["a", "b"])(inputs)
+        rows = het_tf.layers.HetEmbedding(2, embeddings_initializer="ones", optimizer="same")(ids)
+        model = het_tf.keras.Model(inputs, keras.ops.sum(rows, (1, 2)))
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+    model.fit(words, np.zeros(4), batch_size=4, verbose=0)
+    # Each example adds 2 * 2 / 4 to the gradient of its row, of two columns of ones.
+    np.testing.assert_allclose(model.predict(words, verbose=0), [-2, 0, -2, 0])
