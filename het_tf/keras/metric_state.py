@@ -10,6 +10,7 @@ state is a sum over examples, which are all metrics Keras has.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf.keras.added import why_no_sum
 from het_tf.keras.step_count import StepCount
 
 
@@ -63,12 +65,23 @@ def check_resets_to_zero(model: keras.Model) -> None:
     for metric in model.metrics:
         for variable in metric.variables:
             if np.any(variable.numpy() != 0):
-                raise ValueError(
-                    f"The metric with the variable {variable.path!r} cannot be used under "
-                    "HetParameterServerStrategy, since the variable does not reset to zero. The "
-                    "states of metrics are added up over workers, so they must be sums over "
-                    "examples (as those of all of Keras' metrics are)."
-                )
+                raise _no_sum(variable, "it does not reset to zero")
+
+
+def check_is_added_to(variable: keras.Variable, before: tf.Tensor, after: tf.Tensor) -> None:
+    """Raises a ValueError for a metric's variable that a step does not add to."""
+    why = why_no_sum(before, after)
+    if why is not None:
+        raise _no_sum(variable, why)
+
+
+def _no_sum(variable: keras.Variable, why: str) -> ValueError:
+    return ValueError(
+        f"The metric with the variable {variable.path!r} cannot be used under "
+        f"HetParameterServerStrategy, since the variable is no sum: {why}. The states of metrics "
+        "are added up over workers, so they must be sums over examples (as those of all of Keras' "
+        "metrics are)."
+    )
 
 
 class MetricScope(keras.StatelessScope):
@@ -155,11 +168,16 @@ class MetricSums:
         self._sums = np.zeros(sum(self._sizes), np.float64)
 
         @tf.function
-        def results(*states: tf.Tensor) -> dict[str, tf.Tensor]:
+        def results(states: list[tf.Tensor]) -> dict[str, tf.Tensor]:
             with MetricScope(list(zip(self._variables, states, strict=True))):
                 return flat(model.get_metrics_result())
 
-        self._results = results
+        # Traced by hand: TensorFlow takes a call that traces, model after model, for a mistake.
+        self._results = functools.cache(
+            lambda: results.get_concrete_function(
+                [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
+            )
+        )
 
     def clear(self) -> None:
         """Starts from zero again."""
@@ -181,7 +199,7 @@ class MetricSums:
 
     def results(self) -> dict[str, float | np.ndarray]:
         """What the metrics amount to now, by name; an array where a metric has several results."""
-        results = {n: np.asarray(value) for n, value in self._results(*self._states()).items()}
+        results = {n: np.asarray(value) for n, value in self._results()(self._states()).items()}
         return {n: value if value.ndim else float(value) for n, value in results.items()}
 
     def write(self) -> None:

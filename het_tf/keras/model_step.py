@@ -14,7 +14,13 @@ from het_tf.keras.ahead import Batch
 from het_tf.keras.dense import DenseVariables, optimizers_of
 from het_tf.keras.fused_steps import fused_steps
 from het_tf.keras.lookups import SharedLookups, shared, write_through_op
-from het_tf.keras.metric_state import MetricScope, flat, metric_variables, results_of
+from het_tf.keras.metric_state import (
+    MetricScope,
+    check_is_added_to,
+    flat,
+    metric_variables,
+    results_of,
+)
 from het_tf.keras.one_replica import on_one_replica
 from het_tf.keras.stacked import read_weights
 from het_tf.keras.step_count import StepCount, counted_variable, innermost
@@ -123,7 +129,11 @@ class ModelStep:
         with tf.control_dependencies(list(logs.values())):
             scope.count_step()
         scalars = [_scalar(name, logs[name]) for name in self.scalar_log_names()]
-        states = [tf.ensure_shape(scope.get_current_value(v), v.shape) for v in self.metrics]
+        states = []
+        for variable in self.metrics:
+            state = scope.get_current_value(variable)
+            check_is_added_to(variable, before[id(variable)], state)
+            states.append(tf.ensure_shape(state, variable.shape))
         return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
 
     def _train_or_test(

@@ -357,6 +357,63 @@ class Smallest(keras.metrics.Metric):
         return self.value
 
 
+class State(keras.metrics.Metric):
+    """Its state after each step is a function of that before it, and of the predictions."""
+
+    def __init__(self, update):
+        super().__init__(name="state")
+        self.update = update
+        self.value = self.add_weight(initializer="zeros", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(self.update(self.value, tf.reduce_mean(y_pred)))
+
+    def result(self):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("why", "update"),
+    [
+        (r"does more than to add to it \(Maximum\)", tf.maximum),
+        (r"does more than to add to it \(Mul\)", lambda state, x: 0.9 * state + 0.1 * x),
+        (r"does more than to add to it \(AddV2\)", lambda state, x: state + (x - state) / 7.0),
+        ("subtracts it", lambda state, x: x - state),
+        ("assigns what does not depend on its value", lambda state, x: x),
+    ],
+)
+def test_metrics_that_are_no_sums_are_named(strategy, why, update):
+    x, y = sm.make_data(32)
+    with strategy.scope():
+        model = sm.make_classifier(het_tf.keras.Model)
+        model.compile("sgd", "mse", metrics=[State(update)])
+    for each in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=f"'state/value' cannot .* no sum: .*{why}"):
+            each(x, y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda state, x: state + x,
+        lambda state, x: tf.cast(x - 1.0, tf.float64) + tf.cast(tf.identity(state), tf.float64),
+        lambda state, x: tf.where(x > 0.5, state + 1.0, state),
+        lambda state, x: tf.identity(state),
+    ],
+)
+def test_metrics_that_are_sums_are_taken(strategy, update):
+    x, y = sm.make_data(32)
+    with strategy.scope():
+        model = sm.make_classifier(het_tf.keras.Model)
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[State(update)])
+    want = 0.0
+    for batch in range(0, 32, 8):
+        want = update(tf.constant(want, tf.float32), tf.reduce_mean(model(x[batch : batch + 8])))
+        want = tf.cast(want, tf.float32)
+    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["state"], [want], rtol=1e-5)
+
+
 def test_what_cannot_be_trained_asynchronously_is_named(strategy):
     x, y = sm.make_data(32)
     with strategy.scope():

@@ -1,0 +1,66 @@
+"""What Keras's own metrics keep is a sum, and is seen to be one."""
+
+from __future__ import annotations
+
+import inspect
+
+import keras
+import pytest
+import tensorflow as tf
+
+from het_tf.keras.metric_state import MetricScope, check_is_added_to
+
+ARGUMENTS = {
+    "IoU": {"num_classes": 3, "target_class_ids": [0]},
+    "MeanIoU": {"num_classes": 3},
+    "MeanMetricWrapper": {"fn": keras.losses.mean_squared_error},
+    "MeanRelativeError": {"normalizer": [1.0, 2.0, 3.0]},
+    "OneHotIoU": {"num_classes": 3, "target_class_ids": [0]},
+    "OneHotMeanIoU": {"num_classes": 3},
+    "BinaryIoU": {"target_class_ids": [0]},
+    "PrecisionAtRecall": {"recall": 0.5},
+    "RecallAtPrecision": {"precision": 0.5},
+    "SensitivityAtSpecificity": {"specificity": 0.5},
+    "SpecificityAtSensitivity": {"sensitivity": 0.5},
+}
+# Those of one number, not of labels and predictions; and those of labels that are class numbers.
+OF_VALUES = {"Mean", "Sum"}
+SPARSE = {"SparseCategoricalAccuracy", "SparseCategoricalCrossentropy"}
+SPARSE |= {"SparseTopKCategoricalAccuracy", "MeanIoU", "IoU"}
+
+
+def all_of_keras():
+    classes = vars(keras.metrics).values()
+    found = [each for each in classes if inspect.isclass(each)]
+    return sorted(
+        {each.__name__ for each in found if issubclass(each, keras.metrics.Metric)} - {"Metric"}
+    )
+
+
+@pytest.mark.parametrize("name", all_of_keras())
+def test_a_metric_of_keras_is_a_sum(name):
+    metric = getattr(keras.metrics, name)(**ARGUMENTS.get(name, {}))
+    labels = tf.constant([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
+    predictions = tf.constant([[0.2, 0.7, 0.6], [0.6, 0.1, 0.3]])
+    if name in SPARSE:
+        labels = tf.constant([1.0, 0.0])
+    if name in ("MeanIoU", "IoU"):
+        predictions = tf.constant([1.0, 2.0])
+    given = (predictions,) if name in OF_VALUES else (labels, predictions)
+    metric.update_state(*given)  # Some make their variables here.
+
+    @tf.function
+    def steps(states):
+        """Two steps, as in one closure."""
+        for _ in range(2):
+            with MetricScope(list(zip(metric.variables, states, strict=True))) as scope:
+                metric.update_state(*given)
+            after = [scope.get_current_value(variable) for variable in metric.variables]
+            for variable, was, state in zip(metric.variables, states, after, strict=True):
+                check_is_added_to(variable, was, state)
+            states = after
+        return states
+
+    states = steps([tf.zeros(variable.shape, variable.dtype) for variable in metric.variables])
+    assert metric.variables
+    assert any(state.numpy().any() for state in states)
