@@ -83,6 +83,8 @@ stack_ids = _library.het_stack_ids
 check_ids = _library.het_check_ids
 shard_of = _library.het_shard_of
 
+trained = _library.het_trained
+
 table_handle = functools.partial(_library.het_table_handle, container=CONTAINER)
 table_lookup = _library.het_table_lookup
 table_apply = _library.het_table_apply

@@ -73,14 +73,20 @@ OP_SOURCES = [
     "ops/kernels/served_resource.cc",
     "ops/kernels/serving_kernels.cc",
     "ops/kernels/table_kernels.cc",
+    "ops/kernels/trained_kernels.cc",
     "ops/pooling_ops.cc",
     "ops/process_ops.cc",
     "ops/serving_ops.cc",
     "ops/table_ops.cc",
+    "ops/trained_ops.cc",
 ]
 
 # Those of them that know of GPUs: compiled anew with HET_TF_CUDA where nvcc compiles the kernels.
-GPU_OP_SOURCES = ["ops/kernels/cache_kernels.cc", "ops/kernels/pooling_kernels.cc"]
+GPU_OP_SOURCES = [
+    "ops/kernels/cache_kernels.cc",
+    "ops/kernels/pooling_kernels.cc",
+    "ops/kernels/trained_kernels.cc",
+]
 
 # googletest files, one beside each source it tests.
 CORE_TESTS = [

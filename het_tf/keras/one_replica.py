@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
+
+
+class _OneReplica(tf.distribute.ReplicaContext):
+    """Where a sum over all replicas is that of one.
+
+    TensorFlow's own is a `tf.custom_gradient`, for which it keeps every graph that has one.
+    """
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return value
 
 
 @contextlib.contextmanager
@@ -17,6 +28,6 @@ def on_one_replica(strategy: tf.distribute.ParameterServerStrategy) -> Iterator[
     cannot, as loss scaling and the accumulation of gradients have it.
     """
     with tf.Graph().as_default():  # Where no strategy is in scope.
-        one_replica = tf.distribute.get_replica_context()
-    with one_replica, tf.device(strategy.extended.worker_devices[0]):
+        of_none = tf.distribute.get_strategy()
+    with _OneReplica(of_none, 0), tf.device(strategy.extended.worker_devices[0]):
         yield

@@ -12,6 +12,7 @@ import tensorflow as tf
 from het_tf import ops
 from het_tf.layers import prepared
 from het_tf.layers.backward import Backward
+from het_tf.layers.trained import trained
 from het_tf.layers.whole_steps import Update, train
 from het_tf.pooling import Bags
 
@@ -33,41 +34,30 @@ def lookup(
     found = prepared.take(layer)
     backward = Backward(layer.name)
     trains = layer.trainable
-    weighted = [i for i, bags in enumerate(features) if bags.weights is not None]
-    # TensorFlow never forgets a custom gradient of a graph. It must not keep the layer.
-    weak = weakref.ref(layer)
+    weak = weakref.ref(layer)  # A graph may outlive the layer.
     if found is not None:
         found = dataclasses.replace(found, layer=weak)
+    weighted = {i: bags.weights for i, bags in enumerate(features) if bags.weights is not None}
     fresh = training is False
+    if _are_rows(features):
+        outputs, ticket, pooling = _read(layer, found, keys, fresh)
+    else:
+        outputs, ticket, pooling = _pool(layer, found, keys, features, weighted, fresh)
 
-    @tf.custom_gradient
-    def rows(anchor: tf.Tensor, *given: tf.Tensor) -> Any:
-        if _are_rows(features):
-            outputs, ticket, pooling = _read(weak(), found, keys, fresh)
-        else:
-            weights = dict(zip(weighted, given, strict=True))
-            outputs, ticket, pooling = _pool(weak(), found, keys, features, weights, fresh)
+    def update(gradients: list[tf.Tensor]) -> list[tf.Tensor | None]:
+        gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        of_anchor = None
+        if trains and backward.is_to_update(weak().anchor, ticket):
+            room = None if found is None else found.room
+            if room is not None:
+                gradients = room.before_op(gradients)
+            sends = found is None
+            of_anchor = train(Update(weak, keys, ticket, pooling, gradients, sends, room))
+        of_weights = ops.pooling_gradient(pooling, gradients) if weighted else []
+        return [of_anchor, *(of_weights[i] for i in weighted)]
 
-        def update(*gradients: tf.Tensor) -> Any:
-            gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
-            of_anchor = tf.zeros_like(anchor)
-            if trains and backward.is_to_update(weak().anchor, ticket):
-                room = None if found is None else found.room
-                if room is not None:
-                    gradients = room.before_op(gradients)
-                sends = found is None
-                of_anchor = train(Update(weak, keys, ticket, pooling, gradients, sends, room))
-            if not weighted:
-                return of_anchor
-            of_weights = ops.pooling_gradient(pooling, gradients)
-            return [of_anchor, *(of_weights[i] for i in weighted)]
-
-        return outputs, update
-
-    anchor = tf.convert_to_tensor(layer.anchor.value)
-    return rows(
-        anchor if trains else tf.stop_gradient(anchor), *(features[i].weights for i in weighted)
-    )
+    anchor = (tf.identity if trains else tf.stop_gradient)(layer.anchor.value)
+    return trained(outputs, [anchor, *weighted.values()], update)
 
 
 def _are_rows(features: Sequence[Bags]) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -428,3 +431,32 @@ def test_what_cannot_be_trained_asynchronously_is_named(strategy):
     model.compile(keras.optimizers.SGD(), "mse")  # The optimizer was made outside the scope.
     with pytest.raises(ValueError, match="was not made under the strategy"):
         model.fit(x, y, verbose=0)
+
+
+class Noting(het_tf.layers.HetEmbedding):
+    """Writes down in which graphs it is called."""
+
+    graphs: ClassVar[list[weakref.ref]] = []
+
+    def call(self, *args, **kwargs):
+        self.graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
+        return super().call(*args, **kwargs)
+
+
+def fit_one_that_notes(strategy):
+    with strategy.scope():
+        model = het_tf.keras.Sequential(
+            [Noting(2, cache=het_tf.CacheConfig(8)), keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse")
+    model.fit(np.arange(32).reshape(16, 2), np.ones(16), batch_size=4, verbose=0)
+
+
+def test_graphs_go_with_their_model(strategy):
+    fit_one_that_notes(strategy)
+    graphs = list(Noting.graphs)
+    fit_one_that_notes(strategy)  # What holds a model, until another is there, is of this one.
+    Noting.graphs.clear()
+    gc.collect()
+    assert graphs
+    assert [each for each in (graph() for graph in graphs) if each is not None] == []
