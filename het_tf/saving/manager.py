@@ -77,14 +77,7 @@ class Manager:
         # Of checkpoints, what they build on.
         self._bases: dict[str, str | None] = {}
         self._saving = Background()
-        state = tf.train.get_checkpoint_state(self.directory)
-        paths = [] if state is None else state.all_model_checkpoint_paths
-        number = re.compile(rf"{re.escape(checkpoint_name)}-\d+")
-        self._paths = [
-            path
-            for path in paths
-            if number.fullmatch(os.path.basename(path)) and tf.io.gfile.exists(f"{path}.index")
-        ]
+        self._paths = _find_checkpoints(self.directory, checkpoint_name)
 
     @property
     def checkpoints(self) -> list[str]:
@@ -221,6 +214,45 @@ class Manager:
         with tf.io.gfile.GFile(temporary, "w") as file:
             file.write("\n".join(lines) + "\n")
         tf.io.gfile.rename(temporary, f"{self.directory}/checkpoint", overwrite=True)
+
+
+def _find_checkpoints(directory: str, name: str) -> list[str]:
+    """Paths of the checkpoints in a folder that are complete, in their order.
+
+    Where the file `checkpoint` does not say which there are, they are looked for, lest a program
+    takes a folder for empty in which a training is.
+    """
+    try:
+        state = tf.train.get_checkpoint_state(directory)
+    except ValueError:  # an empty file
+        state = None
+    number = re.compile(rf"{re.escape(name)}-(\d+)")
+    paths = [] if state is None else state.all_model_checkpoint_paths
+    noted = [path for path in paths if number.fullmatch(os.path.basename(path))]
+    if noted:
+        there = {path for path in noted if tf.io.gfile.exists(f"{path}.index")}
+        for path in noted:
+            if path not in there:
+                logging.warning("%s.index is missing: that checkpoint cannot be restored", path)
+        return [path for path in noted if path in there]
+    try:
+        files = tf.io.gfile.listdir(directory)
+    except tf.errors.NotFoundError:
+        return []
+    found = {
+        int(match[1]): f"{directory}/{match[0]}"
+        for file in files
+        if file.endswith(".index") and (match := number.fullmatch(file.removesuffix(".index")))
+    }
+    paths = [path for _, path in sorted(found.items())]
+    if paths:
+        logging.warning(
+            "%s/checkpoint is missing or damaged, or names no %s-*: those that were found are %s",
+            directory,
+            name,
+            paths,
+        )
+    return paths
 
 
 def _remove_checkpoint(path: str) -> None:

@@ -182,6 +182,43 @@ def test_so_many_checkpoints_stay_also_of_a_program_before(tmp_path):
     assert theirs.checkpoints == every.checkpoints
 
 
+@pytest.mark.parametrize("content", [None, b"", b"model_checkpoint_p", b'all_model{"'])
+def test_checkpoints_are_found_where_nothing_says_which_there_are(tmp_path, caplog, content):
+    table = make_table()
+    manager = manager_of(table, tmp_path, max_to_keep=None)
+    for _ in range(10):
+        manager.save()
+    manager.wait()
+    (tmp_path / "ckpt-11.data-00000-of-00001").write_text("begun, not ended")
+    (tmp_path / "others-12.index").write_text("of another manager")
+    if content is None:
+        (tmp_path / "checkpoint").unlink()
+    else:
+        (tmp_path / "checkpoint").write_bytes(content)
+    caplog.clear()
+    emptied = make_table(0)
+    later = manager_of(emptied, tmp_path, max_to_keep=None)
+    assert later.checkpoints == manager.checkpoints
+    assert "checkpoint is missing or damaged, or names no ckpt-*" in caplog.text
+    assert later.restore_or_initialize() == f"{tmp_path}/ckpt-10"
+    assert_same_rows(sorted_rows(emptied), sorted_rows(table))
+    assert later.save() == f"{tmp_path}/ckpt-11"
+    later.wait()
+    assert manager_of(table, tmp_path).latest_checkpoint == f"{tmp_path}/ckpt-11"
+
+
+def test_a_checkpoint_whose_index_is_missing_is_named(tmp_path, caplog):
+    table = make_table()
+    manager = manager_of(table, tmp_path)
+    for _ in range(2):
+        manager.save()
+    manager.wait()
+    (tmp_path / "ckpt-2.index").unlink()
+    caplog.clear()
+    assert manager_of(table, tmp_path).checkpoints == [f"{tmp_path}/ckpt-1"]
+    assert f"{tmp_path}/ckpt-2.index is missing" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
