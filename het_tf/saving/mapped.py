@@ -77,6 +77,7 @@ def save_mapped(
     input_signature: Any,
     selection: RowSelection,
     poll_seconds: float,
+    full_every: int = 1,
 ) -> Versions:
     """Writes a SavedModel and a version of its rows and variables, or that into one found there.
 
@@ -88,6 +89,7 @@ def save_mapped(
       input_signature: as of `het_tf.export_saved_model`.
       selection: which rows are to be served, and as what.
       poll_seconds: how often whoever loads it looks for newer versions; 0: never.
+      full_every: one in so many of the next versions has all rows.
 
     Returns:
       What writes the next versions.
@@ -119,7 +121,7 @@ def save_mapped(
         return [v.value.numpy() for v in model.variables]
 
     def first_version(folder: str) -> Versions:
-        versions = Versions(f"{folder}/{VERSIONS}", tables, values, selection)
+        versions = Versions(f"{folder}/{VERSIONS}", tables, values, selection, full_every)
         try:
             flush_model(model)
             versions.begin()()

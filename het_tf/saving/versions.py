@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf._arguments import INT32_MAX
 from het_tf.saving.chains import Chain
 from het_tf.saving.cuts import Cut
 from het_tf.saving.row_selection import RowSelection
@@ -54,6 +53,7 @@ class Versions:
         tables: Sequence[EmbeddingTable],
         variables: Callable[[], Sequence[np.ndarray]],
         selection: RowSelection,
+        full_every: int,
     ):
         """Goes on after the newest version in the folder, with a whole one.
 
@@ -63,13 +63,14 @@ class Versions:
           tables: of the model.
           variables: called for what else belongs to a version.
           selection: which rows, and as what.
+          full_every: one in so many versions has all rows.
         """
         self.folder = folder
         self.publisher = secrets.token_hex(8)
         self._tables = {str(t): table for t, table in enumerate(tables)}
         self._variables = variables
         self._selection = selection
-        self._chain = Chain(INT32_MAX)
+        self._chain = Chain(full_every)
         self._whole: list[int] = []
         # The manifest of the last version.
         self._last: str | None = None
@@ -87,7 +88,8 @@ class Versions:
         """Cuts the rows and reads the variables of the next version.
 
         It has the rows that changed. It has all of them where there is no version yet, where rows
-        were replaced, and when the changes since the last such one have come to half of its rows.
+        were replaced, when the changes since the last such one have come to half of its rows, and
+        after `full_every - 1` others.
 
         Returns:
           What writes it, in any thread, before the next one is begun, and returns its number. It

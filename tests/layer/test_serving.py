@@ -424,6 +424,29 @@ def test_what_is_replaced_is_published_whole_and_old_files_go(tmp_path):
         assert [name[:12] for name in names] == ["000000000006", "000000000007"]
 
 
+def test_old_files_go_however_little_changes(tmp_path):
+    counter = Counter(1000)
+    folder = tmp_path / "model/assets.extra/het_tf"
+    with het_tf.serving.publish(
+        counter.model, tmp_path / "model", every="1h", full_every=5
+    ) as publisher:
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        files = []
+        for number in range(1, 23):
+            counter.set(number, counter.keys[:1])
+            publisher.publish()
+            files.append(len(list(folder.iterdir())))
+        assert max(files[11:]) == max(files[:11])
+        wholes = sorted(int(file.name[:12]) for file in folder.glob("*.whole"))
+        assert wholes == [15, 20]
+        wait_until(lambda: version_of(served) == 22)
+        assert served.serve(counter.keys[np.newaxis, :1])[0].numpy().ravel()[0] == 22
+        late = tf.saved_model.load(str(tmp_path / "model"))
+        wait_until(lambda: version_of(late) == 22)
+    with pytest.raises(ValueError, match=r"full_every must be an integer from 1 .* not 0"):
+        het_tf.serving.publish(counter.model, tmp_path / "model", full_every=0)
+
+
 @pytest.mark.parametrize("every", ["soon", "60", 0, float("nan"), "-1s", None])
 def test_bad_intervals_are_named(every, tmp_path):
     with pytest.raises(ValueError, match="every must be a number"):
