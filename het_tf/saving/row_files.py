@@ -6,7 +6,6 @@ import os
 import re
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -94,7 +93,8 @@ class Npz(_File):
 class Parquet(_File):
     """Parquet: a column of integers and one of lists of floats, all of the table's width.
 
-    It needs pyarrow (`pip install pyarrow`).
+    What is written has checksums, and those that a file has are compared when it is read. It needs
+    pyarrow (`pip install pyarrow`).
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str = "key", values: str = "values"):
@@ -120,7 +120,9 @@ class Parquet(_File):
             _named(self.path),
             reading(self.path) as opened,
             # Without a buffer, a row group's column is read at once.
-            parquet.ParquetFile(opened, pre_buffer=False, buffer_size=_READ_BYTES) as file,
+            parquet.ParquetFile(
+                opened, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
+            ) as file,
         ):
             names = file.schema_arrow.names
             for name in self._columns:
@@ -159,7 +161,7 @@ class Parquet(_File):
 
         with (
             replacing(self.path) as (file,),
-            arrow.parquet.ParquetWriter(file, schema) as writer,
+            arrow.parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer,
         ):
             for keys, values in blocks:
                 flat = arrow.array(np.ascontiguousarray(values).reshape(-1))
@@ -312,7 +314,7 @@ class TfraCheckpoint:
 
 
 class _named:
-    """Errors of what is read have the path in front."""
+    """Errors of what is read have the path in front, whichever class a damaged file makes them."""
 
     def __init__(self, path: str):
         self._path = path
@@ -321,10 +323,11 @@ class _named:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError):
-            return  # which have it
-        if isinstance(error, (ValueError, zipfile.BadZipFile, zlib.error, EOFError)):
-            raise ValueError(f"{self._path}: {error}") from error
+        if not isinstance(error, Exception) or isinstance(error, MemoryError):
+            return
+        if isinstance(error, OSError) and self._path in str(error):
+            return  # it could not be read; those of pyarrow, of what it read, do not have the path
+        raise ValueError(f"{self._path}: {error or kind.__name__}") from error
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:

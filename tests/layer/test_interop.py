@@ -437,6 +437,35 @@ def test_bad_rows_are_named_and_change_nothing(case, tmp_path):
     assert rows_of(layer) == before
 
 
+@pytest.mark.parametrize("name", ["npz", "parquet"])
+def test_a_flipped_bit_is_noticed_or_means_nothing(name, tmp_path):
+    layer = trained_layer(60)
+    source = FORMATS[name](tmp_path)
+    interop.save(layer, source)
+    path = tmp_path / f"rows.{name}"
+    content = path.read_bytes()
+    expected = rows_of(layer)
+    rng = np.random.default_rng(0)
+    noticed = 0
+    for place in rng.integers(0, len(content), 300):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        other = make_layer()
+        said = None
+        try:
+            interop.load(other, source)
+        except (ValueError, OSError) as error:
+            said = str(error)
+        if said is None:
+            assert rows_of(other) == expected, place
+            continue
+        noticed += 1
+        assert str(path) in said, place
+        assert other.table.size() == 0, place
+    assert noticed > 100
+
+
 def test_what_is_bad_in_the_last_block_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 12)
     layer = make_layer()
