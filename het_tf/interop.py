@@ -2,6 +2,7 @@
 
     het_tf.interop.load(layer, het_tf.interop.Parquet("pretrained.parquet"))
     het_tf.interop.save(layer, het_tf.interop.Npz("rows.npz"))
+    het_tf.interop.load(collection, het_tf.interop.Npz("users.npz"), table="users")
 
 Values only: what goes on training later, with optimizer slots and clocks, belongs into a
 checkpoint. Any object that has `read`, or `write`, as these have, is a format, too.
@@ -9,6 +10,7 @@ checkpoint. Any object that has `read`, or `write`, as these have, is a format, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ import tensorflow as tf
 
 from het_tf._arguments import INT64_MAX, check_integer
 from het_tf._strategy import servers_named
+from het_tf.layers.collection import HetEmbeddingCollection
 from het_tf.saving.row_files import Npz, Parquet, Rows, Tfra, TfraCheckpoint, rows_a_block
 from het_tf.table import EmbeddingTable
 
@@ -37,7 +40,7 @@ class Writable(Protocol):
         """Writes all rows."""
 
 
-def load(to: Any, source: Readable) -> int:
+def load(to: Any, source: Readable, *, table: str | None = None) -> int:
     """Sets rows of a table; all others stay as they are. Caches of the table drop what they hold.
 
     The rows are read twice, 64 MB at a time: once to check all of them, then to set them. What is
@@ -45,8 +48,9 @@ def load(to: Any, source: Readable) -> int:
 
     Args:
       to: a built `HetEmbedding`, whose caches are flushed first and whose `input_dim` bounds the
-        keys, or an `EmbeddingTable`.
+        keys, or an `EmbeddingTable`; or a built `HetEmbeddingCollection`.
       source: one of the formats here.
+      table: name of a collection's table, whose ids are the keys.
 
     Returns:
       How many rows were read.
@@ -62,14 +66,15 @@ def load(to: Any, source: Readable) -> int:
         set then.
     """
     _check_format("source", source, "read")
-    table, bound = _table(to)
+    rows = _rows(to, table)
+    dim, bound = rows.table.dim, rows.bound
     count = 0
     for block in source.read():
-        count += len(_checked(source, block, table.dim, bound)[0])
+        count += len(_checked(source, block, dim, bound)[0])
     left = count
     for block in source.read():
-        keys, values = _checked(source, block, table.dim, bound)
-        table.assign(keys, values)
+        keys, values = _checked(source, block, dim, bound)
+        rows.table.assign(keys + rows.first, values)
         left -= len(keys)
     if left != 0:
         raise ValueError(
@@ -79,33 +84,39 @@ def load(to: Any, source: Readable) -> int:
 
 
 @servers_named()
-def save(of: Any, target: Writable) -> int:
+def save(of: Any, target: Writable, *, table: str | None = None) -> int:
     """Writes the values of all rows of a table, in parts as of `EmbeddingTable.export_parts`.
 
     Args:
-      of: a built `HetEmbedding`, whose caches are flushed first, or an `EmbeddingTable`.
+      of: a built `HetEmbedding`, whose caches are flushed first, or an `EmbeddingTable`; or a built
+        `HetEmbeddingCollection`.
       target: one of the formats here.
+      table: name of a collection's table, whose ids are the keys.
 
     Returns:
       How many rows were written.
 
     Raises:
-      ValueError: target is no format, or of is neither.
+      ValueError: target is no format, or of is none of these, or it has no such table.
       OSError: a file cannot be written.
       ImportError: what the format needs is not installed.
       tf.errors.OpError: a parameter server is down.
     """
     _check_format("target", target, "write")
-    table, _ = _table(of)
+    rows = _rows(of, table)
     count = 0
 
     def blocks() -> Iterator[Rows]:
         nonlocal count
-        for part in table.export_parts():
-            count += len(part.keys)
-            yield part.keys, part.values
+        for part in rows.table.export_parts():
+            keys, values = part.keys, part.values
+            if rows.shares:
+                mine = (keys >= rows.first) & (keys - rows.first < rows.bound)
+                keys, values = keys[mine] - rows.first, values[mine]
+            count += len(keys)
+            yield keys, values
 
-    target.write(blocks(), table.dim)
+    target.write(blocks(), rows.table.dim)
     return count
 
 
@@ -117,14 +128,40 @@ def _check_format(name: str, format: Any, method: str) -> None:
         )
 
 
-def _table(layer: Any) -> tuple[EmbeddingTable, int | None]:
-    if isinstance(layer, EmbeddingTable):
-        return layer, None
-    table = getattr(layer, "table", None)
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Where rows are.
+
+    Attributes:
+      table: that has them.
+      bound: ids are less; None: they are any int64.
+      first: key of id 0.
+      shares: whether the table has rows of others.
+    """
+
+    table: EmbeddingTable
+    bound: int | None = None
+    first: int = 0
+    shares: bool = False
+
+
+def _rows(of: Any, name: str | None) -> _Rows:
+    if isinstance(of, HetEmbeddingCollection):
+        layer, keys = of.place_of(name)
+        layer.flush()
+        return _Rows(layer.table, len(keys), keys.start, shares=True)
+    if name is not None:
+        raise ValueError(f"table = {name!r} is for a HetEmbeddingCollection, not for {of!r}")
+    if isinstance(of, EmbeddingTable):
+        return _Rows(of)
+    table = getattr(of, "table", None)
     if not isinstance(table, EmbeddingTable):
-        raise ValueError(f"rows are of a HetEmbedding or an EmbeddingTable, not of {layer!r}")
-    layer.flush()
-    return table, layer.input_dim
+        raise ValueError(
+            "rows are of a HetEmbedding or an EmbeddingTable, or of a table of a"
+            f" HetEmbeddingCollection, not of {of!r}"
+        )
+    of.flush()
+    return _Rows(table, of.input_dim)
 
 
 def _checked(source: Any, rows: Rows, dim: int, bound: int | None) -> Rows:
@@ -181,26 +218,29 @@ class Weights:
         return "weights"
 
     @staticmethod
-    def of(layer: Any, rows: int) -> np.ndarray:
+    def of(layer: Any, rows: int, *, table: str | None = None) -> np.ndarray:
         """The rows 0 .. rows - 1 of a table, those never trained with their initial values.
 
         Args:
-          layer: a built `HetEmbedding`, whose caches are flushed first, or an `EmbeddingTable`.
+          layer: as of `save`.
           rows: how many; the `input_dim` of a `keras.layers.Embedding` that takes them with
-            `set_weights([...])`.
+            `set_weights([...])`. Of a collection's table at most as many as it has.
+          table: name of a collection's table.
 
         Returns:
           float32 [rows, dim].
 
         Raises:
-          ValueError: rows is no such number, or layer is neither.
+          ValueError: rows is no such number, or layer is none of these, or it has no such table.
         """
-        rows = check_integer("rows", rows, 0, INT64_MAX)
-        table, _ = _table(layer)
-        block = rows_a_block(4 * table.dim)
-        values = np.empty((rows, table.dim), np.float32)
+        stored = _rows(layer, table)
+        most = stored.bound if stored.shares else INT64_MAX
+        rows = check_integer("rows", rows, 0, most)
+        block = rows_a_block(4 * stored.table.dim)
+        values = np.empty((rows, stored.table.dim), np.float32)
         for first in range(0, rows, block):
-            values[first : first + block] = table.lookup(np.arange(first, min(rows, first + block)))
+            keys = stored.first + np.arange(first, min(rows, first + block))
+            values[first : first + block] = stored.table.lookup(keys)
         return values
 
     def read(self) -> Iterator[Rows]:

@@ -277,6 +277,18 @@ class HetEmbeddingCollection(keras.layers.Layer):
                 tables[name] = group.layer.table.lookup(keys + offset)
         return tables
 
+    def place_of(self, table: str) -> tuple[HetEmbedding, range]:
+        """Where the rows of a table are: the layer that has them, and their keys there, by id.
+
+        Raises:
+          ValueError: there is no table of that name.
+        """
+        for group in self._plan.groups:
+            if table in group.offsets:
+                first = group.offsets[table]
+                return group.layer, range(first, first + self._plan.tables[table].vocabulary_size)
+        raise ValueError(f"table = {table!r}, but layer {self.name} has {list(self._plan.tables)}")
+
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization. Features that share a table share it again."""
         names = list(self._plan.tables)

@@ -481,6 +481,65 @@ def test_keys_of_a_layer_are_bounded_as_its_ids_are():
             interop.load(layer, interop.Weights(VALUES[:1], [key]))
 
 
+def make_collection() -> het_tf.layers.HetEmbeddingCollection:
+    """Of three tables, of which two share one."""
+    tables = [
+        het_tf.layers.TableConfig(name, size, dim)
+        for name, size, dim in (("users", 6, DIM), ("shops", 9, DIM), ("words", 6, DIM + 1))
+    ]
+    layer = het_tf.layers.HetEmbeddingCollection(
+        {
+            each.name: het_tf.layers.FeatureConfig(
+                each.name, each, (2, 1), (2, 1, each.embedding_dim)
+            )
+            for each in tables
+        },
+        seed=1,
+    )
+    layer.build()
+    return layer
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_table_of_a_collection_has_its_rows_by_its_own_ids(name, tmp_path):
+    layer, other = make_collection(), make_collection()
+    shops = np.random.default_rng(0).normal(size=(3, DIM)).astype(np.float32)
+    assert interop.load(layer, interop.Weights(shops, [0, 8, 4]), table="shops") == 3
+    assert interop.load(layer, interop.Weights(-shops, [0, 1, 5]), table="users") == 3
+    before = other.get_embedding_tables()
+    read = layer.get_embedding_tables()
+    np.testing.assert_array_equal(read["shops"][[0, 8, 4]], shops)
+    np.testing.assert_array_equal(read["users"][[0, 1, 5]], -shops)
+    np.testing.assert_array_equal(interop.Weights.of(layer, 9, table="shops"), read["shops"])
+    assert interop.save(layer, FORMATS[name](tmp_path), table="shops") == 3
+    assert interop.load(other, FORMATS[name](tmp_path), table="shops") == 3
+    expected = {**before, "shops": read["shops"]}
+    for table, values in other.get_embedding_tables().items():
+        np.testing.assert_array_equal(values, expected[table])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda c, s: interop.load(c, s),
+            r"table = None, but layer .* has \['shops', 'users', 'wo",
+        ),
+        (lambda c, s: interop.load(c, s, table="x"), r"table = 'x', but layer .* has \['shops'"),
+        (lambda c, s: interop.load(c, s, table="users"), r"weights: key 6 is not in \[0, 5\]"),
+        (lambda c, s: interop.load(c, s, table="words"), r"weights: values are .* \[1, 4\]"),
+        (lambda c, s: interop.Weights.of(c, 7, table="users"), "rows must be .* to 6, not 7"),
+        (
+            lambda c, s: interop.save(c.layers[0], interop.Npz("x"), table="users"),
+            "table = 'users' is for a HetEmbeddingCollection, not for <HetEmbedding",
+        ),
+    ],
+)
+def test_wrong_tables_of_a_collection_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(make_collection(), interop.Weights(VALUES[:1], [6]))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
