@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -62,9 +63,33 @@ class Marks:
         return replaced
 
 
-def make_again(devices: Sequence[str]) -> None:
-    """Makes the variables and the shards of tables anew that were on the devices."""
+class Earlier:
+    """What there was before this process connected to its servers, such as to those of a cluster
+    that was closed.
+
+    It is not on them, though its devices may have the same names. TensorFlow has freed those: who
+    asks a variable for its device ends with a segmentation fault.
+    """
+
+    def __init__(self) -> None:
+        """Takes note of all that there is. It is held weakly."""
+        self._refs = {id(each): weakref.ref(each) for each in _alive()}
+
+    def __contains__(self, each: Any) -> bool:
+        ref = self._refs.get(id(each))
+        return ref is not None and ref() is each
+
+
+def make_again(devices: Sequence[str], earlier: Earlier) -> None:
+    """Makes the variables and the shards of tables anew that were on the devices.
+
+    Args:
+      devices: of servers.
+      earlier: what was made before this process connected to them.
+    """
     for each in _alive():
+        if each in earlier:
+            continue
         if isinstance(each, EmbeddingTable):
             _tried(lambda table=each: table.make_again(devices))
         elif isinstance(each, WorkerCache):

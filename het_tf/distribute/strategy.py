@@ -112,6 +112,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         set_grpc_defaults()
         gpus.leave_memory_to_workers()
         health.wait_until_up(self._addresses)
+        self._earlier = recovery.Earlier()
         super().__init__(cluster_resolver, variable_partitioner)
         Coordinator(self)  # There is one per strategy: else TensorFlow would make its own.
         own_what_is_on(task_devices(), self._address)
@@ -311,7 +312,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         logging.warning("%s: other processes than before; made anew what they held", replaced)
         own_what_is_on(replaced, self._address)
         self._recoveries += 1
-        recovery.make_again(replaced)
+        recovery.make_again(replaced, self._earlier)
         reaching.wait_until_servers_are_reached(replaced, self.is_down, until)
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import second_cluster_program
 from faults import run_program
 
 
@@ -45,6 +46,14 @@ def test_one_call_restores_the_latest_checkpoint_if_there_is_one(seen):
     assert seen["nothing to restore"] is None
     assert seen["restored"] == seen["latest"]
     assert seen["rows restored"] == len(seen["whole"]["keys"])
+
+
+def test_what_is_left_of_another_cluster_is_left_alone():
+    seen = run_program("second_cluster_program.py")
+    assert seen["path"]
+    assert seen["recoveries"] == 1
+    assert seen["rows"] == seen["rows before"]
+    assert sum(seen["rows"]) == second_cluster_program.ROWS
 
 
 def test_a_manager_is_a_checkpoint_manager(strategy):
