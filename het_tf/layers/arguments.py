@@ -37,14 +37,19 @@ def refuse_what_only_keras_does(given: dict[str, Any]) -> None:
         warnings.warn("input_length has no use and can be left out, as in Keras", stacklevel=3)
 
 
-def refuse_quantized(policy: keras.DTypePolicy) -> None:
-    """Takes no dtype policy that quantizes weights.
+def check_dtype(policy: keras.DTypePolicy) -> None:
+    """Takes dtype policies of floating outputs that do not quantize weights.
 
     Raises:
-      ValueError: this one does.
+      ValueError: this is another.
     """
     if policy.quantization_mode is not None:
         raise ValueError(f"dtype must not be {policy.name!r}: {WHY_NOT['quantization_config']}")
+    if not keras.backend.is_float_dtype(policy.compute_dtype):
+        raise ValueError(
+            f"dtype must be a floating type, that of the outputs, not {policy.compute_dtype!r}: ids"
+            " may be integers of any type, and keras.Input(..., dtype=) has theirs"
+        )
 
 
 def matrix_of(initializer: keras.initializers.Initializer) -> np.ndarray | None:

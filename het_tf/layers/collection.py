@@ -154,6 +154,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
             wire_dtype=self.wire_dtype,
             key_ranges=key_ranges,
             dtype=self.dtype_policy,
+            trainable=self.trainable,
             name=f"{self.name}_{number}",
         )
         features = [i for i, f in enumerate(self._plan.features) if f.table.name in offsets]

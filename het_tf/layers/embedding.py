@@ -148,7 +148,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         """
         arguments.refuse_what_only_keras_does(kwargs)
         super().__init__(**kwargs)
-        arguments.refuse_quantized(self.dtype_policy)
+        arguments.check_dtype(self.dtype_policy)
         if seed is None:
             seed = random.getrandbits(62)
         if nonfinite not in ("error", "skip"):
@@ -224,6 +224,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         if not self._devices:
             warn_of_idle_cluster(f"Layer {self.name!r} is built")
         self._anchor = Anchor(self.name)
+        self._anchor.trainable = self.trainable  # as Keras has it of weights that layers add
         self._rate = LearningRate(
             self.add_weight, self.optimizer, self._takes_compiled, self._compiled_rate_when_built
         )

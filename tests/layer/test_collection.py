@@ -344,6 +344,17 @@ def test_fit_of_every_kind(kind, weighted):
     assert losses[1] < 0.5 * losses[0]
 
 
+def test_tables_of_a_layer_that_is_made_not_trainable_stay_as_they_are():
+    layer = HetEmbeddingCollection(shops_and_users(), trainable=False)
+    model = model_of(layer, "dense", False)
+    model.compile("adam", "mse")
+    data = tf.data.Dataset.from_tensors((ids_of(), np.arange(4, dtype=np.float32)))
+    model.fit(data, verbose=0)
+    assert sum(each.table.size() for each in layer.layers) == 0
+    again = HetEmbeddingCollection.from_config(layer.get_config())
+    assert not any(each.trainable for each in again.layers)
+
+
 def test_one_process_serves_it_with_stock_ops(tmp_path):
     layer = HetEmbeddingCollection({"a": feature("a", table("t")), "b": feature("b", table("u"))})
     inputs = {name: keras.Input((2,), dtype="int64", name=name) for name in ("a", "b")}

@@ -126,6 +126,17 @@ def test_dimensions(make, dims):
             lambda: HetEmbedding(10, 4, dtype="int8_from_float32"),
             "dtype must not be 'int8_from_float32': rows are not quantized",
         ),
+        (
+            lambda: HetEmbedding(10, 4, dtype="int64"),
+            "dtype must be a floating type, that of the outputs, not 'int64': ids may be",
+        ),
+        (
+            lambda: het_tf.layers.HetEmbeddingCollection(
+                het_tf.layers.FeatureConfig("f", het_tf.layers.TableConfig("t", 9, 4)),
+                dtype="int32",
+            ),
+            "dtype must be a floating type, that of the outputs, not 'int32'",
+        ),
     ],
 )
 def test_what_is_refused(make, message):

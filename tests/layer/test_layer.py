@@ -109,6 +109,21 @@ def test_a_layer_that_is_not_trainable_keeps_its_table(run_eagerly):
     assert layer.table.size() == 50
 
 
+def test_a_layer_that_is_made_so_is_not_trainable_without_a_word(recwarn):
+    layer = new_layer(trainable=False)
+    model = functional(layer)
+    assert not layer.trainable_variables
+    assert not any(variable.name == "anchor" for variable in model.trainable_variables)
+    model.compile("sgd", loss="binary_crossentropy")
+    model.fit(IDS, LABELS, verbose=0)
+    assert layer.table.size() == 0
+    assert not [str(w.message) for w in recwarn if "Gradients do not exist" in str(w.message)]
+    layer.trainable = True
+    model.compile("sgd", loss="binary_crossentropy")
+    model.fit(IDS, LABELS, verbose=0)
+    assert layer.table.size() == 50
+
+
 def test_a_layer_called_twice_in_a_step_updates_twice():
     layer = zero_layer()
     inputs = [keras.Input((), dtype="int64") for _ in range(2)]
