@@ -175,6 +175,13 @@ def _wait_until_reached() -> None:
 
 def _path(prefix: Any) -> str:
     if tf.is_symbolic_tensor(prefix):
+        from het_tf.layers import callers  # whose package imports this module
+
+        if callers.is_called_by(tf.saved_model.save):
+            raise ValueError(
+                "tf.saved_model.save would leave out the rows of tables: use"
+                " het_tf.export_saved_model(model, path) or model.export(path) of the model"
+            )
         raise ValueError(
             "tables are saved and restored eagerly: call tf.train.Checkpoint outside of tf.function"
         )

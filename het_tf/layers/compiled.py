@@ -39,7 +39,8 @@ class CompiledOptimizer:
     def compiled_with(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Takes note of what the model is compiled with.
 
-        `het_tf.keras.Model.compile` calls it; in a plain `keras.Model` the first step does.
+        `het_tf.keras.Model.compile` calls it; of a plain `keras.Model` the beginning of `fit`, or
+        the first step, does.
 
         Raises:
           ValueError: the layer's optimizer is "same", and that one has no row form, or is of
@@ -178,6 +179,18 @@ class CompiledOptimizer:
                 self._compiled_optimizer = weakref.ref(optimizer)
             else:
                 self.compiled_with(optimizer)
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """As of Keras, whose `fit` asks for them before it calls callbacks for an epoch.
+
+        It asks the layer for nothing else before these may set another rate. So a layer that no
+        `compile` has told of the model's optimizer takes note of it here.
+        """
+        model = callers.compiled_model()
+        if model is not None and callers.is_called_by(keras.Model.fit, model):
+            self._note_compiled(model.optimizer)
+        return super().metrics
 
     def _rate_op(self) -> tf.Tensor:
         """The learning rate of a step."""

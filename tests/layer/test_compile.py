@@ -95,15 +95,41 @@ def test_a_learning_rate_scheduler_moves_the_layers_rate_by_the_same_factor(
     assert float(layer.learning_rate.value) == 16
 
 
-def test_a_scheduler_counts_from_what_compile_was_told():
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_scheduler_counts_from_what_compile_was_told(model_class, run_eagerly):
     layer = new_layer(optimizers.SGD(8.0))
-    model = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(0.5))
+    model = make_model(model_class, layer, keras.optimizers.SGD(0.5), run_eagerly=run_eagerly)
     fit(model, 2, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2))
     assert layer.table.lookup([7]) == 4 + 2
+    model.compile(keras.optimizers.SGD(1.0), loss=model.loss, run_eagerly=run_eagerly)
+    fit(model, 2, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2))
+    assert layer.table.lookup([7]) == 4 + 2 + 1 + 0.5
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_rate_that_warms_up_from_zero_is_followed(model_class):
+    layer = new_layer(optimizers.SGD(8.0))
+    model = make_model(model_class, layer, keras.optimizers.SGD(0.5))
+    fit(model, 3, keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 * epoch))
+    assert layer.table.lookup([7]) == 0 + 4 + 8
+
+
+class PlainSubclassed(keras.Model):
+    """As `Subclassed`, without het_tf's `compile`."""
+
+    __init__, call = Subclassed.__init__, Subclassed.call
 
 
 @pytest.mark.parametrize("rows", ["own", "same"])
-@pytest.mark.parametrize("kind", [Subclassed, lambda layer: het_tf.keras.Sequential([layer])])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Subclassed,
+        lambda layer: het_tf.keras.Sequential([layer]),
+        lambda layer: keras.Sequential([layer]),
+    ],
+)
 def test_a_model_that_is_built_after_compile_counts_from_it(kind, rows):
     layer = new_layer("same" if rows == "same" else optimizers.SGD(8.0))
     model = kind(layer)

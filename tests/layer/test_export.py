@@ -385,6 +385,33 @@ def test_tf_saved_model_save_names_what_works(model_class, tmp_path):
     model = plain_model(model_class)
     with pytest.raises(ValueError, match=r"table of layer users: use het_tf\.export"):
         tf.saved_model.save(model, str(tmp_path / "model"))
+    module = tf.Module()
+    module.users = model.get_layer("users")
+    for part in (module, module.users):
+        with pytest.raises(ValueError, match=r"leave out the rows of tables: use het_tf\.export"):
+            tf.saved_model.save(part, str(tmp_path / "part"))
+
+
+def test_an_archive_takes_a_function_that_was_not_traced_before(tmp_path):
+    """As docs/errors.md has it."""
+    model = plain_model()
+
+    @tf.function(input_signature=[tf.TensorSpec(model.input.shape, model.input.dtype)])
+    def serve(ids):
+        return model(ids, training=False)
+
+    expected = serve(tf.constant(KNOWN)).numpy()
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve)
+    with pytest.raises(AssertionError, match=r"'untracked' resource.*\n.*\n.*users/.*TableR"):
+        archive.write_out(str(tmp_path / "traced"), verbose=False)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve.python_function, serve.input_signature)
+    archive.write_out(str(tmp_path / "model"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(served.serve(tf.constant(KNOWN)), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
