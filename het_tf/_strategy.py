@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _made: list[weakref.ref[HetParameterServerStrategy]] = []
 
+# What TensorFlow says of a tensor, a variable or a call on a task of a cluster that was closed.
+_OF_CLOSED_CLUSTER = ("unknown device", "an invalid device", "Client for target /job:")
+
 
 def note_strategy(strategy: HetParameterServerStrategy) -> None:
     """Makes it the `current_strategy`. It is held weakly."""
@@ -31,10 +34,17 @@ def current_strategy() -> HetParameterServerStrategy | None:
 
 @contextlib.contextmanager
 def servers_named() -> Iterator[None]:
-    """Has the error of a parameter server that is down name it: a context, or a decorator."""
+    """Has the error of a parameter server that is down name it: a context, or a decorator.
+
+    Raises:
+      RuntimeError: in place of TensorFlow's error where the cluster was closed.
+    """
     try:
         yield
     except tf.errors.OpError as error:
+        last = _made[0]() if _made else None
+        if last is not None and any(words in str(error) for words in _OF_CLOSED_CLUSTER):
+            last.check_open()
         strategy = current_strategy()
         if strategy is None or (explained := strategy.explain(error)) is error:
             raise

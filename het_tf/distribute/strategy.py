@@ -161,6 +161,15 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
                 "another cluster and make a strategy and a model on it."
             )
 
+    def scope(self) -> Any:
+        """As in the base class.
+
+        Raises:
+          RuntimeError: the `LocalCluster` was closed.
+        """
+        self.check_open()
+        return super().scope()
+
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
     ) -> Any:

@@ -28,6 +28,7 @@ class Saving:
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """For TensorFlow's checkpoints: those of Keras, and the layers in lists and dicts."""
+        self._check_open()  # TensorFlow ends the process over variables that went with a cluster.
         # There is no public way for an object to say what else is part of it.
         children = super()._trackable_children(save_type, **kwargs)
         return {**layers_in_containers(self), **children} if save_type == "checkpoint" else children
@@ -126,12 +127,16 @@ class Saving:
             for layer in embeddings_of(self):
                 layer.note_loaded()
 
+    def _check_open(self) -> None:
+        getattr(self.distribute_strategy, "check_open", lambda: None)()
+
     def _sync(self, slots: bool) -> None:
         """Has variables current in callbacks of `fit`, before they are read or set.
 
         Also before they are set: a value that a variable has is no change, and what is on the
         servers, behind the steps, may be just what was read to be set later.
         """
+        self._check_open()
         trainer = self._parameter_server_trainer
         if trainer is not None and trainer.has_replicas:
             self.distribute_strategy.flush(slots=slots)

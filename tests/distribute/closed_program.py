@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import warnings
 
 import made_before
+import tensorflow as tf
 import test_scope
 
 import het_tf
@@ -27,6 +30,10 @@ def main():
         with strategy.scope():
             model = test_scope.make_model()
         model.fit(test_scope.IDS, test_scope.LABELS, verbose=0)
+        folder = tempfile.TemporaryDirectory()
+        checkpoint = tf.train.Checkpoint(model=model).write(f"{folder.name}/before")
+        # Nothing is written but there, should a call below do what it should not.
+        os.chdir(folder.name)
     seen["log"] = cluster.log("ps", 0)
     seen["in log_dir"] = sorted(path.name for path in cluster.log_dir.iterdir())
     ids, labels = test_scope.IDS, test_scope.LABELS
@@ -36,6 +43,15 @@ def main():
         "predict": error_of(lambda: model.predict(ids)),
         "flush": error_of(strategy.flush),
         "cache_stats": error_of(model.layers[1].cache_stats),
+        "call": error_of(lambda: model(ids)),
+        "scope": error_of(strategy.scope),
+        "save": error_of(lambda: model.save("clicks.keras")),
+        "save_weights": error_of(lambda: model.save_weights("clicks.weights.h5")),
+        "checkpoint": error_of(lambda: tf.train.Checkpoint(model=model).save("clicks")),
+        "restore": error_of(lambda: tf.train.Checkpoint(model=model).read(checkpoint)),
+        "table.size": error_of(model.layers[1].table.size),
+        "table.lookup": error_of(lambda: model.layers[1].table.lookup([1])),
+        "table.export": error_of(model.layers[1].table.export),
     }
     seen["batches"] = {name: len(list(dataset)) for name, dataset in made.datasets.items()}
     # There is no cluster any more that a model could use.

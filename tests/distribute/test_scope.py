@@ -97,7 +97,13 @@ def seen():
     return run_program("closed_program.py")
 
 
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "flush", "cache_stats"])
+CLOSED = [
+    *("fit", "evaluate", "predict", "flush", "cache_stats", "call", "scope", "save"),
+    *("save_weights", "checkpoint", "restore", "table.size", "table.lookup", "table.export"),
+]
+
+
+@pytest.mark.parametrize("method", CLOSED)
 def test_after_the_cluster_was_closed(seen, method):
     assert seen["closed"][method].startswith("RuntimeError: The LocalCluster of this strategy was")
     assert seen["without a scope"] == []
