@@ -59,11 +59,7 @@ def as_dataset(
         check_alone(y, sample_weight, batch_size, f"a {type(x).__name__}")
         return python_dataset(x, shuffle, _as_arrays)
     if x is None:
-        raise TypeError(
-            "Under HetParameterServerStrategy the data must be a function that returns a "
-            "tf.data.Dataset, a tf.data.Dataset, a generator, a keras.utils.PyDataset or arrays; "
-            "got None."
-        )
+        raise _no_data("None")
     parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
     if y is None and sample_weight is not None:
         raise ValueError("sample_weight needs y.")
@@ -74,7 +70,7 @@ def as_dataset(
             "All arrays must have the same number of examples, got shapes "
             f"{[array.shape for array in tf.nest.flatten(arrays)]}."
         )
-    arrays = tf.nest.map_structure(tf.convert_to_tensor, arrays)
+    arrays = tf.nest.map_structure(_as_tensor, arrays)
     length = lengths.pop()
     indices = tf.data.Dataset.range(length)
     if shuffle and shuffle != "batch":
@@ -307,6 +303,22 @@ def _as_array(value: Any) -> np.ndarray:
         raise TypeError("Pass ragged and sparse tensors in a tf.data.Dataset.")
     array = value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
     return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
+
+
+def _as_tensor(array: np.ndarray) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(array)
+    except ValueError as error:
+        kinds = sorted({type(each).__name__ for each in array.flat})
+        raise _no_data(f"objects of {', '.join(kinds)}") from error
+
+
+def _no_data(what: str) -> TypeError:
+    return TypeError(
+        "Under HetParameterServerStrategy the data must be a function that returns a "
+        "tf.data.Dataset, a tf.data.Dataset, a generator, a keras.utils.PyDataset or arrays of "
+        f"numbers or strings; got {what}."
+    )
 
 
 def _as_arrays(parts: Any) -> Any:

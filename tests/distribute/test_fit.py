@@ -194,11 +194,19 @@ def test_empty_data_is_an_error(id_counter):
         ((i for i in range(3)), TypeError, "must be a function that returns"),
         ({"a": np.zeros([3, 1]), "b": np.zeros([4, 1])}, ValueError, "same number of examples"),
         (None, TypeError, "got None"),
+        (np.array([[1], [None]]), TypeError, "numbers or strings; got objects of NoneType"),
+        (iter(sm.id_dataset(range(9), 3)), TypeError, "must be .*; got objects of .*Iterator"),
     ],
 )
 def test_names_what_is_wrong_with_the_data(id_counter, x, error, message):
     with pytest.raises(error, match=message):
         id_counter.fit(x, verbose=0)
+
+
+def test_a_dataset_that_is_for_workers_is_for_a_loop(id_counter, strategy):
+    dataset = strategy.experimental_distribute_dataset(sm.id_dataset(range(9), 3))
+    with pytest.raises(TypeError, match=r"must be a function .*; got objects of ForWorkers"):
+        id_counter.fit(dataset, verbose=0)
 
 
 def test_arguments_that_do_not_go_with_a_dataset(id_counter):
