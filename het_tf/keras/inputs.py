@@ -163,8 +163,8 @@ def worker_dataset_fn(
         return dataset.repeat() if repeat else dataset
 
     contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
-    made = _of_this_worker([functools.partial(make, context) for context in contexts])
-    if any(captured.dtype == tf.variant for captured in made.inputs):
+    made = [_traced(functools.partial(make, context)) for context in contexts]
+    if any(captured.dtype == tf.variant for each in made for captured in each.inputs):
         # `fn` uses a dataset that was made before, which does not travel as a tensor.
         copies = [as_copies(make(context)) for context in contexts]
         if None in copies:
@@ -173,22 +173,64 @@ def worker_dataset_fn(
                 "can read, for instance because of a Python generator. Make it inside the "
                 "function, or pass the dataset itself."
             )
-        made = _of_this_worker(copies)
-    return made
+        made = [_traced(copy) for copy in copies]
+    return made[0] if len(made) == 1 else _of_this_worker(made)
+
+
+def _traced(maker: Callable[[], tf.data.Dataset]) -> tf.types.experimental.ConcreteFunction:
+    return tf.function(maker).get_concrete_function()
 
 
 def _of_this_worker(
-    makers: list[Callable[[], tf.data.Dataset]],
+    makers: list[tf.types.experimental.ConcreteFunction],
 ) -> tf.types.experimental.ConcreteFunction:
-    """The dataset of the maker at the index of the worker on which it runs."""
+    """The dataset of the maker at the index of the worker on which it runs.
+
+    The makers are no branches of one function: in those, TensorFlow does not find what each worker
+    has of a lookup table that was made in the strategy's scope.
+    """
+    spec = _common_spec([each.structured_outputs.element_spec for each in makers])
+
+    @tf.function
+    def index_op() -> tf.Tensor:
+        return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+    def make() -> tf.Tensor:
+        return tf.data.experimental.to_variant(makers[int(index_op())]())
 
     def of_this_worker() -> tf.data.Dataset:
-        if len(makers) == 1:
-            return makers[0]()
-        index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return tf.switch_case(tf.cast(index, tf.int32), makers)
+        graph = tf.compat.v1.get_default_graph()
+        # As `index_op` has the index: asked for on the worker, when this is called there.
+        made = graph.capture_call_time_value(make, tf.TensorSpec([], tf.variant))
+        return tf.data.experimental.from_variant(made, spec)
 
-    return tf.function(of_this_worker).get_concrete_function()
+    return _traced(of_this_worker)
+
+
+def _common_spec(specs: list[Any]) -> Any:
+    """One type of element for all workers, with the shapes that all have.
+
+    Raises:
+      ValueError: they are of several structures or dtypes.
+    """
+    first, *others = specs
+    try:
+        for other in others:
+            tf.nest.assert_same_structure(first, other)
+        common = tf.nest.map_structure(lambda x, *y: x.most_specific_common_supertype(y), *specs)
+    except (TypeError, ValueError) as error:
+        raise _unlike(specs) from error
+    if None in tf.nest.flatten(common):
+        raise _unlike(specs)
+    return common
+
+
+def _unlike(specs: list[Any]) -> ValueError:
+    kinds = " and ".join(sorted({str(spec) for spec in specs}))
+    return ValueError(
+        "The function given as data makes datasets of several types for different workers, which"
+        f" must be one: {kinds}"
+    )
 
 
 def shares_or_dataset(fn: DatasetFunction) -> DatasetFunction | tf.data.Dataset:

@@ -78,6 +78,40 @@ def test_a_default_says_whether_a_function_takes_a_context(id_counter, takes_non
     assert counts_after_fit(id_counter, given, epochs=2) == 70 * [1] + 30 * [0]
 
 
+def test_function_of_a_context_may_use_what_was_made_in_the_scope(id_counter, strategy):
+    """As TensorFlow's guide has it: workers have a copy each of a table that is made there."""
+    words = [f"word {i}" for i in range(32)]
+    ids = np.arange(32, dtype=np.float32).reshape(-1, 1)
+    with strategy.scope():
+        layer = keras.layers.StringLookup(vocabulary=words, num_oov_indices=0)
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(words, ids[:, 0]), -1.0
+        )
+
+    def share(context, look_up):
+        dataset = tf.data.Dataset.from_tensor_slices((words, ids)).batch(4)
+        dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return dataset.map(lambda x, y: (tf.reshape(look_up(x), [-1, 1]), y))
+
+    for look_up in (lambda x: tf.cast(layer(x), tf.float32), table.lookup):
+        id_counter.fit(lambda context, f=look_up: share(context, f), verbose=0)
+        counts = id_counter.counter.counts.numpy()
+        assert counts[:32].tolist() == 32 * [1]
+        predicted = id_counter.predict(lambda context, f=look_up: share(context, f), verbose=0)
+        weight = id_counter.get_weights()[0]
+        np.testing.assert_allclose(predicted, ids * weight, rtol=1e-6)
+
+
+def test_datasets_of_several_types_are_an_error(id_counter):
+    def share(context):
+        ids = range(4) if context.input_pipeline_id else range(8)
+        dataset = sm.id_dataset(ids, 4)
+        return dataset.map(lambda x, y: (x, y if context.input_pipeline_id else (y, y)))
+
+    with pytest.raises(ValueError, match="datasets of several types for different workers"):
+        id_counter.fit(share, verbose=0)
+
+
 def test_function_may_share_out_a_dataset_made_before(id_counter):
     dataset = sm.id_dataset(range(70), 4)
     counts = counts_after_fit(
