@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from het_tf import _keras
 from het_tf._strategy import servers_named, warn_of_idle_cluster
@@ -52,6 +53,13 @@ class _ParameterServerFit(Saving):
     def _trainer_to_run(self) -> ParameterServerTrainer | None:
         trainer = self._parameter_server_trainer
         if trainer is None:
+            strategy = self.distribute_strategy
+            if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+                raise ValueError(
+                    f"Model {self.name!r} was made under tf.distribute.{type(strategy).__name__},"
+                    " under which it does not train, evaluate or predict: make the strategy a"
+                    " het_tf.distribute.HetParameterServerStrategy(cluster_resolver)."
+                )
             warn_of_idle_cluster(f"Model {self.name!r} was made")
         return trainer
 

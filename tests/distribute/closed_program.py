@@ -1,4 +1,7 @@
-"""Goes on after its cluster was closed; prints what that gives as JSON. Run by test_scope.py."""
+"""Goes on after its cluster was closed, and under a strategy that is TensorFlow's own.
+
+Prints what that gives as JSON. Run by test_scope.py.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,15 @@ def main():
         warnings.simplefilter("always")
         test_scope.make_model().fit(ids, labels, verbose=0)
     seen["without a scope"] = [str(w.message) for w in caught if "strategy" in str(w.message)]
+    with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        strategy = tf.distribute.ParameterServerStrategy(cluster.resolver)
+        with strategy.scope():
+            model = test_scope.make_model()
+        seen["of tensorflow"] = {
+            "fit": error_of(lambda: model.fit(ids, labels)),
+            "evaluate": error_of(lambda: model.evaluate(ids, labels)),
+            "predict": error_of(lambda: model.predict(ids)),
+        }
     print(json.dumps(seen))
 
 

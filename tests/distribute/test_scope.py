@@ -109,6 +109,15 @@ def test_after_the_cluster_was_closed(seen, method):
     assert seen["without a scope"] == []
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_under_the_strategy_of_tensorflow(seen, method):
+    assert re.match(
+        r"ValueError: Model 'clicks' .* tf\.distribute\.ParameterServerStrategyV2, .* make the"
+        r" strategy a het_tf\.distribute\.HetParameterServerStrategy",
+        seen["of tensorflow"][method],
+    )
+
+
 def test_datasets_and_tables_outlive_the_cluster(seen):
     assert set(seen["batches"].values()) == {8}
 
