@@ -122,7 +122,7 @@ format: .venv/installed
 ##  make docs      the documentation in build/site
 .PHONY: docs
 docs: .venv/installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 ##  make wheel     a wheel in dist/ that runs on other machines too, under every Python
 .PHONY: wheel

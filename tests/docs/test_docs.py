@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import runpy
+import shutil
 import stat
 import subprocess
 import sys
@@ -222,3 +223,25 @@ def test_what_needs_a_network_to_be_read_is_warned_of(caplog):
     assert caplog.messages == []
     HOOKS["on_post_page"]('<link rel="stylesheet" href="https://x.org/a.css">', Page)
     assert caplog.messages
+
+
+def test_a_warning_fails_the_build(tmp_path):
+    """With mkdocs's --quiet nothing would: `strict` counts what is logged."""
+    recipe = re.search(r"^docs:.*\n\t(.*)$", (pages.ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    shutil.copytree(pages.DOCS, tmp_path / "docs")
+    shutil.copy(pages.ROOT / "mkdocs.yml", tmp_path)
+    (tmp_path / "het_tf").symlink_to(pages.ROOT / "het_tf")
+
+    def build() -> subprocess.CompletedProcess:
+        command = recipe.replace("$(BIN)/python", sys.executable)
+        return subprocess.run(
+            command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    ended = build()
+    assert ended.returncode == 0, ended.stderr
+    with (tmp_path / "docs" / "loops.md").open("a") as page:
+        page.write("[a page](that_is_not_there.md)")
+    ended = build()
+    assert ended.returncode != 0
+    assert "that_is_not_there.md" in ended.stderr
