@@ -52,6 +52,21 @@ def check_dtype(policy: keras.DTypePolicy) -> None:
         )
 
 
+def regularizer(identifier: Any) -> keras.regularizers.Regularizer | None:
+    """A Keras regularizer, or that of a name.
+
+    Raises:
+      ValueError: it is none, or one of how many rows there are.
+    """
+    found = keras.regularizers.get(identifier)
+    if isinstance(found, keras.regularizers.OrthogonalRegularizer):
+        raise ValueError(
+            "embeddings_regularizer must be of rows one by one, not OrthogonalRegularizer, which"
+            " compares all rows of a matrix: a step has those that it looks up"
+        )
+    return found
+
+
 def matrix_of(initializer: keras.initializers.Initializer) -> np.ndarray | None:
     """The matrix of a Keras `Constant` that has one: pretrained rows; None for all else."""
     if not isinstance(initializer, keras.initializers.Constant):

@@ -162,7 +162,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
                 raise ValueError(f"mask_zero makes id 0 padding, padding_id = {padding_id} another")
         input_dim, output_dim = arguments.dimensions(first, second, input_dim, output_dim)
         self.input_dim, self.output_dim = input_dim, output_dim
-        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.embeddings_regularizer = arguments.regularizer(embeddings_regularizer)
         self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
         initializer = keras.initializers.get(embeddings_initializer)
         matrix = arguments.matrix_of(initializer)

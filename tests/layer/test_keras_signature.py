@@ -127,6 +127,10 @@ def test_dimensions(make, dims):
             "dtype must not be 'int8_from_float32': rows are not quantized",
         ),
         (
+            lambda: HetEmbedding(10, 4, embeddings_regularizer="orthogonal_regularizer"),
+            "embeddings_regularizer must be of rows one by one, not OrthogonalRegularizer",
+        ),
+        (
             lambda: HetEmbedding(10, 4, dtype="int64"),
             "dtype must be a floating type, that of the outputs, not 'int64': ids may be",
         ),
