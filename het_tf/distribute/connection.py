@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,14 @@ _TABLES = (
     tf.lookup.experimental.MutableHashTable,
     tf.lookup.experimental.DenseHashTable,
 )
+
+# Weakly, the variables that this process had when it connected first; None: it did not yet.
+_variables_before: list[weakref.ref[tf.Variable]] | None = None
+
+
+def is_of_before(variable: tf.Variable) -> bool:
+    """Whether workers cannot read a variable, since it was made before this process connected."""
+    return any(before() is variable for before in _variables_before or ())
 
 
 def with_local_chief(cluster: tf.train.ClusterSpec) -> tf.train.ClusterSpec:
@@ -49,16 +58,23 @@ def tables_kept() -> Iterator[None]:
 
     Those that Python still refers to.
     """
-    kept = [(table, *found) for table in _tables() if (found := _name_and_rows(table)) is not None]
+    global _variables_before
+    kept = [
+        (table, *found)
+        for table in _of_types(_TABLES)
+        if (found := _name_and_rows(table)) is not None
+    ]
+    if _variables_before is None:
+        _variables_before = [weakref.ref(variable) for variable in _of_types(tf.Variable)]
     yield
     with tf.device(f"/job:{COORDINATOR}/replica:0/task:0/device:CPU:0"):
         for table, name, rows in kept:
             _make_again(table, name, rows)
 
 
-def _tables() -> list[Any]:
+def _of_types(types: Any) -> list[Any]:
     # By type(): isinstance() would run code of proxies.
-    return [each for each in gc.get_objects() if issubclass(type(each), _TABLES)]
+    return [each for each in gc.get_objects() if issubclass(type(each), types)]
 
 
 def _name_and_rows(table: Any) -> tuple[dict[str, str], tuple[tf.Tensor, tf.Tensor]] | None:

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf.distribute.connection import is_of_before
 from het_tf.keras.batches import is_python_source, python_dataset
 
 DatasetFunction = Callable[..., tf.data.Dataset]
@@ -155,7 +156,8 @@ def worker_dataset_fn(
 
     Raises:
       TypeError: `fn` does not return a dataset.
-      ValueError: `fn` hands on a dataset that only this process can read.
+      ValueError: `fn` hands on a dataset that only this process can read, or uses a variable that
+        it alone can.
     """
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -174,6 +176,14 @@ def worker_dataset_fn(
                 "function, or pass the dataset itself."
             )
         made = [_traced(copy) for copy in copies]
+    for variable in [each for of_worker in made for each in of_worker.variables]:
+        if is_of_before(variable):
+            raise ValueError(
+                f"The function given as data uses the variable {variable.name!r}, which was made"
+                " before the strategy, so that workers cannot read it: use its value,"
+                " variable.numpy(), or make it, or the tf.random.Generator that it is of, after"
+                " the strategy."
+            )
     return made[0] if len(made) == 1 else _of_this_worker(made)
 
 

@@ -47,6 +47,20 @@ def test_dataset_made_before_the_strategy(made_before_strategy, id_counter, name
     assert len(list(dataset)) == 8
 
 
+def test_a_workers_own_dataset_with_a_variable_made_before(made_before_strategy, id_counter):
+    def share(context, variable):
+        plain = sm.id_dataset(range(32), 4)
+        plain = plain.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return plain.map(lambda x, y: (x + variable - 1.0, y))
+
+    before = made_before_strategy.variable
+    with pytest.raises(ValueError, match=r"uses the variable 'Variable:0', .* before the str"):
+        id_counter.fit(lambda context: share(context, before), verbose=0)
+    for of_after in (before.numpy(), tf.Variable(1.0)):
+        id_counter.fit(lambda context, value=of_after: share(context, value), verbose=0)
+        assert id_counter.counter.counts.numpy().tolist() == 32 * [1]
+
+
 def test_tables_and_variables_made_before_the_strategy(made_before_strategy):
     made = made_before_strategy
     assert made.table.lookup(tf.constant(["word 7", "no"])).numpy().tolist() == [7, -1]
