@@ -13,7 +13,7 @@ import contextlib
 import gc
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -50,6 +50,13 @@ def with_local_chief(cluster: tf.train.ClusterSpec) -> tf.train.ClusterSpec:
 def reconnect() -> None:
     """Connects to servers of the cluster that are other processes than before."""
     context.update_server_def(context.get_server_def())
+
+
+def is_connected_to(addresses: Mapping[tuple[str, int], str]) -> bool:
+    """Whether this process is connected to tasks at these addresses, by job and index."""
+    connected = context.get_server_def()
+    jobs = {} if connected is None else {job.name: job.tasks for job in connected.cluster.job}
+    return all(jobs.get(job, {}).get(task) == at for (job, task), at in addresses.items())
 
 
 @contextlib.contextmanager

@@ -17,7 +17,12 @@ from het_tf._visits import COORDINATOR
 from het_tf.distribute import gpus, health, reaching, recovery
 from het_tf.distribute.cache_reports import CacheReports
 from het_tf.distribute.closure_numbers import ClosureNumbers
-from het_tf.distribute.connection import reconnect, tables_kept, with_local_chief
+from het_tf.distribute.connection import (
+    is_connected_to,
+    reconnect,
+    tables_kept,
+    with_local_chief,
+)
 from het_tf.distribute.coordinator import Coordinator
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.flushing import Flushing
@@ -153,19 +158,28 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         return self._closed
 
     def check_open(self) -> None:
-        """Raises a RuntimeError if the `LocalCluster` of this strategy was closed."""
+        """Raises a RuntimeError if what lived on this strategy's cluster is out of reach.
+
+        Its `LocalCluster` was closed, or a strategy that was made later has another cluster.
+        """
         if self._closed:
             raise RuntimeError(
                 "The LocalCluster of this strategy was closed, and what lived on it is gone: "
                 "train, evaluate and save inside `with LocalCluster(...) as cluster:`, or start "
                 "another cluster and make a strategy and a model on it."
             )
+        if not is_connected_to(self._addresses):
+            raise RuntimeError(
+                "A strategy that was made after this one has connected this process to another "
+                "cluster, and TensorFlow has one at a time: what lived on this one's is out of "
+                "reach. Use the later strategy, or one process for each cluster."
+            )
 
     def scope(self) -> Any:
         """As in the base class.
 
         Raises:
-          RuntimeError: the `LocalCluster` was closed.
+          RuntimeError: as of `check_open`.
         """
         self.check_open()
         return super().scope()

@@ -5,6 +5,7 @@ Prints what the second one goes on with as JSON. Run by test_lost_server.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -37,6 +38,35 @@ def make_model(strategy):
     return embedding, manager
 
 
+def make_strategy(stack):
+    cluster = stack.enter_context(het_tf.distribute.LocalCluster(num_workers=1, num_ps=2))
+    return het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+
+
+def use_the_first_of_two():
+    """What is said of the model of a cluster when there is another one, and both are open."""
+    said = []
+    with contextlib.ExitStack() as stack:
+        strategy = make_strategy(stack)
+        embedding, manager = make_model(strategy)
+        second = make_strategy(stack)
+        model = manager.checkpoint.model
+        ids, ones = np.zeros([8, 1], np.int64), np.ones([8, 3])
+        for use in (
+            lambda: model.fit(ids, ones, verbose=0),
+            lambda: model(ids),
+            strategy.scope,
+            strategy.flush,
+        ):
+            try:
+                use()
+                said.append(None)
+            except RuntimeError as error:
+                said.append(str(error))
+        embedding, _ = make_model(second)
+        return said, embedding.table.size()
+
+
 def main():
     out = {}
     kept = []
@@ -56,6 +86,7 @@ def main():
             out["rows before"] = [each["rows"] for each in shards]
             kept.clear()
             make_model(strategy)  # frees what is not used any longer
+    out["said"], out["rows of the second"] = use_the_first_of_two()
     print(json.dumps(out))
     sys.stdout.flush()
     os._exit(0)

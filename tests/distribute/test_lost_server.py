@@ -54,6 +54,10 @@ def test_what_is_left_of_another_cluster_is_left_alone():
     assert seen["recoveries"] == 1
     assert seen["rows"] == seen["rows before"]
     assert sum(seen["rows"]) == second_cluster_program.ROWS
+    assert len(seen["said"]) == 4
+    for said in seen["said"]:
+        assert "has connected this process to another cluster" in said
+    assert seen["rows of the second"] == second_cluster_program.ROWS
 
 
 def test_a_manager_is_a_checkpoint_manager(strategy):
