@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from het_tf._threads import call_in_daemon
+from het_tf._apart import call_apart
 
 # Seconds that the end of the process waits for servers to destroy what it had there.
 _AT_EXIT = 10.0
@@ -56,7 +56,7 @@ def _end() -> None:
         _abandon(number)
     # A server that hangs is not waited for. Python may begin no more threads by then.
     with contextlib.suppress(concurrent.futures.TimeoutError, tf.errors.OpError, RuntimeError):
-        call_in_daemon(destroy_all).result(timeout=_AT_EXIT)
+        call_apart(destroy_all).result(timeout=_AT_EXIT)
 
 
 def _abandon(number: int) -> None:

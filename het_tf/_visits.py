@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from het_tf._threads import call_in_daemon
+from het_tf._apart import call_apart
 
 # Seconds between looks at a process that does not answer: it would be waited for without end.
 CHECK_INTERVAL = 30.0
@@ -68,7 +68,7 @@ def visit(
     Raises:
       tf.errors.OpError: what `fn` raised on a device that is not lost.
     """
-    calls = {device: call_in_daemon(_call, device, fn) for device in devices}
+    calls = {device: call_apart(_call, device, fn) for device in devices}
     results = {}
     for device, call in calls.items():
         tries = 1
@@ -87,7 +87,7 @@ def visit(
                     raise
                 time.sleep(_PAUSE * 2 ** (tries - 1))
                 tries += 1
-                call = call_in_daemon(_call, device, fn)
+                call = call_apart(_call, device, fn)
     return results
 
 

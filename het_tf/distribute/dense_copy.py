@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf._threads import call_in_daemon
+from het_tf._apart import call_apart
 from het_tf._visits import cluster_devices
 
 # A message costs as much as half a millisecond on a core, and 500 kB as long at 8 Gbit/s.
@@ -140,7 +140,7 @@ class DenseCopy:
 
     def destroy(self) -> None:
         """Frees the memory of the shards; a server that does not answer does so when it does."""
-        self._freeing = [call_in_daemon(self._destroy_on, server) for server in self.servers]
+        self._freeing = [call_apart(self._destroy_on, server) for server in self.servers]
         for call in self._freeing:
             with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
                 call.result(timeout=_PATIENCE)

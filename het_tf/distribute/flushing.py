@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
+from het_tf._apart import call_apart
 from het_tf._counters import sum_stats
-from het_tf._threads import call_in_daemon
 from het_tf._visits import cache_devices, cluster_devices, visit
 from het_tf.cache import WorkerCache
 from het_tf.distribute import health
@@ -129,7 +129,7 @@ class Flushing:
             with tf.device(device):
                 return set(ops.process_ended().numpy().tolist())
 
-        asked = [call_in_daemon(ask, device) for device in cluster_devices("ps")]
+        asked = [call_apart(ask, device) for device in cluster_devices("ps")]
         ended: set[int] = set()
         for each in asked:
             with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from absl import logging
 
-from het_tf._threads import call_in_daemon
+from het_tf._apart import call_apart
 from het_tf._visits import CHECK_INTERVAL
 from het_tf.distribute import health
 from het_tf.distribute.cache_reports import CacheReports
@@ -67,7 +67,7 @@ class Watching:
           Exception: what `fn` raised.
         """
         with self._monitor:
-            waiting = call_in_daemon(fn)
+            waiting = call_apart(fn)
             while True:
                 try:
                     return waiting.result(timeout=_POLL)
@@ -192,7 +192,7 @@ def _runs_ops(device: str) -> bool:
             tf.zeros([]).numpy()
 
     try:
-        call_in_daemon(run).result(timeout=CHECK_INTERVAL)
+        call_apart(run).result(timeout=CHECK_INTERVAL)
     except (tf.errors.OpError, concurrent.futures.TimeoutError):
         return False
     return True

@@ -69,9 +69,12 @@ def check_resets_to_zero(model: keras.Model) -> None:
 
 
 def check_is_added_to(variable: keras.Variable, before: tf.Tensor, after: tf.Tensor) -> None:
-    """Raises a ValueError for a metric's variable that a step does not add to."""
+    """Raises a ValueError for a metric's variable that a step does not add to.
+
+    But for one whose `aggregation` its metric says to be "none".
+    """
     why = why_no_sum(before, after)
-    if why is not None:
+    if why is not None and getattr(variable, "aggregation", "sum") != "none":
         raise _no_sum(variable, why)
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from het_tf._threads import call_in_daemon
+from het_tf._apart import call_apart
 
 # Calls under way, which the end of the process waits for.
 _under_way: set[concurrent.futures.Future[None]] = set()
@@ -29,7 +29,7 @@ class Background:
         """Begins a call. REQUIRES: the one before was waited for."""
         assert self._call is None
         _wait_at_exit()
-        self._call = call_in_daemon(call, *args)
+        self._call = call_apart(call, *args)
         _under_way.add(self._call)
         self._call.add_done_callback(_under_way.discard)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf._threads import call_in_daemon
+from het_tf._apart import call_apart
 from het_tf.saving.chains import Chain, Numbers
 from het_tf.table import EmbeddingTable
 
@@ -152,7 +152,7 @@ def on_shards(
     def call_all(shards: Sequence[tuple[str, int]]) -> list[Any]:
         return [call(*shard) for shard in shards]
 
-    calls = {device: call_in_daemon(call_all, shards) for device, shards in of_device.items()}
+    calls = {device: call_apart(call_all, shards) for device, shards in of_device.items()}
     errors = [error for each in calls.values() if (error := each.exception()) is not None]
     if errors:
         raise errors[0]

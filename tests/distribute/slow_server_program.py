@@ -12,12 +12,30 @@ import threading
 import time
 
 import small_models as sm
+import tensorflow as tf
 from faults import AtStep, Warnings
 
 import het_tf
+from het_tf._apart import call_apart
 from het_tf.distribute import health
 
 LOAD = 20
+
+
+def read_beside_one_that_waits(ps, strategy):
+    """A batch that this thread reads while another one waits for a server; whether it waits yet."""
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    batches = iter(tf.data.Dataset.range(9))
+    for _ in range(2):  # TensorFlow makes the kernels of ops by themselves.
+        variable.numpy()
+        next(batches)
+    ps.send_signal(signal.SIGSTOP)
+    waiting = call_apart(variable.numpy)
+    time.sleep(0.5)
+    found = [int(next(batches)), waiting.done()]
+    ps.send_signal(signal.SIGCONT)
+    return [*found, float(waiting.result())]
 
 
 def main():
@@ -30,6 +48,7 @@ def main():
         data = sm.id_dataset(range(40), 4)
         model.fit(data, verbose=0)
         ps = cluster.process("ps", 0)
+        out["beside"] = read_beside_one_that_waits(ps, strategy)
         logged.take()
 
         def stop():

@@ -395,6 +395,23 @@ def test_metrics_that_are_no_sums_are_named(strategy, why, update):
             each(x, y, verbose=0)
 
 
+def test_a_variable_of_a_metric_that_is_not_added_up_may_be_anything(strategy):
+    x, y = sm.make_data(32)
+    metric = State(lambda state, x: state + x)
+    metric.last = metric.add_variable((), "zeros", aggregation="none", name="last")
+    add = metric.update_state
+
+    def update_state(y_true, y_pred, sample_weight=None):
+        add(y_true, y_pred)
+        metric.last.assign(tf.reduce_max(y_pred))
+
+    metric.update_state = update_state
+    with strategy.scope():
+        model = sm.make_classifier(het_tf.keras.Model)
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[metric])
+    assert model.fit(x, y, batch_size=8, verbose=0).history["state"] != [0.0]
+
+
 @pytest.mark.parametrize(
     "update",
     [

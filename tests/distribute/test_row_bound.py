@@ -22,8 +22,10 @@ class Misses(keras.metrics.Metric):
     def __init__(self, num_workers: int, ahead: int, bound: int):
         super().__init__(name="misses")
         self._bound = bound
-        self._made = self.add_weight(shape=(ahead + 2, num_workers), initializer="zeros")
-        self._own = self.add_weight(shape=(), initializer="zeros")
+        # Of the steps of one closure.
+        last = {"initializer": "zeros", "aggregation": "none"}
+        self._made = self.add_variable(shape=(ahead + 2, num_workers), **last)
+        self._own = self.add_variable(shape=(), **last)
         self._counts = self.add_weight(shape=(3,), initializer="zeros")
 
     def update_state(self, me, row, made):

@@ -74,6 +74,10 @@ def seen():
     return run_program("slow_server_program.py")
 
 
+def test_a_thread_that_waits_for_a_server_holds_up_no_other(seen):
+    assert seen["beside"] == [2, False, 1.0]
+
+
 def test_a_server_that_is_silent_for_a_while(seen):
     assert seen["silent"]["counts"] == 40 * [1]
     assert "does not answer: its process is there" in "".join(seen["silent"]["warnings"])

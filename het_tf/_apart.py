@@ -1,0 +1,41 @@
+"""Ops that may never end, kept from holding up others.
+
+What a thread asks of another task, TensorFlow notes with the executor that all threads share; and
+whoever reads the next batch of a dataset in this process waits for all that is noted there.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any
+
+# There is no public way to give a thread an executor of its own.
+from tensorflow.python.eager import context, executor
+
+from het_tf._threads import call_in_daemon
+
+
+def call_apart(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+    """As `call_in_daemon`, for what makes ops: nobody but the future waits for them to end."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    call_in_daemon(_run, future, fn, args)
+    return future
+
+
+def _run(future: concurrent.futures.Future[Any], fn: Callable[..., Any], args: Any) -> None:
+    # It waits for its ops when it goes, which must not be with an error that somebody else has.
+    kept = [executor.new_executor(enable_async=False)]
+    try:
+        with context.executor_scope(kept[0]):
+            result = fn(*args)
+            kept[0].wait()
+    except BaseException as error:  # Handed to whoever waits for the future.
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    try:
+        kept[0].wait()
+    except Exception:  # That of an op whose result nobody has asked for.
+        kept[0].clear_error()
+    kept.clear()
