@@ -7,8 +7,11 @@ whoever reads the next batch of a dataset in this process waits for all that is 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 from collections.abc import Callable
 from typing import Any
+
+import tensorflow as tf
 
 # There is no public way to give a thread an executor of its own.
 from tensorflow.python.eager import context, executor
@@ -24,18 +27,18 @@ def call_apart(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[
 
 
 def _run(future: concurrent.futures.Future[Any], fn: Callable[..., Any], args: Any) -> None:
-    # It waits for its ops when it goes, which must not be with an error that somebody else has.
+    # Kept out of what an error refers to: when it goes it waits, for whoever has the error last.
     kept = [executor.new_executor(enable_async=False)]
     try:
         with context.executor_scope(kept[0]):
             result = fn(*args)
-            kept[0].wait()
     except BaseException as error:  # Handed to whoever waits for the future.
         future.set_exception(error)
     else:
         future.set_result(result)
-    try:
+    # What is under way still has no result: TensorFlow frees what is on other tasks by itself, and
+    # one that was started again knows nothing of it.
+    with contextlib.suppress(tf.errors.OpError):
         kept[0].wait()
-    except Exception:  # That of an op whose result nobody has asked for.
-        kept[0].clear_error()
+    kept[0].clear_error()
     kept.clear()
