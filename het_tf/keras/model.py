@@ -47,7 +47,7 @@ class _ParameterServerFit(Saving):
         """As `keras.Model.__call__`; eagerly, ids that do not fit their Input are refused."""
         self._check_open()
         check_inputs(self, args[0] if args else kwargs.get("inputs"))
-        with lookups_of_call(self, args, kwargs):
+        with servers_named(), lookups_of_call(self, args, kwargs):
             return super().__call__(*args, **kwargs)
 
     def _trainer_to_run(self) -> ParameterServerTrainer | None:

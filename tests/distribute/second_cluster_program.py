@@ -40,16 +40,16 @@ def make_model(strategy):
 
 def make_strategy(stack):
     cluster = stack.enter_context(het_tf.distribute.LocalCluster(num_workers=1, num_ps=2))
-    return het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    return cluster, het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
 
 
 def use_the_first_of_two():
     """What is said of the model of a cluster when there is another one, and both are open."""
     said = []
     with contextlib.ExitStack() as stack:
-        strategy = make_strategy(stack)
+        _, strategy = make_strategy(stack)
         embedding, manager = make_model(strategy)
-        second = make_strategy(stack)
+        _, second = make_strategy(stack)
         model = manager.checkpoint.model
         ids, ones = np.zeros([8, 1], np.int64), np.ones([8, 3])
         for use in (
@@ -71,8 +71,8 @@ def main():
     out = {}
     kept = []
     for number in range(2):
-        with het_tf.distribute.LocalCluster(num_workers=1, num_ps=2) as cluster:
-            strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+        with contextlib.ExitStack() as stack:
+            cluster, strategy = make_strategy(stack)
             embedding, manager = make_model(strategy)
             kept.append((embedding, manager))
             if number == 0:

@@ -61,5 +61,5 @@ def test_a_killed_parameter_server_is_named(seen):
 
 def test_whatever_is_called_next_names_the_parameter_server(seen):
     named = f"Parameter server /job:ps/task:1 at {seen['addresses']['ps'][1]}"
-    assert len(seen["errors"]) == 21
+    assert len(seen["errors"]) == 22
     assert {name: e for name, e in seen["errors"].items() if not e.startswith(named)} == {}
