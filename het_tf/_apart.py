@@ -1,13 +1,16 @@
 """Ops that may never end, kept from holding up others.
 
-What a thread asks of another task, TensorFlow notes with the executor that all threads share; and
-whoever reads the next batch of a dataset in this process waits for all that is noted there.
+What a thread asks of another task, TensorFlow notes with its executor, and whoever reads the next
+batch of a dataset in this process waits for all that is noted there. Threads share one unless they
+have their own; and with the shared one TensorFlow also notes, whenever it gets to it, what it frees
+on other tasks for any thread.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +21,15 @@ from tensorflow.python.eager import context, executor
 
 from het_tf._threads import call_in_daemon
 
+_own = threading.local()
+
+
+def stand_apart() -> None:
+    """Has the calling thread wait for no op of another thread."""
+    if not hasattr(_own, "executor"):
+        _own.executor = executor.new_executor(enable_async=False)
+        context.context().executor = _own.executor
+
 
 def call_apart(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
     """As `call_in_daemon`, for what makes ops: nobody but the future waits for them to end."""
@@ -27,18 +39,15 @@ def call_apart(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[
 
 
 def _run(future: concurrent.futures.Future[Any], fn: Callable[..., Any], args: Any) -> None:
-    # Kept out of what an error refers to: when it goes it waits, for whoever has the error last.
-    kept = [executor.new_executor(enable_async=False)]
     try:
-        with context.executor_scope(kept[0]):
-            result = fn(*args)
+        stand_apart()
+        result = fn(*args)
     except BaseException as error:  # Handed to whoever waits for the future.
         future.set_exception(error)
     else:
         future.set_result(result)
-    # What is under way still has no result: TensorFlow frees what is on other tasks by itself, and
-    # one that was started again knows nothing of it.
+    # The executor goes with the thread, and waits for what is still under way: whatever that ends
+    # with is no error of a call that is done.
     with contextlib.suppress(tf.errors.OpError):
-        kept[0].wait()
-    kept[0].clear_error()
-    kept.clear()
+        _own.executor.wait()
+    _own.executor.clear_error()

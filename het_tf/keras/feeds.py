@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from het_tf._apart import stand_apart
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.distribute.health import TaskState
@@ -118,6 +119,7 @@ class StreamFeed(Feed):
 
     def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
         del lookahead  # What is sent along is all that a closure has.
+        stand_apart()
         stream = self._stream if self._stream is not None else iter(self._dataset)
         return _StreamPass(stream, self._steps, steps_per_closure, self._set_length)
 
