@@ -5,14 +5,14 @@
 
 Trains a network on embeddings (embedding_network.py) on MovieLens 100K, for every optimizer of the
 dense variables, number of workers, dense_staleness and seed, without a cache and with
-`CacheConfig()`'s default bounds. The workers take their steps in turn, in this process and on the
-real ops (one_process.py, dense_workers.py); each has its own replica with slots of its own, and its
-own cache, which holds every row. Rows are trained with row-wise Adagrad. Test AUC is of what the
-servers have after the last flush; bytes are all messages as replicas and caches count them, the
-last flush included (of dense_staleness None those of weights and gradients), divided by the
-training examples. Everything but the setting under test is the same in the runs of a seed: order of
-the examples, initial rows and weights. Learning rates are those that are best for dense_staleness
-None without a cache on the first seed.
+`CacheConfig()`'s default bounds (or others: --caches). The workers take their steps in turn, in
+this process and on the real ops (one_process.py, dense_workers.py); each has its own replica with
+slots of its own, and its own cache, which holds every row. Rows are trained with row-wise Adagrad.
+Test AUC is of what the servers have after the last flush; bytes are all messages as replicas and
+caches count them, the last flush included (of dense_staleness None those of weights and gradients),
+divided by the training examples. Everything but the setting under test is the same in the runs of a
+seed: order of the examples, initial rows and weights. Learning rates are those that are best for
+dense_staleness None without a cache on the first seed.
 
 Every run is appended to --json when it ends, and a run that is there already is not made again: cut
 the work into parts by the flags, and --read what other parts have made.
@@ -49,7 +49,9 @@ _OPTIMIZERS = flags.DEFINE_list("optimizers", ["adam", "adagrad"], "of adam, ada
 _RATES = flags.DEFINE_list("learning_rates", ["0.002", "0.2"], "one for each of --optimizers")
 _WORKERS = flags.DEFINE_list("workers", ["2", "4", "8"], "numbers of workers")
 _STALENESS = flags.DEFINE_list("staleness", ["0", "1", "4", "16", "64"], "beside None")
-_CACHES = flags.DEFINE_list("caches", ["none", "default"], "of none, default")
+_CACHES = flags.DEFINE_list(
+    "caches", ["none", "default"], "none, default, or a number: CacheConfig's total_staleness"
+)
 _SEEDS = flags.DEFINE_integer("seeds", 5, "runs of every setting, with seeds 1, 2, ...")
 _DIM = flags.DEFINE_integer("dim", 16, "columns of a row")
 _ROW_RATE = flags.DEFINE_float("row_learning_rate", 0.1, "of row-wise Adagrad")
@@ -65,7 +67,7 @@ _ACCUMULATOR = 1e-4  # initial; gradients are those of a mean over a batch
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is compared. cache: "none" or "default"; staleness: dense_staleness."""
+    """What is compared. cache: as in --caches; staleness: dense_staleness."""
 
     optimizer: str
     learning_rate: float
@@ -89,7 +91,9 @@ class Run:
 def make_rows(setting: Setting, seed: int) -> one_process.Workers:
     """The table and the workers' caches."""
     cached = setting.cache != "none"
-    bounds = CacheConfig(_ALL_ROWS).bound_attributes(setting.workers) if cached else {}
+    total = None if setting.cache in ("none", "default") else int(setting.cache)
+    config = CacheConfig(_ALL_ROWS, total_staleness=total)
+    bounds = config.bound_attributes(setting.workers) if cached else {}
     return one_process.Workers(
         setting.workers,
         _DIM.value,
@@ -215,8 +219,15 @@ def report(runs: Sequence[Run]) -> None:
 
 def _order(setting: Setting) -> tuple[object, ...]:
     staleness = -1 if setting.staleness is None else setting.staleness
-    rest = (setting.optimizer, setting.learning_rate, setting.cache != "none", setting.workers)
-    return (*rest, staleness)
+    cached = setting.cache != "none"
+    return (
+        setting.optimizer,
+        setting.learning_rate,
+        cached,
+        setting.cache,
+        setting.workers,
+        staleness,
+    )
 
 
 def main(argv: list[str]) -> None:
