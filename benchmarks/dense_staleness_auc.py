@@ -91,7 +91,7 @@ class Run:
 def make_rows(setting: Setting, seed: int) -> one_process.Workers:
     """The table and the workers' caches."""
     cached = setting.cache != "none"
-    total = None if setting.cache in ("none", "default") else int(setting.cache)
+    total = int(setting.cache) if cached and setting.cache != "default" else None
     config = CacheConfig(_ALL_ROWS, total_staleness=total)
     bounds = config.bound_attributes(setting.workers) if cached else {}
     return one_process.Workers(

@@ -11,7 +11,6 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf import _abandoned
-from het_tf._apart import stand_apart
 from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
 from het_tf._strategy import note_strategy
 from het_tf._visits import COORDINATOR
@@ -383,7 +382,6 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
                 super()._connect_to_cluster(COORDINATOR)
         finally:
             self._cluster_resolver = resolver
-        stand_apart()
 
     def _cluster_closed(self) -> None:
         self._closed = True

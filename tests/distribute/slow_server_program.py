@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -18,22 +19,34 @@ from faults import AtStep, Warnings
 import het_tf
 from het_tf._apart import call_apart
 from het_tf.distribute import health
+from het_tf.keras.feeds import StreamFeed
 
 LOAD = 20
 
 
 def read_beside_one_that_waits(ps, strategy):
-    """A batch that this thread reads while another one waits for a server; whether it waits yet."""
+    """Batches of this thread and of one that trains, while a third waits for a server; and is it?
+
+    This thread and TensorFlow free what they have there meanwhile.
+    """
     with strategy.scope():
         variable = tf.Variable(1.0)
     batches = iter(tf.data.Dataset.range(9))
+    feed = StreamFeed(tf.data.Dataset.range(9)).start(1)
     for _ in range(2):  # TensorFlow makes the kernels of ops by themselves.
         variable.numpy()
         next(batches)
+        feed.next_work(0)
+    there = [variable.read_value() for _ in range(100)]
     ps.send_signal(signal.SIGSTOP)
     waiting = call_apart(variable.numpy)
+    there.clear()
     time.sleep(0.5)
-    found = [int(next(batches)), waiting.done()]
+    found = [int(next(batches))]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        passes = pool.submit(lambda: StreamFeed(tf.data.Dataset.range(9)).start(1).next_work(0))
+        found.append(passes.result().args[0].numpy().tolist())
+    found.append(waiting.done())
     ps.send_signal(signal.SIGCONT)
     return [*found, float(waiting.result())]
 

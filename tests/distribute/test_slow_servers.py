@@ -75,7 +75,7 @@ def seen():
 
 
 def test_a_thread_that_waits_for_a_server_holds_up_no_other(seen):
-    assert seen["beside"] == [2, False, 1.0]
+    assert seen["beside"] == [2, [0], False, 1.0]
 
 
 def test_a_server_that_is_silent_for_a_while(seen):
