@@ -49,6 +49,7 @@ REGISTER_OP("Het>StackIds")
     .Attr("offsets: list(int) >= 1")
     .Attr("sizes: list(int) >= 1")
     .Attr("names: list(string) >= 1")
+    .Attr("bag_sizes: list(int) = []")
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
@@ -57,10 +58,12 @@ REGISTER_OP("Het>StackIds")
 The ids of several features as keys of one table, each feature's from its offset on.
 
 ids: Any shapes.
-keys: [ids], those of the first feature, then those of the second, and so on.
+keys: [ids], those of the first feature, then those of the second, and so on; with bag_sizes the
+  first bag of each feature, then the second of each, and so on.
 offsets: What is added to the ids of each.
 sizes: Each feature's ids have to be in [0, size); the op fails otherwise.
 names: Of the features, for errors.
+bag_sizes: How many ids each feature has in a bag; all have to have as many bags.
 )doc");
 
 REGISTER_OP("Het>CheckIds")

@@ -19,6 +19,7 @@ import tensorflow as tf
 from het_tf import initializers, ops, pooling
 from het_tf._arguments import INT64_MAX
 from het_tf.cache_config import CacheConfig
+from het_tf.layers import concatenated
 from het_tf.layers.embedding import HetEmbedding
 from het_tf.layers.exporting import served_table
 from het_tf.layers.feature_configs import FeatureConfig, TableConfig
@@ -46,6 +47,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
     Input: a structure like feature_configs; of each feature integers, dense of any rank, ragged or
     sparse, and if there are weights, a structure of weights like it.
     Output: the same structure; of each feature what `HetEmbedding` with its table's combiner gives.
+    With concatenate one tensor: those of the features behind one another along the last axis, in
+    the order of `keras.tree.flatten` (of a dict: of its keys).
 
     Attributes:
       layers: the `HetEmbedding` that hold the tables, for their `table`, `cache_stats` and so on.
@@ -60,6 +63,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         nonfinite: str = "error",
         row_dtype: str = "float32",
         wire_dtype: str = "float32",
+        concatenate: bool = False,
         table_stacking: str | Sequence[Any] | None = "auto",
         update_stats: bool = False,
         **kwargs: Any,
@@ -73,6 +77,9 @@ class HetEmbeddingCollection(keras.layers.Layer):
           nonfinite: as of `HetEmbedding`.
           row_dtype: as of `HetEmbedding`.
           wire_dtype: as of `HetEmbedding`.
+          concatenate: the output is one tensor. Features of one width and optimizer, each with as
+            many ids in every example and without weights, are looked up so that they lie in it:
+            rows and gradients are not copied, as `keras.layers.Concatenate` does.
           table_stacking: "auto", None or lists of tables' names, as of keras-rs; taken and not
             needed: tables of one embedding_dim and optimizer share one in any case.
           update_stats: False: there is nothing to be tuned by statistics.
@@ -91,6 +98,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         self.seed = random.getrandbits(62) if seed is None else seed
         self.nonfinite = nonfinite
         self.row_dtype, self.wire_dtype = row_dtype, wire_dtype
+        self.concatenate = concatenate
         self.supports_jit = False
         self.autocast = False
         self._plan = Plan(feature_configs)
@@ -176,11 +184,11 @@ class HetEmbeddingCollection(keras.layers.Layer):
           training: as of Keras.
 
         Returns:
-          A structure like that of the features.
+          A structure like that of the features; with concatenate one tensor.
 
         Raises:
-          ValueError: a structure is another, or inputs or weights are such that `HetEmbedding`
-            refuses them.
+          ValueError: a structure is another, outputs cannot be concatenated, or inputs or weights
+            are such that `HetEmbedding` refuses them.
           tf.errors.InvalidArgumentError: an id is not in [0, vocabulary_size), or no whole number,
             or was cast to a type that does not hold it.
         """
@@ -194,6 +202,20 @@ class HetEmbeddingCollection(keras.layers.Layer):
             name = f"feature {config.name}"
             exact = self._exact(x, f"ids of {name}")
             bags.append(pooling.bags_of(exact, w, config.table.combiner, None, name))
+        if not self.concatenate:
+            return self._plan.pack(self._outputs(bags, training))
+        shapes = concatenated.shapes(self._plan.features, given)
+        is_matrix = all(len(shape) == 2 for shape in shapes)
+        if len(self._plan.groups) > 1 or not is_matrix or not concatenated.interleave(bags):
+            return tf.concat(self._outputs(bags, training), -1)
+        (group,) = self._plan.groups
+        keys = self._keys_op(group, [each.ids for each in bags], [each.size for each in bags])
+        together = concatenated.interleaved(keys, bags)
+        (output,) = group.layer.outputs_of(keys, [together], training)
+        return together.restore(output)
+
+    def _outputs(self, bags: Sequence[pooling.Bags], training: bool | None) -> list[Any]:
+        """By feature."""
         outputs: list[Any] = [None] * len(bags)
         for group in self._plan.groups:
             features = [bags[i] for i in group.features]
@@ -201,7 +223,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
             pooled = group.layer.outputs_of(keys, features, training)
             for i, each, output in zip(group.features, features, pooled, strict=True):
                 outputs[i] = each.restore(output)
-        return self._plan.pack(outputs)
+        return outputs
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """Inputs and weights as the layer takes them as one; nothing has to be prepared.
@@ -222,13 +244,18 @@ class HetEmbeddingCollection(keras.layers.Layer):
         convert = keys_of if served_table(self.layers[0]) is None else keys_of_stock_ops
         return map_values(inputs, lambda ids: convert(ids, name))
 
-    def _keys_op(self, group: Group, ids: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _keys_op(
+        self, group: Group, ids: Sequence[tf.Tensor], bag_sizes: Sequence[int] = ()
+    ) -> tf.Tensor:
+        """The keys of features one after the other, or, with the sizes of their bags, by bag."""
         configs = [self._plan.features[i] for i in group.features]
         offsets = [group.offsets[config.table.name] for config in configs]
         sizes = [config.table.vocabulary_size for config in configs]
         names = [config.name for config in configs]
         if served_table(group.layer) is None:
-            return ops.stack_ids(ids, offsets=offsets, sizes=sizes, names=names)
+            return ops.stack_ids(
+                ids, offsets=offsets, sizes=sizes, names=names, bag_sizes=list(bag_sizes)
+            )
         keys = []  # with stock ops
         for each, offset, size, name in zip(ids, offsets, sizes, names, strict=True):
             key = tf.cast(each, tf.int64)
@@ -237,7 +264,10 @@ class HetEmbeddingCollection(keras.layers.Layer):
             check = tf.debugging.Assert(known, [message, each])
             with tf.control_dependencies([] if check is None else [check]):
                 keys.append(key + offset)
-        return tf.concat(keys, 0)
+        if not bag_sizes:
+            return tf.concat(keys, 0)
+        bags = [tf.reshape(key, [-1, n]) for key, n in zip(keys, bag_sizes, strict=True)]
+        return tf.reshape(tf.concat(bags, 1), [-1])
 
     def compute_output_spec(
         self, inputs: Any, weights: Any = None, training: bool | None = None
@@ -245,6 +275,9 @@ class HetEmbeddingCollection(keras.layers.Layer):
         """The shapes of what `call` returns."""
         inputs, weights = self._plan.with_weights(inputs, weights)
         given = self._plan.flatten("inputs", inputs)
+        if self.concatenate:
+            shapes = concatenated.shapes(self._plan.features, given)
+            return keras.KerasTensor(concatenated.joined(shapes), dtype=self.compute_dtype)
         return self._plan.pack(
             [
                 pooling.output_spec(
@@ -308,6 +341,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
             "nonfinite": self.nonfinite,
             "row_dtype": self.row_dtype,
             "wire_dtype": self.wire_dtype,
+            "concatenate": self.concatenate,
         }
 
     @classmethod

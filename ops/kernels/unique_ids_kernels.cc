@@ -43,6 +43,7 @@ class StackIdsOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("offsets", &offsets_));
     OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
     OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
+    OP_REQUIRES_OK(context, context->GetAttr("bag_sizes", &bag_sizes_));
     const size_t n = static_cast<size_t>(context->num_inputs());
     OP_REQUIRES(context, offsets_.size() == n && sizes_.size() == n && names_.size() == n,
                 absl::InvalidArgumentError(StrCat("offsets holds ", offsets_.size(),
@@ -54,49 +55,78 @@ class StackIdsOp : public tensorflow::OpKernel {
                   absl::InvalidArgumentError(StrCat("sizes[", f, "] = ", sizes_[f], " at offsets[",
                                                     f, "] = ", offsets_[f], " is out of range")));
     }
+    OP_REQUIRES(context, bag_sizes_.empty() || bag_sizes_.size() == n,
+                absl::InvalidArgumentError(StrCat("bag_sizes holds ", bag_sizes_.size(),
+                                                  " numbers for ", n, " features")));
+    for (size_t f = 0; f < bag_sizes_.size(); ++f) {
+      OP_REQUIRES(context, bag_sizes_[f] > 0,
+                  absl::InvalidArgumentError(
+                      StrCat("bag_sizes[", f, "] = ", bag_sizes_[f], " is not positive")));
+      bags_apart_ += bag_sizes_[f];
+    }
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {
+    if (!bag_sizes_.empty()) OP_REQUIRES_OK(context, CheckNumBags(context));
     int64_t total = 0;
     for (int f = 0; f < context->num_inputs(); ++f) total += context->input(f).NumElements();
     tensorflow::Tensor* keys;
     OP_REQUIRES_OK(context, context->allocate_output(0, {total}, &keys));
     int64_t* out = keys->flat<int64_t>().data();
     for (int f = 0; f < context->num_inputs(); ++f) {
-      OP_REQUIRES_OK(context, Append(context->input(f), f, out));
-      out += context->input(f).NumElements();
+      const int64_t n = context->input(f).NumElements();
+      OP_REQUIRES_OK(context, Put(context->input(f), f, out));
+      out += bag_sizes_.empty() ? n : bag_sizes_[f];
     }
   }
 
  private:
-  absl::Status Append(const tensorflow::Tensor& ids, int f, int64_t* out) const {
+  absl::Status CheckNumBags(tensorflow::OpKernelContext* context) const {
+    const auto num_ids = [&](int f) { return context->input(f).NumElements(); };
+    for (int f = 0; f < context->num_inputs(); ++f) {
+      if (num_ids(f) == num_ids(0) / bag_sizes_[0] * bag_sizes_[f]) continue;
+      return absl::InvalidArgumentError(StrCat("feature '", names_[f], "' has ", num_ids(f),
+                                               " ids, ", bag_sizes_[f], " in a bag, and feature '",
+                                               names_[0], "' ", num_ids(0), ", ", bag_sizes_[0],
+                                               " in a bag: all have to have as many bags"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Put(const tensorflow::Tensor& ids, int f, int64_t* out) const {
     switch (ids.dtype()) {
-#define HET_TF_APPEND(T)                   \
+#define HET_TF_PUT(T)                      \
   case tensorflow::DataTypeToEnum<T>::v(): \
-    return AppendOf<T>(ids, f, out);
-      TF_CALL_INTEGRAL_TYPES(HET_TF_APPEND)
-#undef HET_TF_APPEND
+    return PutOf<T>(ids, f, out);
+      TF_CALL_INTEGRAL_TYPES(HET_TF_PUT)
+#undef HET_TF_PUT
       default:
         return absl::InvalidArgumentError(
             StrCat("ids of feature '", names_[f], "' are no integers"));
     }
   }
 
+  // Bag after bag, from `out` on.
   template <typename T>
-  absl::Status AppendOf(const tensorflow::Tensor& tensor, int f, int64_t* out) const {
+  absl::Status PutOf(const tensorflow::Tensor& tensor, int f, int64_t* out) const {
     const auto ids = tensor.flat<T>();
-    for (int64_t i = 0; i < ids.size(); ++i) {
-      // A negative id is a large one, too.
-      if (static_cast<uint64_t>(ids(i)) >= static_cast<uint64_t>(sizes_[f])) {
-        return absl::InvalidArgumentError(StrCat("ids of feature '", names_[f], "' hold ", +ids(i),
-                                                 ", which is not in [0, ", sizes_[f], ")"));
+    const int64_t bag = bag_sizes_.empty() ? ids.size() : bag_sizes_[f];
+    for (int64_t begin = 0; begin < ids.size(); begin += bag, out += bags_apart_) {
+      for (int64_t i = 0; i < bag; ++i) {
+        const T id = ids(begin + i);
+        // A negative id is a large one, too.
+        if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(sizes_[f])) {
+          return absl::InvalidArgumentError(StrCat("ids of feature '", names_[f], "' hold ", +id,
+                                                   ", which is not in [0, ", sizes_[f], ")"));
+        }
+        out[i] = static_cast<int64_t>(id) + offsets_[f];
       }
-      out[i] = static_cast<int64_t>(ids(i)) + offsets_[f];
     }
     return absl::OkStatus();
   }
 
-  std::vector<int64_t> offsets_, sizes_;
+  std::vector<int64_t> offsets_, sizes_, bag_sizes_;
+  int64_t bags_apart_ = 0;  // keys from a bag of a feature to its next one
   std::vector<std::string> names_;
 };
 

@@ -44,12 +44,14 @@ def dataset(features, kind="dense"):
     return make
 
 
-def make_model(strategy, features, kind="dense", staleness=5):
+def make_model(strategy, features, kind="dense", staleness=5, concatenate=False):
     kinds = {"ragged": kind == "ragged", "sparse": kind == "sparse"}
     shape = {"dense": (1,), "ragged": (None,), "sparse": (3,)}[kind]
     with strategy.scope():
         cache = het_tf.CacheConfig(KEYS * features, staleness=staleness, lookahead=3)
-        layer = HetEmbeddingCollection(configs(features), cache=cache, seed=1)
+        layer = HetEmbeddingCollection(
+            configs(features), cache=cache, seed=1, concatenate=concatenate
+        )
         inputs = keras.tree.map_structure(
             lambda feature: keras.Input(shape, dtype="int64", name=feature.name, **kinds),
             layer.feature_configs,
@@ -68,9 +70,12 @@ def remote_calls(model):
     return sum(node.op == "Het>CallServers" for f in graph.library.function for node in f.node_def)
 
 
-@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
-def test_features_are_looked_up_ahead_and_together(strategy, kind):
-    model, layer = make_model(strategy, 6, kind)
+@pytest.mark.parametrize(
+    ("kind", "concatenate"),
+    [("dense", False), ("ragged", False), ("sparse", False), ("dense", True)],
+)
+def test_features_are_looked_up_ahead_and_together(strategy, kind, concatenate):
+    model, layer = make_model(strategy, 6, kind, concatenate=concatenate)
     losses = model.fit(dataset(6, kind), epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     made = 3 * 3 * STEPS

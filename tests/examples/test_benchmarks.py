@@ -156,8 +156,9 @@ def test_feature_step(tmp_path: pathlib.Path, run: str):
     done = _run("feature_step.py", f"--run={run}", *size)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     figures = json.loads(path.read_text())
-    assert set(figures["ms"]) == {"concatenated", "stacked", "joined", "collection"}
-    assert set(figures["ratios"]) == {"concatenated", "stacked", "joined"}
+    others = ("concatenated", "stacked", "joined")
+    assert set(figures["ms"]) == {*others, "collection", "apart"}
+    assert set(figures["ratios"]) == {f"{w} / {o}" for w in ("collection", "apart") for o in others}
 
 
 def test_factorization_machine(monkeypatch: pytest.MonkeyPatch):
