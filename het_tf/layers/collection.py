@@ -77,9 +77,10 @@ class HetEmbeddingCollection(keras.layers.Layer):
           nonfinite: as of `HetEmbedding`.
           row_dtype: as of `HetEmbedding`.
           wire_dtype: as of `HetEmbedding`.
-          concatenate: the output is one tensor. Features of one width and optimizer, each with as
-            many ids in every example and without weights, are looked up so that they lie in it:
-            rows and gradients are not copied, as `keras.layers.Concatenate` does.
+          concatenate: the output is one tensor. If all features are of one width, optimizer and
+            combiner (but for those of one id), have as many ids in every example and no weights,
+            they are looked up as they lie in it: rows and gradients are not copied, as
+            `keras.layers.Concatenate` does.
           table_stacking: "auto", None or lists of tables' names, as of keras-rs; taken and not
             needed: tables of one embedding_dim and optimizer share one in any case.
           update_stats: False: there is nothing to be tuned by statistics.

@@ -56,11 +56,17 @@ def shapes(features: Sequence[FeatureConfig], inputs: Sequence[Any]) -> list[tup
     """Those of the outputs of features.
 
     Raises:
-      ValueError: one is ragged, or they differ in more than their last axes.
+      ValueError: one is ragged, or of an unknown number of axes, or they differ in more than their
+        last axes.
     """
     outputs: list[tuple[int | None]] = []
     for feature, x in zip(features, inputs, strict=True):
         table = feature.table
+        if isinstance(x.shape, tf.TensorShape) and x.shape.rank is None:
+            raise ValueError(
+                f"inputs of feature {feature.name} must have a known number of axes where"
+                " concatenate=True"
+            )
         shape = pooling.output_shape(x.shape, table.combiner, table.embedding_dim)
         outputs.append(shape)
         ragged = x.ragged if isinstance(x, keras.KerasTensor) else isinstance(x, tf.RaggedTensor)

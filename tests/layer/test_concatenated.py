@@ -199,6 +199,13 @@ def test_outputs_that_do_not_fit_are_named(combiners, inputs, message):
         layer.compute_output_spec(symbolic)
 
 
+def test_ids_of_an_unknown_number_of_axes_are_named():
+    layer = HetEmbeddingCollection(configs(["mean"]), concatenate=True)
+    layer.build()
+    with pytest.raises(ValueError, match="feature f0 must have a known number of axes"):
+        tf.function(layer.call).get_concrete_function({"f0": tf.TensorSpec(None, tf.int64)})
+
+
 def test_batches_whose_sizes_only_their_values_tell():
     layer = HetEmbeddingCollection(configs(["mean"] * 2), concatenate=True)
     layer.build()
