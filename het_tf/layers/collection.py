@@ -48,7 +48,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
     sparse, and if there are weights, a structure of weights like it.
     Output: the same structure; of each feature what `HetEmbedding` with its table's combiner gives.
     With concatenate one tensor: those of the features behind one another along the last axis, in
-    the order of `keras.tree.flatten` (of a dict: of its keys).
+    the order of `keras.tree.flatten` (of a dict: of its sorted keys).
 
     Attributes:
       layers: the `HetEmbedding` that hold the tables, for their `table`, `cache_stats` and so on.
@@ -77,10 +77,10 @@ class HetEmbeddingCollection(keras.layers.Layer):
           nonfinite: as of `HetEmbedding`.
           row_dtype: as of `HetEmbedding`.
           wire_dtype: as of `HetEmbedding`.
-          concatenate: the output is one tensor. If all features are of one width, optimizer and
-            combiner (but for those of one id), have as many ids in every example and no weights,
-            they are looked up as they lie in it: rows and gradients are not copied, as
-            `keras.layers.Concatenate` does.
+          concatenate: the output is one tensor. Rows and gradients are not copied to join them,
+            unlike with `keras.layers.Concatenate`, if all features are of one width and optimizer,
+            those of more than one id of one combiner, and each has a number of ids in every example
+            that its `keras.Input` says, and no weights.
           table_stacking: "auto", None or lists of tables' names, as of keras-rs; taken and not
             needed: tables of one embedding_dim and optimizer share one in any case.
           update_stats: False: there is nothing to be tuned by statistics.
@@ -99,6 +99,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
         self.seed = random.getrandbits(62) if seed is None else seed
         self.nonfinite = nonfinite
         self.row_dtype, self.wire_dtype = row_dtype, wire_dtype
+        if not isinstance(concatenate, bool):
+            raise ValueError(f"concatenate must be True or False, not {concatenate!r}")
         self.concatenate = concatenate
         self.supports_jit = False
         self.autocast = False
@@ -191,7 +193,8 @@ class HetEmbeddingCollection(keras.layers.Layer):
           ValueError: a structure is another, outputs cannot be concatenated, or inputs or weights
             are such that `HetEmbedding` refuses them.
           tf.errors.InvalidArgumentError: an id is not in [0, vocabulary_size), or no whole number,
-            or was cast to a type that does not hold it.
+            or was cast to a type that does not hold it; or outputs that are to be one tensor are of
+            different numbers of examples.
         """
         inputs, weights = self._plan.with_weights(inputs, weights)
         given = self._plan.flatten("inputs", inputs)
@@ -206,14 +209,15 @@ class HetEmbeddingCollection(keras.layers.Layer):
         if not self.concatenate:
             return self._plan.pack(self._outputs(bags, training))
         shapes = concatenated.shapes(self._plan.features, given)
-        is_matrix = all(len(shape) == 2 for shape in shapes)
-        if len(self._plan.groups) > 1 or not is_matrix or not concatenated.interleave(bags):
+        if len(self._plan.groups) > 1 or not concatenated.interleave(bags, shapes):
             return tf.concat(self._outputs(bags, training), -1)
         (group,) = self._plan.groups
         keys = self._keys_op(group, [each.ids for each in bags], [each.size for each in bags])
         together = concatenated.interleaved(keys, bags)
         (output,) = group.layer.outputs_of(keys, [together], training)
-        return together.restore(output)
+        output = together.restore(output)
+        output.set_shape(concatenated.joined(shapes))
+        return output
 
     def _outputs(self, bags: Sequence[pooling.Bags], training: bool | None) -> list[Any]:
         """By feature."""

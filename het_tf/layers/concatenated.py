@@ -15,17 +15,21 @@ from het_tf.layers.feature_configs import FeatureConfig
 from het_tf.pooling import Bags
 
 
-def interleave(features: Sequence[Bags]) -> bool:
+def interleave(features: Sequence[Bags], outputs: Sequence[tuple[int | None]]) -> bool:
     """Whether their bags can be looked up as those of one feature, in the order of the examples.
 
     Then its outputs are those of the features as they are to lie: nothing is copied.
 
     Args:
-      features: of one width, each with as many bags as examples.
+      features: of one width.
+      outputs: their `shapes`.
     """
+    # Where an axis but the first is unknown, as many bags need not be bags of the same shape.
     alike = {each.combiner for each in features if each.pools}
-    return len(alike) <= 1 and all(
-        each.weights is None and each.splits.shape.rank == 0 for each in features
+    return (
+        len(alike) <= 1
+        and None not in outputs[0][1:-1]
+        and all(each.weights is None and each.splits.shape.rank == 0 for each in features)
     )
 
 
@@ -53,13 +57,15 @@ def interleaved(keys: tf.Tensor, features: Sequence[Bags]) -> Bags:
 
 
 def shapes(features: Sequence[FeatureConfig], inputs: Sequence[Any]) -> list[tuple[int | None]]:
-    """Those of the outputs of features.
+    """Those of the outputs of features, with what others say of the axes that they share.
 
     Raises:
       ValueError: one is ragged, or of an unknown number of axes, or they differ in more than their
         last axes.
     """
-    outputs: list[tuple[int | None]] = []
+    outer = tf.TensorShape(None)
+    said_by = ""
+    widths = []
     for feature, x in zip(features, inputs, strict=True):
         table = feature.table
         if isinstance(x.shape, tf.TensorShape) and x.shape.rank is None:
@@ -67,26 +73,25 @@ def shapes(features: Sequence[FeatureConfig], inputs: Sequence[Any]) -> list[tup
                 f"inputs of feature {feature.name} must have a known number of axes where"
                 " concatenate=True"
             )
-        shape = pooling.output_shape(x.shape, table.combiner, table.embedding_dim)
-        outputs.append(shape)
+        *axes, width = pooling.output_shape(x.shape, table.combiner, table.embedding_dim)
         ragged = x.ragged if isinstance(x, keras.KerasTensor) else isinstance(x, tf.RaggedTensor)
-        if ragged and len(shape) > 2:
+        if ragged and len(axes) > 1:
             raise ValueError(
                 f"concatenate=True takes dense outputs, but that of feature {feature.name} is"
                 " ragged: let its table have a combiner, or leave concatenate out"
             )
-        if not tf.TensorShape(shape[:-1]).is_compatible_with(outputs[0][:-1]):
+        if not outer.is_compatible_with(axes):
             raise ValueError(
                 "concatenate=True takes outputs that differ in their last axes alone, but that of"
-                f" feature {feature.name} has shape {shape}, that of {features[0].name}"
-                f" {outputs[0]}"
+                f" feature {feature.name} has shape {(*axes, width)}, and {said_by} have"
+                f" {(*outer, None)}"
             )
-    return outputs
+        outer = outer.merge_with(axes)
+        said_by = f"{said_by}, {feature.name}" if said_by else f"those of {feature.name}"
+        widths.append(width)
+    return [(*outer.as_list(), width) for width in widths]
 
 
 def joined(outputs: Sequence[tuple[int | None]]) -> tuple[int | None]:
     """The shape of what `shapes` become."""
-    outer = tf.TensorShape(outputs[0][:-1])
-    for shape in outputs:
-        outer = outer.merge_with(shape[:-1])
-    return (*outer.as_list(), sum(shape[-1] for shape in outputs))
+    return (*outputs[0][:-1], sum(shape[-1] for shape in outputs))

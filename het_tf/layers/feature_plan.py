@@ -31,7 +31,8 @@ class Plan:
     """Which features and tables there are. Keras would wrap what is in it, were it the layer's.
 
     Attributes:
-      nested: the structure of features, as given.
+      nested: the structure of features; its dicts are plain ones, whatever was given: others, such
+        as an OrderedDict, may have an order of their own.
       features: those in it, in its order.
       tables: by name.
       groups: to be filled by whoever makes their layers.
@@ -39,8 +40,8 @@ class Plan:
 
     def __init__(self, feature_configs: Any):
         """Raises a ValueError if there is no feature, or two tables have one name."""
-        self.nested = feature_configs
-        self.features: list[FeatureConfig] = keras.tree.flatten(feature_configs)
+        self.nested = _with_plain_dicts(feature_configs)
+        self.features: list[FeatureConfig] = keras.tree.flatten(self.nested)
         self.tables: dict[str, TableConfig] = {}
         self.groups: list[Group] = []
         if not self.features:
@@ -93,6 +94,17 @@ class Plan:
     def pack(self, flat: Sequence[Any]) -> Any:
         """The inverse of `flatten`."""
         return keras.tree.pack_sequence_as(self.nested, flat)
+
+
+def _with_plain_dicts(nested: Any) -> Any:
+    if isinstance(nested, dict):
+        return {key: _with_plain_dicts(value) for key, value in nested.items()}
+    if isinstance(nested, list):
+        return [_with_plain_dicts(value) for value in nested]
+    if isinstance(nested, tuple):
+        values = [_with_plain_dicts(value) for value in nested]
+        return type(nested)(*values) if hasattr(nested, "_fields") else tuple(values)
+    return nested
 
 
 def without_tuples(nested: Any) -> Any:

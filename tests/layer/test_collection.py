@@ -3,6 +3,8 @@
 What each feature's output is, is in test_pooling.py; here is which table and row it comes from.
 """
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -188,6 +190,22 @@ def test_structures(nest):
     output = layer(nest(tf.constant([[1, 2]])))
     keras.tree.assert_same_structure(nest(0), output)
     assert keras.tree.flatten(output)[0].shape == (1, 3)
+
+
+def test_an_ordered_dict_has_no_order_of_its_own(tmp_path):
+    """Ids were looked up in each other's tables, and a model that was saved did not load."""
+    ordered = collections.OrderedDict((n, feature(n, table(n, combiner=None))) for n in "ba")
+    layer = HetEmbeddingCollection([ordered], name="all")
+    inputs = [{n: keras.Input((), dtype="int64", name=n) for n in "ab"}]
+    model = keras.Model(inputs, layer(inputs))
+    model.save(tmp_path / "model.keras")
+    tables = layer.get_embedding_tables()
+    for each in (layer, keras.models.load_model(tmp_path / "model.keras").get_layer("all")):
+        for kind in (dict, collections.OrderedDict):
+            ids = kind([("b", tf.constant([1])), ("a", tf.constant([7]))])
+            (outputs,) = each([ids])
+            np.testing.assert_array_equal(outputs["b"], tables["b"][[1]])
+            np.testing.assert_array_equal(outputs["a"], tables["a"][[7]])
 
 
 def test_one_id_for_each_example():

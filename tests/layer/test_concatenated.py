@@ -54,11 +54,12 @@ TOGETHER = {
     "bags of any size": (["max"] * 3, [(2,), (4,), (1,)], None),
     "bags, and one id": (["sqrtn", "mean", None], [(4,), (), ()], None),
     "one feature": (["sum"], [(4,)], None),
+    "three axes": ([None, None], [(4,), (4,)], None),
+    "three axes, and bags": ([None, "mean"], [(4,), (4, 2)], None),
 }
 APART = {
     "combiners": (["mean", "sum"], [(4,), (4,)], None),
     "two widths": (["mean"] * 3, [(), (2,), ()], [3, 5, 3]),
-    "three axes": ([None, None], [(4,), (4,)], None),
 }
 
 
@@ -177,13 +178,13 @@ def test_the_dtype_policy():
         (
             ["mean", None],
             lambda: ids_of([(4,), (4,)]),
-            r"that of feature f1 has shape \(6, 4, 3\), that of f0 \(6, 3\)",
+            r"that of feature f1 has shape \(6, 4, 3\), and those of f0 have \(6, None\)",
         ),
         ([None], lambda: ragged(ids_of([(4,)])), "that of feature f0 is ragged"),
         (
             ["mean", "mean"],
             lambda: {**ids_of([()]), "f1": tf.constant([1, 2])},
-            r"that of feature f1 has shape \(2, 3\), that of f0 \(6, 3\)",
+            r"that of feature f1 has shape \(2, 3\), and those of f0 have \(6, None\)",
         ),
     ],
 )
@@ -197,6 +198,39 @@ def test_outputs_that_do_not_fit_are_named(combiners, inputs, message):
     )
     with pytest.raises(ValueError, match=message):
         layer.compute_output_spec(symbolic)
+
+
+def test_sizes_that_one_feature_knows_are_those_of_all():
+    layer = HetEmbeddingCollection(configs(["mean"] * 3), concatenate=True)
+    layer.build()
+
+    def output_of(*shapes):
+        specs = {f"f{i}": tf.TensorSpec(shape, tf.int64) for i, shape in enumerate(shapes)}
+        return tf.function(layer.call).get_concrete_function(specs).structured_outputs
+
+    assert output_of([None], [5, 4], [None, 2]).shape == (5, 3 * DIM)
+    message = r"feature f2 has shape \(6, 3\), and those of f0, f1 have \(5, None\)"
+    with pytest.raises(ValueError, match=message):
+        output_of([None], [5, 4], [6, 2])
+
+
+def test_axes_of_unknown_sizes_are_not_taken_for_one_another():
+    layers = layers_alike([None, None])
+    ids = [{"f0": tf.ones([2, 3], tf.int64), "f1": tf.ones([2, 3], tf.int64)}]
+    ids.append(ids[0] | {"f1": tf.ones([3, 2], tf.int64)})
+    specs = {name: tf.TensorSpec([None, None], tf.int64) for name in ids[0]}
+    for layer in layers:
+        layer.build()
+    called = tf.function(layers[0].call, input_signature=[specs])
+    apart = layers[1](ids[0])
+    np.testing.assert_array_equal(called(ids[0]), tf.concat([apart["f0"], apart["f1"]], -1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ConcatOp"):
+        called(ids[1])
+
+
+def test_what_is_no_bool_is_refused():
+    with pytest.raises(ValueError, match="concatenate must be True or False, not 'no'"):
+        HetEmbeddingCollection(configs(["mean"]), concatenate="no")
 
 
 def test_ids_of_an_unknown_number_of_axes_are_named():

@@ -17,7 +17,7 @@ assert {name: rows.shape for name, rows in tables.items()} == {
 
 
 def test_keras_rs_usage_with_one_import_changed(tmp_path):
-    alone, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    alone, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert alone.count("import het_tf as keras_rs  # was: import keras_rs") == 1
     program = tmp_path / "program.py"
     program.write_text(alone + ASK)
