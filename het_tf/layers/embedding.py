@@ -107,9 +107,11 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             `Constant(matrix)` is as `weights=matrix`, with zeros for ids beyond it. As Keras's it
             is in the layer's config, however large: copies of the layer begin with it.
           embeddings_regularizer: a Keras regularizer or its name. What it makes of the rows that a
-            step looks up, each once, is added to the loss; Keras's layer adds all rows.
+            call looks up, each once, is added to the loss, if the layer is trainable; Keras's layer
+            adds all rows, once however often it is called.
           embeddings_constraint: a Keras constraint of single rows, or its name: `NonNeg()`, or
-            `MaxNorm`, `MinMaxNorm` and `UnitNorm` with axis=1. It holds for rows that were updated.
+            `MaxNorm`, `MinMaxNorm` and `UnitNorm` with axis=1. It holds for rows that were updated;
+            with row_dtype="bfloat16" before they are rounded.
           mask_zero: whether id 0 is padding that later layers mask out.
           weights: array [n, output_dim], or a list of it: the first values of the ids 0 .. n - 1; n
             is input_dim, where that is given. Copies of a layer that is not built have them, too;
@@ -286,19 +288,24 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         exact = map_values(inputs, lambda ids: self._keys_of(ids, bound=False))
         bags = pooling.bags_of(exact, weights, self.combiner, self._padding, f"layer {self.name}")
         keys = self.keys_of(bags.ids)
-        if self.embeddings_regularizer is None or served_table(self) is not None:
+        if not self._regularizes or served_table(self) is not None:
             (outputs,) = self.outputs_of(keys, [bags], training)
             return bags.restore(outputs)
         looked_up = self.lookup_keys(keys)
         count = tf.size(looked_up, tf.int64) - tf.size(keys, tf.int64)
         each = pooling.Bags(looked_up[-count:], count, None, "sum", lambda rows: rows)
-        outputs, rows = self.outputs_of(looked_up, [bags, each], training)
-        self.add_loss(self.embeddings_regularizer(tf.cast(rows, tf.float32)))
-        return bags.restore(outputs)
+        outputs, rows = self._pooled(looked_up, [bags, each], training)
+        self.add_loss(self.embeddings_regularizer(rows))
+        return bags.restore(tf.cast(outputs, self.compute_dtype))
+
+    @property
+    def _regularizes(self) -> bool:
+        # As of Keras, that of a frozen weight does not count.
+        return self.embeddings_regularizer is not None and self.trainable
 
     def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
         """What a call looks up: the keys of its ids, and for a regularizer each once more."""
-        if self.embeddings_regularizer is None:
+        if not self._regularizes:
             return keys
         keys = tf.reshape(keys, [-1])
         return tf.concat([keys, tf.unique(keys).y], 0)
@@ -316,6 +323,13 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         Returns:
           Of each feature [bags, output_dim], in the layer's compute dtype.
         """
+        outputs = self._pooled(keys, features, training)
+        return [tf.cast(output, self.compute_dtype) for output in outputs]
+
+    def _pooled(
+        self, keys: tf.Tensor, features: Sequence[pooling.Bags], training: bool | None
+    ) -> list[tf.Tensor]:
+        """`outputs_of` before they are cast: float32."""
         served = served_table(self)
         if served is not None:
             outputs = served.pool(keys, features)
@@ -329,19 +343,16 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
                 # Keras may ask for no more than a shape, before there is anything to compile.
                 with tf.control_dependencies([tf.debugging.Assert(False, [self._why_no_table()])]):
                     outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
-                return self._as_outputs(outputs)
-            self._check_has_table()
-            if prepared.record(self, keys, fresh=training is False):
-                zeros = [tf.zeros([bags.count, self.output_dim]) for bags in features]
-                outputs = list(map(prepared.unknown, zeros))
             else:
-                outputs = lookup(self, keys, features, training)
-        return self._as_outputs(outputs)
-
-    def _as_outputs(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+                self._check_has_table()
+                if prepared.record(self, keys, fresh=training is False):
+                    zeros = [tf.zeros([bags.count, self.output_dim]) for bags in features]
+                    outputs = list(map(prepared.unknown, zeros))
+                else:
+                    outputs = lookup(self, keys, features, training)
         for output in outputs:
             output.set_shape([None, self.output_dim])
-        return [tf.cast(output, self.compute_dtype) for output in outputs]
+        return outputs
 
     def compute_output_spec(
         self, inputs: Any, weights: Any = None, training: bool | None = None

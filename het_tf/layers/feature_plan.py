@@ -39,7 +39,7 @@ class Plan:
     """
 
     def __init__(self, feature_configs: Any):
-        """Raises a ValueError if there is no feature, or two tables have one name."""
+        """Raises a ValueError if there is no feature, keys do not sort, or tables share a name."""
         self.nested = _with_plain_dicts(feature_configs)
         self.features: list[FeatureConfig] = keras.tree.flatten(self.nested)
         self.tables: dict[str, TableConfig] = {}
@@ -98,6 +98,13 @@ class Plan:
 
 def _with_plain_dicts(nested: Any) -> Any:
     if isinstance(nested, dict):
+        try:
+            sorted(nested)  # Else each dict of inputs would have the order that it was written in.
+        except TypeError:
+            raise ValueError(
+                "keys of feature_configs must be such as can be sorted, strings for example, not"
+                f" {list(nested)!r}"
+            ) from None
         return {key: _with_plain_dicts(value) for key, value in nested.items()}
     if isinstance(nested, list):
         return [_with_plain_dicts(value) for value in nested]

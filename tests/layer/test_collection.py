@@ -252,6 +252,10 @@ TABLE = table("t")
         (lambda: FeatureConfig("f", "t"), "table of feature f must be a TableConfig, not 't'"),
         (lambda: FeatureConfig("f", TABLE, None, (None, 4)), "output_shape of feature f"),
         (lambda: HetEmbeddingCollection({}), "at least"),
+        (
+            lambda: HetEmbeddingCollection({"a": feature("a", TABLE), 1: feature("b", TABLE)}),
+            r"keys of feature_configs must be such as can be sorted, .* not \['a', 1\]",
+        ),
         (lambda: HetEmbeddingCollection([TABLE]), "nested structure of FeatureConfig"),
         (
             lambda: HetEmbeddingCollection([feature("a", TABLE), feature("b", table("t"))]),

@@ -371,6 +371,37 @@ def test_a_regularizer_is_that_of_keras_on_the_rows_of_the_step(regularizer):
     assert np.abs(ours - START).max() > 0.01
 
 
+def test_a_frozen_layer_has_no_penalty():
+    losses = []
+    for make in (HetEmbedding, keras.layers.Embedding):
+        layer = make(ROWS, DIM, embeddings_regularizer="l2", weights=START, trainable=False)
+        ids = keras.Input((4,), dtype="int64")
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Model(ids, dense(keras.layers.Flatten()(layer(ids))))
+        model.compile("sgd", "mse")
+        losses.append(model.evaluate(EVERY_ID, np.ones((len(EVERY_ID), 1)), verbose=0))
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "mixed_bfloat16", "float64"])
+def test_a_regularizer_is_of_rows_before_they_are_cast(policy):
+    """In float16 its gradient would be 0."""
+    layer = HetEmbedding(
+        ROWS,
+        DIM,
+        embeddings_regularizer=keras.regularizers.L2(1e-8),
+        weights=START,
+        optimizer=sgd(1e6),
+        dtype=policy,
+    )
+    with tf.GradientTape() as tape:
+        layer(np.arange(ROWS))
+        (loss,) = layer.losses
+    np.testing.assert_allclose(loss, 1e-8 * (START**2).sum(), rtol=1e-5)
+    tape.gradient(loss, layer.trainable_variables)
+    np.testing.assert_allclose(rows_of(layer, range(ROWS)), START * 0.98, rtol=1e-5)
+
+
 @pytest.mark.parametrize("combiner", [None, "sum"])
 def test_rows_that_a_step_does_not_look_up_are_not_regularized(combiner):
     layer = HetEmbedding(
