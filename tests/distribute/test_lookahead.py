@@ -16,7 +16,7 @@ import het_tf.keras
 from het_tf._visits import cluster_devices, visit
 from het_tf.layers import HetEmbedding
 
-KEYS, BATCH, STEPS = 200, 32, 15
+KEYS, BATCH, STEPS = 200, 32, 40
 
 
 def dataset(context):
