@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from het_tf.keras.components import components_of, with_components
 from het_tf.keras.lookups import Calls, Request, StepLookups
 from het_tf.keras.window import Window
 from het_tf.layers.embedding import HetEmbedding
@@ -137,10 +138,8 @@ class StepsAhead:
         def request(i: tf.Tensor, carry: Sequence[Any]) -> tuple[list[tf.Tensor], list[Request]]:
             with tf.control_dependencies([window.reserve_op()]):
                 batch = source.get(i, *carry)
-                components = [
-                    tf.identity(x) for x in tf.nest.flatten(batch, expand_composites=True)
-                ]
-                batch = tf.nest.pack_sequence_as(batch, components, expand_composites=True)
+                components = [tf.identity(x) for x in components_of(batch)]
+                batch = with_components(batch, components)
                 requests = self._lookups.request_op(batch, self._wanted)
             return components, requests
 
@@ -210,16 +209,14 @@ class StepsAhead:
 
     def unpack(self, optional: tf.Tensor) -> tuple[Batch, list[Lookup]]:
         """The batch and the lookups of what `Window.take_op` gives."""
-        spec = tf.nest.flatten(self._element_spec, expand_composites=True)
+        spec = components_of(self._element_spec)
         tickets = 2 * len(self._layers)
         components = tf.raw_ops.OptionalGetValue(
             optional=optional,
             output_types=[s.dtype for s in spec] + [tf.variant] * tickets,
             output_shapes=[s.shape for s in spec] + [tf.TensorShape([])] * tickets,
         )
-        batch = tf.nest.pack_sequence_as(
-            self._element_spec, components[: len(spec)], expand_composites=True
-        )
+        batch = with_components(self._element_spec, components[: len(spec)])
         unique_ids, tickets = components[len(spec) :: 2], components[len(spec) + 1 :: 2]
         caches = [layer.worker_cache for layer in self._layers]
         room = Room(list(zip(caches, tickets, strict=True)))

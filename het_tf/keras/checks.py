@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.keras.components import components_of
 from het_tf.keras.dense import accumulated_steps, has_own, optimizers_of
 from het_tf.layers.embedding import embeddings_of
 
@@ -39,7 +40,7 @@ def check_inputs(model: keras.Model, element_spec: Any) -> None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     inputs = getattr(model, "inputs", None) or ()  # a subclassed model has none
     takes_strings = not inputs or any(each.dtype == "string" for each in inputs)
-    if takes_strings or all(spec.dtype != tf.string for spec in tf.nest.flatten(x)):
+    if takes_strings or all(spec.dtype != tf.string for spec in components_of(x)):
         return
     names = ", ".join(f"{each.name!r} of {each.dtype}" for each in inputs)
     raise ValueError(

@@ -132,8 +132,8 @@ def _all_variables(model: keras.Model) -> list[keras.Variable]:
     return [*model.variables, *(v for each in optimizers_of(model) for v in each.variables)]
 
 
-def _symbol(spec: tf.TypeSpec) -> keras.KerasTensor:
-    return keras.KerasTensor(spec.shape, spec.dtype.name)
+def _symbol(spec: tf.TypeSpec | None) -> keras.KerasTensor | None:
+    return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
 
 
 def _hashable(spec: Any) -> Any:

@@ -21,6 +21,7 @@ from het_tf._apart import stand_apart
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closures import ClosureRunner
 from het_tf.distribute.health import TaskState
+from het_tf.keras.components import components_of, spec_of
 from het_tf.keras.inputs import worker_dataset_fn
 
 _IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their share
@@ -111,7 +112,7 @@ class StreamFeed(Feed):
                 "The dataset is infinite: pass steps_per_epoch (fit), validation_steps "
                 "(validation_data of fit) or steps (evaluate, predict)."
             )
-        self.element_spec = dataset.element_spec
+        self.element_spec = spec_of(dataset)
         self.num_steps = steps if steps is not None else cardinality if cardinality >= 0 else None
         self._steps = steps
         self._dataset = dataset.prefetch(tf.data.AUTOTUNE)
@@ -187,7 +188,7 @@ class _StreamPass(Pass):
             self._stream = iter(())
             return None
         self._taken += 1
-        return tf.nest.flatten(batch, expand_composites=True)
+        return components_of(batch)
 
 
 class WorkerFeed(Feed):
@@ -216,7 +217,7 @@ class WorkerFeed(Feed):
         self._steps = steps
         make = worker_dataset_fn(fn, strategy.num_workers, repeat=steps is not None)
         self._datasets = strategy.coordinator.create_per_worker_dataset(make)
-        self.element_spec = self._datasets.element_spec
+        self.element_spec = spec_of(self._datasets)
         self.num_steps = steps
         self._iterator = iter(self._datasets) if endless else None
         self._name = uuid.uuid4().hex

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from het_tf.distribute.connection import is_of_before
 from het_tf.keras.batches import is_python_source, python_dataset
+from het_tf.keras.components import components_of, with_components
 
 DatasetFunction = Callable[..., tf.data.Dataset]
 
@@ -61,17 +62,16 @@ def as_dataset(
         return python_dataset(x, shuffle, _as_arrays)
     if x is None:
         raise _no_data("None")
-    parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    if y is None and sample_weight is not None:
-        raise ValueError("sample_weight needs y.")
+    parts = _given(x, y, sample_weight)
     arrays = _as_arrays(parts)
-    lengths = {len(array) for array in tf.nest.flatten(arrays)}
+    flat = components_of(arrays)
+    lengths = {len(array) for array in flat}
     if len(lengths) != 1:
         raise ValueError(
             "All arrays must have the same number of examples, got shapes "
-            f"{[array.shape for array in tf.nest.flatten(arrays)]}."
+            f"{[array.shape for array in flat]}."
         )
-    arrays = tf.nest.map_structure(_as_tensor, arrays)
+    tensors = [_as_tensor(array) for array in flat]
     length = lengths.pop()
     indices = tf.data.Dataset.range(length)
     if shuffle and shuffle != "batch":
@@ -79,17 +79,19 @@ def as_dataset(
     if batch_size is None:
         batch_size = max(1, math.ceil(length / steps)) if steps else _DEFAULT_BATCH_SIZE
     batches = indices.batch(batch_size)
-    return batches.map(lambda index: tf.nest.map_structure(lambda a: tf.gather(a, index), arrays))
+    return batches.map(
+        lambda index: with_components(arrays, [tf.gather(each, index) for each in tensors])
+    )
 
 
-def as_one_batch(*parts: Any) -> tf.data.Dataset | None:
+def as_one_batch(x: Any, y: Any = None, sample_weight: Any = None) -> tf.data.Dataset | None:
     """A dataset of one batch that is empty or has ragged or sparse tensors; None: it is of arrays.
 
-    Args:
-      parts: x, and y and sample_weight or None.
+    Raises:
+      ValueError: there are weights and no labels.
     """
-    parts = tuple(_lists_to_tuples(part) for part in parts if part is not None)
-    flat = tf.nest.flatten(parts)
+    parts = _given(x, y, sample_weight)
+    flat = [each for each in tf.nest.flatten(parts) if each is not None]
     if not any(isinstance(each, _COMPOSITE) for each in flat) and len(flat[0]):
         return None
 
@@ -97,6 +99,19 @@ def as_one_batch(*parts: Any) -> tf.data.Dataset | None:
         return value if isinstance(value, _COMPOSITE) else _as_array(value)
 
     return tf.data.Dataset.from_tensors(tf.nest.map_structure(as_tensor, parts))
+
+
+def num_examples(x: Any) -> int:
+    """In arrays."""
+    return len(components_of(_as_arrays(x))[0])
+
+
+def _given(x: Any, y: Any, sample_weight: Any = None) -> tuple[Any, ...]:
+    """x, and y and sample_weight that are not None; of tuples for lists of several arrays."""
+    if y is None and sample_weight is not None:
+        raise ValueError("sample_weight needs y.")
+    parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    return tuple(_lists_to_tuples(part) for part in parts)
 
 
 def check_alone(y: Any, sample_weight: Any, batch_size: int | None, what: str) -> None:
@@ -119,11 +134,8 @@ def split_validation(
     """
     if isinstance(x, tf.data.Dataset) or is_dataset_function(x) or is_python_source(x):
         raise ValueError("validation_split needs arrays; pass validation_data instead.")
-    arrays = [
-        None if part is None else tf.nest.map_structure(_as_array, _lists_to_tuples(part))
-        for part in (x, y, sample_weight)
-    ]
-    length = len(tf.nest.flatten(arrays[0])[0])
+    arrays = [_as_arrays(part) for part in (x, y, sample_weight)]
+    length = len(components_of(arrays[0])[0])
     split = int(length * (1.0 - fraction))
     if not 0 < split < length:
         raise ValueError(
@@ -131,10 +143,7 @@ def split_validation(
         )
 
     def cut(where: slice) -> list[Any]:
-        return [
-            None if part is None else tf.nest.map_structure(lambda a: a[where], part)
-            for part in arrays
-        ]
+        return [with_components(part, [a[where] for a in components_of(part)]) for part in arrays]
 
     return cut(slice(None, split)), cut(slice(split, None))
 
@@ -349,8 +358,10 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
     return dataset.map(weigh)
 
 
-def _as_array(value: Any) -> np.ndarray:
+def _as_array(value: Any) -> np.ndarray | None:
     """An array of one input; floats in the precision of Keras, as in `keras.Model.fit`."""
+    if value is None:
+        return None
     if isinstance(value, _COMPOSITE):
         raise TypeError("Pass ragged and sparse tensors in a tf.data.Dataset.")
     array = value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
@@ -385,5 +396,6 @@ def _lists_to_tuples(value: Any) -> Any:
         several = dict, list, tuple, *_COMPOSITE
         if not any(isinstance(item, several) or np.ndim(item) for item in value):
             return np.asarray(value)
-        return tuple(_lists_to_tuples(item) for item in value)
+        items = [_lists_to_tuples(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value

@@ -17,6 +17,7 @@ from het_tf.checkpoint import FlushedFirst
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.keras import inputs
 from het_tf.keras.eager_inputs import check_inputs
+from het_tf.keras.input_order import by_key
 from het_tf.keras.lookups import lookups_of_call
 from het_tf.keras.saving import Saving
 from het_tf.keras.trainer import ParameterServerTrainer
@@ -46,6 +47,10 @@ class _ParameterServerFit(Saving):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.__call__`; eagerly, ids that do not fit their Input are refused."""
         self._check_open()
+        if args:
+            args = (by_key(self, args[0]), *args[1:])
+        elif "inputs" in kwargs:
+            kwargs["inputs"] = by_key(self, kwargs["inputs"])
         check_inputs(self, args[0] if args else kwargs.get("inputs"))
         with servers_named(), lookups_of_call(self, args, kwargs):
             return super().__call__(*args, **kwargs)
@@ -318,7 +323,7 @@ class _ParameterServerFit(Saving):
         batch = inputs.as_one_batch(x)
         if batch is not None:
             return self.predict(batch, verbose=0)
-        return self.predict(x, batch_size=len(keras.tree.flatten(x)[0]), verbose=0)
+        return self.predict(x, batch_size=inputs.num_examples(x), verbose=0)
 
 
 @keras.saving.register_keras_serializable(package="het_tf")

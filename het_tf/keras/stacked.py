@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from het_tf.keras.ahead import Batch
+from het_tf.keras.components import components_of, with_components
 
 
 def read_weights(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -22,15 +23,15 @@ def stacked_signature(element_spec: Any) -> list[tf.TensorSpec]:
     """Specs of the components of a batch, each stacked over any number of steps."""
     return [
         tf.TensorSpec(tf.TensorShape([None]).concatenate(spec.shape), spec.dtype)
-        for spec in tf.nest.flatten(element_spec, expand_composites=True)
+        for spec in components_of(element_spec)
     ]
 
 
 def take_batch(element_spec: Any, stacked: tuple[tf.Tensor, ...], step: tf.Tensor) -> Batch:
     """The batch of one step out of components stacked over steps, shaped as `element_spec`."""
-    flat_spec = tf.nest.flatten(element_spec, expand_composites=True)
+    flat_spec = components_of(element_spec)
     components = [
         tf.ensure_shape(component[step], spec.shape)
         for component, spec in zip(stacked, flat_spec, strict=True)
     ]
-    return tf.nest.pack_sequence_as(element_spec, components, expand_composites=True)
+    return with_components(element_spec, components)

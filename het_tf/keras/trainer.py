@@ -230,7 +230,7 @@ class ParameterServerTrainer:
         self._check_servers()
         batch = inputs.as_one_batch(x, y, sample_weight)
         if batch is None:
-            batch_size = len(tf.nest.flatten(x)[0])
+            batch_size = inputs.num_examples(x)
         else:
             x, y, sample_weight, batch_size = batch, None, None, None
         if training:
