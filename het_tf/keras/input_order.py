@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from het_tf import _keras
+from het_tf._nested import tuple_like
 
 
 def by_key(model: keras.Model, inputs: Any) -> Any:
@@ -29,5 +30,5 @@ def _like(structure: Any, inputs: Any) -> Any:
         if len(structure) != len(inputs):
             return inputs
         values = [_like(each, x) for each, x in zip(structure, inputs, strict=True)]
-        return type(inputs)(*values) if hasattr(inputs, "_fields") else type(inputs)(values)
+        return values if isinstance(inputs, list) else tuple_like(inputs, values)
     return inputs

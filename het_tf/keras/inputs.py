@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf._nested import tuple_like
 from het_tf.distribute.connection import is_of_before
 from het_tf.keras.batches import is_python_source, python_dataset
 from het_tf.keras.components import components_of, with_components
@@ -396,6 +397,6 @@ def _lists_to_tuples(value: Any) -> Any:
         several = dict, list, tuple, *_COMPOSITE
         if not any(isinstance(item, several) or np.ndim(item) for item in value):
             return np.asarray(value)
-        items = [_lists_to_tuples(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        items = map(_lists_to_tuples, value)
+        return tuple(items) if isinstance(value, list) else tuple_like(value, items)
     return value

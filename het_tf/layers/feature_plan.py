@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from het_tf._nested import tuple_like
 from het_tf.layers.embedding import HetEmbedding
 from het_tf.layers.feature_configs import FeatureConfig, TableConfig
 
@@ -109,8 +110,7 @@ def _with_plain_dicts(nested: Any) -> Any:
     if isinstance(nested, list):
         return [_with_plain_dicts(value) for value in nested]
     if isinstance(nested, tuple):
-        values = [_with_plain_dicts(value) for value in nested]
-        return type(nested)(*values) if hasattr(nested, "_fields") else tuple(values)
+        return tuple_like(nested, map(_with_plain_dicts, nested))
     return nested
 
 

@@ -62,6 +62,14 @@ class Update:
         keys, places = tf.unique(tf.reshape(self.keys, [-1]))
         return keys, tf.math.unsorted_segment_sum(self.gradients[0], places, tf.size(keys))
 
+    def trained_sums(self) -> tf.Tensor:
+        """The sums of `of_keys`, without those that the layer skips."""
+        _, sums = self.of_keys()
+        if self.layer().nonfinite != "skip":
+            return sums
+        are_finite = tf.math.is_finite(tf.reduce_sum(tf.square(sums), 1, keepdims=True))
+        return tf.where(are_finite, sums, 0.0)
+
     def make_op(self) -> None:
         """Makes the update."""
         update = self.layer().update_op(self.ticket, self.pooling, self.gradients, self.sends)
@@ -187,7 +195,7 @@ class WaitingUpdates:
         """Gradients of the norm that they have together, which the optimizer finds short enough."""
         static = self._optimizer.loss_scale_factor or 1.0
         dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads if g is not None]
-        parts = [g / static for g in dense] + [update.of_keys()[1] for update in updates]
+        parts = [g / static for g in dense] + [update.trained_sums() for update in updates]
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
         limit = self._optimizer.global_clipnorm
         factor = limit / tf.maximum(norm, limit)

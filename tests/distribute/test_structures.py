@@ -118,11 +118,11 @@ def test_none_in_the_place_of_weights_and_labels(strategy):
     losses += model.fit(IDS, [y, None], batch_size=4, verbose=0).history["loss"]
     losses.append(model.train_on_batch(IDS, [y, None]))
     assert int(model.optimizer.iterations) == 3 * 5 + 1
-    assert max(losses[1:]) < losses[0] / 100
+    assert losses[-1] < losses[0] / 10
     weighed = model.fit(
         IDS, [y, y], sample_weight=[y[:, 0], None], validation_split=0.5, verbose=0
     ).history
-    assert weighed["val_loss"][0] < losses[0] / 100
+    assert weighed["val_loss"][0] < losses[0] / 10
     evaluated = model.evaluate(data.map(lambda x, y: (x, (y, None), None)), verbose=0)
     assert evaluated == pytest.approx(model.evaluate(IDS, [y, None], verbose=0))
     predicted = model.predict(data.map(lambda x, y: (x, None)), verbose=0)

@@ -186,6 +186,25 @@ def test_rows_that_overflow_skip_the_step_of_the_whole_model():
 # NaN.
 
 
+def test_rows_that_are_skipped_do_not_count_in_the_norm():
+    """Otherwise one bad id makes NaN of all dense weights."""
+    layer = OurEmbedding(
+        2, nonfinite="skip", embeddings_initializer="ones", optimizer=optimizers.SGD(1.0)
+    )
+    dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+    ids, weights = keras.Input((2,), dtype="int64"), keras.Input((2,))
+    features = keras.Input((4,))
+    of_rows = keras.ops.sum(layer(ids, weights=weights), [1, 2])[:, None]
+    model = keras.Model([ids, weights, features], of_rows + dense(features))
+    model.compile(keras.optimizers.SGD(0.1, global_clipnorm=1.0), lambda y, p: keras.ops.sum(p))
+    given = [np.array([[1, 2]]), np.array([[np.inf, 1]], np.float32), np.ones((1, 4), np.float32)]
+    model.train_on_batch(given, np.zeros((1, 1)))
+    # What is left: four weights and two columns of a row, of a gradient of 1 each.
+    norm = 6**0.5
+    np.testing.assert_allclose(dense.get_weights()[0], np.full((4, 1), 1 - 0.1 / norm), rtol=1e-6)
+    np.testing.assert_allclose(layer.lookup([1, 2]), [[1, 1], [1 - 1 / norm] * 2], rtol=1e-6)
+
+
 def test_a_nan_in_a_gradient_names_the_layer():
     layer = het_tf.layers.HetEmbedding(1, name="users")
     with tf.GradientTape() as tape:
