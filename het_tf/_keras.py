@@ -98,6 +98,17 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
     return rate if isinstance(rate, keras.Variable) else None
 
 
+def excludes_from_weight_decay(
+    optimizer: keras.optimizers.Optimizer, name: str, variable: keras.Variable | None
+) -> bool:
+    """Whether `exclude_from_weight_decay` was told of a variable, or of one of that name."""
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    if pattern is not None and pattern.search(name):
+        return True
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
+    return bool(excluded) and variable is not None and optimizer._var_key(variable) in excluded
+
+
 def accumulated_gradients(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """What an optimizer with `gradient_accumulation_steps` has added up."""
     return list(optimizer._accumulated_gradients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -25,6 +26,7 @@ class CompiledOptimizer:
     built: bool
     name: str
     trainable: bool
+    anchor: keras.Variable
     optimizer: optimizers.Optimizer | None
     table: EmbeddingTable
     _takes_compiled: bool
@@ -34,7 +36,9 @@ class CompiledOptimizer:
     _rate: LearningRate
     _compiled_rate_when_built: float
     _table: EmbeddingTable
-    _make_table: Any
+    _is_traced: bool
+    _make_table: Callable[..., None]
+    flush: Callable[[], None]
 
     def compiled_with(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Takes note of what the model is compiled with.
@@ -47,7 +51,7 @@ class CompiledOptimizer:
             another kind than the one for which the layer made its table.
         """
         if self._takes_compiled:
-            self._take_optimizer(row_forms.row_form(optimizer, of_compile=True))
+            self._take_optimizer(self._row_form(optimizer))
         elif self.trainable:
             self._warn_of_what_rows_lack(optimizer)
         self._follow(optimizer)
@@ -78,7 +82,8 @@ class CompiledOptimizer:
         has_schedule = not isinstance(optimizer.learning_rate, keras.Variable)
         if has_schedule and not isinstance(own.learning_rate, schedules.LearningRateSchedule):
             lacks["a schedule as learning_rate"] = 'give the layer one, or optimizer="same"'
-        if optimizer.weight_decay and not own.weight_decay:
+        decays = optimizer.weight_decay and not self._is_excluded_from_decay(optimizer)
+        if decays and not own.weight_decay:
             lacks[f"weight_decay={optimizer.weight_decay!r}"] = (
                 'give the layer\'s optimizer one, or the layer optimizer="same"'
             )
@@ -96,22 +101,52 @@ class CompiledOptimizer:
                 stacklevel=4,
             )
 
+    def _row_form(self, optimizer: keras.optimizers.Optimizer) -> optimizers.Optimizer:
+        decays = not self._is_excluded_from_decay(optimizer)
+        return row_forms.row_form(optimizer, of_compile=True, decays=decays)
+
+    def _is_excluded_from_decay(self, optimizer: keras.optimizers.Optimizer) -> bool:
+        # Keras's layer has its matrix under this name.
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        anchor = self.anchor if self.built else None
+        return _keras.excludes_from_weight_decay(optimizer, "embeddings", anchor)
+
     def _take_optimizer(self, optimizer: optimizers.Optimizer) -> None:
         before, self.optimizer = self.optimizer, optimizer
         if not self.built:
             return
         try:
-            if before is not None and optimizer.spec() != before.spec() and self.table.size():
-                raise ValueError(
-                    f'layer {self.name} has optimizer="same" and rows with the slots of {before},'
-                    f" with which its model was compiled before, so it cannot take {optimizer}"
-                )
-            if before is None or optimizer.spec() != before.spec():
+            if before is None:
                 self._make_table()
+            elif optimizer.spec() != before.spec():
+                self._replace_table(before)
         except BaseException:
             self.optimizer = before
             raise
         self._rate.take(optimizer)
+
+    def _replace_table(self, before: optimizers.Optimizer) -> None:
+        """Makes a table with the rows, and the slots as before their first update.
+
+        Functions that were traced would go on with the table that is there.
+        """
+        self.flush()
+        if self._is_traced and any(rows.clocks.any() for rows in self._table.export_parts()):
+            raise ValueError(
+                f'layer {self.name} has optimizer="same" and was trained with {before}, so that it'
+                f" cannot take {self.optimizer}: make the model once more, compile it with that,"
+                " and give its layer the rows, with rows = old.table.export():"
+                " new.table.assign(rows.keys, rows.values)"
+            )
+        self._make_table(self._table)
+
+    def compiled_config(self) -> Any:
+        """What "same" is, serialized, or None where nobody knows yet; for `take_compiled`."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            model = callers.compiled_model()
+            optimizer = None if model is None else self._row_form(model.optimizer)
+        return None if optimizer is None else keras.saving.serialize_keras_object(optimizer)
 
     def take_compiled(self, optimizer: Any) -> None:
         """What "same" was when the layer's config was made: serialized, or None where it is not."""
@@ -192,13 +227,48 @@ class CompiledOptimizer:
             self._note_compiled(model.optimizer)
         return super().metrics
 
-    def _rate_op(self) -> tf.Tensor:
-        """The learning rate of a step."""
+    def steps_op(self) -> tf.Tensor | None:
+        """How many steps the optimizer of "same" counts, int64 scalar, before it counts this one.
+
+        None: the layer has an optimizer of its own, or follows none that is there.
+        """
+        followed = self._followed_here() or self._followed()
+        if not self._takes_compiled or followed is None:
+            return None
+        steps = _keras.step_counter(getattr(followed, "inner_optimizer", followed))
+        return tf.convert_to_tensor(steps.value)  # read now: it is a variable
+
+    def take_caller_s(self) -> None:
+        """Takes that of the compiled model that calls, where "same" is not known yet."""
+        model = callers.compiled_model() if self.optimizer is None else None
+        if model is not None and self._rate.is_there:
+            with tf.init_scope():
+                self.compiled_with(model.optimizer)
+
+    def _rate_op(self, steps: tf.Tensor | None) -> tf.Tensor:
+        """The learning rate of a step; steps: as of `steps_op`.
+
+        Raises:
+          ValueError: rows decay, but the optimizer of "same" excludes them by now.
+        """
+        here = self._followed_here()
+        if self._takes_compiled and self.optimizer.weight_decay:
+            followed = self._followed()
+            if followed is not None and self._is_excluded_from_decay(followed):
+                raise ValueError(
+                    f"exclude_from_weight_decay was called after the rows of layer {self.name} took"
+                    f" weight_decay={self.optimizer.weight_decay!r}: call it before compile"
+                )
+        rate = None if here is None else here.learning_rate
+        return self._rate.step_op(rate if isinstance(rate, keras.Variable) else None, steps)
+
+    def _followed_here(self) -> keras.optimizers.Optimizer | None:
+        """That of the model that runs or traces a step in this process."""
         model = callers.compiled_model() if self._table.is_local else None
-        if model is not None:
-            self._note_compiled(model.optimizer)
-        followed = None if model is None else model.optimizer.learning_rate
-        return self._rate.step_op(followed if isinstance(followed, keras.Variable) else None)
+        if model is None:
+            return None
+        self._note_compiled(model.optimizer)
+        return model.optimizer
 
     @property
     def rate_variable(self) -> keras.Variable | None:

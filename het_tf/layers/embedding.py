@@ -24,7 +24,7 @@ from het_tf._strategy import parameter_servers, warn_of_idle_cluster
 from het_tf.cache import WorkerCache
 from het_tf.cache_config import CacheConfig
 from het_tf.checkpoint import TableState
-from het_tf.layers import arguments, callers, prepared, row_forms
+from het_tf.layers import arguments, prepared, row_forms
 from het_tf.layers.anchor import Anchor
 from het_tf.layers.as_keras import AsKeras
 from het_tf.layers.compiled import CompiledOptimizer
@@ -197,6 +197,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self._compiled_optimizer: weakref.ref | None = None
         self._left_rates = weakref.WeakKeyDictionary()
         self._compiled_rate_when_built = 0.0
+        self._is_traced = False  # whether a function was, that looks up in the table
         self.mask_zero = mask_zero
         self.combiner = combiner
         self.padding_id = padding_id
@@ -237,11 +238,12 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         ranges = self.key_ranges
         return [(r.first, r.last, r.initializer) for r in ranges if r.initializer is not None]
 
-    def _make_table(self) -> None:
+    def _make_table(self, before: EmbeddingTable | None = None) -> None:
+        """Makes the table; before: whose rows it is to have."""
         devices = self._devices
         if devices:
             arguments.check_cache_hears(self.name, self.cache, self.expiry, self.key_ranges)
-        self._table = EmbeddingTable(
+        table = EmbeddingTable(
             self.output_dim,
             optimizers.constrained(self.optimizer, self.embeddings_constraint),
             initializer=self._row_initializer,
@@ -255,12 +257,16 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             key_initializers=self._key_initializers(),
             layout=self.layout,
         )
-        self._worker_cache = WorkerCache(self._table, self.cache, self.nonfinite, self.wire_dtype)
+        if before is not None:
+            for rows in before.export_parts():
+                table.assign(rows.keys, rows.values)
+        elif self._first_values is not None:
+            table.assign(np.arange(len(self._first_values)), self._first_values)
+            self._first_values = None
+        self._table = table
+        self._worker_cache = WorkerCache(table, self.cache, self.nonfinite, self.wire_dtype)
         if hasattr(self._strategy, "register_cache"):
             self._strategy.register_cache(self._worker_cache)
-        if self._first_values is not None:
-            self._table.assign(np.arange(len(self._first_values)), self._first_values)
-            self._first_values = None
         # Restores the rows, if a checkpoint was restored before there was a table.
         self._table_state = TableState(self._table, self.flush)
 
@@ -334,17 +340,14 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         if served is not None:
             outputs = served.pool(keys, features)
         else:
-            if self.optimizer is None:
-                model = callers.compiled_model()
-                if model is not None and self._rate.is_there:
-                    with tf.init_scope():
-                        self.compiled_with(model.optimizer)
+            self.take_caller_s()
             if self.optimizer is None and not tf.executing_eagerly():
                 # Keras may ask for no more than a shape, before there is anything to compile.
                 with tf.control_dependencies([tf.debugging.Assert(False, [self._why_no_table()])]):
                     outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
                 self._check_has_table()
+                self._is_traced = self._is_traced or not tf.executing_eagerly()
                 if prepared.record(self, keys, fresh=training is False):
                     zeros = [tf.zeros([bags.count, self.output_dim]) for bags in features]
                     outputs = list(map(prepared.unknown, zeros))
@@ -371,15 +374,16 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""
         serialize = keras.saving.serialize_keras_object
-        optimizer = None if self.optimizer is None else serialize(self.optimizer)
-        taken = {"optimizer": "same", "compiled_optimizer": optimizer}
+        optimizer = {"optimizer": serialize(self.optimizer)}
+        if self._takes_compiled:
+            optimizer = {"optimizer": "same", "compiled_optimizer": self.compiled_config()}
         # A table that is there has its rows saved, and no config has those of `weights` again.
         is_constant = self._row_initializer is not self.embeddings_initializer
         weights = None if is_constant else self._first_values
         return super().get_config() | {
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
-            **(taken if self._takes_compiled else {"optimizer": optimizer}),
+            **optimizer,
             "embeddings_initializer": serialize(self.embeddings_initializer),
             "embeddings_regularizer": serialize(self.embeddings_regularizer),
             "embeddings_constraint": serialize(self.embeddings_constraint),

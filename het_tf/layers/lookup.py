@@ -51,8 +51,8 @@ def lookup(
             room = None if found is None else found.room
             if room is not None:
                 gradients = room.before_op(gradients)
-            sends = found is None
-            of_anchor = train(Update(weak, keys, ticket, pooling, gradients, sends, room))
+            steps, sends = weak().steps_op(), found is None
+            of_anchor = train(Update(weak, keys, ticket, pooling, gradients, sends, steps, room))
         of_weights = ops.pooling_gradient(pooling, gradients) if weighted else []
         return [of_anchor, *(of_weights[i] for i in weighted)]
 

@@ -92,13 +92,16 @@ class LearningRate(tf.Module):
         own.assign(rate)
         return rate
 
-    def step_op(self, compiled: keras.Variable | None) -> tf.Tensor:
+    def step_op(self, compiled: keras.Variable | None, steps: tf.Tensor | None) -> tf.Tensor:
         """The rate of a step.
 
         Args:
           compiled: what a rate that is a number has to follow in this step; None: nothing.
+          steps: int64 scalar, what a schedule is asked with; None: how often it was asked before.
         """
         if self.schedule is not None:
+            if steps is not None:
+                return tf.cast(self.schedule(steps), tf.float32)
             rate = tf.cast(self.schedule(self._iterations.value), tf.float32)
             self._iterations.value.assign_add(1)
             return rate

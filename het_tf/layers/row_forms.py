@@ -79,7 +79,7 @@ ROW_FORMS: dict[type[keras.optimizers.Optimizer], Callable[[Config], optimizers.
 
 
 def row_form(
-    optimizer: keras.optimizers.Optimizer, of_compile: bool = False
+    optimizer: keras.optimizers.Optimizer, of_compile: bool = False, decays: bool = True
 ) -> optimizers.Optimizer:
     """An optimizer of rows that does to each row what one of Keras's does to a variable.
 
@@ -87,6 +87,7 @@ def row_form(
       optimizer: of Keras.
       of_compile: whether a model is compiled with it. Then what it does with the gradients of a
         whole step is done there, and its row form lacks it.
+      decays: whether its `weight_decay` is to hold for rows.
 
     Raises:
       ValueError: there is no such optimizer of rows; the message names what it lacks.
@@ -100,7 +101,7 @@ def row_form(
         raise ValueError(f"optimizer {name} has no row form; of Keras's optimizers have: {known}")
     config = _arguments_of(optimizer)
     _check_unset(name, config, *_WITHOUT_ROW_FORM, *(() if of_compile else _OF_STEPS))
-    return convert(config)
+    return convert(config if decays else config | {"weight_decay": None})
 
 
 def _arguments_of(optimizer: keras.optimizers.Optimizer) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -26,7 +26,8 @@ class StoredRows:
     _table: EmbeddingTable
     _worker_cache: WorkerCache
     _anchor: keras.Variable
-    _rate_op: Any
+    take_caller_s: Callable[[], None]
+    _rate_op: Callable[[tf.Tensor | None], tf.Tensor]
     _trainable_variables: list[keras.Variable]
     _non_trainable_variables: list[keras.Variable]
 
@@ -85,6 +86,7 @@ class StoredRows:
         pooled: tf.Tensor | None,
         gradients: Sequence[tf.Tensor],
         sends: bool,
+        steps: tf.Tensor | None,
     ) -> tf.Operation | None:
         """One update of each key of a lookup.
 
@@ -93,11 +95,12 @@ class StoredRows:
           pooled: of `pool_op`; None: its rows were not pooled.
           gradients: float32 [bags, output_dim] of each feature.
           sends: as of `WorkerCache.update_op`.
+          steps: of `steps_op`.
 
         Returns:
           The update, which later ops can be made to wait for; None in eager calls.
         """
-        learning_rate = self._rate_op()
+        learning_rate = self._rate_op(steps)
         cache, table = self._worker_cache, self._table
         if pooled is not None and not self.is_cached:
             return table.apply_pooled_op(ticket, pooled, gradients, learning_rate, self.nonfinite)
@@ -175,6 +178,7 @@ class StoredRows:
         """
         if not self.built:
             return
+        self.take_caller_s()
         self._check_has_table()
         self.flush()
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
@@ -185,6 +189,7 @@ class StoredRows:
         """Replaces the weights and all rows of the table; the caches start empty."""
         if not self.built and not store.keys():
             return
+        self.take_caller_s()
         self._check_has_table()
         load_rows(store, self.table, self.name)
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):

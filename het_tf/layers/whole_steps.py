@@ -39,7 +39,7 @@ class Update:
       ticket: of the lookup.
       pooling: of the lookup, where rows were pooled.
       gradients: float32 [bags, dim] of each feature, as they came: scaled like the loss.
-      sends: for `HetEmbedding.update_op`.
+      sends, steps: for `HetEmbedding.update_op`.
       room: of the lookup, where it was begun before its step.
     """
 
@@ -49,6 +49,7 @@ class Update:
     pooling: tf.Tensor | None
     gradients: list[tf.Tensor]
     sends: bool
+    steps: tf.Tensor | None
     room: Room | None
 
     def map(self, change: Callable[[tf.Tensor], tf.Tensor]) -> Update:
@@ -62,19 +63,40 @@ class Update:
         keys, places = tf.unique(tf.reshape(self.keys, [-1]))
         return keys, tf.math.unsorted_segment_sum(self.gradients[0], places, tf.size(keys))
 
-    def trained_sums(self) -> tf.Tensor:
-        """The sums of `of_keys`, without those that the layer skips."""
-        _, sums = self.of_keys()
-        if self.layer().nonfinite != "skip":
-            return sums
-        are_finite = tf.math.is_finite(tf.reduce_sum(tf.square(sums), 1, keepdims=True))
-        return tf.where(are_finite, sums, 0.0)
-
     def make_op(self) -> None:
         """Makes the update."""
-        update = self.layer().update_op(self.ticket, self.pooling, self.gradients, self.sends)
+        update = self.layer().update_op(
+            self.ticket, self.pooling, self.gradients, self.sends, self.steps
+        )
         if self.room is not None:
             self.room.note_update(update)
+
+
+def _by_layer(updates: Sequence[Update]) -> dict[Any, list[Update]]:
+    """The updates of each layer: one for each time that it was called."""
+    calls: dict[Any, list[Update]] = {}
+    for update in updates:
+        calls.setdefault(update.layer(), []).append(update)
+    return calls
+
+
+def _of_calls(updates: Sequence[Update]) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `Update.of_keys`, of calls of one layer; keys are unique within each."""
+    parts = zip(*(update.of_keys() for update in updates), strict=True)
+    keys, sums = (tf.concat(part, 0) for part in parts)
+    return keys, sums
+
+
+def _trained_sums(updates: Sequence[Update]) -> tf.Tensor:
+    """The gradient of each row by all calls of a layer, without what it skips."""
+    keys, sums = _of_calls(updates)
+    if updates[0].layer().nonfinite == "skip":
+        are_finite = tf.math.is_finite(tf.reduce_sum(tf.square(sums), 1, keepdims=True))
+        sums = tf.where(are_finite, sums, 0.0)
+    if len(updates) == 1:
+        return sums
+    keys, places = tf.unique(keys)
+    return tf.math.unsorted_segment_sum(sums, places, tf.size(keys))
 
 
 def train(update: Update) -> tf.Tensor:
@@ -162,11 +184,10 @@ class WaitingUpdates:
         count = tf.convert_to_tensor(_keras.step_counter(optimizer).value)
         is_due = tf.equal((count + 1) % steps, 0)
         self._apply(grads, trainable_variables)
-        for update in updates:
-            layer = update.layer()
+        for layer, calls in _by_layer(updates).items():
             if layer not in self._accumulators:
                 self._accumulators[layer] = _Accumulator(layer)
-            self._accumulators[layer].add(update, is_due, steps)
+            self._accumulators[layer].add(calls, is_due, steps)
 
     def _check_all_waited(
         self, grads: Sequence[Any], variables: Any, updates: Sequence[Update]
@@ -195,7 +216,8 @@ class WaitingUpdates:
         """Gradients of the norm that they have together, which the optimizer finds short enough."""
         static = self._optimizer.loss_scale_factor or 1.0
         dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads if g is not None]
-        parts = [g / static for g in dense] + [update.trained_sums() for update in updates]
+        parts = [g / static for g in dense]
+        parts += [_trained_sums(calls) for calls in _by_layer(updates).values()]
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
         limit = self._optimizer.global_clipnorm
         factor = limit / tf.maximum(norm, limit)
@@ -226,11 +248,11 @@ class _Accumulator:
 
         visit(self._devices, drain, is_lost=lambda device, error: True)
 
-    def add(self, update: Update, is_due: tf.Tensor, steps: int) -> None:
-        """Adds those of a step, and, where it is due, makes the update of their mean."""
-        layer = update.layer()
+    def add(self, updates: Sequence[Update], is_due: tf.Tensor, steps: int) -> None:
+        """Adds those of the layer's calls in a step; where it is due, makes the mean's update."""
+        first, layer = updates[0], updates[0].layer()
         queue = self._queue_op()
-        keys, gradients = update.of_keys()
+        keys, gradients = _of_calls(updates)
         shape = [None, layer.output_dim]
 
         def take() -> list[tf.Tensor]:
@@ -244,9 +266,9 @@ class _Accumulator:
         def train() -> None:
             found = layer.found_op(keys)
             mean = [gradients / steps]
-            if layer.is_cached and not update.sends:
+            if layer.is_cached and not first.sends:
                 mean = Room([(layer.worker_cache, found)]).before_op(mean)
-            layer.update_op(found, None, mean, update.sends)
+            layer.update_op(found, None, mean, first.sends, first.steps)
 
         def keep() -> None:
             tf.raw_ops.QueueEnqueueV2(handle=queue, components=[keys, gradients])

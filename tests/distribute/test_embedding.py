@@ -297,3 +297,32 @@ def test_a_schedule_counts_the_updates_of_all_workers(strategy):
     model.fit(np.array([3]), np.zeros(1), epochs=6, verbose=0)  # one step at a time
     rates = [float(schedule(step)) for step in range(6)]
     np.testing.assert_allclose(embedding.table.lookup(np.array([3])), [[sum(rates)]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dense_staleness", [None, 2])
+def test_the_schedule_of_same_is_asked_with_the_steps_of_all_workers(
+    strategy, monkeypatch, dense_staleness
+):
+    """However often the layer is called in a step; by another compile it begins anew."""
+    monkeypatch.setattr(strategy, "dense_staleness", dense_staleness)
+    schedule = keras.optimizers.schedules.CosineDecay(1.0, 8, warmup_target=2.0, warmup_steps=2)
+    given = np.full((5, 1), 7, np.float32)
+    with strategy.scope():
+        embedding = het_tf.layers.HetEmbedding(
+            5, 1, optimizer="same", weights=given, cache=het_tf.CacheConfig(10, staleness=0)
+        )
+        ids = keras.Input((1,), dtype="int64")
+        outputs = keras.layers.Add()([embedding(ids), embedding(ids)])
+        model = het_tf.keras.Model(ids, keras.layers.Flatten()(outputs))
+        loss = lambda _, outputs: -keras.ops.sum(outputs)  # noqa: E731
+        model.compile("adagrad", loss)
+    np.testing.assert_array_equal(embedding.table.lookup(range(5)), given)
+    rates = [2 * float(schedule(step)) for step in range(4)]
+    for fits in (1, 2):
+        with strategy.scope():
+            model.compile(keras.optimizers.SGD(schedule), loss)
+        for _ in range(2):
+            model.fit(np.array([[3]]), np.zeros(1), epochs=2, verbose=0)  # one step at a time
+        rows = embedding.table.lookup(range(5))
+        np.testing.assert_allclose(rows[3], 7 + fits * sum(rates), rtol=1e-5)
+    np.testing.assert_array_equal(np.delete(rows, 3, 0), given[:4])

@@ -1,0 +1,274 @@
+"""`optimizer="same"` does to rows what compile's optimizer does to Keras's matrix."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import het_tf
+
+IDS = np.random.default_rng(0).integers(0, 9, (48, 3))
+Y = np.random.default_rng(1).normal(size=(48, 1)).astype(np.float32)
+MODELS = [keras.Model, het_tf.keras.Model]
+
+
+class DenseEmbedding(keras.layers.Layer):
+    """The reference: the gradient of Keras's own is sparse, so it decays rows at another time."""
+
+    def build(self, shape):
+        ones = keras.initializers.Ones()
+        self.embeddings = self.add_weight(shape=(9, 4), initializer=ones, name="embeddings")
+
+    def call(self, ids):
+        return keras.ops.one_hot(ids, 9) @ self.embeddings
+
+    def compute_output_shape(self, shape):
+        return (*shape, 4)
+
+    def lookup(self, ids) -> np.ndarray:
+        return self.embeddings.numpy()[ids]
+
+
+class OurEmbedding(het_tf.layers.HetEmbedding):
+    def __init__(self, **arguments):
+        super().__init__(4, optimizer="same", embeddings_initializer="ones", **arguments)
+
+    def lookup(self, ids) -> np.ndarray:
+        return self.table.lookup(ids)
+
+
+def called_once(embedding, ids):
+    return keras.layers.Flatten()(embedding(ids))
+
+
+def called_twice(embedding, ids):
+    """Both calls' gradients go to rows of their own, as one update of SGD would."""
+    first, rest = embedding(ids[:, :1]), embedding(ids[:, 1:])
+    return keras.layers.Flatten()(keras.layers.Concatenate(axis=1)([first, rest]))
+
+
+def distributed(embedding, ids):
+    rows = keras.layers.TimeDistributed(embedding)(keras.layers.Reshape((3, 1))(ids))
+    return keras.layers.Flatten()(rows)
+
+
+def make_model(model_class, layer, optimizer, join=called_once, **arguments):
+    ids = keras.Input((3,), dtype="int64")
+    constant = keras.initializers.Constant(0.5)
+    model = model_class(ids, keras.layers.Dense(1, kernel_initializer=constant)(join(layer, ids)))
+    model.compile(optimizer, "mse", **arguments)
+    return model
+
+
+def fit(model, first=0, last=48, epochs=1):
+    model.fit(IDS[first:last], Y[first:last], batch_size=4, shuffle=False, epochs=epochs, verbose=0)
+
+
+def both(model_class, train) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of Keras's layer and of ours after `train(model_class, layer)`."""
+    layers = DenseEmbedding(), OurEmbedding()
+    for kind, layer in zip((keras.Model, model_class), layers, strict=True):
+        train(kind, layer)
+    expected, actual = (layer.lookup(np.arange(9)) for layer in layers)
+    assert np.abs(expected - 1).max() > 0.005
+    return expected, actual
+
+
+def decay() -> keras.optimizers.schedules.LearningRateSchedule:
+    return keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+
+
+SCHEDULED = {
+    "alone": lambda: keras.optimizers.SGD(decay()),
+    "accumulating": lambda: keras.optimizers.SGD(decay(), gradient_accumulation_steps=3),
+    "clipping": lambda: keras.optimizers.SGD(decay(), global_clipnorm=0.5),
+    "scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(decay()), initial_scale=2.0**6
+    ),
+}
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("join", [called_once, called_twice, distributed])
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_a_schedule_is_asked_with_the_steps_of_the_optimizer(name, join, run_eagerly):
+    def train(model_class, layer):
+        model = make_model(
+            model_class, layer, SCHEDULED[name](), join=join, run_eagerly=run_eagerly
+        )
+        fit(model)
+
+    for model_class in MODELS:
+        expected, actual = both(model_class, train)
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_schedule_begins_anew_with_another_compile(model_class):
+    def train(model_class, layer):
+        model = make_model(model_class, layer, keras.optimizers.SGD(decay()))
+        fit(model)
+        model.compile(keras.optimizers.SGD(decay()), "mse")
+        fit(model)
+
+    expected, actual = both(model_class, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_a_schedule_goes_on_where_the_optimizer_was_saved(tmp_path):
+    layer = het_tf.layers.HetEmbedding(4, optimizer="same", name="rows")
+    model = make_model(keras.Model, layer, keras.optimizers.SGD(decay()))
+    fit(model, last=24)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in model, loaded:
+        fit(each, first=24)
+    rows = [each.get_layer("rows").table.lookup(np.arange(9)) for each in (model, loaded)]
+    np.testing.assert_array_equal(*rows)
+
+
+def test_a_schedule_in_a_loop_of_ones_own():
+    def train(model_class, layer):
+        model = make_model(model_class, layer, keras.optimizers.SGD(decay()))
+        for ids, y in zip(IDS.reshape(12, 4, 3), Y.reshape(12, 4, 1), strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(ids, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    expected, actual = both(het_tf.keras.Model, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("join", [called_twice, distributed])
+def test_all_calls_of_a_layer_are_accumulated_together(join):
+    """Adagrad tells one update from two."""
+
+    def train(model_class, layer):
+        optimizer = keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=2)
+        fit(make_model(model_class, layer, optimizer, join=join))
+
+    expected, actual = both(keras.Model, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+# Weight decay.
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("excluded", [dict(var_names=["bias", "embedding"]), "var_list", None])
+def test_rows_that_are_excluded_do_not_decay(model_class, excluded):
+    def train(model_class, layer):
+        optimizer = keras.optimizers.SGD(0.01, weight_decay=0.5)
+        layer.build((None, 3))
+        if excluded == "var_list":
+            optimizer.exclude_from_weight_decay(var_list=layer.trainable_weights)
+        elif excluded:
+            optimizer.exclude_from_weight_decay(**excluded)
+        # In each batch all ids come: rows decay where they are updated.
+        model = make_model(model_class, layer, optimizer)
+        ids = np.arange(9).reshape(3, 3)
+        for i in range(8):
+            model.train_on_batch(ids, Y[i : i + 3])
+
+    expected, actual = both(model_class, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_what_is_excluded_is_not_said_to_be_missing(recwarn):
+    optimizer = keras.optimizers.AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+    layer = het_tf.layers.HetEmbedding(4, optimizer=het_tf.optimizers.SGD(0.1))
+    fit(make_model(het_tf.keras.Model, layer, optimizer))
+    assert not [each for each in recwarn if "go without" in str(each.message)]
+
+
+def test_rows_that_are_excluded_too_late_are_an_error():
+    model = make_model(het_tf.keras.Model, OurEmbedding(name="users"), "adamw")
+    model.optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+    with pytest.raises(ValueError, match=r"exclude_from_weight_decay .*users .*before compile"):
+        fit(model)
+
+
+# Rows that are there before there is a compile.
+
+
+MATRIX = np.arange(36, dtype=np.float32).reshape(9, 4) / 36
+
+
+def with_rows(matrix=None):
+    matrix = MATRIX if matrix is None else matrix
+    ids = keras.Input((3,), dtype="int64")
+    layer = het_tf.layers.HetEmbedding(
+        9, 4, optimizer="same", embeddings_initializer=keras.initializers.Constant(matrix)
+    )
+    return keras.Model(ids, keras.layers.Dense(1)(called_once(layer, ids)))
+
+
+def rows_of(model) -> np.ndarray:
+    return model.layers[1].table.lookup(np.arange(9))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_a_clone_takes_another_optimizer(optimizer):
+    model = with_rows()
+    model.compile("sgd", "mse")
+    fit(model)
+    clone = keras.models.clone_model(model)
+    clone.compile(optimizer, "mse")
+    clone.layers[1].compiled_with(clone.optimizer)
+    np.testing.assert_array_equal(rows_of(clone), MATRIX)
+    before = clone.evaluate(IDS, Y, verbose=0)
+    fit(clone, epochs=3)
+    assert clone.evaluate(IDS, Y, verbose=0) < before
+
+
+@pytest.mark.parametrize("kind", ["keras", "weights.h5"])
+def test_trained_rows_that_are_loaded_take_another_optimizer(kind, tmp_path):
+    model = with_rows()
+    model.compile("sgd", "mse")
+    fit(model)
+    if kind == "keras":
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+        optimizer = "adam"
+    else:
+        model.save_weights(tmp_path / "model.weights.h5")
+        loaded, optimizer = with_rows(), "sgd"
+        loaded.compile(optimizer, "mse")
+        loaded.load_weights(tmp_path / "model.weights.h5")
+        np.testing.assert_array_equal(rows_of(loaded), rows_of(model))
+        optimizer = "adagrad"
+    loaded.compile(optimizer, "mse")
+    loaded.layers[1].compiled_with(loaded.optimizer)
+    np.testing.assert_array_equal(rows_of(loaded), rows_of(model))
+    fit(loaded)
+    assert np.abs(rows_of(loaded) - rows_of(model)).max() > 0
+
+
+def test_rows_that_a_function_trained_say_how_to_get_another_optimizer():
+    model = with_rows()
+    model.compile("sgd", "mse")
+    fit(model)
+    model.compile("adam", "mse")
+    with pytest.raises(ValueError, match=r"cannot take Adam.*new.table.assign\(rows.keys"):
+        fit(model)
+    old, new = model.layers[1], with_rows()
+    new.compile("adam", "mse")
+    new.evaluate(IDS, Y, verbose=0)
+    rows = old.table.export()
+    new.layers[1].table.assign(rows.keys, rows.values)
+    np.testing.assert_array_equal(rows_of(new), rows_of(model))
+
+
+def test_a_compiled_model_is_saved_before_it_is_called(tmp_path):
+    model = with_rows()
+    model.compile("adam", "mse")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(rows_of(loaded), MATRIX)
+    other = with_rows(np.zeros((9, 4)))
+    other.compile("adam", "mse")
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_array_equal(rows_of(other), rows_of(model))
