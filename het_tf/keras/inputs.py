@@ -15,7 +15,7 @@ import tensorflow as tf
 from het_tf._nested import tuple_like
 from het_tf.distribute.connection import is_of_before
 from het_tf.keras.batches import is_python_source, python_dataset
-from het_tf.keras.components import components_of, with_components
+from het_tf.keras.components import components_of, spec_of, with_components
 
 DatasetFunction = Callable[..., tf.data.Dataset]
 
@@ -327,15 +327,16 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
     """Adds `class_weight` as sample weights: one number per example, by its label.
 
     Args:
-      dataset: batches `(x, y)`; y is one tensor, class numbers of shape [batch] or [batch, 1], or
-        one-hot of shape [batch, classes]. Other numbers are of the nearest class.
+      dataset: batches `(x, y)` or `(x, y, None)`; y is one tensor, class numbers of shape [batch]
+        or [batch, 1], or one-hot of shape [batch, classes]. Other numbers are of the nearest class.
       weights: class number -> weight; 1 for a class that is not in it.
 
     Raises:
       ValueError: the batches are not `(x, y)`, or have sample weights already.
     """
-    spec = dataset.element_spec
-    if not (isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], tf.TensorSpec)):
+    spec = spec_of(dataset)
+    is_pair = isinstance(spec, tuple) and spec[2:] in ((), (None,))
+    if not (is_pair and isinstance(spec[1], tf.TensorSpec)):
         raise ValueError(
             "class_weight needs batches of (x, y) with a single label and no sample weights, got "
             f"{spec}."
@@ -345,7 +346,7 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
     for label, weight in weights.items():
         table[label - first] = weight
 
-    def weigh(x: Any, y: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    def weigh(x: Any, y: tf.Tensor, none: None = None) -> tuple[Any, tf.Tensor, tf.Tensor]:
         labels = y
         if y.shape.rank is not None and y.shape.rank > 1:
             labels = tf.argmax(y, -1) if y.shape[-1] != 1 else tf.squeeze(y, -1)

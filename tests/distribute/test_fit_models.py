@@ -328,7 +328,8 @@ def test_class_weight_weighs(strategy):
     squares = (model.predict(x, verbose=0) - y)[:, 0] ** 2
     per_example = np.where(y[:, 0] > 0, 0.5, 3.0)
     expected = np.sum(squares * per_example) / np.sum(per_example)
-    for data in ((x, y), (tf.data.Dataset.from_tensor_slices((x, y)).batch(15), None)):
+    pairs = tf.data.Dataset.from_tensor_slices((x, y)).batch(15)
+    for data in ((x, y), (pairs, None), (pairs.map(lambda x, y: (x, y, None)), None)):
         history = model.fit(*data, class_weight=weights, verbose=0).history
         np.testing.assert_allclose(history["mse"][0], expected, rtol=1e-5)
 
