@@ -15,6 +15,18 @@ def spec_of(dataset: Any) -> Any:
     )
 
 
+def common_spec(specs: Sequence[Any]) -> Any:
+    """The spec of batches of all of these; None: structures or dtypes differ."""
+    first, *others = specs
+    try:
+        for other in others:
+            tf.nest.assert_same_structure(first, other)
+        common = tf.nest.map_structure(lambda x, *y: x.most_specific_common_supertype(y), *specs)
+    except (TypeError, ValueError):
+        return None
+    return None if None in tf.nest.flatten(common) else common
+
+
 def components_of(batch: Any) -> list[Any]:
     """The tensors of a batch, or the `tf.TensorSpec`s of its spec: those of composite ones, too."""
     return [x for x in tf.nest.flatten(batch, expand_composites=True) if x is not None]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from het_tf._nested import tuple_like
 from het_tf.distribute.connection import is_of_before
 from het_tf.keras.batches import is_python_source, python_dataset
-from het_tf.keras.components import components_of, spec_of, with_components
+from het_tf.keras.components import common_spec, components_of, spec_of, with_components
 
 DatasetFunction = Callable[..., tf.data.Dataset]
 
@@ -85,21 +85,35 @@ def as_dataset(
     )
 
 
-def as_one_batch(x: Any, y: Any = None, sample_weight: Any = None) -> tf.data.Dataset | None:
-    """A dataset of one batch that is empty or has ragged or sparse tensors; None: it is of arrays.
+class OneBatches:
+    """Batches that come one by one, with ragged or sparse tensors or without an example.
 
-    Raises:
-      ValueError: there are weights and no labels.
+    Two of different shapes have a spec of both, since for each spec functions are traced.
     """
-    parts = _given(x, y, sample_weight)
-    flat = [each for each in tf.nest.flatten(parts) if each is not None]
-    if not any(isinstance(each, _COMPOSITE) for each in flat) and len(flat[0]):
-        return None
 
-    def as_tensor(value: Any) -> Any:
-        return value if isinstance(value, _COMPOSITE) else _as_array(value)
+    def __init__(self) -> None:
+        """None has come."""
+        self._specs: dict[int, Any] = {}  # by whether there are labels, and weights
 
-    return tf.data.Dataset.from_tensors(tf.nest.map_structure(as_tensor, parts))
+    def dataset(self, x: Any, y: Any = None, sample_weight: Any = None) -> tf.data.Dataset | None:
+        """A dataset of one such batch; None: it is of arrays, and not empty.
+
+        Raises:
+          ValueError: there are weights and no labels.
+        """
+        parts = _given(x, y, sample_weight)
+        flat = [each for each in tf.nest.flatten(parts) if each is not None]
+        if not any(isinstance(each, _COMPOSITE) for each in flat) and len(flat[0]):
+            return None
+
+        def as_tensor(value: Any) -> Any:
+            return value if isinstance(value, _COMPOSITE) else _as_array(value)
+
+        dataset = tf.data.Dataset.from_tensors(tf.nest.map_structure(as_tensor, parts))
+        own = dataset.element_spec
+        spec = common_spec([self._specs.get(len(parts), own), own]) or own
+        self._specs[len(parts)] = spec
+        return tf.data.experimental.from_variant(tf.data.experimental.to_variant(dataset), spec)
 
 
 def num_examples(x: Any) -> int:
@@ -209,7 +223,10 @@ def _of_this_worker(
     The makers are no branches of one function: in those, TensorFlow does not find what each worker
     has of a lookup table that was made in the strategy's scope.
     """
-    spec = _common_spec([each.structured_outputs.element_spec for each in makers])
+    specs = [each.structured_outputs.element_spec for each in makers]
+    spec = common_spec(specs)
+    if spec is None:
+        raise _unlike(specs)
 
     @tf.function
     def index_op() -> tf.Tensor:
@@ -225,24 +242,6 @@ def _of_this_worker(
         return tf.data.experimental.from_variant(made, spec)
 
     return _traced(of_this_worker)
-
-
-def _common_spec(specs: list[Any]) -> Any:
-    """One type of element for all workers, with the shapes that all have.
-
-    Raises:
-      ValueError: they are of several structures or dtypes.
-    """
-    first, *others = specs
-    try:
-        for other in others:
-            tf.nest.assert_same_structure(first, other)
-        common = tf.nest.map_structure(lambda x, *y: x.most_specific_common_supertype(y), *specs)
-    except (TypeError, ValueError) as error:
-        raise _unlike(specs) from error
-    if None in tf.nest.flatten(common):
-        raise _unlike(specs)
-    return common
 
 
 def _unlike(specs: list[Any]) -> ValueError:

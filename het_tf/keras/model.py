@@ -318,9 +318,10 @@ class _ParameterServerFit(Saving):
 
     def predict_on_batch(self, x: Any) -> Any:
         """As `keras.Model.predict_on_batch`; under `HetParameterServerStrategy` on some worker."""
-        if self._trainer_to_run() is None:
+        trainer = self._trainer_to_run()
+        if trainer is None:
             return super().predict_on_batch(x)
-        batch = inputs.as_one_batch(x)
+        batch = trainer.one_batches.dataset(x)
         if batch is not None:
             return self.predict(batch, verbose=0)
         return self.predict(x, batch_size=inputs.num_examples(x), verbose=0)

@@ -55,6 +55,7 @@ class ParameterServerTrainer:
         self._epoch = 0  # of the last `fit`
         self._waits = np.zeros(4)  # As lookahead_stats has them.
         self._traffic = Traffic(strategy)
+        self.one_batches = inputs.OneBatches()
 
     def forget_compiled(self) -> None:
         """Drops what was traced; `compile` was called."""
@@ -228,7 +229,7 @@ class ParameterServerTrainer:
     ) -> Logs | list[float] | float:
         """One step on some worker. In a callback of `fit`, whose metrics do not count it."""
         self._check_servers()
-        batch = inputs.as_one_batch(x, y, sample_weight)
+        batch = self.one_batches.dataset(x, y, sample_weight)
         if batch is None:
             batch_size = inputs.num_examples(x)
         else:

@@ -163,3 +163,34 @@ def test_weights_without_the_table_are_refused(model, tmp_path):
         with pytest.raises(ValueError, match=r"layer users .*save_weights"):
             ask()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_batches_of_other_shapes_trace_no_more_functions(strategy, kind):
+    traced = []
+
+    class Pooled(het_tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows = het_tf.layers.HetEmbedding(
+                1, combiner="sum", optimizer="same", embeddings_initializer="zeros"
+            )
+
+        def call(self, ids):
+            traced.append(ids.shape)
+            return self.rows(ids)
+
+    with strategy.scope():
+        model = Pooled()
+        model.compile(keras.optimizers.SGD(1.0), lambda _, outputs: -keras.ops.sum(outputs))
+    counts = []
+    for size in range(2, 8):
+        ids = tf.ragged.constant([[3] * i for i in range(size)], dtype=tf.int64)
+        ids = ids if kind == "ragged" else ids.to_sparse()
+        model.train_on_batch(ids, np.zeros((size, 1)))
+        assert model.predict_on_batch(ids).shape == (size, 1)
+        counts.append(len(traced))
+    # The first shape, then any.
+    assert counts[1:] == [counts[1]] * 5
+    # Of `size` examples the i-th has i times the id.
+    assert model.rows.table.lookup([3]) == sum(n * (n - 1) // 2 for n in range(2, 8))
