@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 
 def build_from_spec(model: keras.Model, batch_spec: Any) -> None:
@@ -66,6 +67,11 @@ def nested_layers(model: keras.layers.Layer, include_self: bool = True) -> list[
 def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
     """The variable in which it counts its steps; `iterations` is none where it accumulates."""
     return getattr(optimizer, "_iterations", None)
+
+
+def asks_for_shapes() -> bool:
+    """Whether layers are called for the shapes of their outputs, in a graph that nothing runs."""
+    return in_symbolic_scope()
 
 
 @contextlib.contextmanager

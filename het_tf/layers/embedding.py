@@ -347,7 +347,8 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
                     outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
                 self._check_has_table()
-                self._is_traced = self._is_traced or not tf.executing_eagerly()
+                if not tf.executing_eagerly() and not _keras.asks_for_shapes():
+                    self._is_traced = True
                 if prepared.record(self, keys, fresh=training is False):
                     zeros = [tf.zeros([bags.count, self.output_dim]) for bags in features]
                     outputs = list(map(prepared.unknown, zeros))

@@ -246,6 +246,36 @@ def test_trained_rows_that_are_loaded_take_another_optimizer(kind, tmp_path):
     assert np.abs(rows_of(loaded) - rows_of(model)).max() > 0
 
 
+@keras.saving.register_keras_serializable("test_same")
+class Around(keras.layers.Layer):
+    """Keras calls it, and so the layer in it, for the shape of its outputs."""
+
+    def __init__(self, rows, **arguments):
+        super().__init__(**arguments)
+        self.rows = het_tf.layers.HetEmbedding.from_config(rows)
+
+    def call(self, ids):
+        return 2.0 * self.rows(ids)
+
+    def get_config(self):
+        return super().get_config() | {"rows": self.rows.get_config()}
+
+
+def test_rows_within_a_layer_that_is_loaded_take_another_optimizer(tmp_path):
+    rows = {"output_dim": 4, "optimizer": "same"}
+    model = make_model(keras.Model, Around(rows, name="around"), "sgd")
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    loaded.compile("adam", "mse")
+    old, new = (each.get_layer("around").rows for each in (model, loaded))
+    new.compiled_with(loaded.optimizer)
+    expected = old.table.lookup(np.arange(9))
+    np.testing.assert_array_equal(new.table.lookup(np.arange(9)), expected)
+    fit(loaded)
+    assert np.abs(new.table.lookup(np.arange(9)) - expected).max() > 0
+
+
 def test_rows_that_a_function_trained_say_how_to_get_another_optimizer():
     model = with_rows()
     model.compile("sgd", "mse")
