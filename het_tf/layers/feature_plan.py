@@ -83,6 +83,7 @@ class Plan:
 
     def flatten(self, what: str, nested: Any) -> list[Any]:
         """A structure like that of the features, by feature."""
+        _check_fields(self.nested, nested, what)
         nested = without_tuples(nested)
         try:
             keras.tree.assert_same_structure(without_tuples(self.nested), nested)
@@ -112,6 +113,22 @@ def _with_plain_dicts(nested: Any) -> Any:
     if isinstance(nested, tuple):
         return tuple_like(nested, map(_with_plain_dicts, nested))
     return nested
+
+
+def _check_fields(features: Any, nested: Any, what: str) -> None:
+    """Raises a ValueError where namedtuples have other fields, or these in another order."""
+    if isinstance(features, dict) and isinstance(nested, dict):
+        for key in features.keys() & nested.keys():
+            _check_fields(features[key], nested[key], what)
+    if isinstance(features, (list, tuple)) and isinstance(nested, (list, tuple)):
+        fields, given = getattr(features, "_fields", None), getattr(nested, "_fields", None)
+        if None not in (fields, given) and fields != given:
+            raise ValueError(
+                f"{what} must have the structure of feature_configs, whose fields are {fields}, not"
+                f" {given}"
+            )
+        for feature, each in zip(features, nested, strict=False):
+            _check_fields(feature, each, what)
 
 
 def without_tuples(nested: Any) -> Any:

@@ -208,6 +208,18 @@ def test_an_ordered_dict_has_no_order_of_its_own(tmp_path):
             np.testing.assert_array_equal(outputs["a"], tables["a"][[7]])
 
 
+def test_fields_of_another_order_are_an_error():
+    features, others = (collections.namedtuple("Ids", names) for names in ("a b", "b a"))
+    layer = HetEmbeddingCollection([features(*(feature(n, table(n)) for n in "ab"))])
+    ids = {n: tf.constant([[i]]) for i, n in enumerate("ab")}
+    with pytest.raises(ValueError, match=r"fields are \('a', 'b'\), not \('b', 'a'\)"):
+        layer([others(**ids)])
+    rows = {n: each[[i]] for i, (n, each) in enumerate(layer.get_embedding_tables().items())}
+    (outputs,) = layer([features(**ids)])
+    np.testing.assert_array_equal(outputs.a, rows["a"])
+    np.testing.assert_array_equal(outputs.b, rows["b"])
+
+
 def test_one_id_for_each_example():
     layer = HetEmbeddingCollection({"one": feature("one", table("t"), (None,))})
     outputs = layer({"one": tf.constant([7, 1, 7])})
