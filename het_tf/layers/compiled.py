@@ -126,7 +126,7 @@ class CompiledOptimizer:
         self._rate.take(optimizer)
 
     def _replace_table(self, before: optimizers.Optimizer) -> None:
-        """Makes a table with the rows, and the slots as before their first update.
+        """Makes a table with the rows; slots of another kind are as before their first update.
 
         Functions that were traced would go on with the table that is there.
         """

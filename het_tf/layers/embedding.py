@@ -239,7 +239,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         return [(r.first, r.last, r.initializer) for r in ranges if r.initializer is not None]
 
     def _make_table(self, before: EmbeddingTable | None = None) -> None:
-        """Makes the table; before: whose rows it is to have."""
+        """Makes the table; before: whose rows it is to have, and slots that are of its kind."""
         devices = self._devices
         if devices:
             arguments.check_cache_hears(self.name, self.cache, self.expiry, self.key_ranges)
@@ -258,8 +258,10 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             layout=self.layout,
         )
         if before is not None:
+            is_kind = type(before.optimizer) is type(table.optimizer)
+            has_slots = is_kind and before.slot_dim == table.slot_dim
             for rows in before.export_parts():
-                table.assign(rows.keys, rows.values)
+                table.import_(rows) if has_slots else table.assign(rows.keys, rows.values)
         elif self._first_values is not None:
             table.assign(np.arange(len(self._first_values)), self._first_values)
             self._first_values = None

@@ -246,6 +246,24 @@ def test_trained_rows_that_are_loaded_take_another_optimizer(kind, tmp_path):
     assert np.abs(rows_of(loaded) - rows_of(model)).max() > 0
 
 
+def test_slots_of_the_same_kind_are_kept(tmp_path):
+    """Such as where Keras does not save what an optimizer excludes from weight decay."""
+    model = with_rows()
+    optimizer = keras.optimizers.Adam(0.01, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+    model.compile(optimizer, "mse")
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.layers[1].compiled_with(loaded.optimizer)
+    assert loaded.layers[1].optimizer.weight_decay == pytest.approx(0.1)
+    rows, kept = (each.layers[1].table.export() for each in (model, loaded))
+    order, of_kept = np.argsort(rows.keys), np.argsort(kept.keys)
+    assert rows.slots.any()
+    for name in ("keys", "values", "slots", "clocks"):
+        np.testing.assert_array_equal(getattr(rows, name)[order], getattr(kept, name)[of_kept])
+
+
 @keras.saving.register_keras_serializable("test_same")
 class Around(keras.layers.Layer):
     """Keras calls it, and so the layer in it, for the shape of its outputs."""
