@@ -47,8 +47,8 @@ class CompiledOptimizer:
         the first step, does.
 
         Raises:
-          ValueError: the layer's optimizer is "same", and that one has no row form, or is of
-            another kind than the one for which the layer made its table.
+          ValueError: the layer's optimizer is "same", and that one has no row form, or is another
+            than the one with which functions that were traced have trained the table.
         """
         if self._takes_compiled:
             self._take_optimizer(self._row_form(optimizer))
