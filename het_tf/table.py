@@ -332,6 +332,18 @@ class EmbeddingTable:
         finally:
             self.clear_caches()
 
+    def import_table(self, other: EmbeddingTable) -> None:
+        """Sets all rows of another table of the same dim, as `import_`, a part at a time.
+
+        Slots of another kind of optimizer are left out: they are as before a row's first update.
+        """
+        is_kind = type(other.optimizer) is type(self.optimizer)
+        has_slots = is_kind and other.slot_dim == self.slot_dim
+        for rows in other.export_parts():
+            slots = rows.slots if has_slots else rows.slots[:, :0]
+            rows = dataclasses.replace(rows, slots=slots)
+            self.import_(rows, initial_slots=not has_slots)
+
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Sets the values of rows, which are then as before their first update.
 
@@ -423,6 +435,10 @@ class EmbeddingTable:
     def shard_stats(self) -> list[dict[str, int]]:
         """The counters of `stats`, by shard. Raises as `stats` does."""
         return [sum_stats([ops.table_stats(handle)]) for handle in self._handles]
+
+    def destroy(self) -> None:
+        """Frees the rows. What was traced with the table fails where it is in this process."""
+        _destroy(self._handles)
 
     def make_again(self, devices: Sequence[str]) -> None:
         """Makes the shards on `devices` anew, whose rows were lost with the server they were on.

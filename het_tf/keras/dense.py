@@ -67,7 +67,7 @@ class DenseVariables:
                 # Adafactor has integers in the places of slots that a variable has not.
                 slots += [v for v in rest if not _is_integer(v)]
                 others += [v for v in rest if _is_integer(v)]
-            unread = [layer.compiled_rate for layer in embeddings_of(model)]
+            unread = [rate for layer in embeddings_of(model) for rate in layer.unread_rates]
             known = _ids(
                 *(trainable, slots, least, others, self.settings, metric_variables(model), unread)
             )

@@ -139,7 +139,7 @@ class _ParameterServerFit(Saving):
         finally:
             for layer, other in zip(layers, before, strict=True):
                 if other is not None:
-                    layer.turn_to(other)
+                    layer.turn_back(other)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model as the saved one was; called by Keras."""

@@ -28,6 +28,17 @@ def compiled_model() -> keras.Model | None:
     return None
 
 
+def fitted_model() -> keras.Model | None:
+    """The model whose `fit` or `train_on_batch` of Keras runs, if it is compiled so."""
+    codes = [inspect.unwrap(f).__code__ for f in (keras.Model.fit, keras.Model.train_on_batch)]
+    for frame in _frames():
+        if frame.f_code in codes:
+            model = frame.f_locals["self"]
+            is_compiled = isinstance(model.optimizer, keras.optimizers.Optimizer)
+            return model if is_compiled else None
+    return None
+
+
 def caller(kind: type) -> Any:
     """The innermost object of a class, a method of which runs; None if there is none."""
     selves = (frame.f_locals.get("self") for frame in _frames())

@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from het_tf import _keras, optimizers
-from het_tf.layers import callers, row_forms
-from het_tf.layers.rate import LearningRate
-from het_tf.table import EmbeddingTable
+from het_tf import _keras
+from het_tf.layers import callers
+from het_tf.layers.same import SameOptimizer
 
 
-class CompiledOptimizer:
+class CompiledOptimizer(SameOptimizer):
     """The part of `HetEmbedding` that takes that optimizer, or follows its learning rate.
 
     Attributes:
       optimizer: of the rows; None: it is to be the compiled one, which is not known yet.
     """
 
-    built: bool
-    name: str
-    trainable: bool
-    anchor: keras.Variable
-    optimizer: optimizers.Optimizer | None
-    table: EmbeddingTable
-    _takes_compiled: bool
-    _compiled_optimizer: weakref.ref | None
     # Of optimizers that others were followed after: their rates then, as `compiled_rate`.
     _left_rates: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, float]
-    _rate: LearningRate
     _compiled_rate_when_built: float
-    _table: EmbeddingTable
-    _is_traced: bool
-    _make_table: Callable[..., None]
-    flush: Callable[[], None]
 
     def compiled_with(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Takes note of what the model is compiled with.
@@ -47,12 +31,12 @@ class CompiledOptimizer:
         the first step, does.
 
         Raises:
-          ValueError: the layer's optimizer is "same", and that one has no row form, or is another
-            than the one with which functions that were traced have trained the table.
+          ValueError: the layer's optimizer is "same", and that one has no row form.
         """
         if self._takes_compiled:
-            self._take_optimizer(self._row_form(optimizer))
-        elif self.trainable:
+            self._hear_of(optimizer)
+            return
+        if self.trainable:
             self._warn_of_what_rows_lack(optimizer)
         self._follow(optimizer)
         rate = _rate_of(optimizer)
@@ -62,7 +46,7 @@ class CompiledOptimizer:
             return
         if self.built:
             own = float(self.learning_rate.numpy())
-        if rate == 0 and self.trainable and not self._takes_compiled:
+        if rate == 0 and self.trainable:
             warnings.warn(
                 f"compile's optimizer has a learning rate of 0, but layer {self.name} trains with"
                 f" its own optimizer {type(self.optimizer).__name__}, at {own:g}: give it"
@@ -101,58 +85,6 @@ class CompiledOptimizer:
                 stacklevel=4,
             )
 
-    def _row_form(self, optimizer: keras.optimizers.Optimizer) -> optimizers.Optimizer:
-        decays = not self._is_excluded_from_decay(optimizer)
-        return row_forms.row_form(optimizer, of_compile=True, decays=decays)
-
-    def _is_excluded_from_decay(self, optimizer: keras.optimizers.Optimizer) -> bool:
-        # Keras's layer has its matrix under this name.
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        anchor = self.anchor if self.built else None
-        return _keras.excludes_from_weight_decay(optimizer, "embeddings", anchor)
-
-    def _take_optimizer(self, optimizer: optimizers.Optimizer) -> None:
-        before, self.optimizer = self.optimizer, optimizer
-        if not self.built:
-            return
-        try:
-            if before is None:
-                self._make_table()
-            elif optimizer.spec() != before.spec():
-                self._replace_table(before)
-        except BaseException:
-            self.optimizer = before
-            raise
-        self._rate.take(optimizer)
-
-    def _replace_table(self, before: optimizers.Optimizer) -> None:
-        """Makes a table with the rows; slots of another kind are as before their first update.
-
-        Functions that were traced would go on with the table that is there.
-        """
-        self.flush()
-        if self._is_traced and any(rows.clocks.any() for rows in self._table.export_parts()):
-            raise ValueError(
-                f'layer {self.name} has optimizer="same" and was trained with {before}, so that it'
-                f" cannot take {self.optimizer}: make the model once more, compile it with that,"
-                " and give its layer the rows, with rows = old.table.export():"
-                " new.table.assign(rows.keys, rows.values)"
-            )
-        self._make_table(self._table)
-
-    def compiled_config(self) -> Any:
-        """What "same" is, serialized, or None where nobody knows yet; for `take_compiled`."""
-        optimizer = self.optimizer
-        if optimizer is None:
-            model = callers.compiled_model()
-            optimizer = None if model is None else self._row_form(model.optimizer)
-        return None if optimizer is None else keras.saving.serialize_keras_object(optimizer)
-
-    def take_compiled(self, optimizer: Any) -> None:
-        """What "same" was when the layer's config was made: serialized, or None where it is not."""
-        if optimizer is not None:
-            self.optimizer = row_forms.get(optimizer)
-
     def turn_to(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer | None:
         """Follows that optimizer's rate from where it was left: a layer may be in several models.
 
@@ -160,21 +92,29 @@ class CompiledOptimizer:
           optimizer: that a model of the layer was compiled with.
 
         Returns:
-          The one that was followed, if it is another.
+          The one that was followed, if it is another: for `turn_back`.
+
+        Raises:
+          ValueError: the layer's optimizer is "same", and that one has no row form, or is another
+            than the one with which functions that were traced have trained the table.
         """
         before = self._followed()
+        if self._takes_compiled:
+            self._take(optimizer)
+            return None if before is optimizer else before
         if self._compiled_optimizer is None or before is optimizer:
             return None
-        if self._takes_compiled:
-            self.compiled_with(optimizer)
-            return before
         left = self._left_rates.get(optimizer, _rate_of(optimizer) or 0.0)
         self._follow(optimizer)
         self._set_compiled_rate(left)
         return before
 
-    def _followed(self) -> keras.optimizers.Optimizer | None:
-        return None if self._compiled_optimizer is None else self._compiled_optimizer()
+    def turn_back(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """After `turn_to` another one for a while."""
+        if self._takes_compiled:
+            self._compiled_optimizer = weakref.ref(optimizer)
+        else:
+            self.turn_to(optimizer)
 
     def _follow(self, optimizer: keras.optimizers.Optimizer) -> None:
         before = self._followed()
@@ -205,11 +145,14 @@ class CompiledOptimizer:
         if known is not None and known() is optimizer:
             return
         with tf.init_scope():
+            if self._takes_compiled:
+                self._check_is_for(optimizer)
+                return
             # A rate that was loaded goes with the layer's own, which was loaded with it; unless the
             # optimizer is a new one, which has not made a step.
             steps = _keras.step_counter(getattr(optimizer, "inner_optimizer", optimizer))
-            counts = self.rate_variable is not None and not self._takes_compiled
-            counts = counts and known is None and int(tf.convert_to_tensor(steps)) > 0
+            counts = self.rate_variable is not None and known is None
+            counts = counts and int(tf.convert_to_tensor(steps)) > 0
             if counts and float(tf.convert_to_tensor(self.compiled_rate)):
                 self._compiled_optimizer = weakref.ref(optimizer)
             else:
@@ -222,45 +165,18 @@ class CompiledOptimizer:
         It asks the layer for nothing else before these may set another rate. So a layer that no
         `compile` has told of the model's optimizer takes note of it here.
         """
-        model = callers.compiled_model()
+        model = None if self._takes_compiled else callers.compiled_model()
         if model is not None and callers.is_called_by(keras.Model.fit, model):
             self._note_compiled(model.optimizer)
         return super().metrics
 
-    def steps_op(self) -> tf.Tensor | None:
-        """How many steps the optimizer of "same" counts, int64 scalar, before it counts this one.
-
-        None: the layer has an optimizer of its own, or follows none that is there.
-        """
-        followed = self._followed_here() or self._followed()
-        if not self._takes_compiled or followed is None:
-            return None
-        steps = _keras.step_counter(getattr(followed, "inner_optimizer", followed))
-        return tf.convert_to_tensor(steps.value)  # read now: it is a variable
-
-    def take_caller_s(self) -> None:
-        """Takes that of the compiled model that calls, where "same" is not known yet."""
-        model = callers.compiled_model() if self.optimizer is None else None
-        if model is not None and self._rate.is_there:
-            with tf.init_scope():
-                self.compiled_with(model.optimizer)
-
     def _rate_op(self, steps: tf.Tensor | None) -> tf.Tensor:
-        """The learning rate of a step; steps: as of `steps_op`.
-
-        Raises:
-          ValueError: rows decay, but the optimizer of "same" excludes them by now.
-        """
+        """The learning rate of a step; steps: as of `steps_op`."""
         here = self._followed_here()
-        if self._takes_compiled and self.optimizer.weight_decay:
-            followed = self._followed()
-            if followed is not None and self._is_excluded_from_decay(followed):
-                raise ValueError(
-                    f"exclude_from_weight_decay was called after the rows of layer {self.name} took"
-                    f" weight_decay={self.optimizer.weight_decay!r}: call it before compile"
-                )
+        if self._takes_compiled:
+            return self._same_rate_op(steps)
         rate = None if here is None else here.learning_rate
-        return self._rate.step_op(rate if isinstance(rate, keras.Variable) else None, steps)
+        return self._rate.step_op(rate if isinstance(rate, keras.Variable) else None)
 
     def _followed_here(self) -> keras.optimizers.Optimizer | None:
         """That of the model that runs or traces a step in this process."""
@@ -272,30 +188,40 @@ class CompiledOptimizer:
 
     @property
     def rate_variable(self) -> keras.Variable | None:
-        """The learning rate's variable; None with a schedule, or before the layer is built."""
-        return self._rate.variable if self.built else None
+        """The variable of a rate of the layer's own; None: a schedule, or it is not built yet."""
+        return self._rate.variable if self.built and not self._takes_compiled else None
 
     @property
     def compiled_rate(self) -> keras.Variable | None:
         """What the rate of `compile`'s optimizer was when `learning_rate` was last moved with it.
 
-        If that was 0: minus its quotient by `learning_rate` before. None before the layer is built,
-        or where there is no `learning_rate`; no step of a worker reads it.
+        If that was 0: minus its quotient by `learning_rate` before. None where there is no
+        `rate_variable`.
         """
-        return self._rate.compiled if self.built else None
+        return self._rate.compiled if self.rate_variable is not None else None
+
+    @property
+    def unread_rates(self) -> list[keras.Variable]:
+        """Variables that no step of a worker reads."""
+        if not self.built:
+            return []
+        return self._rate.variables_of_its_own if self._takes_compiled else [self._rate.compiled]
 
     @property
     def learning_rate(self) -> keras.Variable:
         """The learning rate, where it is a number. Assign to it, and the next step uses it.
 
+        With "same" it is that of the compiled optimizer.
+
         Raises:
           ValueError: the layer is not built yet, or its learning rate follows a schedule.
         """
-        if self.rate_variable is None:
+        rate = self._same_rate if self.built and self._takes_compiled else self.rate_variable
+        if rate is None:
             raise ValueError(
                 f"layer {self.name} has no learning rate until it is built, nor with a schedule"
             )
-        return self.rate_variable
+        return rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:

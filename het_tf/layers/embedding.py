@@ -258,10 +258,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             layout=self.layout,
         )
         if before is not None:
-            is_kind = type(before.optimizer) is type(table.optimizer)
-            has_slots = is_kind and before.slot_dim == table.slot_dim
-            for rows in before.export_parts():
-                table.import_(rows) if has_slots else table.assign(rows.keys, rows.values)
+            table.import_table(before)
         elif self._first_values is not None:
             table.assign(np.arange(len(self._first_values)), self._first_values)
             self._first_values = None

@@ -73,6 +73,12 @@ class LearningRate(tf.Module):
         """
         return self._compiled
 
+    @property
+    def variables_of_its_own(self) -> list[keras.Variable]:
+        """All of them."""
+        made = [self._iterations, self._own, self._compiled]
+        return [variable for variable in made if variable is not None]
+
     def take(self, optimizer: Optimizer) -> None:
         """Takes the rate of what the model is compiled with."""
         self.schedule = _schedule_of(optimizer)
@@ -92,16 +98,13 @@ class LearningRate(tf.Module):
         own.assign(rate)
         return rate
 
-    def step_op(self, compiled: keras.Variable | None, steps: tf.Tensor | None) -> tf.Tensor:
+    def step_op(self, compiled: keras.Variable | None = None) -> tf.Tensor:
         """The rate of a step.
 
         Args:
           compiled: what a rate that is a number has to follow in this step; None: nothing.
-          steps: int64 scalar, what a schedule is asked with; None: how often it was asked before.
         """
         if self.schedule is not None:
-            if steps is not None:
-                return tf.cast(self.schedule(steps), tf.float32)
             rate = tf.cast(self.schedule(self._iterations.value), tf.float32)
             self._iterations.value.assign_add(1)
             return rate

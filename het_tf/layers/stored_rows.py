@@ -61,7 +61,7 @@ class StoredRows:
     def _why_no_table(self) -> str:
         return (
             f'layer {self.name} has optimizer="same", and no table before its model is compiled and'
-            " called: compile it, or give the layer an optimizer of its own"
+            " called: compile and call it, or give the layer an optimizer of its own"
         )
 
     @property

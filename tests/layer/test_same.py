@@ -183,11 +183,136 @@ def test_what_is_excluded_is_not_said_to_be_missing(recwarn):
     assert not [each for each in recwarn if "go without" in str(each.message)]
 
 
-def test_rows_that_are_excluded_too_late_are_an_error():
-    model = make_model(het_tf.keras.Model, OurEmbedding(name="users"), "adamw")
-    model.optimizer.exclude_from_weight_decay(var_names=["embeddings"])
-    with pytest.raises(ValueError, match=r"exclude_from_weight_decay .*users .*before compile"):
-        fit(model)
+def rates_of(*rates):
+    return keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch])
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("change", ["decay", "beta", "rate", "schedule"])
+def test_what_is_changed_after_compile_holds(model_class, change):
+    def train(model_class, layer):
+        model = make_model(model_class, layer, keras.optimizers.AdamW(0.1))
+        if change == "decay":
+            model.optimizer.weight_decay = 0.5
+        elif change == "beta":
+            model.optimizer.beta_1 = 0.5
+        else:
+            model.optimizer.learning_rate = 0.01 if change == "rate" else decay()
+        for _ in range(4):
+            model.train_on_batch(np.arange(9).reshape(3, 3), Y[:3])
+
+    expected, actual = both(model_class, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_what_is_excluded_after_compile_does_not_decay(model_class):
+    def train(model_class, layer):
+        model = make_model(model_class, layer, keras.optimizers.SGD(0.01, weight_decay=0.5))
+        model.optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+        for _ in range(4):
+            model.train_on_batch(np.arange(9).reshape(3, 3), Y[:3])
+
+    expected, actual = both(model_class, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+# The rate is a number.
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("first", ["compile", "fit"])
+def test_a_rate_that_begins_at_zero(model_class, first, run_eagerly):
+    """Rows stayed where they were for good."""
+
+    def train(model_class, layer):
+        rate = 0.0 if first == "compile" else 0.1
+        model = make_model(model_class, layer, keras.optimizers.SGD(rate), run_eagerly=run_eagerly)
+        rates = rates_of(0.0, 0.0, 0.1, 0.05)
+        model.fit(IDS, Y, batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=[rates])
+
+    expected, actual = both(model_class, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_models_that_share_a_layer_have_a_rate_each():
+    def train(model_class, layer):
+        models = [
+            make_model(model_class, layer, keras.optimizers.SGD(rate)) for rate in (0.0, 0.1, 0.01)
+        ]
+        for _ in range(3):
+            for model in models:
+                fit(model, last=16)
+
+    for model_class in MODELS:
+        expected, actual = both(model_class, train)
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_rate_that_is_set_in_a_loop_of_ones_own(model_class, in_graph):
+    def train(model_class, layer):
+        model = make_model(model_class, layer, keras.optimizers.SGD(0.1))
+        fit(model, last=4)
+
+        def step(ids, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(ids, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        step = tf.function(step) if in_graph else step
+        for rate in (0.05, 0.0, 0.01):
+            model.optimizer.learning_rate = rate
+            step(tf.constant(IDS[:4]), tf.constant(Y[:4]))
+
+    expected, actual = both(model_class, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_the_rate_of_the_layer_is_the_optimizers():
+    layer = OurEmbedding()
+    model = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(0.5))
+    layer.learning_rate = 0.25
+    assert float(model.optimizer.learning_rate.numpy()) == 0.25
+    model.optimizer.learning_rate = 0.125
+    assert float(layer.learning_rate.numpy()) == 0.125
+
+
+# Frozen rows.
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_frozen_layer_goes_with_any_optimizer(model_class, optimizer):
+    layer = OurEmbedding()
+    teacher = make_model(model_class, layer, keras.optimizers.SGD(0.1, momentum=0.9))
+    fit(teacher)
+    before = layer.table.export()
+    layer.trainable = False
+    student = make_model(model_class, layer, optimizer)
+    losses = [student.evaluate(IDS, Y, verbose=0)]
+    fit(student, epochs=3)
+    teacher.compile(optimizer, "mse")
+    fit(teacher)
+    losses.append(student.evaluate(IDS, Y, verbose=0))
+    assert losses[1] < losses[0]
+    after = layer.table.export()
+    np.testing.assert_array_equal(after.values, before.values)
+    np.testing.assert_array_equal(after.slots, before.slots)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_model_that_only_evaluates_goes_with_any_optimizer(model_class):
+    layer = OurEmbedding()
+    model = make_model(model_class, layer, keras.optimizers.SGD(0.1))
+    fit(model)
+    judge = model_class(model.input, model.output)
+    judge.compile(loss="mse")  # with rmsprop
+    assert judge.evaluate(IDS, Y, verbose=0) == pytest.approx(model.evaluate(IDS, Y, verbose=0))
+    fit(model)
 
 
 # Rows that are there before there is a compile.
@@ -216,7 +341,7 @@ def test_a_clone_takes_another_optimizer(optimizer):
     fit(model)
     clone = keras.models.clone_model(model)
     clone.compile(optimizer, "mse")
-    clone.layers[1].compiled_with(clone.optimizer)
+    clone.layers[1].turn_to(clone.optimizer)
     np.testing.assert_array_equal(rows_of(clone), MATRIX)
     before = clone.evaluate(IDS, Y, verbose=0)
     fit(clone, epochs=3)
@@ -240,10 +365,56 @@ def test_trained_rows_that_are_loaded_take_another_optimizer(kind, tmp_path):
         np.testing.assert_array_equal(rows_of(loaded), rows_of(model))
         optimizer = "adagrad"
     loaded.compile(optimizer, "mse")
-    loaded.layers[1].compiled_with(loaded.optimizer)
+    loaded.layers[1].turn_to(loaded.optimizer)
     np.testing.assert_array_equal(rows_of(loaded), rows_of(model))
     fit(loaded)
     assert np.abs(rows_of(loaded) - rows_of(model)).max() > 0
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_what_was_predicted_before_a_step_is_not_predicted_after_it(model_class):
+    """The function that predicts is traced with the table that is trained."""
+    made = with_rows()
+    made.compile("sgd", "mse")
+    fit(made)
+    clone = model_class.from_config(made.get_config())
+    clone.compile("adam", "mse")
+    before = clone.predict(IDS, verbose=0)
+    fit(clone, epochs=3)
+    after = clone.predict(IDS, verbose=0)
+    assert np.abs(after - before).max() > 0.001
+    np.testing.assert_allclose(after, clone(IDS), rtol=1e-5)
+
+
+def test_a_function_of_a_table_that_was_replaced_fails():
+    model = with_rows()
+    model.compile("sgd", "mse")
+    base = keras.Model(model.input, model.layers[1].output)
+    model.evaluate(IDS, Y, verbose=0)
+    base.predict(IDS, verbose=0)
+    model.compile("adam", "mse")
+    fit(model)
+    with pytest.raises(tf.errors.OpError):
+        base.predict(IDS, verbose=0)
+
+
+def test_rows_that_were_updated_often_do_not_count_as_new(tmp_path):
+    """Otherwise those that expire if they had few updates go."""
+    ids = keras.Input((3,), dtype="int64")
+    expiry = het_tf.Expiry(age=3, updates_below=3, time="given")
+    layer = het_tf.layers.HetEmbedding(4, optimizer="same", expiry=expiry)
+    model = keras.Model(ids, keras.layers.Dense(1)(called_once(layer, ids)))
+    model.compile("sgd", "mse")
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    loaded.compile("adam", "mse")
+    loaded.layers[1].turn_to(loaded.optimizer)
+    table = loaded.layers[1].table
+    clocks = [np.sort(each.export().clocks) for each in (table, layer.table)]
+    np.testing.assert_array_equal(*clocks)
+    for now in range(5):
+        assert table.expire(now) == 0
 
 
 def test_slots_of_the_same_kind_are_kept(tmp_path):
@@ -255,7 +426,7 @@ def test_slots_of_the_same_kind_are_kept(tmp_path):
     fit(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    loaded.layers[1].compiled_with(loaded.optimizer)
+    loaded.predict(IDS, verbose=0)
     assert loaded.layers[1].optimizer.weight_decay == pytest.approx(0.1)
     rows, kept = (each.layers[1].table.export() for each in (model, loaded))
     order, of_kept = np.argsort(rows.keys), np.argsort(kept.keys)
@@ -287,7 +458,7 @@ def test_rows_within_a_layer_that_is_loaded_take_another_optimizer(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
     loaded.compile("adam", "mse")
     old, new = (each.get_layer("around").rows for each in (model, loaded))
-    new.compiled_with(loaded.optimizer)
+    new.turn_to(loaded.optimizer)
     expected = old.table.lookup(np.arange(9))
     np.testing.assert_array_equal(new.table.lookup(np.arange(9)), expected)
     fit(loaded)
