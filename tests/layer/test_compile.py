@@ -316,7 +316,7 @@ def test_same_takes_the_optimizer_of_compile(model_class, run_eagerly, compile_f
     rates = [0.5, 0.25]
     fit(model, 2, keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]))
     # As Keras: velocity = 0.5 velocity + rate.
-    assert layer.optimizer.spec() == optimizers.Momentum(0.5, momentum=0.5).spec()
+    assert layer.optimizer == optimizers.Momentum(0.5, momentum=0.5)
     assert layer.table.lookup([7]) == 0.5 + (0.25 + 0.25)
 
 
