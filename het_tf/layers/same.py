@@ -39,9 +39,8 @@ class SameOptimizer:
           ValueError: it has no row form, or is another than the one with which functions that were
             traced have trained the table.
         """
-        if self.optimizer is None:
-            self._take_optimizer(self._row_form(optimizer))
-        elif self.trainable and not (self._followed() is optimizer and self._is_for(optimizer)):
+        is_new = self._followed() is not optimizer
+        if self.optimizer is None or (self.trainable and (is_new or not self._is_for(optimizer))):
             self._take_optimizer(self._row_form(optimizer))
         self._compiled_optimizer = weakref.ref(optimizer)
 
