@@ -31,8 +31,8 @@ _MOST_REPORTED = 10  # tasks in such a line
 
 # Default for how many seconds every probe of a task must have failed until it counts as lost.
 # Answering a probe takes a server some ms of its CPU: with 20 busy processes beside it on its one
-# core, 0.2 to 0.6 s (tests/distribute/slow_server_program.py measures it). A worker or a parameter
-# server that hangs holds up training for as long.
+# core, 0.2 to 0.6 s (tests/distribute/programs/slow_server_program.py measures it). A worker or a
+# parameter server that hangs holds up training for as long.
 LOST_AFTER = 60.0
 
 

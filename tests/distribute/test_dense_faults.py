@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pathlib
-
-import programs
+import program_runner
 import pytest
 
-PROGRAM = pathlib.Path(__file__).with_name("dense_fault_program.py")
+PROGRAM = "dense_fault_program.py"
 STEPS, STALENESS, CLOSURE = 600, 40, 6
 
 
 @pytest.fixture(scope="module")
 def seen():
     # TensorFlow knows one cluster at a time, and this process may be on another.
-    return programs.result_of(PROGRAM)
+    return program_runner.result_of(PROGRAM)
 
 
 def check_steps(result, lost):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import numpy as np
-import programs
+import program_runner
 import pytest
 
-PROGRAM = pathlib.Path(__file__).with_name("one_worker_dense_program.py")
+PROGRAM = "one_worker_dense_program.py"
 CASES = [
     "accumulated, None",
     "accumulated, 7",
@@ -42,7 +40,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def results():
     # TensorFlow knows one cluster at a time, and this process may be on another.
-    return programs.result_of(PROGRAM)
+    return program_runner.result_of(PROGRAM)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 import embedding_fault_program as program
+import program_runner
 import pytest
-from faults import run_program
 
 
 @pytest.fixture(scope="module")
 def seen():
-    return run_program("embedding_fault_program.py")
+    return program_runner.result_of("embedding_fault_program.py")
 
 
 def test_three_workers_train_to_the_end(seen):

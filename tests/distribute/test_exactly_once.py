@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import program_runner
 import pytest
 import small_models as sm
-from faults import run_program
 
 import het_tf
 
 
 def test_every_example_counts_once_though_workers_are_killed():
-    seen = run_program("exactly_once_program.py")
+    seen = program_runner.result_of("exactly_once_program.py")
     assert len(seen["killed"]) == 5
     assert seen["epochs"] > 0
     assert seen["wrong"] == []

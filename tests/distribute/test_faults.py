@@ -7,13 +7,13 @@ import re
 import time
 
 import fault_program as program
+import program_runner
 import pytest
-from faults import run_program
 
 
 @pytest.fixture(scope="module")
 def seen():
-    return run_program("fault_program.py")
+    return program_runner.result_of("fault_program.py")
 
 
 def test_without_faults_every_example_counts_once(seen):

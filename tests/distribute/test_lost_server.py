@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import program_runner
 import pytest
 import second_cluster_program
-from faults import run_program
 
 
 @pytest.fixture(scope="module")
 def seen():
-    return run_program("lost_server_program.py")
+    return program_runner.result_of("lost_server_program.py")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_one_call_restores_the_latest_checkpoint_if_there_is_one(seen):
 
 
 def test_what_is_left_of_another_cluster_is_left_alone():
-    seen = run_program("second_cluster_program.py")
+    seen = program_runner.result_of("second_cluster_program.py")
     assert seen["path"]
     assert seen["recoveries"] == 1
     assert seen["rows"] == seen["rows before"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from faults import run_program
+import program_runner
 
 
 def test_trains():
-    assert run_program("one_core_program.py") == {"counts": [1.0]}
+    assert program_runner.result_of("one_core_program.py") == {"counts": [1.0]}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import pathlib
 
 import keras
 import numpy as np
-import programs
+import program_runner
 import pytest
 
-PROGRAM = pathlib.Path(__file__).with_name("one_worker_program.py")
+PROGRAM = "one_worker_program.py"
 CASES = [
     "arrays",
     "adam, weights, validation split",
@@ -34,7 +33,9 @@ CASES = [
 def results():
     # TensorFlow knows one cluster at a time, and this process may be on another.
     # There is no such proxy: what runs here talks to itself.
-    ended = programs.run(PROGRAM, env={**os.environ, "http_proxy": "http://localhost:9"})
+    ended = program_runner.run(
+        program_runner.PROGRAMS / PROGRAM, env={**os.environ, "http_proxy": "http://localhost:9"}
+    )
     assert ended.returncode == 0, ended.stderr[-5000:]
     # Nothing but warnings: leaving a cluster is quiet.
     assert "Failed to remove" not in ended.stderr

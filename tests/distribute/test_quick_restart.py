@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import program_runner
 import pytest
-from faults import run_program
 
 
 @pytest.fixture(scope="module")
 def seen():
-    return run_program("quick_restart_program.py")
+    return program_runner.result_of("quick_restart_program.py")
 
 
 def check_equal(found, expected):

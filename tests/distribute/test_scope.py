@@ -6,21 +6,12 @@ import re
 
 import keras
 import numpy as np
+import program_runner
 import pytest
 import tensorflow as tf
-from faults import run_program
+from clicks import IDS, LABELS, make_model
 
 import het_tf.keras
-
-IDS, LABELS = np.arange(32).reshape(-1, 1), np.ones([32, 1], np.float32)
-
-
-def make_model(model_class=het_tf.keras.Model, optimizer="sgd"):
-    inputs = keras.Input((1,), dtype="int64")
-    hidden = keras.layers.Flatten()(het_tf.layers.HetEmbedding(2, name="user")(inputs))
-    model = model_class(inputs, keras.layers.Dense(1)(hidden), name="clicks")
-    model.compile(optimizer, "mse", metrics=["mae"])
-    return model
 
 
 def test_forgotten_scope_warns_with_the_line_to_add(strategy):
@@ -94,7 +85,7 @@ def test_resolver_of_a_cluster_that_is_not_running():
 
 @pytest.fixture(scope="module")
 def seen():
-    return run_program("closed_program.py")
+    return program_runner.result_of("closed_program.py")
 
 
 CLOSED = [

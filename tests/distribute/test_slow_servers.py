@@ -8,8 +8,8 @@ import os
 import subprocess
 import sys
 
+import program_runner
 import pytest
-from faults import run_program
 from standalone import free_address
 
 from het_tf.distribute import health
@@ -71,7 +71,7 @@ def test_servers_that_are_not_started_are_named_and_waited_for(addresses):
 
 @pytest.fixture(scope="module")
 def seen():
-    return run_program("slow_server_program.py")
+    return program_runner.result_of("slow_server_program.py")
 
 
 def test_a_thread_that_waits_for_a_server_holds_up_no_other(seen):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import numpy as np
-import programs
+import program_runner
 import pytest
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
@@ -22,7 +22,7 @@ needs_ss = pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss of ip
 
 
 def _run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    return programs.run(_BENCHMARKS / program, *flags)
+    return program_runner.run(_BENCHMARKS / program, *flags)
 
 
 @needs_ss

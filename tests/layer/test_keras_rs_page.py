@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-import programs
+import program_runner
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/keras_rs.md"
 
@@ -21,5 +21,5 @@ def test_keras_rs_usage_with_one_import_changed(tmp_path):
     assert alone.count("import het_tf as keras_rs  # was: import keras_rs") == 1
     program = tmp_path / "program.py"
     program.write_text(alone + ASK)
-    done = programs.run(program)
+    done = program_runner.run(program)
     assert done.returncode == 0, done.stderr[-3000:]

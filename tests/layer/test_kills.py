@@ -3,7 +3,7 @@
 import json
 
 import kill_program as program
-import programs
+import program_runner
 import pytest
 
 KILLS = 10
@@ -11,7 +11,7 @@ KILLS = 10
 
 @pytest.mark.parametrize("kind", program.MANAGERS)
 def test_the_latest_checkpoint_is_complete_whenever_its_writer_is_killed(tmp_path, kind):
-    ended = programs.run(program.__file__, str(tmp_path / "saved"), kind, str(KILLS))
+    ended = program_runner.run(program.__file__, str(tmp_path / "saved"), kind, str(KILLS))
     assert ended.returncode == 0, ended.stderr[-5000:]
     runs = json.loads(ended.stdout.splitlines()[-1])
     assert len(runs) == KILLS + 1

@@ -6,7 +6,7 @@ import pathlib
 
 import keras
 import numpy as np
-import programs
+import program_runner
 import pytest
 import tensorflow as tf
 
@@ -200,7 +200,7 @@ def test_parts_of_an_export_are_of_one_size_whatever_the_tables(monkeypatch):
 
 def test_an_export_for_which_there_is_no_memory_is_an_error():
     program = pathlib.Path(__file__).with_name("export_memory_program.py")
-    ended = programs.run(program)
+    ended = program_runner.run(program)
     assert ended.returncode == 0, ended.stderr[-5000:]
     error, size = ended.stdout.splitlines()
     assert "Het>TableExport: out of memory" in error

@@ -10,9 +10,9 @@ import os
 import tempfile
 import warnings
 
+import clicks
 import made_before
 import tensorflow as tf
-import test_scope
 
 import het_tf
 
@@ -31,15 +31,15 @@ def main():
     with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         with strategy.scope():
-            model = test_scope.make_model()
-        model.fit(test_scope.IDS, test_scope.LABELS, verbose=0)
+            model = clicks.make_model()
+        model.fit(clicks.IDS, clicks.LABELS, verbose=0)
         folder = tempfile.TemporaryDirectory()
         checkpoint = tf.train.Checkpoint(model=model).write(f"{folder.name}/before")
         # Nothing is written but there, should a call below do what it should not.
         os.chdir(folder.name)
     seen["log"] = cluster.log("ps", 0)
     seen["in log_dir"] = sorted(path.name for path in cluster.log_dir.iterdir())
-    ids, labels = test_scope.IDS, test_scope.LABELS
+    ids, labels = clicks.IDS, clicks.LABELS
     seen["closed"] = {
         "fit": error_of(lambda: model.fit(ids, labels)),
         "evaluate": error_of(lambda: model.evaluate(ids, labels)),
@@ -60,12 +60,12 @@ def main():
     # There is no cluster any more that a model could use.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        test_scope.make_model().fit(ids, labels, verbose=0)
+        clicks.make_model().fit(ids, labels, verbose=0)
     seen["without a scope"] = [str(w.message) for w in caught if "strategy" in str(w.message)]
     with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
         strategy = tf.distribute.ParameterServerStrategy(cluster.resolver)
         with strategy.scope():
-            model = test_scope.make_model()
+            model = clicks.make_model()
         seen["of tensorflow"] = {
             "fit": error_of(lambda: model.fit(ids, labels)),
             "evaluate": error_of(lambda: model.evaluate(ids, labels)),

@@ -3,7 +3,7 @@
 Each row is the number of times that its id was trained on: steps of SGD with rate 1 on a loss whose
 gradient is -1 for every example. Run by test_exactly_once.py with a few kills, and by hand:
 
-    python tests/distribute/exactly_once_program.py --kills=30
+    python tests/distribute/programs/exactly_once_program.py --kills=30
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import programs
 
 
 class AtStep(keras.callbacks.Callback):
@@ -39,8 +37,3 @@ class Warnings(logging.Handler):
         """The texts since the last call."""
         texts, self.texts = self.texts, []
         return texts
-
-
-def run_program(name: str) -> dict[str, Any]:
-    """What a program of this folder prints last, as JSON."""
-    return programs.result_of(pathlib.Path(__file__).with_name(name))

@@ -42,7 +42,7 @@ def run(arguments: list[str], cwd: str, env: dict[str, str], stdout: str, stderr
     os.environ.update(env)
     sys.argv = arguments
     program = pathlib.Path(arguments[0])
-    sys.path[0] = str(program.parent)
+    sys.path[:1] = [str(program.parent), str(pathlib.Path(__file__).parent)]
     # In the module that is called __main__, as Python does: other processes send objects of its
     # classes.
     code = compile(program.read_bytes(), program, "exec")

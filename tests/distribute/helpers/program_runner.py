@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 _TEMPLATE = pathlib.Path(__file__).with_name("program_template.py")
+PROGRAMS = pathlib.Path(__file__).parents[1] / "programs"
 
 
 @functools.cache
@@ -75,9 +76,12 @@ def run(
     return subprocess.CompletedProcess(command, status, *said)
 
 
-def result_of(program: os.PathLike[str] | str, timeout: float = 1500.0) -> Any:
-    """What a program prints last, as JSON; one that fails is an error that says what it raised."""
-    ended = run(program, timeout=timeout)
+def result_of(program: str, timeout: float = 1500.0) -> Any:
+    """The JSON that a program of tests/distribute/programs prints last.
+
+    The test fails with the error that the program raised, if it raised one.
+    """
+    ended = run(PROGRAMS / program, timeout=timeout)
     if ended.returncode != 0:
         print(ended.stderr)
         # After what it raised, TensorFlow may log pages about servers that end.
