@@ -43,10 +43,17 @@ venv: ops
 ops: .venv/installed
 	@$(BUILD_OPS)
 
-##  make test      C++ tests, then tests/
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+##  make test      C++ tests, then the tests in tests/ that show each property once
 .PHONY: test
 test: ops cpptest
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests
+	$(PYTEST) -m 'not exhaustive' tests
+
+##  make test-all  make test, then longer schedules, more kills and more combinations
+.PHONY: test-all
+test-all: test
+	$(PYTEST) -m exhaustive tests
 
 ##  make cpptest   C++ tests of ops/core and of the host build of ops/cuda
 .PHONY: cpptest
