@@ -118,8 +118,11 @@ def test_early_stopping_and_learning_rate_and_checkpoint(model, data, tmp_path):
     model.optimizer.learning_rate = 0.1
 
 
-@pytest.mark.parametrize("optimizer", [het_tf.optimizers.SGD(8.0), "same"], ids=["own", "same"])
-@pytest.mark.parametrize("built", ["before compile", "in fit"])
+@pytest.mark.parametrize(
+    ("optimizer", "built"),
+    [(het_tf.optimizers.SGD(8.0), "before compile"), ("same", "in fit")],
+    ids=["own", "same"],
+)
 def test_callbacks_move_the_rate_of_embeddings_too(strategy, optimizer, built):
     with strategy.scope():
         layer = het_tf.layers.HetEmbedding(
@@ -150,19 +153,6 @@ def test_callbacks_move_the_rate_of_embeddings_too(strategy, optimizer, built):
         ids[:2], ids[:2] * 0.0, batch_size=1, callbacks=[stopped, HalveAfterTwoSteps()], verbose=0
     )
     assert float(layer.learning_rate.numpy()) == own / 4
-
-
-def test_models_that_share_a_layer_leave_its_rate(strategy):
-    with strategy.scope():
-        layer = het_tf.layers.HetEmbedding(1, optimizer=het_tf.optimizers.SGD(0.5))
-        inputs = keras.Input((2,), dtype="int64")
-        models = []
-        for optimizer in (keras.optimizers.SGD(1.0), keras.optimizers.Adam(0.001)):
-            models.append(het_tf.keras.Model(inputs, layer(inputs)))
-            models[-1].compile(optimizer, "mse")
-    for model in (models[0], models[1], models[0]):
-        model.fit(np.ones((4, 2), np.int64), np.zeros((4, 2, 1)), verbose=0)
-        assert float(layer.learning_rate.numpy()) == 0.5
 
 
 @pytest.mark.parametrize("when", ["on_train_begin", "on_epoch_begin"])

@@ -15,7 +15,6 @@ STEPS = 30
 IDS = np.array([1, 2])
 CACHES = {
     "no cache": None,
-    "staleness 0": het_tf.CacheConfig(100, staleness=0),
     "staleness 100": het_tf.CacheConfig(100, staleness=100),
     "unbounded": het_tf.CacheConfig(100, staleness=None),
     "lamport": het_tf.CacheConfig(100, staleness=5, clock="lamport"),
@@ -56,8 +55,8 @@ WAYS = {
 @pytest.mark.parametrize(
     ("way", "cache"),
     [
-        *(("eager", cache) for cache in CACHES),
-        ("tf.function", "staleness 100"),
+        ("eager", "no cache"),
+        ("tf.function", "unbounded"),
         ("strategy.run", "staleness 100"),
     ],
 )
@@ -86,7 +85,7 @@ def test_updates_of_the_coordinator_and_of_workers_add_up(strategy, caplog):
     assert not caplog.records  # a cache of worker 0 would be lost, were this the same worker
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", ["unbounded", "lamport"])
 def test_reads_on_the_coordinator_see_what_was_flushed(strategy, cache):
     embedding = new_embedding(strategy, CACHES[cache])
     on_a_worker = tf.function(step_of(embedding))

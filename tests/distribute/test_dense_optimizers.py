@@ -70,6 +70,7 @@ def test_a_step_with_two_optimizers(dense, monkeypatch):
     assert np.all(slots[0] > 1)
 
 
+@pytest.mark.exhaustive
 def test_both_optimizers_count_every_step_without_replicas(dense):
     dense.dense_staleness = None
     model = two_towers(dense, lambda: keras.optimizers.SGD(1.0))
@@ -78,9 +79,7 @@ def test_both_optimizers_count_every_step_without_replicas(dense):
     assert [int(each.iterations.numpy()) for each in optimizers] == [5 * BATCHES] * 2
 
 
-@pytest.mark.parametrize("bound", [None, 5])
-def test_only_the_compiled_optimizer_accumulates(dense, bound):
-    dense.dense_staleness = bound
+def test_only_the_compiled_optimizer_accumulates(dense):
     model = two_towers(
         dense, lambda: keras.optimizers.SGD(1.0, gradient_accumulation_steps=2, name="slow")
     )
@@ -130,8 +129,14 @@ def reset(model):
     [
         keras.optimizers.Adam,
         keras.optimizers.Nadam,  # without fused steps
-        lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate)),
-        lambda rate: keras.optimizers.Adam(rate, gradient_accumulation_steps=2),
+        pytest.param(
+            lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate)),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            lambda rate: keras.optimizers.Adam(rate, gradient_accumulation_steps=2),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=["Adam", "Nadam", "scaled", "accumulated"],
 )

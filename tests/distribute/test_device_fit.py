@@ -25,8 +25,6 @@ def dataset(context):
     ("lookahead", "staleness", "combiner", "on_host"),
     [
         (0, 0, None, None),
-        (1, 10, None, KEYS // 4),
-        (3, 100, None, None),
         (3, 10, "mean", KEYS // 2),
     ],
 )

@@ -61,7 +61,6 @@ def test_list_of_inputs_of_several_widths_and_a_metric_with_several_results(stra
     x = [x[:, :2], x[:, 2:]]
     history = model.fit(x, y, batch_size=16, validation_split=0.25, verbose=0).history
     assert history["f1_score"][0].shape == history["val_f1_score"][0].shape == (2,)
-    model.fit(x, y, validation_data=(x, y), verbose=0)
     outputs = model.predict(x, verbose=0)
     metric = keras.metrics.F1Score()
     metric.update_state(y, outputs)
@@ -89,15 +88,6 @@ def test_several_outputs_and_losses(strategy):
     assert set(history.history) == {"loss", "up_loss", "down_loss", "up_mae"}
     logs = model.evaluate(dataset, verbose=0, return_dict=True)
     np.testing.assert_allclose(logs["loss"], logs["up_loss"] + 0.5 * logs["down_loss"], rtol=1e-5)
-
-
-def test_sequential(strategy):
-    x, y = sm.make_data(96)
-    with strategy.scope():
-        model = het_tf.keras.Sequential([keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]
 
 
 class OwnStep(het_tf.keras.Model):
@@ -159,18 +149,13 @@ class GuidesStep(het_tf.keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-@pytest.mark.parametrize("where", ["cluster", "one process"])
-def test_train_step_of_the_guide_has_flat_logs(strategy, where):
+def test_train_step_of_the_guide_has_flat_logs(strategy):
     x, y = sm.make_data(96)
-    with strategy.scope() if where == "cluster" else contextlib.nullcontext():
+    with strategy.scope():
         inputs = keras.Input((sm.FEATURES,))
         model = GuidesStep(inputs, keras.layers.Dense(1)(inputs))
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae", "mse"])
-    if where == "cluster":
-        history = model.fit(x, y, epochs=2, validation_data=(x, y), verbose=0).history
-    else:
-        with pytest.warns(UserWarning, match="the cluster does nothing"):
-            history = model.fit(x, y, epochs=2, validation_data=(x, y), verbose=0).history
+    history = model.fit(x, y, epochs=2, validation_data=(x, y), verbose=0).history
     names = {"loss", "mae", "mse"}
     assert set(history) == names | {f"val_{name}" for name in names}
     assert history["val_loss"][-1] < history["val_loss"][0]
@@ -191,23 +176,6 @@ class Examples(keras.metrics.Metric):
         return self.seen
 
 
-class RenamedLogs(het_tf.keras.Model):
-    def train_step(self, data):
-        logs = super().train_step(data)
-        return logs | {"of_closure": logs["examples"]}
-
-
-def test_metric_whose_result_is_its_variable(strategy):
-    x, y = sm.make_data(96)
-    with strategy.scope():
-        inputs = keras.Input((sm.FEATURES,))
-        model = RenamedLogs(inputs, keras.layers.Dense(1)(inputs))
-        model.compile("sgd", "mse", metrics=[Examples()], steps_per_execution=2)
-    history = model.fit(x, y, batch_size=16, epochs=2, validation_data=(x, y), verbose=0).history
-    assert history["examples"] == history["val_examples"] == [96.0, 96.0]
-    assert history["of_closure"] == [32.0, 32.0]  # of two steps: no metric's name, so not added up
-
-
 class Both(keras.metrics.Metric):
     """Has several results, each with a name."""
 
@@ -222,14 +190,22 @@ class Both(keras.metrics.Metric):
         return {"steps": self.steps, "twice": 2.0 * self.steps}
 
 
-def test_metric_whose_result_is_a_dict(strategy):
+class RenamedLogs(het_tf.keras.Model):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return logs | {"of_closure": logs["examples"]}
+
+
+def test_metrics_whose_result_is_a_variable_or_a_dict(strategy):
     x, y = sm.make_data(96)
     with strategy.scope():
         inputs = keras.Input((sm.FEATURES,))
-        model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(inputs))
-        model.compile("sgd", "mse", metrics=[Both()])
-    history = model.fit(x, y, batch_size=16, verbose=0, validation_data=(x, y)).history
-    assert (history["steps"], history["twice"], history["val_twice"]) == ([6], [12], [12])
+        model = RenamedLogs(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=[Examples(), Both()], steps_per_execution=2)
+    history = model.fit(x, y, batch_size=16, epochs=2, validation_data=(x, y), verbose=0).history
+    assert history["examples"] == history["val_examples"] == [96.0, 96.0]
+    assert (history["steps"], history["twice"]) == ([6, 6], [12, 12])
+    assert history["of_closure"] == [32.0, 32.0]  # of two steps: no metric's name, so not added up
 
 
 class OwnLoss(het_tf.keras.Model):
@@ -269,8 +245,7 @@ def test_a_step_that_returns_a_loss_of_its_own(strategy):
     assert ours["val_loss"][0] > 0
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_logs_of_steps_when_a_share_ends(strategy, whole):
+def test_logs_of_steps_when_a_share_ends(strategy):
     """Closures that find a share at its end make no step, and have no logs."""
     x, y = sm.make_data(96)
     with strategy.scope():
@@ -278,13 +253,14 @@ def test_logs_of_steps_when_a_share_ends(strategy, whole):
         model = OwnLoss(inputs, keras.layers.Dense(1)(inputs))
         model.compile(keras.optimizers.SGD(0.01), metrics=[keras.metrics.F1Score()])
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
-    share = lambda context: data if whole else data.shard(2, min(context.input_pipeline_id, 1))  # noqa: E731
+    share = lambda context: data.shard(2, min(context.input_pipeline_id, 1))  # noqa: E731
     history = model.fit(share, epochs=2, verbose=0, steps_per_epoch=None).history
     assert set(history) == {"loss", "norm"}
     assert min(history["loss"]) > 0
     assert min(history["norm"]) > 0
 
 
+@pytest.mark.exhaustive
 def test_a_metric_of_several_values_that_a_step_returns_and_does_not_update(strategy):
     class Returns(het_tf.keras.Model):
         def train_step(self, data):
@@ -302,21 +278,18 @@ def test_a_metric_of_several_values_that_a_step_returns_and_does_not_update(stra
     np.testing.assert_array_equal(history["f1_score"], [[0, 0]])
 
 
-@pytest.mark.parametrize(
-    ("labels", "weights"),
-    [
+def test_class_weight_is_of_the_labels_that_keras_takes_it_of():
+    for labels, weights in (
         ([0.9, 0.1, 1.4, 2.0], {0: 1.0, 1: 5.0}),
         ([1.0, -1.0, 3.0], {1: 2.0, -1: 0.5}),
         ([5, 6, 4], {5: 0.5, 6: 2.0}),
-    ],
-)
-def test_class_weight_is_of_the_labels_that_keras_takes_it_of(labels, weights):
-    labels = np.array(labels)[:, None]
-    data = tf.data.Dataset.from_tensors((labels, labels))
-    ((_, _, ours),) = weigh_classes(data, weights).as_numpy_iterator()
-    np.testing.assert_array_equal(
-        ours, [weights.get(int(np.round(label)), 1.0) for label in labels[:, 0]]
-    )
+    ):
+        labels = np.array(labels)[:, None]
+        data = tf.data.Dataset.from_tensors((labels, labels))
+        ((_, _, ours),) = weigh_classes(data, weights).as_numpy_iterator()
+        np.testing.assert_array_equal(
+            ours, [weights.get(int(np.round(label)), 1.0) for label in labels[:, 0]]
+        )
 
 
 def test_class_weight_weighs(strategy):
@@ -329,7 +302,7 @@ def test_class_weight_weighs(strategy):
     per_example = np.where(y[:, 0] > 0, 0.5, 3.0)
     expected = np.sum(squares * per_example) / np.sum(per_example)
     pairs = tf.data.Dataset.from_tensor_slices((x, y)).batch(15)
-    for data in ((x, y), (pairs, None), (pairs.map(lambda x, y: (x, y, None)), None)):
+    for data in ((x, y), (pairs.map(lambda x, y: (x, y, None)), None)):
         history = model.fit(*data, class_weight=weights, verbose=0).history
         np.testing.assert_allclose(history["mse"][0], expected, rtol=1e-5)
 
@@ -364,8 +337,8 @@ class Smallest(keras.metrics.Metric):
 class State(keras.metrics.Metric):
     """Its state after each step is a function of that before it, and of the predictions."""
 
-    def __init__(self, update):
-        super().__init__(name="state")
+    def __init__(self, update, name="state"):
+        super().__init__(name=name)
         self.update = update
         self.value = self.add_weight(initializer="zeros", name="value")
 
@@ -396,43 +369,39 @@ def test_metrics_that_are_no_sums_are_named(strategy, why, update):
             each(x, y, verbose=0)
 
 
-def test_a_variable_of_a_metric_that_is_not_added_up_may_be_anything(strategy):
+class SumAndLast(State):
+    """A sum, beside a variable that is not added up and so may be assigned anything."""
+
+    def __init__(self):
+        super().__init__(lambda state, x: state + x, "sum_and_last")
+        self.last = self.add_variable((), "zeros", aggregation="none", name="last")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true, y_pred)
+        self.last.assign(tf.reduce_max(y_pred))
+
+
+SUMS = {
+    "sum": lambda state, x: state + x,
+    "cast": lambda state, x: tf.cast(x - 1.0, tf.float64) + tf.cast(tf.identity(state), tf.float64),
+    "where": lambda state, x: tf.where(x > 0.5, state + 1.0, state),
+    "same": lambda state, x: tf.identity(state),
+}
+
+
+def test_metrics_that_are_sums_are_taken(strategy):
     x, y = sm.make_data(32)
-    metric = State(lambda state, x: state + x)
-    metric.last = metric.add_variable((), "zeros", aggregation="none", name="last")
-    add = metric.update_state
-
-    def update_state(y_true, y_pred, sample_weight=None):
-        add(y_true, y_pred)
-        metric.last.assign(tf.reduce_max(y_pred))
-
-    metric.update_state = update_state
+    metrics = [State(update, name) for name, update in SUMS.items()]
     with strategy.scope():
         model = sm.make_classifier(het_tf.keras.Model)
-        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[metric])
-    assert model.fit(x, y, batch_size=8, verbose=0).history["state"] != [0.0]
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        lambda state, x: state + x,
-        lambda state, x: tf.cast(x - 1.0, tf.float64) + tf.cast(tf.identity(state), tf.float64),
-        lambda state, x: tf.where(x > 0.5, state + 1.0, state),
-        lambda state, x: tf.identity(state),
-    ],
-)
-def test_metrics_that_are_sums_are_taken(strategy, update):
-    x, y = sm.make_data(32)
-    with strategy.scope():
-        model = sm.make_classifier(het_tf.keras.Model)
-        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[State(update)])
-    want = 0.0
-    for batch in range(0, 32, 8):
-        want = update(tf.constant(want, tf.float32), tf.reduce_mean(model(x[batch : batch + 8])))
-        want = tf.cast(want, tf.float32)
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[*metrics, SumAndLast()])
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
-    np.testing.assert_allclose(history["state"], [want], rtol=1e-5)
+    for name, update in [*SUMS.items(), ("sum_and_last", SUMS["sum"])]:
+        want = tf.constant(0.0)
+        for batch in range(0, 32, 8):
+            mean = tf.reduce_mean(model(x[batch : batch + 8]))
+            want = tf.cast(update(want, mean), tf.float32)
+        np.testing.assert_allclose(history[name], [want], rtol=1e-5, err_msg=name)
 
 
 def test_what_cannot_be_trained_asynchronously_is_named(strategy):

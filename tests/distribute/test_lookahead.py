@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tracing import count_server_calls, graph_def, record_closures
 
 import het_tf
 import het_tf.keras
@@ -41,7 +42,7 @@ def make_model(strategy, layers=2, lookahead=1, staleness=10):
     return model, embeddings
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 3, 8])
+@pytest.mark.parametrize("lookahead", [0, 8])  # none, and beyond the end of a closure
 def test_every_batch_is_trained_once(strategy, lookahead):
     model, embeddings = make_model(strategy, lookahead=lookahead)
     losses, made = [], 2 * 3 * STEPS
@@ -51,6 +52,7 @@ def test_every_batch_is_trained_once(strategy, lookahead):
         assert stats["steps"] == made
         assert stats["ahead_steps"] == (made if lookahead else 0)
         assert stats["waited_steps"] <= stats["ahead_steps"]
+        assert lookahead or stats["waited_seconds"] == 0
         # With steps, what was prepared beyond the last pass is not computed.
         in_vain = 0 if steps is None else 3 * lookahead
         for embedding in embeddings:
@@ -81,7 +83,7 @@ PREPROCESSING = {
 }
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 5])
+@pytest.mark.parametrize("lookahead", [5, pytest.param(0, marks=pytest.mark.exhaustive)])
 def test_ids_that_keras_makes_of_the_inputs(strategy, lookahead):
     """Their tables are made in the scope, and so on every worker."""
     rng = np.random.default_rng(1)
@@ -133,7 +135,10 @@ class Count(keras.metrics.Metric):
         return self.total + 0.0
 
 
-@pytest.mark.parametrize("kind", ["other batches", "batches of this kind", "a look"])
+@pytest.mark.parametrize(
+    "kind",
+    ["batches of this kind", "a look", pytest.param("other batches", marks=pytest.mark.exhaustive)],
+)
 def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
     batch = 4
     with strategy.scope():
@@ -154,7 +159,7 @@ def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
         return ids.map(lambda ids: (ids, tf.zeros([tf.shape(ids)[0], 1])))
 
     extra = np.arange(KEYS, KEYS + (batch if kind == "batches of this kind" else 3))
-    made, queues = [], []
+    made = []
 
     def on_batch_end(step, logs):
         if not made:
@@ -162,42 +167,15 @@ def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
             run = model.test_on_batch if kind == "a look" else model.train_on_batch
             run(extra, np.zeros((len(extra), 1), np.int64 if kind == "other batches" else float))
 
-    def on_epoch_end(epoch, logs):
-        closures = model._parameter_server_trainer._compiled.closures
-        assert len(closures) == (1 if kind == "batches of this kind" else 2)
-        for closure in closures.values():
-            queues.append(0 if closure.window is None else len(closure.window._made))
-
-    history = model.fit(
-        share,
-        epochs=2,
-        verbose=0,
-        callbacks=[
-            keras.callbacks.LambdaCallback(
-                on_train_batch_end=on_batch_end, on_epoch_end=on_epoch_end
-            )
-        ],
-    ).history
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=on_batch_end)
+    history = model.fit(share, epochs=2, verbose=0, callbacks=[callback]).history
     assert history["count"] == [KEYS, KEYS], "a step in between is none of fit's"
     trained = embedding.table.lookup(np.arange(KEYS + len(extra)))[:, 0]
     np.testing.assert_array_equal(trained[:KEYS], 2)
     np.testing.assert_array_equal(trained[KEYS:], kind != "a look")
-    assert set(queues) == {0}, "what an epoch prepared with goes with it"
 
 
-def test_what_is_not_looked_up_ahead_does_not_count(strategy):
-    strategy.dense_staleness = 4
-    try:
-        model, _ = make_model(strategy, lookahead=0)
-        model.fit(dataset, verbose=0)
-        stats = model.lookahead_stats()
-    finally:
-        strategy.dense_staleness = None
-    steps = STEPS * strategy.num_workers
-    assert stats == {"steps": steps, "ahead_steps": 0, "waited_steps": 0, "waited_seconds": 0}
-
-
-def test_what_keys_do_not_depend_on_is_not_read(strategy):
+def test_what_keys_do_not_depend_on_is_not_read(strategy, monkeypatch):
     """A server keeps it, so every step would wait for it."""
     with strategy.scope():
         inputs = keras.Input((3,), dtype="int64")
@@ -206,26 +184,14 @@ def test_what_keys_do_not_depend_on_is_not_read(strategy):
         hidden = keras.layers.Dropout(0.1)(keras.layers.BatchNormalization()(hidden))
         model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(hidden))
         model.compile(keras.optimizers.Adam(0.01), "mse")
+    closures = record_closures(monkeypatch)
     model.fit(np.ones([64, 3], np.int64), np.ones([64, 1]), batch_size=8, verbose=0)
-    (closure,) = model._parameter_server_trainer._compiled.closures.values()
-    library = closure.on_batches.get_concrete_function().graph.as_graph_def().library
-    keys_of = [f for f in library.function if "keys_of" in f.signature.name]
+    (closure,) = closures
+    functions = graph_def(closure).library.function
+    keys_of = [f for f in functions if "keys_of" in f.signature.name]
     assert keys_of
     for function in keys_of:
         assert not [node for node in function.node_def if node.op == "ReadVariableOp"]
-
-
-def remote_calls(model):
-    """How many calls to servers the functions of a model's training steps hold, but for those that
-    ask again after a server has restarted."""
-    (closure,) = model._parameter_server_trainer._compiled.closures.values()
-    return calls_to_servers(closure)
-
-
-def calls_to_servers(closure):
-    graph = closure.on_batches.get_concrete_function().graph.as_graph_def()
-    functions = [f for f in graph.library.function if "ask_again" not in f.signature.name]
-    return sum(node.op == "Het>CallServers" for f in functions for node in f.node_def)
 
 
 def test_a_closure_asks_workers_for_no_handles(strategy, monkeypatch):
@@ -248,19 +214,18 @@ def test_a_closure_asks_workers_for_no_handles(strategy, monkeypatch):
     assert numbers[0] == numbers[1] > 0
 
 
-@pytest.mark.parametrize("staleness", [10, 0])
-def test_six_layers_share_the_messages_of_one(strategy, staleness):
-    strategy.dense_staleness = 8
-    try:
-        calls = {}
-        for layers in (1, 6):
-            model, embeddings = make_model(strategy, layers, staleness=staleness)
-            model.fit(np.ones((64, 3), np.int64), np.ones((64, 1)), batch_size=32, verbose=0)
-            assert all(embedding.table.size() > 0 for embedding in embeddings)
-            calls[layers] = remote_calls(model)
-        assert calls[6] == calls[1]
-    finally:
-        strategy.dense_staleness = None
+def test_many_layers_share_the_messages_of_one(strategy, monkeypatch):
+    """Lookups, and with a staleness of 0 updates; with any look-ahead."""
+    monkeypatch.setattr(strategy, "dense_staleness", 8)
+    calls = []
+    for layers, lookahead in ((1, 1), (3, 4)):
+        model, embeddings = make_model(strategy, layers, lookahead, staleness=0)
+        closures = record_closures(monkeypatch)
+        model.fit(np.ones((64, 3), np.int64), np.ones((64, 1)), batch_size=32, verbose=0)
+        assert all(embedding.table.size() > 0 for embedding in embeddings)
+        calls += map(count_server_calls, closures)
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
 
 
 class OwnStep(het_tf.keras.Model):
@@ -284,13 +249,12 @@ def many_embeddings(strategy, layers, cls, staleness=10):
     return model, embeddings
 
 
-@pytest.mark.parametrize("staleness", [10, 0])
-def test_a_train_step_of_ones_own_shares_messages_too(strategy, staleness):
+def test_a_train_step_of_ones_own_shares_messages_too(strategy, monkeypatch):
     """And so do evaluate and predict."""
     ids, labels = np.arange(96).reshape(32, 3), np.ones((32, 1))
-    calls = {}
     for layers in (2, 3):
-        model, embeddings = many_embeddings(strategy, layers, OwnStep, staleness)
+        model, embeddings = many_embeddings(strategy, layers, OwnStep, staleness=0)
+        closures = record_closures(monkeypatch)
         model.fit(ids, labels, batch_size=8, verbose=0)
         for embedding in embeddings:
             assert sorted(embedding.table.export().keys) == list(range(1, 97))
@@ -301,20 +265,8 @@ def test_a_train_step_of_ones_own_shares_messages_too(strategy, staleness):
         np.testing.assert_allclose(predicted, expected, rtol=1e-5)
         loss = model.evaluate(ids + 1, labels, batch_size=8, verbose=0)
         np.testing.assert_allclose(loss, np.mean((predicted - 1) ** 2), rtol=1e-5)
-        closures = model._parameter_server_trainer._compiled.closures.values()
-        calls[layers] = sorted(calls_to_servers(closure) for closure in closures)
-    assert calls[3] == calls[2]
-    # Lookups, and in training without staleness updates.
-    assert calls[2] == ([1, 1, 2] if staleness == 0 else [1, 1, 1])
-
-
-def test_steps_that_are_looked_ahead_for_share_messages(strategy):
-    calls = set()
-    for lookahead in (1, 4):
-        model, _ = make_model(strategy, lookahead=lookahead)
-        model.fit(np.ones((64, 3), np.int64), np.ones((64, 1)), batch_size=32, verbose=0)
-        calls.add(remote_calls(model))
-    assert len(calls) == 1
+        # Lookups and updates in training, then lookups.
+        assert [count_server_calls(closure) for closure in closures] == [2, 1, 1]
 
 
 class Subclassed(het_tf.keras.Model):
@@ -355,8 +307,8 @@ def test_a_subclassed_model_says_which_ids(strategy, caplog):
     with caplog.at_level(logging.INFO, logger="absl"):
         model = fit_subclassed(strategy, LooksAhead)
     assert "lookahead_ids" not in caplog.text
-    (closure,) = model._parameter_server_trainer._compiled.closures.values()
-    assert closure.lookahead == 1
+    stats = model.lookahead_stats()
+    assert stats["ahead_steps"] == stats["steps"] > 0
     assert model.embedding.table.size() > KEYS / 2
 
 
@@ -364,8 +316,7 @@ def test_one_that_does_not_say_is_told_once_in_the_log(strategy, caplog):
     with caplog.at_level(logging.INFO, logger="absl"):
         model = fit_subclassed(strategy, Subclassed)
     assert caplog.text.count("write a method lookahead_ids(batch)") == 1
-    (closure,) = model._parameter_server_trainer._compiled.closures.values()
-    assert closure.lookahead == 0
+    assert model.lookahead_stats()["ahead_steps"] == 0
     assert model.embedding.table.size() > KEYS / 2
 
 
@@ -393,8 +344,8 @@ def test_a_layer_that_another_one_calls(strategy, caplog, in_function):
     with caplog.at_level(logging.INFO, logger="absl"):
         model.fit(dataset, epochs=1, verbose=0)
     assert ("calls an embedding within a tf.function or tf.cond" in caplog.text) is in_function
-    (closure,) = model._parameter_server_trainer._compiled.closures.values()
-    assert closure.lookahead == (0 if in_function else 4)
+    stats = model.lookahead_stats()
+    assert stats["ahead_steps"] == (0 if in_function else stats["steps"])
     assert embedding.table.size() > KEYS / 2
 
 
@@ -412,6 +363,7 @@ def test_lookahead_ids_of_the_wrong_kind(strategy):
         fit_subclassed(strategy, Lists)
 
 
+@pytest.mark.exhaustive
 def test_a_layer_without_a_cache_beside_one_with(strategy):
     with strategy.scope():
         inputs = keras.Input((3,), dtype="int64")
@@ -484,9 +436,8 @@ def count_messages(strategy, monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-def test_rows_come_with_dense_variables_that_every_step_reads(strategy, layers, count_messages):
-    strategy.dense_staleness = 0
+def test_rows_come_with_dense_variables_that_every_step_reads(strategy, count_messages):
+    layers, strategy.dense_staleness = 3, 0
     try:
         model, embeddings = make_model(strategy, layers, lookahead=None)
         losses = model.fit(dataset, epochs=2, verbose=0).history["loss"]
@@ -531,35 +482,42 @@ class Shifted(keras.layers.Layer):
         return ids + tf.cast(self.shift, tf.int64)
 
 
-@pytest.mark.parametrize("cache", [None, het_tf.CacheConfig(100, staleness=4, lookahead=3)])
-@pytest.mark.parametrize("kind", ["keras", "tensorflow", "function", "weight", "rows"])
-def test_ids_that_are_known_when_they_are_looked_up(strategy, caplog, kind, cache):
+CHOICES = ("keras", "tensorflow", "function", "weight", "rows")
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        het_tf.CacheConfig(100, staleness=4, lookahead=3),
+        pytest.param(None, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_ids_that_are_known_when_they_are_looked_up(strategy, caplog, cache):
+    """Ids that are drawn, or of a weight or of rows; beside them ids that are known before."""
     with strategy.scope():
         ids = keras.Input((3,), dtype="int64")
         known = HetEmbedding(4, seed=1, cache=cache, name="known")
-        late = HetEmbedding(4, seed=2, cache=cache, name="late")
         rows = known(ids)
-        if kind == "rows":
-            chosen = keras.ops.argmax(rows, -1)
-        else:
-            chosen = (Shifted() if kind == "weight" else Negatives(kind))(ids)
-        hidden = keras.layers.Flatten()(keras.layers.Concatenate()([rows, late(chosen)]))
+        late = {kind: HetEmbedding(4, seed=2, cache=cache, name=f"of_{kind}") for kind in CHOICES}
+        chosen = {kind: Negatives(kind)(ids) for kind in CHOICES[:3]}
+        chosen |= {"weight": Shifted()(ids), "rows": keras.ops.argmax(rows, -1)}
+        joined = [rows, *(late[kind](chosen[kind]) for kind in CHOICES)]
+        hidden = keras.layers.Flatten()(keras.layers.Concatenate()(joined))
         model = het_tf.keras.Model(ids, keras.layers.Dense(1)(hidden))
         model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=5)
     with caplog.at_level(logging.INFO, logger="absl"):
         model.fit(dataset, epochs=2, verbose=0)
-    assert "ids of layer late are drawn by chance, or depend on" in caplog.text
+    for kind in CHOICES:
+        assert f"ids of layer of_{kind} are drawn by chance, or depend on" in caplog.text
     assert "ids of layer known" not in caplog.text
     steps = 2 * 3 * STEPS
     assert model.lookahead_stats()["ahead_steps"] == (0 if cache is None else steps)
     assert model.evaluate(dataset(FirstWorker), verbose=0) < 1
     assert model.predict(dataset(FirstWorker).take(2), verbose=0).shape == (2 * BATCH, 1)
-    trained = late.table.export()
-    if kind == "rows":
-        assert set(trained.keys) <= set(range(4))
-    if kind == "weight":
-        assert set(trained.keys) == {key + 2 for key in known.table.export().keys}
-    assert sum(trained.clocks) >= steps
+    trained = {kind: layer.table.export() for kind, layer in late.items()}
+    assert all(sum(export.clocks) >= steps for export in trained.values())
+    assert set(trained["rows"].keys) <= set(range(4))
+    assert set(trained["weight"].keys) == {key + 2 for key in known.table.export().keys}
 
 
 class FirstWorker:
@@ -568,17 +526,14 @@ class FirstWorker:
     input_pipeline_id = 0
 
 
-@pytest.mark.parametrize("shape_of", ["rows", "zeros"])
-def test_ids_of_the_shape_of_rows_are_looked_up_ahead(strategy, caplog, shape_of):
+def test_ids_of_the_shape_of_rows_are_looked_up_ahead(strategy, caplog):
     with strategy.scope():
         ids = keras.Input((3,), dtype="int64")
-        embeddings = [HetEmbedding(4, cache=het_tf.CacheConfig(KEYS)) for _ in range(2)]
+        embeddings = [HetEmbedding(4, cache=het_tf.CacheConfig(KEYS)) for _ in range(3)]
         rows = embeddings[0](ids)
-        if shape_of == "rows":
-            again = keras.ops.reshape(ids, (-1, 3)) + keras.ops.shape(rows)[2]
-        else:
-            again = ids + keras.ops.cast(keras.ops.zeros_like(rows[:, :, 0]), "int64")
-        hidden = keras.layers.Concatenate()([rows, embeddings[1](again)])
+        shifted = keras.ops.reshape(ids, (-1, 3)) + keras.ops.shape(rows)[2]
+        again = ids + keras.ops.cast(keras.ops.zeros_like(rows[:, :, 0]), "int64")
+        hidden = keras.layers.Concatenate()([rows, embeddings[1](shifted), embeddings[2](again)])
         model = het_tf.keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(hidden)))
         model.compile("sgd", "mse")
     with caplog.at_level(logging.INFO, logger="absl"):

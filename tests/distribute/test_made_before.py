@@ -77,14 +77,11 @@ def test_tables_and_variables_made_before_the_strategy(made_before_strategy):
     assert made.variable.numpy() == 1.0
 
 
-@pytest.mark.parametrize("when", ["before", "inside the scope"])
-def test_model_looks_words_up(made_before_strategy, strategy, when):
+def test_model_looks_words_up(made_before_strategy, strategy):
     words = np.array([[word] for word in made_before.WORDS] * 8)
     labels = np.array([[0.0], [1.0], [0.0], [1.0]] * 8, np.float32)
     with strategy.scope():
         lookup = made_before_strategy.word_layer
-        if when != "before":
-            lookup = keras.layers.StringLookup(vocabulary=made_before.WORDS)
         inputs = keras.Input((1,), dtype="string")
         embedding = het_tf.layers.HetEmbedding(4, optimizer=het_tf.optimizers.SGD(0.5))
         hidden = keras.layers.Flatten()(embedding(lookup(inputs)))

@@ -61,7 +61,7 @@ def test_an_empty_batch_changes_nothing(model, rows):
     assert rows() == before
 
 
-@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("kind", ["ragged", pytest.param("sparse", marks=pytest.mark.exhaustive)])
 def test_ragged_and_sparse_batches(strategy, kind):
     splits = [0, 2, 2, 5]
     ids, weights = (
@@ -165,7 +165,7 @@ def test_weights_without_the_table_are_refused(model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("kind", ["sparse", pytest.param("ragged", marks=pytest.mark.exhaustive)])
 def test_batches_of_other_shapes_trace_no_more_functions(strategy, kind):
     traced = []
 

@@ -49,29 +49,26 @@ def generators(x):
 KINDS = [dict, collections.OrderedDict]
 
 
-@pytest.mark.parametrize("fed", KINDS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_inputs_are_found_by_their_keys(strategy, kind, fed):
-    """Of dicts of any kind, written in any order; ids beyond input_dim would be an error."""
+def test_inputs_are_found_by_their_keys(strategy):
+    """Whatever the order of the keys. An id that reached the wrong layer would be an error."""
     with strategy.scope():
-        model = make_model(het_tf.keras.Model, kind)
-    for keys in (["user", "item"], ["item", "user"]):
-        x = fed((key, IDS[key]) for key in keys)
-        y = np.ones((N, 1))
-        model.fit(x, y, batch_size=4, validation_split=0.5, verbose=0)
-        model.fit(datasets(x), verbose=0)
-        model.fit(generators(x), verbose=0)
-        model.train_on_batch(x, y)
-        assert model.evaluate(x, y, verbose=0) == pytest.approx(model.test_on_batch(x, y))
-        kernel, bias = model.get_layer("d0").get_weights()
-        rows = [model.get_layer(f"{k}_rows").table.lookup(v[:, 0]) for k, v in IDS.items()]
-        expected = np.concatenate(rows, 1) @ kernel + bias
-        for predicted in (
-            model.predict(x, verbose=0),
-            model.predict_on_batch(x),
-            model.predict(datasets(x), verbose=0),
-        ):
-            np.testing.assert_allclose(predicted, expected, rtol=1e-5)
+        model = make_model(het_tf.keras.Model, dict)
+    x = collections.OrderedDict((key, IDS[key]) for key in ("item", "user"))
+    y = np.ones((N, 1))
+    model.fit(x, y, batch_size=4, validation_split=0.5, verbose=0)
+    model.fit(datasets(x), verbose=0)
+    model.fit(generators(x), verbose=0)
+    model.train_on_batch(x, y)
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(model.test_on_batch(x, y))
+    kernel, bias = model.get_layer("d0").get_weights()
+    rows = [model.get_layer(f"{k}_rows").table.lookup(v[:, 0]) for k, v in IDS.items()]
+    expected = np.concatenate(rows, 1) @ kernel + bias
+    for predicted in (
+        model.predict(x, verbose=0),
+        model.predict_on_batch(x),
+        model.predict(datasets(x), verbose=0),
+    ):
+        np.testing.assert_allclose(predicted, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fed", KINDS)
