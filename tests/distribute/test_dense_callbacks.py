@@ -59,6 +59,7 @@ def fit(model, epochs=1, **hooks):
     model.fit(X, Y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=callbacks)
 
 
+@pytest.mark.exhaustive
 def test_averages_of_weights_change_places_with_them_for_validation(dense):
     model = make(dense, lambda: keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
     seen = []
@@ -175,6 +176,7 @@ def test_checkpoints_come_from_and_go_to_models_without_a_cluster(dense, tmp_pat
     assert weight(after) == weight(model) != weight(before)
 
 
+@pytest.mark.exhaustive
 def test_an_export_in_a_callback_has_what_was_made(dense, tmp_path):
     layer = het_tf.layers.HetEmbedding(2, seed=1, cache=het_tf.CacheConfig(10))
     model = make(dense, lambda: keras.optimizers.SGD(1.0), layer, steps_per_execution=2)
@@ -237,7 +239,9 @@ def test_slots_that_were_saved_in_a_fit_come_back_in_it(dense, tmp_path):
     assert slots(model)[0].numpy()[0, 0] == pytest.approx(2 * BATCHES / dense.num_workers)
 
 
-@pytest.mark.parametrize("how", ["set_weights", "checkpoint"])
+@pytest.mark.parametrize(
+    "how", ["checkpoint", pytest.param("set_weights", marks=pytest.mark.exhaustive)]
+)
 def test_what_an_epoch_began_with_can_be_set_in_the_middle_of_it(dense, tmp_path, how):
     model = make(dense, lambda: keras.optimizers.SGD(1.0), steps_per_execution=2)
     checkpoint = tf.train.Checkpoint(model=model)
@@ -259,6 +263,7 @@ def test_what_an_epoch_began_with_can_be_set_in_the_middle_of_it(dense, tmp_path
     assert weight(model) == pytest.approx(BATCHES / dense.num_workers)
 
 
+@pytest.mark.exhaustive
 def test_a_slot_that_a_callback_changes_stays(dense, tmp_path):
     model = make(dense, lambda: keras.optimizers.SGD(1.0, momentum=0.5))
     saved = []
@@ -282,6 +287,7 @@ def test_one_step_counts_whole(dense):
     assert int(model.optimizer.iterations.numpy()) == 2
 
 
+@pytest.mark.exhaustive
 def test_one_step_in_a_callback_of_fit(dense):
     model = make(dense, lambda: keras.optimizers.SGD(1.0), steps_per_execution=2)
     before_and_after, logged = [], Warnings()
@@ -302,6 +308,7 @@ def test_one_step_in_a_callback_of_fit(dense):
     assert not [text for text in logged.take() if "lost" in text]
 
 
+@pytest.mark.exhaustive
 def test_a_look_at_a_batch_in_a_callback_of_fit_leaves_slots(dense):
     dense.dense_staleness = 0
     model = make(dense, lambda: keras.optimizers.SGD(1.0, momentum=1.0), steps_per_execution=1)

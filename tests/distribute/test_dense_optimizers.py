@@ -100,6 +100,7 @@ def test_the_compiled_optimizer_accumulates_once(dense):
     assert model.get_weights()[0][0, 0] == 1
 
 
+@pytest.mark.exhaustive
 def test_models_that_share_a_layer_train_in_turns(dense):
     with dense.scope():
         shared = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -128,7 +129,7 @@ def reset(model):
     "make",
     [
         keras.optimizers.Adam,
-        keras.optimizers.Nadam,  # without fused steps
+        pytest.param(keras.optimizers.Nadam, marks=pytest.mark.exhaustive),  # no fused steps
         pytest.param(
             lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate)),
             marks=pytest.mark.exhaustive,

@@ -17,7 +17,7 @@ import het_tf.keras
 from het_tf._visits import cluster_devices, visit
 from het_tf.layers import HetEmbedding
 
-KEYS, BATCH, STEPS = 200, 32, 40
+KEYS, BATCH, STEPS = 200, 32, 12
 
 
 def dataset(context):
@@ -42,7 +42,10 @@ def make_model(strategy, layers=2, lookahead=1, staleness=10):
     return model, embeddings
 
 
-@pytest.mark.parametrize("lookahead", [0, 8])  # none, and beyond the end of a closure
+@pytest.mark.parametrize(
+    "lookahead",
+    [8, pytest.param(0, marks=pytest.mark.exhaustive)],  # beyond the end of a closure, and none
+)
 def test_every_batch_is_trained_once(strategy, lookahead):
     model, embeddings = make_model(strategy, lookahead=lookahead)
     losses, made = [], 2 * 3 * STEPS
@@ -113,7 +116,6 @@ def test_ids_that_keras_makes_of_the_inputs(strategy, lookahead):
         model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(hidden))
         model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=3)
     of_all = tf.data.Dataset.from_tensor_slices((data, labels)).batch(8)
-    model.fit(data, labels, batch_size=8, verbose=0)  # closures bring their batches
     model.fit(lambda context: of_all.repeat(), steps_per_epoch=8, verbose=0)
     assert model.lookahead_stats()["ahead_steps"] == (8 if lookahead else 0)
     for name, embedding in embeddings.items():
@@ -137,7 +139,11 @@ class Count(keras.metrics.Metric):
 
 @pytest.mark.parametrize(
     "kind",
-    ["batches of this kind", "a look", pytest.param("other batches", marks=pytest.mark.exhaustive)],
+    [
+        "batches of this kind",
+        pytest.param("a look", marks=pytest.mark.exhaustive),
+        pytest.param("other batches", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
     batch = 4
@@ -194,6 +200,7 @@ def test_what_keys_do_not_depend_on_is_not_read(strategy, monkeypatch):
         assert not [node for node in function.node_def if node.op == "ReadVariableOp"]
 
 
+@pytest.mark.exhaustive
 def test_a_closure_asks_workers_for_no_handles(strategy, monkeypatch):
     model, _ = make_model(strategy, layers=3)
     endless = lambda context: dataset(context).repeat()  # noqa: E731
@@ -214,6 +221,7 @@ def test_a_closure_asks_workers_for_no_handles(strategy, monkeypatch):
     assert numbers[0] == numbers[1] > 0
 
 
+@pytest.mark.exhaustive
 def test_many_layers_share_the_messages_of_one(strategy, monkeypatch):
     """Lookups, and with a staleness of 0 updates; with any look-ahead."""
     monkeypatch.setattr(strategy, "dense_staleness", 8)
@@ -252,21 +260,20 @@ def many_embeddings(strategy, layers, cls, staleness=10):
 def test_a_train_step_of_ones_own_shares_messages_too(strategy, monkeypatch):
     """And so do evaluate and predict."""
     ids, labels = np.arange(96).reshape(32, 3), np.ones((32, 1))
-    for layers in (2, 3):
-        model, embeddings = many_embeddings(strategy, layers, OwnStep, staleness=0)
-        closures = record_closures(monkeypatch)
-        model.fit(ids, labels, batch_size=8, verbose=0)
-        for embedding in embeddings:
-            assert sorted(embedding.table.export().keys) == list(range(1, 97))
-        predicted = model.predict(ids + 1, batch_size=8, verbose=0)
-        rows = [embedding.table.lookup(ids + 1) for embedding in embeddings]
-        dense = model.layers[-1].get_weights()
-        expected = np.concatenate(rows * 2, -1).reshape(32, -1) @ dense[0] + dense[1]
-        np.testing.assert_allclose(predicted, expected, rtol=1e-5)
-        loss = model.evaluate(ids + 1, labels, batch_size=8, verbose=0)
-        np.testing.assert_allclose(loss, np.mean((predicted - 1) ** 2), rtol=1e-5)
-        # Lookups and updates in training, then lookups.
-        assert [count_server_calls(closure) for closure in closures] == [2, 1, 1]
+    model, embeddings = many_embeddings(strategy, 3, OwnStep, staleness=0)
+    closures = record_closures(monkeypatch)
+    model.fit(ids, labels, batch_size=8, verbose=0)
+    for embedding in embeddings:
+        assert sorted(embedding.table.export().keys) == list(range(1, 97))
+    predicted = model.predict(ids + 1, batch_size=8, verbose=0)
+    rows = [embedding.table.lookup(ids + 1) for embedding in embeddings]
+    dense = model.layers[-1].get_weights()
+    expected = np.concatenate(rows * 2, -1).reshape(32, -1) @ dense[0] + dense[1]
+    np.testing.assert_allclose(predicted, expected, rtol=1e-5)
+    loss = model.evaluate(ids + 1, labels, batch_size=8, verbose=0)
+    np.testing.assert_allclose(loss, np.mean((predicted - 1) ** 2), rtol=1e-5)
+    # Lookups and updates in training, then lookups.
+    assert [count_server_calls(closure) for closure in closures] == [2, 1, 1]
 
 
 class Subclassed(het_tf.keras.Model):

@@ -107,17 +107,13 @@ def train_with_none(model) -> list[float]:
     losses = model.fit(data.map(lambda x, y: (x, (y, None))), epochs=2, verbose=0).history["loss"]
     without_weights = data.map(lambda x, y: (x, (y, None), None))
     losses += model.fit(without_weights, verbose=0).history["loss"]
-    losses += model.fit(without_weights.repeat(), steps_per_epoch=1, verbose=0).history["loss"]
     losses += model.fit(IDS, [y, None], batch_size=N, verbose=0).history["loss"]
     losses += np.ravel(model.train_on_batch(IDS, [y, None])).tolist()[:1]
-    assert int(model.optimizer.iterations) == 6
+    assert int(model.optimizer.iterations) == 5
     weighed = model.fit(
         IDS, [y, y], sample_weight=[y[:, 0] / 2, None], validation_split=0.5, verbose=0
     ).history
-    evaluated = [
-        model.evaluate(without_weights, verbose=0),
-        model.evaluate(IDS, [y, None], verbose=0),
-    ]
+    evaluated = model.evaluate(without_weights, verbose=0)
     losses += [*weighed["loss"], *weighed["val_loss"], *map(float, np.ravel(evaluated))]
     predicted = model.predict(data.map(lambda x, y: (x, None)), verbose=0)
     return [*losses, *np.ravel(predicted[0])]
@@ -129,12 +125,7 @@ def test_none_in_the_place_of_weights_and_labels(strategy):
     ours = train_with_none(model)
     keras_s = train_with_none(make_model(keras.Model, dict, outputs=2))
     np.testing.assert_allclose(ours, keras_s, rtol=1e-5)
-    assert max(ours[1:6]) < ours[0] / 2
-    y = np.ones((N, 1), np.float32)
-    data = tf.data.Dataset.from_tensors((IDS, (y, None), None))
-    before = int(model.optimizer.iterations)
-    model.fit(lambda context: data.repeat(), steps_per_epoch=3, verbose=0)
-    assert int(model.optimizer.iterations) == before + 3
+    assert max(ours[1:5]) < ours[0] / 2
 
 
 def test_weights_are_not_taken_for_labels(strategy):

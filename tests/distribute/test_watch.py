@@ -22,7 +22,12 @@ ON_DEVICE = {"device_capacity": IDS, "device": "CPU"}
 
 @pytest.mark.parametrize(
     ("lookahead", "num_layers", "where"),
-    [(0, 1, ON_HOST), (4, 2, ON_HOST), (4, 2, ON_DEVICE)],
+    [
+        (4, 2, ON_HOST),
+        (0, 1, ON_DEVICE),
+        pytest.param(0, 1, ON_HOST, marks=pytest.mark.exhaustive),
+        pytest.param(4, 2, ON_DEVICE, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_step_reads_what_its_servers_have(strategy, lookahead, num_layers, where):
     """Rows grow, and are cleared behind the caches' backs; then a step reads them as they began."""
