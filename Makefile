@@ -43,7 +43,8 @@ venv: ops
 ops: .venv/installed
 	@$(BUILD_OPS)
 
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+SPREAD = -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest $(SPREAD)
 
 ##  make test      C++ tests, then the tests in tests/ that show each property once
 .PHONY: test
@@ -54,6 +55,11 @@ test: ops cpptest
 .PHONY: test-all
 test-all: test
 	$(PYTEST) -m exhaustive tests
+
+##  make test-costs  where the time of make test goes, by file and fixture; ARGS='-m exhaustive'
+.PHONY: test-costs
+test-costs: ops
+	$(BIN)/python tools/test_costs.py -q $(SPREAD) $(or $(ARGS),-m 'not exhaustive') tests
 
 ##  make cpptest   C++ tests of ops/core and of the host build of ops/cuda
 .PHONY: cpptest
