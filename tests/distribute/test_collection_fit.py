@@ -10,7 +10,7 @@ import het_tf
 import het_tf.keras
 from het_tf.layers import FeatureConfig, HetEmbeddingCollection, TableConfig
 
-BATCH, STEPS, KEYS = 16, 20, 30
+BATCH, STEPS, KEYS = 16, 10, 30
 
 
 def configs(features):
@@ -68,13 +68,13 @@ def make_model(strategy, features, kind="dense", staleness=5, concatenate=False)
     ("kind", "concatenate"),
     [
         ("dense", True),
-        ("sparse", False),
+        pytest.param("sparse", False, marks=pytest.mark.exhaustive),
         pytest.param("ragged", False, marks=pytest.mark.exhaustive),
     ],
 )
 def test_features_are_looked_up_ahead_and_together(strategy, kind, concatenate):
-    model, layer = make_model(strategy, 6, kind, concatenate=concatenate)
-    losses = model.fit(dataset(6, kind), epochs=3, verbose=0).history["loss"]
+    model, layer = make_model(strategy, 3, kind, concatenate=concatenate)
+    losses = model.fit(dataset(3, kind), epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     made = 3 * 3 * STEPS
     assert model.lookahead_stats()["steps"] == made
@@ -82,9 +82,9 @@ def test_features_are_looked_up_ahead_and_together(strategy, kind, concatenate):
     stats = group.cache_stats()
     assert stats["lookups"] == made
     assert stats["pending"] == 0
-    assert group.table.size() > 2 * KEYS
+    assert group.table.size() > KEYS / 2
     assert (
-        model.evaluate(dataset(6, kind)(tf.distribute.InputContext(3, 0, 1)), verbose=0) < losses[0]
+        model.evaluate(dataset(3, kind)(tf.distribute.InputContext(3, 0, 1)), verbose=0) < losses[0]
     )
 
 
