@@ -106,6 +106,7 @@ def test_a_generator(model, rows):
     np.testing.assert_array_equal(model.predict(ids, verbose=0)[:, 0], [2] * 6)
 
 
+@pytest.mark.exhaustive
 def test_a_generator_to_validate_on(model, rows):
     given = lambda: ((IDS[i : i + 2], np.zeros(2)) for i in range(0, 6, 2))  # noqa: E731
     with pytest.warns(UserWarning, match="validation_data ran out before epoch 2"):
@@ -134,6 +135,7 @@ def test_a_py_dataset(model, rows):
     np.testing.assert_array_equal(model.predict(Batches(), verbose=0)[:, 0], [2] * 6)
 
 
+@pytest.mark.exhaustive
 def test_batches_of_several_widths(strategy):
     with strategy.scope():
         ids = keras.Input((None,), dtype="int64")
@@ -165,7 +167,8 @@ def test_weights_without_the_table_are_refused(model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["sparse", pytest.param("ragged", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_batches_of_other_shapes_trace_no_more_functions(strategy, kind):
     traced = []
 
