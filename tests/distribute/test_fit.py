@@ -78,6 +78,7 @@ def test_a_default_says_whether_a_function_takes_a_context(id_counter, takes_non
     assert counts_after_fit(id_counter, given, epochs=2) == 70 * [1] + 30 * [0]
 
 
+@pytest.mark.exhaustive
 def test_function_of_a_context_may_use_what_was_made_in_the_scope(id_counter, strategy):
     """As TensorFlow's guide has it: workers have a copy each of a table that is made there."""
     words = [f"word {i}" for i in range(32)]
@@ -125,7 +126,7 @@ def test_function_may_share_out_a_dataset_made_before(id_counter):
         id_counter.fit(lambda context: generated, verbose=0)
 
 
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("seed", [3, pytest.param(None, marks=pytest.mark.exhaustive)])
 def test_every_batch_of_a_function_without_argument_once_per_epoch(id_counter, seed):
     def shuffled():
         return sm.id_dataset(range(50), 1).unbatch().shuffle(50, seed=seed).batch(4)
@@ -164,9 +165,7 @@ def test_function_that_hands_on_a_dataset_is_that_dataset(id_counter):
 def test_steps_per_epoch_repeats_the_data(id_counter):
     iterations = id_counter.optimizer.iterations
     for x in (
-        sm.id_dataset(range(12), 2),
         lambda context: sm.id_dataset(range(12), 2),
-        lambda: sm.id_dataset(range(12), 2),
         np.arange(12, dtype=np.float32).reshape(-1, 1),
     ):
         before = int(iterations.numpy())

@@ -12,14 +12,14 @@ import tensorflow as tf
 import het_tf.keras
 
 DATASETS = [
-    "plain",
-    "shuffled",
     "mapped",
-    "table",
     "mutable table",
-    "dense table",
     "StringLookup",
     "generator",
+    *(
+        pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in ("plain", "shuffled", "table", "dense table")
+    ),
 ]
 
 

@@ -116,6 +116,7 @@ def test_cache_metrics_count_all_that_caches_count(strategy, tmp_path):
     assert missing.keys() <= {"reads_missing_0", "reads_missing_1"}  # the read bound is 1
 
 
+@pytest.mark.exhaustive
 def test_cache_metrics_count_nothing_of_what_was_before(strategy, tmp_path):
     model, embedding = make_model(strategy, het_tf.CacheConfig(KEYS, staleness=2))
     model.fit(*batches(40), batch_size=BATCH, verbose=0)
@@ -210,32 +211,33 @@ def test_cache_metrics_refuse_what_they_cannot_watch():
 
 def test_progress_bar_shows_hits_and_bytes_and_nothing_of_what_was_before(strategy, capsys):
     model, embedding = make_model(strategy, het_tf.CacheConfig(KEYS))
-    history = model.fit(*batches(200), batch_size=BATCH, verbose=1).history
+    history = model.fit(*batches(100), batch_size=BATCH, verbose=1).history
     out = capsys.readouterr().out
     assert "kB_per_step: " in out
     assert "hit_rate: " in out
     assert set(history) == {"loss"}
     before = embedding.cache_stats()
     data = batches(4)
-    model.fit(*data, batch_size=BATCH, verbose=1, validation_data=batches(100), epochs=2)
+    model.fit(*data, batch_size=BATCH, verbose=1, validation_data=batches(50), epochs=2)
     shown = re.findall(r"kB_per_step: ([0-9.]+)", capsys.readouterr().out)
-    of_a_step = (before["bytes_up"] + before["bytes_down"]) / 200 / 1000
+    of_a_step = (before["bytes_up"] + before["bytes_down"]) / 100 / 1000
     assert 0 < max(map(float, shown)) < 10 * of_a_step
 
 
 class Top(keras.callbacks.Callback):
-    """Runs `python -m het_tf.top --once` while training goes on, and ends it then."""
+    """Runs `python -m het_tf.top --once` once all workers have trained, and ends training then."""
+
+    def __init__(self, num_workers):
+        super().__init__()
+        self.num_workers = num_workers
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch < 8:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "het_tf.top", "--once"], stdout=subprocess.PIPE, text=True
-            )
-        elif self.process.poll() is not None:
+        statuses = _status_files.read_all()
+        everyone = any(len(each["caches"]["items"]) == self.num_workers for each in statuses)
+        if everyone and not self.model.stop_training:
+            command = [sys.executable, "-m", "het_tf.top", "--once"]
+            self.output = subprocess.check_output(command, text=True)
             self.model.stop_training = True
-
-    def on_train_end(self, logs=None):
-        self.output, _ = self.process.communicate()
 
 
 def test_top_shows_a_running_training(strategy, tmp_path, monkeypatch):
@@ -243,7 +245,7 @@ def test_top_shows_a_running_training(strategy, tmp_path, monkeypatch):
     model, _ = make_model(strategy, het_tf.CacheConfig(KEYS))
     model.compile("sgd", "mse", steps_per_execution=8)
     data = tf.data.Dataset.from_tensor_slices(batches(24)).batch(BATCH).repeat()
-    top = Top()
+    top = Top(strategy.num_workers)
     model.fit(lambda: data, steps_per_epoch=10**6, verbose=0, callbacks=[top])
     lines = [line.split() for line in top.output.splitlines()]
     tasks = [line for line in lines if line[:1] in (["worker"], ["ps"])]

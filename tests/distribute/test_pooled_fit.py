@@ -9,7 +9,7 @@ import het_tf
 import het_tf.keras
 from het_tf.layers import HetEmbedding
 
-KEYS, BATCH, STEPS, DIM = 60, 16, 30, 4
+KEYS, BATCH, STEPS, DIM = 60, 16, 10, 4
 
 
 def examples(worker, kind, seed=0):
@@ -62,7 +62,7 @@ def make_model(strategy, kind, combiner="sum", cache=True, lookahead=4):
     ("kind", "cache"),
     [
         ("ragged", True),
-        ("sparse", False),
+        pytest.param("sparse", False, marks=pytest.mark.exhaustive),
         pytest.param("dense", True, marks=pytest.mark.exhaustive),
     ],
 )
