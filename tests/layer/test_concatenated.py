@@ -129,7 +129,7 @@ def test_rows_and_gradients_are_not_copied(subtests):
             tape.gradient(output, layer.trainable_variables, tf.ones_like(output))
 
         layer(ids)
-        graph = tf.function(step).get_concrete_function().graph
+        graph = tf.function(step, autograph=False).get_concrete_function().graph
         floats = [
             op
             for op in graph.get_operations()
@@ -207,7 +207,9 @@ def test_sizes_that_one_feature_knows_are_those_of_all():
 
     def output_of(*shapes):
         specs = {f"f{i}": tf.TensorSpec(shape, tf.int64) for i, shape in enumerate(shapes)}
-        return tf.function(layer.call).get_concrete_function(specs).structured_outputs
+        return (
+            tf.function(layer.call, autograph=False).get_concrete_function(specs).structured_outputs
+        )
 
     assert output_of([None], [5, 4], [None, 2]).shape == (5, 3 * DIM)
     message = r"feature f2 has shape \(6, 3\), and those of f0, f1 have \(5, None\)"
@@ -222,7 +224,7 @@ def test_axes_of_unknown_sizes_are_not_taken_for_one_another():
     specs = {name: tf.TensorSpec([None, None], tf.int64) for name in ids[0]}
     for layer in layers:
         layer.build()
-    called = tf.function(layers[0].call, input_signature=[specs])
+    called = tf.function(layers[0].call, autograph=False, input_signature=[specs])
     apart = layers[1](ids[0])
     np.testing.assert_array_equal(called(ids[0]), tf.concat([apart["f0"], apart["f1"]], -1))
     with pytest.raises(tf.errors.InvalidArgumentError, match="ConcatOp"):
@@ -238,14 +240,16 @@ def test_ids_of_an_unknown_number_of_axes_are_named():
     layer = HetEmbeddingCollection(configs(["mean"]), concatenate=True)
     layer.build()
     with pytest.raises(ValueError, match="feature f0 must have a known number of axes"):
-        tf.function(layer.call).get_concrete_function({"f0": tf.TensorSpec(None, tf.int64)})
+        tf.function(layer.call, autograph=False).get_concrete_function(
+            {"f0": tf.TensorSpec(None, tf.int64)}
+        )
 
 
 def test_batches_whose_sizes_only_their_values_tell():
     layer = HetEmbeddingCollection(configs(["mean"] * 2), concatenate=True)
     layer.build()
     signature = {name: tf.TensorSpec([None], tf.int64) for name in ("f0", "f1")}
-    called = tf.function(layer.call, input_signature=[signature])
+    called = tf.function(layer.call, autograph=False, input_signature=[signature])
     assert called(ids_of([(), ()])).shape == (BATCH, 2 * DIM)
     message = "feature 'f1' has 2 ids, 1 in a bag, and feature 'f0' 3, 1 in a bag"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):

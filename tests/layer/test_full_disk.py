@@ -57,7 +57,6 @@ def publish(model: keras.Model, folder: pathlib.Path) -> None:
 MODELS = {
     "export": lambda model, path: model.export(path),
     "export as int8": lambda model, path: het_tf.export_saved_model(model, path, rows="int8"),
-    "mapped": het_tf.serving.export_mapped,
     "publish": publish,
 }
 
@@ -90,7 +89,16 @@ def full(request, monkeypatch) -> Callable[[], contextlib.AbstractContextManager
 TOO_LARGE = "too large|requested and .* written"
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "full"),
+    [
+        ("export", "when the graph is there"),
+        ("export as int8", "at once"),
+        ("publish", "at once"),
+        ("publish", "when the graph is there"),
+    ],
+    indirect=["full"],
+)
 def test_no_saved_model_is_there_of_which_a_part_is_missing(model, tmp_path, kind, full):
     with full(), pytest.raises((OSError, tf.errors.OpError), match=TOO_LARGE):
         MODELS[kind](model, tmp_path / "model")
@@ -101,7 +109,11 @@ def test_no_saved_model_is_there_of_which_a_part_is_missing(model, tmp_path, kin
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("kind", ["export", "export as int8"])
+@pytest.mark.parametrize(
+    ("kind", "full"),
+    [("export", "at once"), ("export as int8", "when the graph is there")],
+    indirect=["full"],
+)
 def test_the_saved_model_before_is_served_until_there_is_another(model, tmp_path, kind, full):
     MODELS[kind](model, tmp_path / "model")
     (tmp_path / "model/assets.extra").mkdir()

@@ -86,8 +86,7 @@ def test_the_oracle_is_philox():
         assert words[0].tolist() == answer
 
 
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**62 + 12345])
-@pytest.mark.parametrize("dim", [1, 4, 7])
+@pytest.mark.parametrize(("dim", "seed"), [(1, 0), (4, -1), (7, 2**62 + 12345)])
 def test_uniform_and_normal_values_are_those_of_the_oracle(dim, seed):
     for initializer, wanted in [
         ("uniform", uniform(seed, KEYS, dim, -0.05, 0.05)),
@@ -99,27 +98,26 @@ def test_uniform_and_normal_values_are_those_of_the_oracle(dim, seed):
         np.testing.assert_allclose(table.lookup(KEYS), wanted, rtol=2e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("initializer", "mean", "stddev", "furthest"),
-    [
+def test_moments_of_initial_values(subtests):
+    kinds = keras.initializers
+    for initializer, mean, stddev, furthest in [
         ("zeros", 0, 0, 0),
         ("ones", 1, 0, 0),
-        (keras.initializers.Constant(-2.5), -2.5, 0, 0),
-        (keras.initializers.RandomUniform(-3, 3), 0, 3**0.5, 3),
-        (keras.initializers.RandomNormal(1, 2), 1, 2, 14),
+        (kinds.Constant(-2.5), -2.5, 0, 0),
+        (kinds.RandomUniform(-3, 3), 0, 3**0.5, 3),
+        (kinds.RandomNormal(1, 2), 1, 2, 14),
         # Truncated at two standard deviations, 0.8796 remains of it.
-        (keras.initializers.TruncatedNormal(0, 1), 0, 0.87962566, 2),
-    ],
-)
-def test_moments_of_initial_values(initializer, mean, stddev, furthest):
-    table = het_tf.EmbeddingTable(16, optimizers.SGD(), initializer=initializer, seed=1)
-    values = table.lookup(np.arange(20000)).astype(np.float64)
-    assert np.abs(values.mean() - mean) <= 0.01 * stddev
-    assert np.abs(values.std() - stddev) <= 0.01 * stddev
-    assert np.abs(values - mean).max() <= furthest
-    for axis in (0, 1):  # no row and no column is far off
-        off = np.abs(values.mean(axis=axis) - mean).max()
-        assert off <= 6 * stddev / np.sqrt(values.shape[axis])
+        (kinds.TruncatedNormal(0, 1), 0, 0.87962566, 2),
+    ]:
+        table = het_tf.EmbeddingTable(16, optimizers.SGD(), initializer=initializer, seed=1)
+        values = table.lookup(np.arange(20000)).astype(np.float64)
+        with subtests.test(table.row_attributes["initializer"]):
+            assert np.abs(values.mean() - mean) <= 0.01 * stddev
+            assert np.abs(values.std() - stddev) <= 0.01 * stddev
+            assert np.abs(values - mean).max() <= furthest
+            for axis in (0, 1):  # no row and no column is far off
+                off = np.abs(values.mean(axis=axis) - mean).max()
+                assert off <= 6 * stddev / np.sqrt(values.shape[axis])
 
 
 class LocalShards(het_tf.EmbeddingTable):
@@ -128,8 +126,8 @@ class LocalShards(het_tf.EmbeddingTable):
     num_shards = 3
 
 
-def test_a_million_unknown_keys_leave_no_row_and_read_alike_on_any_number_of_shards():
-    keys = np.random.default_rng(4).integers(-(2**63), 2**63 - 1, 1_000_000)
+def test_unknown_keys_leave_no_row_and_read_alike_on_any_number_of_shards():
+    keys = np.random.default_rng(4).integers(-(2**63), 2**63 - 1, 100_000)
     arguments = {"optimizer": optimizers.RowWiseAdagrad(), "initializer": "uniform", "seed": 77}
     whole, sharded = het_tf.EmbeddingTable(4, **arguments), LocalShards(4, **arguments)
     values = whole.lookup(keys)
@@ -262,22 +260,21 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("ours", "theirs"), SAME, ids=lambda each: getattr(each, "name", None))
-def test_optimizers_are_those_of_keras(ours, theirs, dtype):
+def test_optimizers_are_those_of_keras(ours, theirs):
     random = np.random.default_rng(6)
     table = het_tf.EmbeddingTable(5, ours, initializer="uniform", seed=9)
     start = table.lookup(KEYS)
     # A row is to LAMB what a variable is to Keras's.
     parts = start if ours.name == "lamb" else [start]
-    weights = [keras.Variable(part, dtype=dtype) for part in parts]
+    weights = [keras.Variable(part, dtype="float64") for part in parts]
     theirs = theirs()
     theirs.learning_rate = 0.01
-    for _ in range(100):
+    for _ in range(40):
         gradients = random.normal(0.3, 1, start.shape).astype(np.float32)
         train(table, KEYS, gradients, rate=0.01)
         parts = gradients if ours.name == "lamb" else [gradients]
-        theirs.apply([tf.constant(part, dtype) for part in parts], weights)
+        theirs.apply([tf.constant(part, tf.float64) for part in parts], weights)
     values = np.reshape([each.numpy() for each in weights], start.shape)
     np.testing.assert_allclose(table.lookup(KEYS), values, rtol=1e-6, atol=1e-6)
     assert np.abs(values - start).mean() > 0.01
@@ -299,14 +296,14 @@ def row_wise(name: str, gradients: np.ndarray, rate: float) -> np.ndarray:
     return value
 
 
-@pytest.mark.parametrize("optimizer", [optimizers.RowWiseAdagrad(), optimizers.RowWiseAdam()])
-def test_row_wise_optimizers_are_their_formulas(optimizer):
+def test_row_wise_optimizers_are_their_formulas():
     gradients = np.random.default_rng(8).normal(size=(50, 13)).astype(np.float32)
-    table = het_tf.EmbeddingTable(13, optimizer, initializer="zeros")
-    for gradient in gradients:
-        train(table, np.array([5]), gradient[None])
-    wanted = row_wise(optimizer.name, gradients, 0.1)
-    np.testing.assert_allclose(table.lookup([5])[0], wanted, rtol=1e-5, atol=1e-5)
+    for optimizer in (optimizers.RowWiseAdagrad(), optimizers.RowWiseAdam()):
+        table = het_tf.EmbeddingTable(13, optimizer, initializer="zeros")
+        for gradient in gradients:
+            train(table, np.array([5]), gradient[None])
+        wanted = row_wise(optimizer.name, gradients, 0.1)
+        np.testing.assert_allclose(table.lookup([5])[0], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_clipnorm_and_max_norm():
@@ -340,7 +337,7 @@ def test_an_abandoned_table_is_destroyed_when_the_next_one_is_made():
     table = het_tf.EmbeddingTable(2, optimizers.SGD())
     values, no_slots = np.ones((1, 2), np.float32), np.zeros((1, 0), np.float32)
     table.import_(het_tf.TableExport(np.array([1]), values, no_slots, np.array([1])))
-    handle = table._handles[0]
+    handle = table.handle(0)
     del table
     gc.collect()  # only takes note: it may run while TensorFlow builds a graph
     assert int(ops.table_size(handle)) == 1
