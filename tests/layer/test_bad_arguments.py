@@ -300,16 +300,13 @@ def test_a_library_for_another_tensorflow(tmp_path):
     assert message.endswith(f"or install tensorflow=={built_for}")
 
 
-def test_a_library_that_does_not_say_what_it_is_for(tmp_path):
+def test_a_library_that_does_not_say_what_it_is_for_or_does_not_load(tmp_path):
     for description in (None, "{}", '{"tensorflow": '):
         with pytest.raises(
             ImportError, match=r"_het_ops\.so are missing or incomplete; build"
         ) as error:
             ops.load(library(tmp_path, description))
         assert REMEDY in str(error.value)
-
-
-def test_a_library_that_does_not_load(tmp_path):
     path = library(tmp_path, json.dumps({"tensorflow": tf.__version__}), b"\x7fELF and no more")
     for _ in range(2):
         with pytest.raises(ImportError, match=r"do not load \(.*\); build it for this TensorFlow"):

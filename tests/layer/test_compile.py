@@ -117,11 +117,6 @@ def test_a_model_that_is_built_after_compile_counts_from_it(kind, rows):
     assert layer.table.lookup([7]) == own * (0.5 + 0.25)
 
 
-def test_a_rate_of_zero_is_noticed_before_the_layer_is_built():
-    with pytest.warns(UserWarning, match="has a learning rate of 0, .* at 1: give"):
-        Subclassed(new_layer()).compile(keras.optimizers.SGD(0.0), "mse")
-
-
 def test_models_that_share_a_layer_leave_its_rate():
     layer = new_layer(optimizers.SGD(0.5))
     first = make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0))
@@ -252,6 +247,8 @@ def test_a_loaded_model_goes_on_with_the_rate_that_was_moved(model_class, tmp_pa
 
 
 def test_a_compiled_rate_of_zero_says_that_the_layer_has_its_own():
+    with pytest.warns(UserWarning, match="has a learning rate of 0, .* at 1: give"):
+        Subclassed(new_layer()).compile(keras.optimizers.SGD(0.0), "mse")  # not built yet
     layer = new_layer(optimizers.SGD(1.0), name="users")
     with pytest.warns(UserWarning, match="layer users trains with its own optimizer SGD"):
         fit(make_model(keras.Model, layer, keras.optimizers.SGD(0.0)), 1)
@@ -289,12 +286,12 @@ class Powers(keras.optimizers.schedules.LearningRateSchedule):
         return 10.0 ** keras.ops.cast(step, "float32")
 
 
-@pytest.mark.parametrize("rows", ["given", "same"])
-def test_a_schedule_need_not_be_serializable(rows):
+def test_a_schedule_is_followed_and_need_not_be_serializable():
     optimizer = keras.optimizers.SGD(Powers())
-    layer = new_layer("same" if rows == "same" else optimizer)
-    fit(make_model(het_tf.keras.Model, layer, optimizer), 1, steps=3)
-    assert layer.table.lookup([7]) == 111
+    for layer in (new_layer(optimizer), new_layer("same")):
+        compiled = keras.optimizers.SGD(Powers())
+        fit(make_model(het_tf.keras.Model, layer, compiled), 1, steps=3)
+        assert layer.table.lookup([7]) == 111
 
 
 def test_same_within_another_layer_is_as_its_own():
@@ -332,14 +329,14 @@ def test_same_without_a_compiled_model_says_what_is_missing():
         tf.function(layer)(tf.constant([7]))
     with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
         _ = layer.table
+    layer.flush()
+    with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
+        layer.save_own_variables({})
 
 
-def test_same_refuses_an_optimizer_without_a_row_form():
+def test_same_refuses_an_optimizer_without_a_row_form_or_another_one_for_its_rows():
     with pytest.raises(ValueError, match="Nadam"):
         fit(make_model(het_tf.keras.Model, new_layer("same"), keras.optimizers.Nadam()), 1)
-
-
-def test_same_refuses_another_optimizer_for_its_rows():
     model = make_model(het_tf.keras.Model, new_layer("same", name="users"), "sgd")
     fit(model, 1)
     model.compile(keras.optimizers.SGD(0.5), loss=model.loss)
@@ -359,14 +356,6 @@ def test_same_takes_another_compile_after_one_that_failed(monkeypatch):
             make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0))
     fit(make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0)), 1)
     assert layer.table.lookup([7]) == 1
-
-
-def test_same_without_a_compiled_model_has_nothing_to_save():
-    layer = new_layer("same", name="users")
-    layer.build()
-    layer.flush()
-    with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
-        layer.save_own_variables({})
 
 
 def test_same_is_saved_and_loaded(tmp_path):
@@ -458,9 +447,7 @@ def test_an_optimizer_of_keras_or_its_name_is_taken(subtests):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
     taken = het_tf.layers.HetEmbedding(1, optimizer=keras.optimizers.SGD(schedule)).optimizer
     assert taken.learning_rate.get_config() == schedule.get_config()
-
-
-def test_defaults_are_those_of_keras(subtests):
+    # Defaults are those of Keras.
     for name in ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Lion", "Ftrl"):
         with subtests.test(name):
             taken = het_tf.layers.HetEmbedding(1, optimizer=name).optimizer

@@ -89,8 +89,7 @@ def fit_with_backup(model: keras.Model, folder: pathlib.Path) -> None:
 
 
 RESTORES: dict[str, tuple[Callable, Callable]] = {
-    "read": (save_whole, lambda model, folder: checkpoint_of(model).read(str(folder / "ckpt-2"))),
-    # By way of `Checkpoint.restore`.
+    # By way of `Checkpoint.restore`, which has the checks of `read`.
     "tensorflow_manager": (
         save_whole,
         lambda model, folder: tf.train.CheckpointManager(

@@ -109,8 +109,13 @@ def test_configs_that_cannot_be(subtests):
             het_tf.CacheConfig(**arguments)
 
 
-@pytest.mark.parametrize("combiner", ["mean", "max"])
-def test_rows_pooled_on_the_device(rows_kind, combiner):
+def test_rows_pooled_on_the_device(rows_kind, subtests):
+    for combiner in ("mean", "max"):
+        with subtests.test(combiner):
+            check_pooled(rows_kind, combiner)
+
+
+def check_pooled(rows_kind, combiner):
     ids = tf.ragged.constant([[1, 2, 3], [], [3, 7, 5, 3], [1]], dtype=tf.int64)
     factors = tf.constant(np.random.default_rng(1).normal(size=(4, 5)), tf.float32)
     seen = []
@@ -163,8 +168,13 @@ def test_pooled_rows_that_wait_for_the_optimizer(rows_kind, compiled):
         np.testing.assert_allclose(on_device, host, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "sqrtn", "max"])
-def test_rows_pooled_with_weights(rows_kind, combiner):
+def test_rows_pooled_with_weights(rows_kind, subtests):
+    for combiner in ("sum", "sqrtn", "max"):
+        with subtests.test(combiner):
+            check_pooled_with_weights(rows_kind, combiner)
+
+
+def check_pooled_with_weights(rows_kind, combiner):
     ids = tf.constant([[1, 2, 3], [3, 7, 5]])
     given = np.random.default_rng(1).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
     seen = []

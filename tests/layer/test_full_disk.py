@@ -140,21 +140,24 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_files_of_others_are_as_they_were(model, tmp_path, name):
+def test_files_of_others_are_as_they_were(model, tmp_path, subtests):
     layer = model.get_layer("rows")
-    fill(model, 3)
-    with full_after(200_000), pytest.raises(OSError, match="too large"):
-        interop.save(layer, FORMATS[name](tmp_path))
-    assert files_in(tmp_path) == {}
-    interop.save(layer, FORMATS[name](tmp_path))
-    before = files_in(tmp_path)
-    fill(model, 4)
-    with full_after(200_000), pytest.raises(OSError, match="too large"):
-        interop.save(layer, FORMATS[name](tmp_path))
-    assert files_in(tmp_path) == before
-    interop.save(layer, FORMATS[name](tmp_path))
-    assert files_in(tmp_path) != before
+    for name, make in FORMATS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        fill(model, 3)
+        with subtests.test(name):
+            with full_after(200_000), pytest.raises(OSError, match="too large"):
+                interop.save(layer, make(folder))
+            assert files_in(folder) == {}
+            interop.save(layer, make(folder))
+            before = files_in(folder)
+            fill(model, 4)
+            with full_after(200_000), pytest.raises(OSError, match="too large"):
+                interop.save(layer, make(folder))
+            assert files_in(folder) == before
+            interop.save(layer, make(folder))
+            assert files_in(folder) != before
 
 
 def test_values_of_tfra_are_never_beside_keys_of_others(model, tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def test_a_gradient_of_the_layers_output_does_not_train_the_table():
     assert layer.table.size() == 0
 
 
-def test_a_gradient_penalty_trains_with_its_own_gradient_only(run):
+def test_a_gradient_penalty_trains_with_its_own_gradient_only():
     """The inner tape asks for the output's gradient, the outer one for the layer's weights."""
     layer = new_layer()
 
@@ -80,7 +80,7 @@ def test_a_gradient_penalty_trains_with_its_own_gradient_only(run):
             penalty = tf.reduce_sum(slope)
         outer.gradient(penalty, layer.trainable_variables)
 
-    run(step)
+    traced(step)
     assert rows(layer) == [-2, -2]
 
 
@@ -115,7 +115,7 @@ def test_a_jacobian_of_other_weights_trains_nothing():
     assert rows(layer) == [0, 0]
 
 
-def test_a_persistent_tape_asked_twice_trains_once(run):
+def test_a_persistent_tape_asked_twice_trains_once():
     layer, dense = new_layer(), keras.layers.Dense(1, kernel_initializer="ones")
     dense.build((None, 1))
 
@@ -126,7 +126,7 @@ def test_a_persistent_tape_asked_twice_trains_once(run):
         tape.gradient(loss, layer.trainable_variables)
         tape.gradient(loss, [layer.trainable_variables, dense.trainable_variables])
 
-    run(step)
+    traced(step)
     assert rows(layer) == [1, 1]
 
 

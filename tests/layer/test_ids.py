@@ -31,16 +31,16 @@ def sequential(dtype: str | None, **arguments) -> keras.Model:
     return summing(keras.Sequential([*begin, new_layer(**arguments)]))
 
 
-@pytest.mark.parametrize("dtype", [None, "float16", "int64"])
-def test_integers_that_keras_would_make_floats_stay_themselves(dtype):
+def test_integers_that_keras_would_make_floats_stay_themselves():
     """No Input, or one without a dtype; in Keras's Embedding 2**24 and 2**24 + 1 are one row."""
-    model = sequential(dtype)
-    model.fit(LARGE, np.zeros(len(LARGE)), verbose=0)
-    layer = model.layers[-1]
-    assert sorted(layer.table.export().keys) == sorted(LARGE.ravel())
-    predicted = model.predict(LARGE + 0, verbose=0)
-    np.testing.assert_array_equal(predicted, np.ones((3, 2, 1)))
-    assert model.evaluate(LARGE, np.zeros(len(LARGE)), verbose=0) == -6
+    for dtype in (None, "float16", "int64"):
+        model = sequential(dtype)
+        model.fit(LARGE, np.zeros(len(LARGE)), verbose=0)
+        layer = model.layers[-1]
+        assert sorted(layer.table.export().keys) == sorted(LARGE.ravel())
+        predicted = model.predict(LARGE + 0, verbose=0)
+        np.testing.assert_array_equal(predicted, np.ones((3, 2, 1)))
+        assert model.evaluate(LARGE, np.zeros(len(LARGE)), verbose=0) == -6
 
 
 def test_whole_floats_are_ids():
@@ -219,18 +219,19 @@ def inputs_sum(inputs):
     return 0 * keras.ops.cast(keras.ops.sum(keras.tree.flatten(inputs)[0]), "float32")
 
 
-@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
-def test_what_keras_casts_and_the_model_then_moves_is_checked_as_it_was_fed(move):
-    inputs = keras.Input((2,), dtype="int32")
-    model = model_of(inputs, move(inputs))
-    message = "were cast to int32, which does not hold 1099511627781"
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        model.fit(np.array([[1, 2**40 + 5]]), np.zeros(1), verbose=0)
-    table = next(layer for layer in model.layers if layer.name == "users").table
-    assert table.size() == 0
-    # What the layer does not look up is nobody's id.
-    model.fit(np.array([[2**40 + 5, 7]]), np.zeros(1), verbose=0)
-    assert list(table.export().keys) == [7]
+def test_what_keras_casts_and_the_model_then_moves_is_checked_as_it_was_fed(subtests):
+    for move in MOVES:
+        inputs = keras.Input((2,), dtype="int32")
+        model = model_of(inputs, move(inputs))
+        with subtests.test(move.__name__):
+            message = "were cast to int32, which does not hold 1099511627781"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                model.fit(np.array([[1, 2**40 + 5]]), np.zeros(1), verbose=0)
+            table = next(layer for layer in model.layers if layer.name == "users").table
+            assert table.size() == 0
+            # What the layer does not look up is nobody's id.
+            model.fit(np.array([[2**40 + 5, 7]]), np.zeros(1), verbose=0)
+            assert list(table.export().keys) == [7]
 
 
 def test_what_is_nan_and_moved_is_named():

@@ -53,19 +53,20 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_rows_come_back_from_every_format_in_many_blocks(name, tmp_path, monkeypatch):
+def test_rows_come_back_from_every_format_in_many_blocks(tmp_path, monkeypatch, subtests):
     monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 200)
     monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 500)
     for rows in (0, 1, 300):
         layer = trained_layer(rows)
-        assert interop.save(layer, FORMATS[name](tmp_path)) == rows
-        assert not [*tmp_path.glob(".*")]
-        other = make_layer()
-        other.table.assign(np.array([1]), np.ones((1, DIM), np.float32))
-        kept = rows_of(other)
-        assert interop.load(other, FORMATS[name](tmp_path)) == rows
-        assert rows_of(other) == rows_of(layer) | kept
+        for name, make in FORMATS.items():
+            with subtests.test(f"{name}, {rows=}"):
+                assert interop.save(layer, make(tmp_path)) == rows
+                assert not [*tmp_path.glob(".*")]
+                other = make_layer()
+                other.table.assign(np.array([1]), np.ones((1, DIM), np.float32))
+                kept = rows_of(other)
+                assert interop.load(other, make(tmp_path)) == rows
+                assert rows_of(other) == rows_of(layer) | kept
 
 
 class Ram:
@@ -81,17 +82,20 @@ class Ram:
         return self.path
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_any_file_system_of_tensorflow_will_do(name, monkeypatch):
+def test_any_file_system_of_tensorflow_will_do(monkeypatch, subtests):
     monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 200)
-    layer, other = trained_layer(), make_layer()
-    for _ in range(2):  # over what is there, too
-        assert interop.save(layer, FORMATS[name](Ram())) == 300
-    assert interop.load(other, FORMATS[name](Ram())) == 300
-    assert rows_of(other) == rows_of(layer)
-    assert not [file for file in tf.io.gfile.listdir("ram://interop") if file.startswith(".")]
-    with pytest.raises(FileNotFoundError, match="ram://nowhere"):
-        interop.load(other, FORMATS[name](Ram("ram://nowhere")))
+    layer = trained_layer()
+    for name, make in FORMATS.items():
+        with subtests.test(name):
+            other = make_layer()
+            for _ in range(2):  # over what is there, too
+                assert interop.save(layer, make(Ram())) == 300
+            assert interop.load(other, make(Ram())) == 300
+            assert rows_of(other) == rows_of(layer)
+            files = tf.io.gfile.listdir("ram://interop")
+            assert not [file for file in files if file.startswith(".")]
+            with pytest.raises(FileNotFoundError, match="ram://nowhere"):
+                interop.load(other, make(Ram("ram://nowhere")))
 
 
 def test_other_programs_read_and_write_the_files(tmp_path):
@@ -142,26 +146,23 @@ def test_tables_of_tfra_in_shards_are_read(tmp_path):
 WRITTEN_BY_TFRA = pathlib.Path(__file__).parent / "tfra_files"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        interop.Tfra(WRITTEN_BY_TFRA / "folder", "rows", 4),
-        interop.TfraCheckpoint(WRITTEN_BY_TFRA / "saver", "scope/rows"),
-        interop.TfraCheckpoint(WRITTEN_BY_TFRA / "keras", "user-parameter"),
-    ],
-    ids=["folder", "saver", "keras"],
-)
-def test_what_tfra_wrote_is_read(source):
-    keys = np.array([5, 7, -3, 2**40, 12, 90, 8])  # as tfra_files/write.py says
+def test_what_tfra_wrote_is_read(subtests):
+    # As tfra_files/write.py says.
+    keys = np.array([5, 7, -3, 2**40, 12, 90, 8])
     values = np.arange(28, dtype=np.float32).reshape(7, 4) / np.float32(7)
-    if "user" in str(source):
-        with np.load(WRITTEN_BY_TFRA / "keras.npz") as trained:
-            keys, values = trained["keys"], trained["values"]
-        assert len(keys) == 30
-    layer = het_tf.layers.HetEmbedding(4)
-    layer.build()
-    assert interop.load(layer, source) == layer.table.size() == len(keys)
-    np.testing.assert_array_equal(layer.table.lookup(keys), values)
+    with np.load(WRITTEN_BY_TFRA / "keras.npz") as trained:
+        of_keras = trained["keys"], trained["values"]
+    assert len(of_keras[0]) == 30
+    for source, (wanted_keys, wanted_values) in [
+        (interop.Tfra(WRITTEN_BY_TFRA / "folder", "rows", 4), (keys, values)),
+        (interop.TfraCheckpoint(WRITTEN_BY_TFRA / "saver", "scope/rows"), (keys, values)),
+        (interop.TfraCheckpoint(WRITTEN_BY_TFRA / "keras", "user-parameter"), of_keras),
+    ]:
+        layer = het_tf.layers.HetEmbedding(4)
+        layer.build()
+        with subtests.test(str(source)):
+            assert interop.load(layer, source) == layer.table.size() == len(wanted_keys)
+            np.testing.assert_array_equal(layer.table.lookup(wanted_keys), wanted_values)
 
 
 def _checkpoint(path, name, shards) -> str:
@@ -218,14 +219,10 @@ def test_weights_of_keras_go_both_ways():
     ids = np.arange(20)
     np.testing.assert_array_equal(back(ids), layer(ids))
     np.testing.assert_array_equal(back(ids[:10]), embedding(ids[:10]))
-
-
-def test_weights_of_keras_may_be_of_bfloat16():
-    embedding = keras.layers.Embedding(10, DIM, dtype="bfloat16")
-    embedding.build()
-    layer = make_layer()
-    assert interop.load(layer, interop.Weights(embedding)) == 10
-    values = np.asarray(embedding.embeddings, np.float32)
+    halved = keras.layers.Embedding(10, DIM, dtype="bfloat16")
+    halved.build()
+    assert interop.load(layer, interop.Weights(halved)) == 10
+    values = np.asarray(halved.embeddings, np.float32)
     np.testing.assert_array_equal(layer.table.lookup(np.arange(10)), values)
 
 
