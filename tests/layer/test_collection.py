@@ -360,15 +360,13 @@ def test_a_model_is_saved_and_loaded_with_its_shared_tables(tmp_path):
     assert len(again.layers) == 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "weighted"), [("dense", False), ("ragged", True), ("sparse", True)]
-)
-def test_fit_of_every_kind(kind, weighted):
-    model = model_of(HetEmbeddingCollection(shops_and_users(rate=0.05)), kind, weighted)
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_fit_with_weights(kind):
+    model = model_of(HetEmbeddingCollection(shops_and_users(rate=0.05)), kind, weighted=True)
     model.compile("adam", "mse")
     ids = ids_of(kind)
     weights = keras.tree.map_structure(lambda x: tf.cast(x, tf.float32) * 0.1, ids)
-    given = (ids, weights) if weighted else ids
+    given = (ids, weights)
     data = tf.data.Dataset.from_tensors((given, np.arange(4, dtype=np.float32))).repeat(30)
     losses = model.fit(data, epochs=2, verbose=0).history["loss"]
     assert losses[1] < 0.5 * losses[0]

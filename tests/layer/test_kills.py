@@ -6,16 +6,20 @@ import kill_program as program
 import program_runner
 import pytest
 
+CHOSEN = ["before rows", "after rows"]
+
 
 @pytest.mark.parametrize(
-    "moments",
+    ("kind", "moments"),
     [
-        ["before rows", "after rows"],
-        pytest.param(["at random"] * 10, marks=pytest.mark.exhaustive),
+        ("ours", CHOSEN),
+        ("chain", CHOSEN),
+        *(
+            pytest.param(kind, [*CHOSEN, *["at random"] * 8], marks=pytest.mark.exhaustive)
+            for kind in program.MANAGERS
+        ),
     ],
-    ids=["twice", "ten times"],
 )
-@pytest.mark.parametrize("kind", program.MANAGERS)
 def test_the_latest_checkpoint_is_complete_whenever_its_writer_is_killed(tmp_path, kind, moments):
     ended = program_runner.run(program.__file__, str(tmp_path / "saved"), kind, *moments)
     assert ended.returncode == 0, ended.stderr[-5000:]

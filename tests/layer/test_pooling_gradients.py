@@ -139,12 +139,13 @@ class Uncached(Cached):
     config = None
 
 
-@pytest.mark.parametrize("rounds", [5, pytest.param(30, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(30, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kind", [Local, Cached, Uncached])
 def test_outputs_and_gradients_are_tensorflows(kind, rounds):
     for combiner in COMBINERS:
-        for weighted in (False, True):
-            check_rounds(kind, combiner, weighted, rounds)
+        check_rounds(kind, combiner, True, rounds)
+        if combiner == "mean" or rounds > 4:
+            check_rounds(kind, combiner, False, rounds)
 
 
 def check_rounds(kind, combiner, weighted, rounds):

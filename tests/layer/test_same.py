@@ -290,11 +290,11 @@ def test_a_frozen_layer_goes_with_any_optimizer():
     before = layer.table.export()
     layer.trainable = False
     student = make_model(het_tf.keras.Model, layer, "nadam")
-    losses = [student.evaluate(IDS, Y, verbose=0)]
+    losses = [np.mean((student(IDS) - Y) ** 2)]
     fit(student, epochs=3)
     teacher.compile("nadam", "mse")
     fit(teacher)
-    losses.append(student.evaluate(IDS, Y, verbose=0))
+    losses.append(np.mean((student(IDS) - Y) ** 2))
     assert losses[1] < losses[0]
     after = layer.table.export()
     np.testing.assert_array_equal(after.values, before.values)
@@ -330,19 +330,6 @@ def with_rows(matrix=None):
 
 def rows_of(model) -> np.ndarray:
     return model.layers[1].table.lookup(np.arange(9))
-
-
-def test_a_clone_takes_another_optimizer():
-    model = with_rows()
-    model.compile("sgd", "mse")
-    fit(model)
-    clone = keras.models.clone_model(model)
-    clone.compile("adam", "mse")
-    clone.layers[1].turn_to(clone.optimizer)
-    np.testing.assert_array_equal(rows_of(clone), MATRIX)
-    before = clone.evaluate(IDS, Y, verbose=0)
-    fit(clone, epochs=3)
-    assert clone.evaluate(IDS, Y, verbose=0) < before
 
 
 @pytest.mark.parametrize("kind", ["keras", "weights.h5"])
@@ -386,7 +373,7 @@ def test_a_function_of_a_table_that_was_replaced_fails():
     model = with_rows()
     model.compile("sgd", "mse")
     base = keras.Model(model.input, model.layers[1].output)
-    model.evaluate(IDS, Y, verbose=0)
+    model(IDS)  # makes the table
     base.predict(IDS, verbose=0)
     model.compile("adam", "mse")
     fit(model)
@@ -470,7 +457,7 @@ def test_rows_that_a_function_trained_say_how_to_get_another_optimizer():
         fit(model)
     old, new = model.layers[1], with_rows()
     new.compile("adam", "mse")
-    new.evaluate(IDS, Y, verbose=0)
+    new(IDS)  # makes the table
     rows = old.table.export()
     new.layers[1].table.assign(rows.keys, rows.values)
     np.testing.assert_array_equal(rows_of(new), rows_of(model))

@@ -151,7 +151,6 @@ def test_accumulated_steps_do_not_say_how_often_an_id_came():
 @pytest.mark.parametrize(
     ("inner", "run_eagerly"),
     [
-        ({}, False),
         (dict(global_clipnorm=0.5), True),
         (dict(gradient_accumulation_steps=3), False),
     ],
