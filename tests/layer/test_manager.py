@@ -1,12 +1,11 @@
 """Checkpoints whose rows are written while training goes on, in one process."""
 
 import logging
-import subprocess
-import sys
 import threading
 
 import keras
 import numpy as np
+import program_runner
 import pytest
 import tensorflow as tf
 from test_checkpoint import assert_same_rows, sorted_rows
@@ -240,7 +239,9 @@ def test_no_directory_is_the_current_one(tmp_path, monkeypatch):
 
 
 PROGRAM = """
-import sys, test_manager as t
+import sys
+sys.path.insert(0, sys.argv[2])
+import test_manager as t
 manager = t.manager_of(t.make_table(50_000), sys.argv[1])
 manager.save()
 print(manager.latest_checkpoint)
@@ -248,10 +249,12 @@ print(manager.latest_checkpoint)
 
 
 def test_the_end_of_the_program_waits(tmp_path):
-    run = [sys.executable, "-c", PROGRAM, tmp_path]
-    subprocess.run(run, check=True, cwd=__file__.rpartition("/")[0])
+    (tmp_path / "program.py").write_text(PROGRAM)
+    saved = tmp_path / "saved"
+    ended = program_runner.run(tmp_path / "program.py", str(saved), __file__.rpartition("/")[0])
+    assert ended.returncode == 0, ended.stderr[-3000:]
     table = make_table(3)
-    assert manager_of(table, tmp_path).restore_or_initialize() is not None
+    assert manager_of(table, saved).restore_or_initialize() is not None
     assert table.size() == 50_000
 
 

@@ -240,7 +240,7 @@ def check_is_that_of_keras(ours, theirs):
     parts = start if ours.name == "lamb" else [start]
     weights = [keras.Variable(part, dtype="float64") for part in parts]
     theirs.learning_rate = 0.01
-    for _ in range(40):
+    for _ in range(100 if ours.name == "lamb" else 40):
         gradients = random.normal(0.3, 1, start.shape).astype(np.float32)
         train(table, keys, gradients, rate=0.01)
         parts = gradients if ours.name == "lamb" else [gradients]
