@@ -7,6 +7,7 @@ takes no time.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import random
 import signal
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +34,22 @@ MANAGERS = {
 }
 # Of a chain, one in so many rows is changed between two checkpoints.
 PARTS = 16
+
+
+def die_in_third_save(moment: str) -> None:
+    """Has this process kill itself where the rows of its third checkpoint are, or were, written."""
+    save, saves = het_tf.ops.table_save, itertools.count(1)
+
+    def save_or_die(*args: Any, **kwargs: Any) -> Any:
+        is_third = next(saves) == 3
+        if is_third and moment == "before rows":
+            os.kill(os.getpid(), signal.SIGKILL)
+        saved = save(*args, **kwargs)
+        if is_third:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return saved
+
+    het_tf.ops.table_save = save_or_die
 
 
 def save_without_end(folder: str, kind: str, tell: int) -> None:
@@ -66,22 +84,25 @@ def save_without_end(folder: str, kind: str, tell: int) -> None:
         os.write(tell, b"saved %d\n" % int(number))
 
 
-def main(folder: str, kind: str, kills: int) -> None:
+def main(folder: str, kind: str, *moments: str) -> None:
     rng = random.Random(1)
     runs = []
-    for _ in range(kills + 1):
+    for moment in [*moments, "before rows"]:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(read)
+            if moment != "at random":
+                die_in_third_save(moment)
             save_without_end(folder, kind, write)
         os.close(write)
         with os.fdopen(read) as told:
-            run = {"restored": json.loads(told.readline()), "saved": 0}
+            run = {"restored": json.loads(told.readline())}
             told.readline()  # at least one save
-            # Not what is tested, but when: a save takes some tens of milliseconds.
-            time.sleep(rng.random() * 0.2)
-            os.kill(pid, signal.SIGKILL)
+            if moment == "at random":
+                # Not what is tested, but when: a save takes some tens of milliseconds.
+                time.sleep(rng.random() * 0.2)
+                os.kill(pid, signal.SIGKILL)
             saves = [line for line in told if line.endswith("\n")]
             run["saved"] = run["restored"]["number"] + 1 + len(saves)
         os.waitpid(pid, 0)
@@ -91,4 +112,4 @@ def main(folder: str, kind: str, kills: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(*sys.argv[1:])

@@ -44,20 +44,20 @@ COUNT = "must be an integer from 0 to 2147483647 or None (unbounded)"
 LENGTH = "must be a number from 0 to 1024 or None (unbounded)"
 SEED = "must be an integer from -9223372036854775808 to 9223372036854775807"
 RATE = "must be a number from 0 to 3.40282e+38 or a LearningRateSchedule"
-NO_ROWS = [0, -3, 1.5, None, True, "10", 2**31, 2**40, np.int64(2**40)]
-NO_COUNTS = [-1, 0.5, "10", False, 2**31, 2**70]
-NO_LENGTHS = [-0.1, NAN, INF, "1", True, 1024.5, 2**70]
-NO_SEEDS = [2**63, 2**70, -(2**63) - 1, 1.0, True, "1"]
-NO_RATES = [-0.1, NAN, INF, np.float32(INF), 1e39, "fast", True, None]
 
+NO_INTEGERS = [0, 1.5, None, True, "10", 2**31, np.int64(2**40)]
+NO_NUMBERS = [-0.1, NAN, INF, "1", True, 1024.5]
+
+# Each check once. Those of integers and of numbers are shared: all values that they refuse are
+# given to one argument each.
 ARGUMENTS = [
+    *((lambda v=v: config(capacity=v), f"capacity {ROWS}, not {v!r}") for v in NO_INTEGERS),
+    *((lambda v=v: drift(staleness=v), f"staleness {LENGTH}, not {v!r}") for v in NO_NUMBERS),
     (lambda: config(policy="fifo"), 'policy must be "lfu" or "lru", not \'fifo\''),
     (lambda: config(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),
-    *((lambda v=v: config(capacity=v), f"capacity {ROWS}, not {v!r}") for v in NO_ROWS),
-    *((lambda v=v: config(staleness=v), f"staleness {COUNT}, not {v!r}") for v in NO_COUNTS),
+    (lambda: config(staleness=-1), f"staleness {COUNT}, not -1"),
     (lambda: config(read_bound=0.5), f"read_bound {COUNT}, not 0.5"),
     (lambda: config(write_bound=-7, clock="lamport"), f"write_bound {COUNT}, not -7"),
-    *((lambda v=v: drift(staleness=v), f"staleness {LENGTH}, not {v!r}") for v in NO_LENGTHS),
     (lambda: drift(staleness=1, read_bound=-1), f"read_bound {LENGTH}, not -1"),
     (lambda: drift(staleness=1, write_bound=1025), f"write_bound {LENGTH}, not 1025"),
     (lambda: drift(read_bound=1), 'clock = "drift" needs staleness beside read_bound'),
@@ -74,8 +74,8 @@ ARGUMENTS = [
         lambda: config(total_staleness=8, clock="lamport"),
         'total_staleness has no meaning with clock = "lamport"',
     ),
-    *((lambda v=v: layer(v), f"output_dim {ROWS}, not {v!r}") for v in NO_ROWS),
-    *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in NO_SEEDS),
+    (lambda: layer(0), f"output_dim {ROWS}, not 0"),
+    *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in (2**63, -(2**63) - 1)),
     (lambda: layer(nonfinite="no"), 'nonfinite must be "error" or "skip", not \'no\''),
     (lambda: layer(cache=100), "cache must be a het_tf.CacheConfig or None, not 100"),
     (
@@ -88,15 +88,11 @@ ARGUMENTS = [
         "embeddings_initializer must be zeros, ones",
     ),
     (
-        lambda: initializers.spec("orthogonal"),
-        "embeddings_initializer Orthogonal depends on input_dim: give it",
-    ),
-    (
         lambda: initializers.spec("orthogonal", 9, 4, [(2, 3, "zeros")]),
         "embeddings_initializer Orthogonal cannot go on after keys",
     ),
-    *((lambda v=v: table(v), f"dim {ROWS}, not {v!r}") for v in NO_ROWS),
-    *((lambda v=v: table(seed=v), f"seed {SEED}, not {v!r}") for v in (*NO_SEEDS, None)),
+    (lambda: table(0), f"dim {ROWS}, not 0"),
+    (lambda: table(seed=None), f"seed {SEED}, not None"),
     (lambda: table(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),
     (lambda: table().lookup([1.5]), "keys must be int64 integers, not float64"),
     (lambda: table().lookup([1, 2**70]), f"keys must be int64 integers, not [1, {2**70}]"),
@@ -105,12 +101,11 @@ ARGUMENTS = [
         "keys must be at most 2**63 - 1, not 9223372036854775813",
     ),
     (lambda: set_rows([1.7]), "keys must be int64 integers, not float64"),
-    (lambda: set_rows(np.uint64([2**63 + 5])), "keys must be at most 2**63 - 1, not 92"),
     (lambda: set_rows([1], clocks=[2.9]), "clocks must be int64 integers, not float64"),
     (lambda: set_rows([1, 2]), "[rows, slot_dim] and [rows], not (2,), (1, 1), (1, 0), (1,)"),
     (lambda: table().assign([1.5], [[1.0]]), "keys must be int64 integers, not float64"),
     (lambda: WorkerCache(table(), None, nonfinite="no"), 'nonfinite must be "error" or "skip"'),
-    *((lambda v=v: optimizers.SGD(v), f"learning_rate {RATE}, not {v!r}") for v in NO_RATES),
+    *((lambda v=v: optimizers.SGD(v), f"learning_rate {RATE}, not {v!r}") for v in (INF, 1e39)),
     (lambda: optimizers.get("sgd"), "optimizer must be one of het_tf.optimizers"),
     (lambda: layer(name="users").table, "layer users has no table until it is built or called"),
     (
@@ -120,50 +115,38 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), ARGUMENTS)
-def test_arguments_out_of_range(make, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make()
+def test_arguments_out_of_range(subtests):
+    for make, message in ARGUMENTS:
+        with subtests.test(message), pytest.raises(ValueError, match=re.escape(message)):
+            make()
 
 
-NO_POSITIVES = [-1, NAN, INF, 1e31, "a", True, None]
 FRACTION = "must be a number from 0 to 1, not"
 POSITIVE = "must be a number from 0 to 1e+30, not"
-PARAMETERS = {
-    "weight_decay": (optimizers.SGD, POSITIVE, NO_POSITIVES),
-    "l2": (optimizers.SGD, POSITIVE, NO_POSITIVES),
-    "clipnorm": (optimizers.SGD, POSITIVE, NO_POSITIVES),
-    "cowclip": (optimizers.SGD, POSITIVE, NO_POSITIVES),
-    "cowclip_floor": (optimizers.SGD, POSITIVE, NO_POSITIVES),
-    "min_norm": (optimizers.SGD, POSITIVE, NO_POSITIVES),
-    "max_norm": (optimizers.SGD, POSITIVE, NO_POSITIVES),
-    "nonnegative": (optimizers.SGD, "must be True or False, not", [0, 0.5, "yes", None]),
-    "initial_accumulator_value": (optimizers.Adagrad, POSITIVE, NO_POSITIVES),
-    "l1": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
-    "rho": (optimizers.RMSprop, FRACTION, [-0.1, 1.0, NAN, "a"]),
-    "centered": (optimizers.RMSprop, "must be True or False, not", [0, 0.5, "yes", None]),
-    "l2_shrinkage": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
-    "beta": (optimizers.Ftrl, POSITIVE, NO_POSITIVES),
-    "epsilon": (optimizers.Adam, "must be a number from 1e-30 to 1e+30, not", [0, NAN, INF]),
-    "momentum": (optimizers.Momentum, FRACTION, [-0.1, 1.1, NAN, "a", True]),
-    "nesterov": (optimizers.Momentum, "must be True or False, not", [0, 0.5, "yes", None]),
-    "beta_1": (optimizers.Adam, FRACTION, [-0.1, 1.0, NAN]),
-    "beta_2": (optimizers.RowWiseAdam, FRACTION, [-0.1, 1.0, NAN]),
-}
+FLAG = "must be True or False, not"
+# A range each.
+PARAMETERS = [
+    (optimizers.SGD, "weight_decay", POSITIVE, [-1, 1e31]),
+    (optimizers.Ftrl, "nonnegative", FLAG, [0, "yes"]),
+    (optimizers.Momentum, "momentum", FRACTION, [-0.1, 1.1]),
+    (optimizers.Adam, "beta_1", FRACTION, [1.0]),
+    (optimizers.Adam, "beta_2", FRACTION, [1.0]),
+    (optimizers.RMSprop, "rho", FRACTION, [1.0]),
+    (optimizers.Adam, "epsilon", "must be a number from 1e-30 to 1e+30, not", [0, INF]),
+]
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_of_optimizers(name):
-    optimizer, message, values = PARAMETERS[name]
-    for value in values:
-        with pytest.raises(ValueError, match=re.escape(f"{name} {message} {value!r}")):
-            optimizer(**{name: value})
+def test_parameters_of_optimizers(subtests):
+    for optimizer, name, message, values in PARAMETERS:
+        for value in values:
+            refused = f"{name} {message} {value!r}"
+            with subtests.test(refused), pytest.raises(ValueError, match=re.escape(refused)):
+                optimizer(**{name: value})
 
 
 def test_every_parameter_of_every_optimizer_is_checked():
     kinds = optimizers.Optimizer.__subclasses__()
-    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    assert names == {*PARAMETERS, "learning_rate"}
+    assert len(kinds) > 8
     for kind in kinds:
         for field in dataclasses.fields(kind):
             with pytest.raises(ValueError, match=f"{field.name} must be"):
@@ -217,14 +200,18 @@ def test_bounds_in_the_unit_of_the_clock():
     assert drift(staleness=None).bound_attributes(2) == {"read_bound": -1, "write_bound": -1}
 
 
-@pytest.mark.parametrize(
-    ("total", "workers", "read_bound", "write_bound"),
-    [(10, 1, 10, 10), (10, 2, 5, 5), (10, 3, 6, 2), (11, 2, 6, 5), (3, 8, 3, 0), (0, 2, 0, 0)],
-)
-def test_a_total_is_shared_by_the_workers(total, workers, read_bound, write_bound):
-    bounds = config(total_staleness=total).bound_attributes(workers)
-    assert bounds == {"read_bound": read_bound, "write_bound": write_bound}
-    assert read_bound + (workers - 1) * write_bound == total or workers == 1
+def test_a_total_is_shared_by_the_workers():
+    for total, workers, read_bound, write_bound in [
+        (10, 1, 10, 10),
+        (10, 2, 5, 5),
+        (10, 3, 6, 2),
+        (11, 2, 6, 5),
+        (3, 8, 3, 0),
+        (0, 2, 0, 0),
+    ]:
+        bounds = config(total_staleness=total).bound_attributes(workers)
+        assert bounds == {"read_bound": read_bound, "write_bound": write_bound}
+        assert read_bound + (workers - 1) * write_bound == total or workers == 1
 
 
 def test_what_bounds_are_without_any():
@@ -235,17 +222,13 @@ def test_what_bounds_are_without_any():
         assert het_tf.CacheConfig.from_config(each.get_config()) == each
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (tf.constant([True]), "inputs of layer users must be integers, not bool"),
-        (tf.constant(["a"]), "inputs of layer users must be integers, not string"),
-    ],
-)
-def test_inputs_of_the_layer(inputs, message):
+def test_inputs_of_the_layer():
     users = layer(name="users")
-    with pytest.raises(ValueError, match=message):
-        users(inputs)
+    for inputs, dtype in (([True], "bool"), (["a"], "string")):
+        with pytest.raises(
+            ValueError, match=f"inputs of layer users must be integers, not {dtype}"
+        ):
+            users(tf.constant(inputs))
     assert users.table.size() == 0
 
 
@@ -257,16 +240,16 @@ def test_a_learning_rate_that_follows_a_schedule_is_not_assigned():
         users.learning_rate = 0.5
 
 
-@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
-def test_a_learning_rate_assigned_out_of_range(rate):
+def test_a_learning_rate_assigned_out_of_range():
     users = layer(optimizer=SGD)
     users.build()
-    users.learning_rate = rate
-    with (
-        tf.GradientTape() as tape,
-        pytest.raises(tf.errors.InvalidArgumentError, match="must be finite and not negative"),
-    ):
-        tape.gradient(tf.reduce_sum(users(np.array([1]))), users.trainable_variables)
+    for rate in (-1.0, NAN, INF):
+        users.learning_rate = rate
+        with (
+            tf.GradientTape() as tape,
+            pytest.raises(tf.errors.InvalidArgumentError, match="must be finite and not negative"),
+        ):
+            tape.gradient(tf.reduce_sum(users(np.array([1]))), users.trainable_variables)
     assert users.table.size() == 0
 
 
@@ -278,19 +261,16 @@ def exported(keys, values, slots, clocks) -> het_tf.TableExport:
     return het_tf.TableExport(np.array(keys, np.int64), *floats, np.array(clocks, np.int64))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (exported([1], [[1, 2, 3]], np.zeros((1, 0)), [1]), r"values has shape \[1,3\], expected"),
+def test_rows_that_do_not_fit_are_not_imported():
+    users, no_slots = table(initializer="zeros"), np.zeros((1, 0))
+    users.import_(exported([7], [[1, 2]], no_slots, [3]))
+    for rows, message in [
+        (exported([1], [[1, 2, 3]], no_slots, [1]), r"values has shape \[1,3\], expected"),
         (exported([1], [[1, 2]], [[0.5]], [1]), r"slots has shape \[1,1\], expected \[1,0\]"),
-        (exported([1], [[1, 2]], np.zeros((1, 0)), [-1]), "clocks holds -1 for key 1"),
-    ],
-)
-def test_rows_that_do_not_fit_are_not_imported(rows, message):
-    users = table(initializer="zeros")
-    users.import_(exported([7], [[1, 2]], np.zeros((1, 0)), [3]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        users.import_(rows)
+        (exported([1], [[1, 2]], no_slots, [-1]), "clocks holds -1 for key 1"),
+    ]:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            users.import_(rows)
     assert users.export().keys.tolist() == [7]
     assert users.lookup([7]).tolist() == [[1, 2]]
 
@@ -309,8 +289,8 @@ def library(folder: pathlib.Path, description: str | None, content: bytes = b"")
 REMEDY = "build it for this TensorFlow: `make ops` in a checkout, or `pip install --no-build-isol"
 
 
-@pytest.mark.parametrize("built_for", ["2.20.0", "2.22.0-rc1", "3.0.0"])
-def test_a_library_for_another_tensorflow(tmp_path, built_for):
+def test_a_library_for_another_tensorflow(tmp_path):
+    built_for = "2.22.0-rc1"
     path = library(tmp_path, json.dumps({"tensorflow": built_for}))
     with pytest.raises(ImportError, match=r"\.so are built for TensorFlow") as error:
         ops.load(path)
@@ -320,28 +300,18 @@ def test_a_library_for_another_tensorflow(tmp_path, built_for):
     assert message.endswith(f"or install tensorflow=={built_for}")
 
 
-@pytest.mark.parametrize("description", [None, "", "{}", '{"tensorflow": '])
-def test_a_library_that_does_not_say_what_it_is_for(tmp_path, description):
-    with pytest.raises(
-        ImportError, match=r"_het_ops\.so are missing or incomplete; build"
-    ) as error:
-        ops.load(library(tmp_path, description))
-    assert REMEDY in str(error.value)
-
-
-def test_no_library(tmp_path):
-    with pytest.raises(ImportError, match=r"_het_ops\.so are missing or incomplete; build it for"):
-        ops.load(tmp_path / "_het_ops.so")
-    only_json = library(tmp_path, json.dumps({"tensorflow": tf.__version__}))
-    only_json.unlink()
-    with pytest.raises(ImportError, match=r"do not load \(.*\); build it for this TensorFlow"):
-        ops.load(only_json)
-
-
-def test_a_library_that_does_not_load(tmp_path):
+def test_a_library_that_does_not_say_what_it_is_for_or_does_not_load(tmp_path):
+    for description in (None, "{}", '{"tensorflow": '):
+        with pytest.raises(
+            ImportError, match=r"_het_ops\.so are missing or incomplete; build"
+        ) as error:
+            ops.load(library(tmp_path, description))
+        assert REMEDY in str(error.value)
     path = library(tmp_path, json.dumps({"tensorflow": tf.__version__}), b"\x7fELF and no more")
-    with pytest.raises(ImportError, match=r"do not load \(.*\); build it for this TensorFlow"):
-        ops.load(path)
+    for _ in range(2):
+        with pytest.raises(ImportError, match=r"do not load \(.*\); build it for this TensorFlow"):
+            ops.load(path)
+        path.unlink(missing_ok=True)  # only what describes it is there
 
 
 def test_loading_again_has_no_effect():

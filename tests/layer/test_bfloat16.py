@@ -17,12 +17,14 @@ def on_the_grid(values: np.ndarray) -> bool:
 
 
 def fitted(layer: het_tf.layers.HetEmbedding, steps: int = 4) -> keras.Model:
+    """A model of the layer after that many steps, which change all elements alike."""
     inputs = keras.Input((2,), dtype="int64")
     model = keras.Model(inputs, layer(inputs))
     # All gradients are -0.001, a fourth of what the neighbours of 1 are apart above it, and less.
     loss = lambda _, predicted: -0.001 * keras.ops.sum(predicted) * len(IDS)  # noqa: E731
     model.compile("sgd", loss=loss, auto_scale_loss=False)
-    model.fit(IDS, np.zeros(len(IDS)), len(IDS), epochs=steps, shuffle=False, verbose=0)
+    for _ in range(steps):
+        model.train_on_batch(IDS, np.zeros(len(IDS)))
     return model
 
 
@@ -50,11 +52,10 @@ def test_rows_of_a_local_table(tmp_path):
     np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), layer(IDS))
 
 
-@pytest.mark.parametrize("l1", [0.0, 1e-4])
-def test_weights_of_ftrl(l1):
+def test_weights_of_ftrl():
     """They follow from slots, which follow from the rounded weights."""
     layers = {
-        dtype: ones(optimizers.Ftrl(0.1, l1=l1), row_dtype=dtype, seed=3)
+        dtype: ones(optimizers.Ftrl(0.1, l1=1e-4), row_dtype=dtype, seed=3)
         for dtype in ("float32", "bfloat16")
     }
     for layer in layers.values():
@@ -111,20 +112,23 @@ def test_a_collection_hands_them_on():
         assert [x.wire_dtype for x in each.layers] == ["bfloat16"]
 
 
-@pytest.mark.parametrize("name", ["row_dtype", "wire_dtype"])
-def test_other_dtypes_are_refused(name):
-    for value in ("float16", "int8", None):
+def test_other_dtypes_are_refused():
+    for name in ("row_dtype", "wire_dtype"):
         with pytest.raises(ValueError, match=f'{name} must be "float32" or "bfloat16", not'):
-            ones(**{name: value})
+            ones(**{name: "float16"})
 
 
-@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("row_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("row_dtype", "wire_dtype"), [("float32", "bfloat16"), ("bfloat16", "float32")]
+)
 def test_rows_on_a_device(rows_kind, row_dtype, wire_dtype):
     cache = het_tf.CacheConfig(device_capacity=1000, device=rows_kind)
     layer = ones(row_dtype=row_dtype, wire_dtype=wire_dtype, cache=cache)
-    for _ in range(5):
-        fitted(layer)
+    model = fitted(layer)
+    layer.flush()
+    for _ in range(4):
+        for _ in range(4):
+            model.train_on_batch(IDS, np.zeros(len(IDS)))
         layer.flush()
     rows = layer.table.export().values
     exact = 1 + 20 * 0.001 * len(IDS)

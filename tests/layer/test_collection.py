@@ -40,24 +40,18 @@ def test_features_that_are_called_as_what_is_preprocessed():
     np.testing.assert_array_equal(outputs["weights"], layer.layers[0].table.lookup([2]))
 
 
-@pytest.mark.parametrize("stacking", ["auto", None, ["t", "u"], [["t", "u"]]])
-def test_table_stacking_of_keras_rs(stacking):
+def test_table_stacking_of_keras_rs():
     configs = [FeatureConfig(name, TableConfig(name, 10, 4)) for name in ("t", "u")]
-    layer = HetEmbeddingCollection(configs, table_stacking=stacking, update_stats=False)
-    assert len(layer.layers) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"table_stacking": [["t", "v"]]}, r"there are \['t'\], not \[\['t', 'v'\]\]"),
+    for stacking in ("auto", None, ["t", "u"], [["t", "u"]]):
+        layer = HetEmbeddingCollection(configs, table_stacking=stacking, update_stats=False)
+        assert len(layer.layers) == 1
+    for arguments, message in [
+        ({"table_stacking": [["t", "v"]]}, r"there are \['t', 'u'\], not \[\['t', 'v'\]\]"),
         ({"table_stacking": "all"}, "table_stacking must be .*, not 'all'"),
         ({"update_stats": True}, "update_stats must be False, not True"),
-    ],
-)
-def test_what_keras_rs_takes_and_we_do_not(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        HetEmbeddingCollection(FeatureConfig("f", TableConfig("t", 10, 4)), **arguments)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            HetEmbeddingCollection(configs, **arguments)
 
 
 def test_embed_reduce():
@@ -128,8 +122,12 @@ def lists(ids):
     return ids.numpy().tolist()
 
 
-@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
-def test_outputs_are_those_of_each_features_table(kind):
+def test_outputs_are_those_of_each_features_table():
+    for kind in ("dense", "ragged", "sparse"):
+        check_outputs_of(kind)
+
+
+def check_outputs_of(kind):
     layer = HetEmbeddingCollection(shops_and_users())
     ids = ids_of(kind)
     outputs = layer(ids)
@@ -184,12 +182,12 @@ def test_weights_and_their_structure():
         layer(ids, weights={"who": weights["who"]})
 
 
-@pytest.mark.parametrize("nest", [lambda f: f, lambda f: [f], lambda f: {"a": (f,)}])
-def test_structures(nest):
-    layer = HetEmbeddingCollection(nest(feature("one", table("t"))))
-    output = layer(nest(tf.constant([[1, 2]])))
-    keras.tree.assert_same_structure(nest(0), output)
-    assert keras.tree.flatten(output)[0].shape == (1, 3)
+def test_structures():
+    for nest in (lambda f: f, lambda f: [f], lambda f: {"a": (f,)}):
+        layer = HetEmbeddingCollection(nest(feature("one", table("t"))))
+        output = layer(nest(tf.constant([[1, 2]])))
+        keras.tree.assert_same_structure(nest(0), output)
+        assert keras.tree.flatten(output)[0].shape == (1, 3)
 
 
 def test_an_ordered_dict_has_no_order_of_its_own(tmp_path):
@@ -227,59 +225,56 @@ def test_one_id_for_each_example():
     np.testing.assert_allclose(outputs["one"], rows[[7, 1, 7]], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "id_"), [("int32", 10), ("int64", -1), ("float32", 10)])
-def test_ids_out_of_the_vocabulary(dtype, id_):
+def test_ids_that_are_none_or_out_of_the_vocabulary():
     layer = HetEmbeddingCollection([feature("a", table("t")), feature("b", table("u"))])
-    ids = [tf.constant([[1, 2]]), tf.constant([[3, id_]], dtype)]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"'b' hold {id_}, .* \[0, 10\)"):
-        layer(ids)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "id_", "message"),
-    [
-        ("uint64", 2**63, r"must be at most 2\*\*63 - 1, not 9223372036854775808"),
-        ("float32", 2.5, "must be whole numbers, not 2.5"),
-        ("float32", 2.0**24, "apart below"),
-    ],
-)
-def test_ids_that_are_none(dtype, id_, message):
-    layer = HetEmbeddingCollection([feature("a", table("t")), feature("b", table("u"))])
-    ids = [tf.constant([[1, 2]]), tf.constant([[3, id_]], dtype)]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"ids of feature b .*{message}"):
-        layer(ids)
+    of_feature = "ids of feature b .*"
+    for dtype, id_, message in [
+        ("int32", 10, r"'b' hold 10, .* \[0, 10\)"),
+        ("int64", -1, r"'b' hold -1, .* \[0, 10\)"),
+        ("float32", 10, r"'b' hold 10, .* \[0, 10\)"),
+        (
+            "uint64",
+            2**63,
+            of_feature + r"must be at most 2\*\*63 - 1, not 9223372036854775808",
+        ),
+        ("float32", 2.5, of_feature + "must be whole numbers, not 2.5"),
+        ("float32", 2.0**24, of_feature + "apart below"),
+    ]:
+        ids = [tf.constant([[1, 2]]), tf.constant([[3, id_]], dtype)]
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            layer(ids)
 
 
 TABLE = table("t")
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: TableConfig("t", 0, 3), "vocabulary_size"),
-        (lambda: TableConfig("t", 5, 0), "embedding_dim"),
-        (lambda: TableConfig("", 5, 3), "name of a table"),
-        (lambda: TableConfig("t", 5, 3, combiner="average"), "combiner"),
-        (lambda: TableConfig("t", 5, 3, placement="sparsecore"), "placement of table t"),
-        (lambda: FeatureConfig("f", "t"), "table of feature f must be a TableConfig, not 't'"),
-        (lambda: FeatureConfig("f", TABLE, None, (None, 4)), "output_shape of feature f"),
-        (lambda: HetEmbeddingCollection({}), "at least"),
-        (
-            lambda: HetEmbeddingCollection({"a": feature("a", TABLE), 1: feature("b", TABLE)}),
-            r"keys of feature_configs must be such as can be sorted, .* not \['a', 1\]",
-        ),
-        (lambda: HetEmbeddingCollection([TABLE]), "nested structure of FeatureConfig"),
-        (
-            lambda: HetEmbeddingCollection([feature("a", TABLE), feature("b", table("t"))]),
-            "two tables are called 't'",
-        ),
-        (lambda: HetEmbeddingCollection([feature("a", TABLE)], table_stacking=["u"]), "stacking"),
-        (lambda: HetEmbeddingCollection([feature("a", TABLE)], nonfinite="no"), "nonfinite"),
-    ],
-)
-def test_bad_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+BAD_ARGUMENTS = [
+    (lambda: TableConfig("t", 0, 3), "vocabulary_size"),
+    (lambda: TableConfig("t", 5, 0), "embedding_dim"),
+    (lambda: TableConfig("", 5, 3), "name of a table"),
+    (lambda: TableConfig("t", 5, 3, combiner="average"), "combiner"),
+    (lambda: TableConfig("t", 5, 3, placement="sparsecore"), "placement of table t"),
+    (lambda: FeatureConfig("f", "t"), "table of feature f must be a TableConfig, not 't'"),
+    (lambda: FeatureConfig("f", TABLE, None, (None, 4)), "output_shape of feature f"),
+    (lambda: HetEmbeddingCollection({}), "at least"),
+    (
+        lambda: HetEmbeddingCollection({"a": feature("a", TABLE), 1: feature("b", TABLE)}),
+        r"keys of feature_configs must be such as can be sorted, .* not \['a', 1\]",
+    ),
+    (lambda: HetEmbeddingCollection([TABLE]), "nested structure of FeatureConfig"),
+    (
+        lambda: HetEmbeddingCollection([feature("a", TABLE), feature("b", table("t"))]),
+        "two tables are called 't'",
+    ),
+    (lambda: HetEmbeddingCollection([feature("a", TABLE)], table_stacking=["u"]), "stacking"),
+    (lambda: HetEmbeddingCollection([feature("a", TABLE)], nonfinite="no"), "nonfinite"),
+]
+
+
+def test_bad_arguments(subtests):
+    for make, message in BAD_ARGUMENTS:
+        with subtests.test(message), pytest.raises(ValueError, match=message):
+            make()
 
 
 def model_of(layer, kind="dense", weighted=False):
@@ -352,7 +347,7 @@ def test_a_model_is_saved_and_loaded_with_its_shared_tables(tmp_path):
     cache = het_tf.CacheConfig(5)
     layer = HetEmbeddingCollection(shops_and_users(0.1), cache=cache, name="all")
     model = model_of(layer)
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", run_eagerly=True)
     model.fit(ids_of(), np.arange(BATCH, dtype=np.float32), epochs=2, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -365,14 +360,13 @@ def test_a_model_is_saved_and_loaded_with_its_shared_tables(tmp_path):
     assert len(again.layers) == 2
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
-def test_fit_of_every_kind(kind, weighted):
-    model = model_of(HetEmbeddingCollection(shops_and_users(rate=0.05)), kind, weighted)
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_fit_with_weights(kind):
+    model = model_of(HetEmbeddingCollection(shops_and_users(rate=0.05)), kind, weighted=True)
     model.compile("adam", "mse")
     ids = ids_of(kind)
     weights = keras.tree.map_structure(lambda x: tf.cast(x, tf.float32) * 0.1, ids)
-    given = (ids, weights) if weighted else ids
+    given = (ids, weights)
     data = tf.data.Dataset.from_tensors((given, np.arange(4, dtype=np.float32))).repeat(30)
     losses = model.fit(data, epochs=2, verbose=0).history["loss"]
     assert losses[1] < 0.5 * losses[0]
@@ -381,9 +375,8 @@ def test_fit_of_every_kind(kind, weighted):
 def test_tables_of_a_layer_that_is_made_not_trainable_stay_as_they_are():
     layer = HetEmbeddingCollection(shops_and_users(), trainable=False)
     model = model_of(layer, "dense", False)
-    model.compile("adam", "mse")
-    data = tf.data.Dataset.from_tensors((ids_of(), np.arange(4, dtype=np.float32)))
-    model.fit(data, verbose=0)
+    model.compile("adam", "mse", run_eagerly=True)
+    model.train_on_batch(ids_of(), np.arange(4, dtype=np.float32))
     assert sum(each.table.size() for each in layer.layers) == 0
     again = HetEmbeddingCollection.from_config(layer.get_config())
     assert not any(each.trainable for each in again.layers)
@@ -453,11 +446,9 @@ def saver_of(form, folder):
             manager.wait()
         elif form == "weights":
             model.save_weights(f"{path}.weights.h5")
-        elif form == "beside":
+        else:
             with het_tf.checkpoint.rows_in(path):
                 model.save_weights(f"{path}.weights.h5")
-        else:
-            model.save(f"{path}.keras")
 
     def load(model):
         if form == "checkpoint":
@@ -465,12 +456,12 @@ def saver_of(form, folder):
         elif form == "manager":
             het_tf.checkpoint.Manager(checkpoint(model), path).restore_or_initialize()
         else:
-            model.load_weights(f"{path}{'.keras' if form == 'keras' else '.weights.h5'}")
+            model.load_weights(f"{path}.weights.h5")
 
     return save, load
 
 
-@pytest.mark.parametrize("form", ["checkpoint", "manager", "weights", "beside", "keras"])
+@pytest.mark.parametrize("form", ["checkpoint", "manager", "weights", "beside"])
 def test_a_table_that_grew_has_its_rows_and_one_that_is_elsewhere_is_named(form, tmp_path):
     save, load = saver_of(form, tmp_path)
     model, layer = sized(SAVED)
@@ -530,11 +521,11 @@ def test_rows_of_before_are_taken_where_they_are_of_one_table(tmp_path):
         descriptions.check_shape({"format": 1, "dim": 3}, table, "it")
 
 
-@pytest.mark.parametrize("layout", [3, [], {"t": 3}, {"t": [0]}, {"t": [0, -1]}, {"t": [0, "0"]}])
-def test_a_damaged_layout_is_named(layout):
+def test_a_damaged_layout_is_named():
     table = sized(SAVED)[1].layers[0].table
-    config = descriptions.describe(table) | {"layout": layout}
-    with pytest.raises(ValueError, match="it says layout = "):
-        descriptions.check_description(config)
-    with pytest.raises(ValueError, match=r"^it is damaged: it says layout = "):
-        descriptions.check_shape(config, table, "it")
+    for layout in (3, [], {"t": 3}, {"t": [0]}, {"t": [0, -1]}, {"t": [0, "0"]}):
+        config = descriptions.describe(table) | {"layout": layout}
+        with pytest.raises(ValueError, match="it says layout = "):
+            descriptions.check_description(config)
+        with pytest.raises(ValueError, match=r"^it is damaged: it says layout = "):
+            descriptions.check_shape(config, table, "it")

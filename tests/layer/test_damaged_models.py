@@ -89,11 +89,7 @@ def fit_with_backup(model: keras.Model, folder: pathlib.Path) -> None:
 
 
 RESTORES: dict[str, tuple[Callable, Callable]] = {
-    "restore": (
-        save_whole,
-        lambda model, folder: checkpoint_of(model).restore(str(folder / "ckpt-2")),
-    ),
-    "read": (save_whole, lambda model, folder: checkpoint_of(model).read(str(folder / "ckpt-2"))),
+    # By way of `Checkpoint.restore`, which has the checks of `read`.
     "tensorflow_manager": (
         save_whole,
         lambda model, folder: tf.train.CheckpointManager(
@@ -110,21 +106,33 @@ RESTORES: dict[str, tuple[Callable, Callable]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def saved_model() -> keras.Model:
+    """A model of which checkpoints are written."""
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def other_model() -> keras.Model:
+    """A model into which checkpoints are read."""
+    return trained(3)
+
+
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """Two checkpoints in a folder, the model after the second, and what restores that."""
+    """Two checkpoints in a folder, the model's state after the second, and what restores that."""
 
     folder: pathlib.Path
-    model: keras.Model
+    state: list[np.ndarray]
     restore: Callable[[keras.Model, pathlib.Path], object]
 
 
 @pytest.fixture(scope="module", params=RESTORES)
-def written(request, tmp_path_factory) -> Written:
+def written(request, saved_model, tmp_path_factory) -> Written:
     save, restore = RESTORES[request.param]
-    model, folder = trained(), tmp_path_factory.mktemp(request.param)
-    save(model, folder)
-    return Written(folder, model, restore)
+    folder = tmp_path_factory.mktemp(request.param)
+    save(saved_model, folder)
+    return Written(folder, state_of(saved_model), restore)
 
 
 def configs_of(path: pathlib.Path) -> dict[str, dict]:
@@ -133,11 +141,11 @@ def configs_of(path: pathlib.Path) -> dict[str, dict]:
     return {name: json.loads(reader.get_tensor(name)) for name in names}
 
 
-def test_they_restore_while_they_are_whole(written, tmp_path):
-    model = trained(2)
-    written.restore(model, shutil.copytree(written.folder, tmp_path / "copy"))
+def test_they_restore_while_they_are_whole(written, other_model, tmp_path):
+    train(other_model)
+    written.restore(other_model, shutil.copytree(written.folder, tmp_path / "copy"))
     if written.restore is not fit_with_backup:  # which trains on
-        assert_same(state_of(model), state_of(written.model))
+        assert_same(state_of(other_model), written.state)
     builds = any("since" in config for config in configs_of(written.folder / "ckpt-2").values())
     assert builds == (written.restore is RESTORES["chain"][1])
 
@@ -154,7 +162,7 @@ def test_a_flipped_bit_anywhere_changes_nothing(written, victim, tmp_path):
     for file in files:
         content = file.read_bytes()
         # Where the variables are, and the object graph, and the rows.
-        for at in {*np.linspace(0, len(content) - 1, 5).astype(int).tolist(), 8}:
+        for at in {*np.linspace(0, len(content) - 1, 3).astype(int).tolist(), 8}:
             copy = tmp_path / "copy"
             shutil.copytree(written.folder, copy)
             flipped = bytearray(content)
@@ -196,11 +204,11 @@ def parts_of(tensors: dict, suffix: str) -> list[str]:
     return [name for name in tensors if name.startswith(f"{found}/")]
 
 
-@pytest.fixture
-def two_saves(tmp_path) -> pathlib.Path:
-    model = trained()
-    save_whole(model, tmp_path)
-    return tmp_path
+@pytest.fixture(scope="module")
+def two_saves(saved_model, tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("two_saves")
+    save_whole(saved_model, folder)
+    return folder
 
 
 def tensors_of(path: pathlib.Path) -> dict:
@@ -208,25 +216,25 @@ def tensors_of(path: pathlib.Path) -> dict:
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
-@pytest.mark.parametrize("moved", ["embedding/_table_state/shard_0", "variables", "shape/"])
-def test_parts_of_another_save_with_right_checksums_change_nothing(two_saves, victim, moved):
+def test_parts_of_another_save_with_right_checksums_change_nothing(two_saves, victim, tmp_path):
     """Of one table; all that is no part; or what says which save it is."""
     older = tensors_of(two_saves / "ckpt-1")
-
-    def change(tensors: dict) -> None:
-        if moved == "variables":
-            names = [name for name in tensors if "/shard_0/" not in name]
-        elif moved == "shape/":
-            names = [name for name in tensors if "/shape/" in name]
-        else:
-            names = parts_of(tensors, moved)
-        assert names
-        tensors.update({name: older[name] for name in names})
-
-    rewrite(two_saves, "ckpt-2", change)
-    with pytest.raises(tf.errors.DataLossError, match="ckpt-2 has no part of snapshot"):
-        checkpoint_of(victim.model).restore(str(two_saves / "ckpt-2"))
-    assert_same(state_of(victim.model), victim.before)
+    names = {
+        "table": parts_of(older, "embedding/_table_state/shard_0"),
+        "variables": [name for name in older if "/shard_0/" not in name],
+        "shapes": [name for name in older if "/shape/" in name],
+    }
+    for kind, moved in names.items():
+        assert moved
+        folder = shutil.copytree(two_saves, tmp_path / kind)
+        rewrite(
+            folder,
+            "ckpt-2",
+            lambda tensors, moved=moved: tensors.update({n: older[n] for n in moved}),
+        )
+        with pytest.raises(tf.errors.DataLossError, match="ckpt-2 has no part of snapshot"):
+            checkpoint_of(victim.model).restore(str(folder / "ckpt-2"))
+        assert_same(state_of(victim.model), victim.before)
 
 
 def test_tables_of_a_checkpoint_that_were_exchanged_are_told_apart(tmp_path):
@@ -280,7 +288,7 @@ def test_a_part_more_than_there_should_be_is_named(tmp_path):
     assert other.size() == 3
 
 
-def test_a_checkpoint_without_names_of_its_saves_restores(two_saves):
+def test_a_checkpoint_without_names_of_its_saves_restores(two_saves, other_model, tmp_path):
     """As het_tf wrote it before."""
 
     def remove(tensors: dict) -> None:
@@ -289,9 +297,10 @@ def test_a_checkpoint_without_names_of_its_saves_restores(two_saves):
             del said["snapshot"]
             tensors[name] = json.dumps(said).encode()
 
-    saved = trained(2)
-    checkpoint_of(saved).restore(str(two_saves / "ckpt-2"))
-    rewrite(two_saves, "ckpt-2", remove)
-    model = trained(3)
-    checkpoint_of(model).restore(str(two_saves / "ckpt-2"))
-    assert_same(state_of(model), state_of(saved))
+    checkpoint_of(other_model).restore(str(two_saves / "ckpt-2"))
+    saved = state_of(other_model)
+    train(other_model)
+    folder = shutil.copytree(two_saves, tmp_path / "copy")
+    rewrite(folder, "ckpt-2", remove)
+    checkpoint_of(other_model).restore(str(folder / "ckpt-2"))
+    assert_same(state_of(other_model), saved)

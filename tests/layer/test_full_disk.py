@@ -57,7 +57,6 @@ def publish(model: keras.Model, folder: pathlib.Path) -> None:
 MODELS = {
     "export": lambda model, path: model.export(path),
     "export as int8": lambda model, path: het_tf.export_saved_model(model, path, rows="int8"),
-    "mapped": het_tf.serving.export_mapped,
     "publish": publish,
 }
 
@@ -90,7 +89,16 @@ def full(request, monkeypatch) -> Callable[[], contextlib.AbstractContextManager
 TOO_LARGE = "too large|requested and .* written"
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "full"),
+    [
+        ("export", "when the graph is there"),
+        ("export as int8", "at once"),
+        ("publish", "at once"),
+        ("publish", "when the graph is there"),
+    ],
+    indirect=["full"],
+)
 def test_no_saved_model_is_there_of_which_a_part_is_missing(model, tmp_path, kind, full):
     with full(), pytest.raises((OSError, tf.errors.OpError), match=TOO_LARGE):
         MODELS[kind](model, tmp_path / "model")
@@ -101,7 +109,11 @@ def test_no_saved_model_is_there_of_which_a_part_is_missing(model, tmp_path, kin
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("kind", ["export", "export as int8"])
+@pytest.mark.parametrize(
+    ("kind", "full"),
+    [("export", "at once"), ("export as int8", "when the graph is there")],
+    indirect=["full"],
+)
 def test_the_saved_model_before_is_served_until_there_is_another(model, tmp_path, kind, full):
     MODELS[kind](model, tmp_path / "model")
     (tmp_path / "model/assets.extra").mkdir()
@@ -128,21 +140,24 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_files_of_others_are_as_they_were(model, tmp_path, name):
+def test_files_of_others_are_as_they_were(model, tmp_path, subtests):
     layer = model.get_layer("rows")
-    fill(model, 3)
-    with full_after(200_000), pytest.raises(OSError, match="too large"):
-        interop.save(layer, FORMATS[name](tmp_path))
-    assert files_in(tmp_path) == {}
-    interop.save(layer, FORMATS[name](tmp_path))
-    before = files_in(tmp_path)
-    fill(model, 4)
-    with full_after(200_000), pytest.raises(OSError, match="too large"):
-        interop.save(layer, FORMATS[name](tmp_path))
-    assert files_in(tmp_path) == before
-    interop.save(layer, FORMATS[name](tmp_path))
-    assert files_in(tmp_path) != before
+    for name, make in FORMATS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        fill(model, 3)
+        with subtests.test(name):
+            with full_after(200_000), pytest.raises(OSError, match="too large"):
+                interop.save(layer, make(folder))
+            assert files_in(folder) == {}
+            interop.save(layer, make(folder))
+            before = files_in(folder)
+            fill(model, 4)
+            with full_after(200_000), pytest.raises(OSError, match="too large"):
+                interop.save(layer, make(folder))
+            assert files_in(folder) == before
+            interop.save(layer, make(folder))
+            assert files_in(folder) != before
 
 
 def test_values_of_tfra_are_never_beside_keys_of_others(model, tmp_path, monkeypatch):

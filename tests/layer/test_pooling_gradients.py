@@ -139,14 +139,20 @@ class Uncached(Cached):
     config = None
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("rounds", [4, pytest.param(30, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kind", [Local, Cached, Uncached])
-def test_outputs_and_gradients_are_tensorflows(kind, combiner, weighted):
+def test_outputs_and_gradients_are_tensorflows(kind, rounds):
+    for combiner in COMBINERS:
+        check_rounds(kind, combiner, True, rounds)
+        if combiner == "mean" or rounds > 4:
+            check_rounds(kind, combiner, False, rounds)
+
+
+def check_rounds(kind, combiner, weighted, rounds):
     rng = np.random.default_rng(COMBINERS.index(combiner) * 2 + weighted)
     table = het_tf.EmbeddingTable(DIM, optimizers.SGD(1.0), initializer="normal", seed=3)
     way = kind(table)
-    for round_ in range(30):
+    for round_ in range(rounds):
         # Two features of one lookup, so that what one has does not leak into the other.
         names = ["mixed", "zero weights", "no ids", "padding", "all padding"]
         batches = [Batch.random(rng, names[(round_ + i) % 5]) for i in range(2)]
@@ -201,8 +207,9 @@ def new_layer(combiner, **arguments):
     )
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize(
+    ("combiner", "weighted"), [("sum", True), ("mean", False), ("sqrtn", True), ("max", True)]
+)
 def test_padding_of_a_matrix_is_as_if_it_was_not_there(combiner, weighted):
     rng = np.random.default_rng(COMBINERS.index(combiner) * 2 + weighted)
     layer = new_layer(combiner, padding_id=PADDING)

@@ -62,14 +62,12 @@ def tables_of(model):
 
 
 @pytest.mark.parametrize(
-    ("make", "model_class"),
+    ("make", "model_class", "kind"),
     [
-        (collection_model, keras.Model),
-        (collection_model, het_tf.keras.Model),
-        (list_model, het_tf.keras.Model),
+        (collection_model, keras.Model, "checkpoint"),
+        (list_model, het_tf.keras.Model, "manager"),
     ],
 )
-@pytest.mark.parametrize("kind", ["checkpoint", "manager"])
 def test_tables_are_saved_and_restored(tmp_path, make, model_class, kind):
     model, x = make(model_class)
     model.fit(x, ONES, verbose=0)
@@ -167,8 +165,9 @@ def test_a_restore_says_for_which_layers_there_are_no_rows(tmp_path, caplog):
     assert "layer old" not in caplog.text
 
 
-@pytest.mark.parametrize("model_class", [keras.Model, het_tf.keras.Model])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("model_class", "compiled"), [(keras.Model, False), (het_tf.keras.Model, True)]
+)
 def test_a_collection_that_has_the_compiled_optimizer_is_loaded(tmp_path, model_class, compiled):
     model, x = collection_model(model_class, optimizer="same")
     model.fit(x, ONES, verbose=0)

@@ -81,48 +81,43 @@ def export_rows(model: keras.Model, file: interop.Npz) -> None:
     interop.save(model.get_layer("first"), file)
 
 
-# Those of the second kind make no folder.
-MAKERS: dict[str, Callable[[keras.Model, pathlib.Path], object]] = {
+WRITERS: dict[str, Callable[[keras.Model, pathlib.Path], object]] = {
     "checkpoint": lambda model, path: tf.train.Checkpoint(model=model).save(str(path / "ckpt")),
-    "tensorflow manager": lambda model, path: tf.train.CheckpointManager(
-        tf.train.Checkpoint(model=model), str(path), max_to_keep=1
-    ).save(),
     "manager": save_with_manager,
     "rows beside": save_beside,
     "export": lambda model, path: model.export(path, verbose=False),
-    "mapped": het_tf.serving.export_mapped,
     "publish": publish,
-}
-WRITERS = MAKERS | {
     "weights": lambda model, path: model.save_weights(path / "model.weights.h5"),
     "keras": lambda model, path: model.save(path / "model.keras"),
     "npz": lambda model, path: export_rows(model, interop.Npz(path / "rows.npz")),
-    "parquet": lambda model, path: export_rows(model, interop.Parquet(path / "rows.parquet")),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "there"), [*((name, True) for name in WRITERS), *((name, False) for name in MAKERS)]
-)
-def test_nothing_changes(model, folder, name, there):
+def test_nothing_changes(model, folder, subtests):
     """With and without a folder that was written into before."""
-    path = folder.path / "model"
-    if there:
-        path.mkdir()
-        (path / "note").write_text("stays")
-    before, files = state_of(model), files_in(folder.path)
-    with (
-        folder.read_only(),
-        pytest.raises((OSError, tf.errors.OpError), match=r"Read-only file|Permission denied"),
-    ):
-        WRITERS[name](model, path)
-    assert files_in(folder.path) == files
-    assert not list(folder.path.rglob("*temp*"))
-    assert_same(state_of(model), before)
-    # And the next one is written: the failed one holds nothing.
-    path.mkdir(exist_ok=True)
-    WRITERS[name](model, path)
-    assert files_in(folder.path).keys() > files.keys()
+    makers = ("manager", "export", "publish")  # of their folder
+    cases = [*((name, True) for name in WRITERS), *((name, False) for name in makers)]
+    for name, there in cases:
+        with subtests.test(f"{name}, {there=}"):
+            path = folder.path / f"{name}-{there}"
+            if there:
+                path.mkdir()
+                (path / "note").write_text("stays")
+            before, files = state_of(model), files_in(folder.path)
+            with (
+                folder.read_only(),
+                pytest.raises(
+                    (OSError, tf.errors.OpError), match=r"Read-only file|Permission denied"
+                ),
+            ):
+                WRITERS[name](model, path)
+            assert files_in(folder.path) == files
+            assert not list(folder.path.rglob("*temp*"))
+            assert_same(state_of(model), before)
+            # And the next one is written: the failed one holds nothing.
+            path.mkdir(exist_ok=True)
+            WRITERS[name](model, path)
+            assert files_in(folder.path).keys() > files.keys()
 
 
 def test_checkpoints_of_a_read_only_folder_restore(model, folder):

@@ -78,7 +78,8 @@ def test_every_flipped_bit_of_a_variable_is_noticed_before_anything_changes(
     assert seen == {"layers", "optimizer"}
 
 
-def test_a_flipped_bit_anywhere_is_noticed_or_means_nothing(saved, tmp_path):
+@pytest.mark.parametrize("flips", [20, pytest.param(60, marks=pytest.mark.exhaustive)])
+def test_a_flipped_bit_anywhere_is_noticed_or_means_nothing(saved, tmp_path, flips):
     """What HDF5 has between the datasets, mostly zeros."""
     (path, state), model = saved, model_of(6)
     before, flipped = state_of(model), tmp_path / "flipped.weights.h5"
@@ -91,7 +92,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_means_nothing(saved, tmp_path):
         if content[at] and not any(offset <= at < offset + size for offset, size in data)
     ]
     noticed = 0
-    for at in rng.choice(others, 60):
+    for at in rng.choice(others, flips):
         damaged = bytearray(content)
         damaged[at] ^= 1 << rng.integers(8)
         flipped.write_bytes(damaged)
@@ -101,7 +102,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_means_nothing(saved, tmp_path):
         else:
             noticed += 1
         assert_same(state_of(model), before)
-    assert noticed > 5
+    assert noticed > flips / 12
 
 
 def edit(path: pathlib.Path, to: pathlib.Path, change) -> pathlib.Path:
@@ -133,28 +134,29 @@ def replaced(name, value):
 BIAS = "layers/dense/vars/1"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (replaced(BIAS, None), f"{BIAS} is missing"),
-        (said(**{BIAS: None}), f"{BIAS} is not one of its parts"),
-        (said(other=["<f4", "", [2], 7]), "other is missing"),
-        (said(**{BIAS: 7}), "damaged: "),
-        (said(**{BIAS: ["<f4", "", [2], 7]}), f"the checksum of {BIAS} does not agree"),
-        (replaced(BIAS, np.zeros(3, np.float32)), f"{BIAS} is .*3.*, expected .*2"),
-        (replaced(BIAS, np.zeros(2, np.float64)), f"{BIAS} is .*f8.*, expected .*f4"),
-        (replaced(CHECKSUMS, np.frombuffer(b"[", np.uint8)), "damaged: "),
-        (replaced(CHECKSUMS, np.frombuffer(b"7", np.uint8)), "damaged: "),
-        (replaced(CHECKSUMS, None), "was written with checksums, and has none"),
-        (replaced("het_tf", None), "was written with checksums, and has none"),
-    ],
-)
-def test_what_does_not_agree_is_named(saved, victim, tmp_path, change, message):
+DISAGREES = [
+    (replaced(BIAS, None), f"{BIAS} is missing"),
+    (said(**{BIAS: None}), f"{BIAS} is not one of its parts"),
+    (said(other=["<f4", "", [2], 7]), "other is missing"),
+    (said(**{BIAS: 7}), "damaged: "),
+    (said(**{BIAS: ["<f4", "", [2], 7]}), f"the checksum of {BIAS} does not agree"),
+    (replaced(BIAS, np.zeros(3, np.float32)), f"{BIAS} is .*3.*, expected .*2"),
+    (replaced(BIAS, np.zeros(2, np.float64)), f"{BIAS} is .*f8.*, expected .*f4"),
+    (replaced(CHECKSUMS, np.frombuffer(b"[", np.uint8)), "damaged: "),
+    (replaced(CHECKSUMS, np.frombuffer(b"7", np.uint8)), "damaged: "),
+    (replaced(CHECKSUMS, None), "was written with checksums, and has none"),
+    (replaced("het_tf", None), "was written with checksums, and has none"),
+]
+
+
+def test_what_does_not_agree_is_named(saved, victim, tmp_path, subtests):
     (path, _), (model, before) = saved, victim
-    changed = edit(path, tmp_path / "changed.weights.h5", change)
-    with pytest.raises(ValueError, match=message):
-        model.load_weights(changed)
-    assert_same(state_of(model), before)
+    for change, message in DISAGREES:
+        changed = edit(path, tmp_path / "changed.weights.h5", change)
+        with subtests.test(message):
+            with pytest.raises(ValueError, match=message):
+                model.load_weights(changed)
+            assert_same(state_of(model), before)
 
 
 def test_a_shape_that_no_file_holds_is_refused_unread(saved, victim, tmp_path):
@@ -215,24 +217,24 @@ def test_a_file_on_any_file_system_has_them(saved, tmp_path):
     assert_same(state_of(other), before)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_weights_of_any_dtype_and_a_model_without_a_table(tmp_path, dtype):
-    def make():
+def test_weights_of_any_dtype_and_a_model_without_a_table(tmp_path):
+    def make(dtype):
         model = het_tf.keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=dtype)])
         model.add(keras.layers.BatchNormalization())
         return model
 
-    model, path = make(), tmp_path / "x.weights.h5"
-    model.save_weights(path)
-    assert check_checksums(str(path))
-    other = make()
-    other.load_weights(path)
-    assert_same(list(map(np.asarray, other.weights)), list(map(np.asarray, model.weights)))
-    content = bytearray(path.read_bytes())
-    content[places(path)["layers/dense/vars/0"][0] + 1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="checksum of layers/dense/vars/0 does not agree"):
-        make().load_weights(path)
+    for dtype in ("bfloat16", "float16", "float64"):
+        model, path = make(dtype), tmp_path / f"{dtype}.weights.h5"
+        model.save_weights(path)
+        assert check_checksums(str(path))
+        other = make(dtype)
+        other.load_weights(path)
+        assert_same(list(map(np.asarray, other.weights)), list(map(np.asarray, model.weights)))
+        content = bytearray(path.read_bytes())
+        content[places(path)["layers/dense/vars/0"][0] + 1] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="checksum of layers/dense/vars/0 does not agree"):
+            other.load_weights(path)
 
 
 def test_what_keras_is_asked_about_has_none(saved, monkeypatch, tmp_path):
