@@ -70,16 +70,16 @@ class Program:
             "env": dict(os.environ if env is None else env),
         }
         self.returncode: int | None = None
-        self._errors = tempfile.TemporaryFile()
+        self._errors = os.fdopen(os.memfd_create("stderr"), "rb")
         read, stdin = os.pipe()
-        self.stdin = open(stdin, "w")
+        self.stdin = os.fdopen(stdin, "w")
         status, write_status = os.pipe()
-        self._status = open(status, "rb", buffering=0)
+        self._status = os.fdopen(status, "rb", buffering=0)
         passed = [read, self._errors.fileno(), write_status]
         closed = [read, write_status]
         if stdout is None:
             read_stdout, written = os.pipe()
-            self.stdout = open(read_stdout)
+            self.stdout = os.fdopen(read_stdout)
             closed.append(written)
         else:
             written = stdout.fileno()
