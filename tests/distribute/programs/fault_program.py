@@ -321,9 +321,7 @@ def main():
     while not strategy.idle():  # Takes the errors of the closures that waited for it.
         time.sleep(0.1)
     out["ps killed"] = train_until_error(model, data, lambda: cluster.kill_ps(0))
-    out["errors"] = errors_of_what_comes_next(
-        model, embedding.table, checkpoint, publisher, folder
-    )
+    out["errors"] = errors_of_what_comes_next(model, embedding.table, checkpoint, publisher, folder)
     cluster.process("worker", 0).send_signal(signal.SIGSTOP)  # it cannot notice by itself
     print(json.dumps(out))
     sys.stdout.flush()
