@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 import time
 
 import pytest
 import standalone
+from program_runner import Program
 
 PROGRAM = """
 import sys
@@ -39,6 +39,13 @@ while how == "looks":
     say(left())
 with strategy.scope():
     embedding = het_tf.layers.HetEmbedding(2, seed=1, cache=het_tf.CacheConfig(10))
+    if how in ("raises", "ends"):
+        embedding.build()
+        embedding.cache_stats()
+        say(left())
+        if how == "raises":
+            raise SystemError("as asked")
+        sys.exit()
     model = het_tf.keras.Sequential([embedding, keras.layers.Flatten(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 
@@ -59,8 +66,7 @@ say(left())
 if how == "raises when told to":
     say("told?")
     sys.stdin.readline()
-    model.fit(np.zeros([200, 2], "int64"), np.ones([200, 1]), batch_size=1, epochs=2, verbose=0)
-if how.startswith("raises"):
+    model.fit(np.zeros([40, 2], "int64"), np.ones([40, 1]), batch_size=1, verbose=0)
     raise SystemError("as asked")
 while how == "waits":
     say(embedding.table.export().clocks.tolist())
@@ -76,11 +82,11 @@ def servers():
         yield standalone.Servers(stack)
 
 
-def start(servers, how: str, chief: str | None = None, keep_alive: int = 0) -> subprocess.Popen:
-    return servers.start(["-c", PROGRAM, how, keep_alive], chief or servers.address())
+def start(servers, how: str, chief: str | None = None, keep_alive: int = 0) -> Program:
+    return servers.start("-c", PROGRAM, how, keep_alive, chief=chief or servers.address())
 
 
-def ask(program: subprocess.Popen) -> str:
+def ask(program: Program) -> str:
     """What it says after the next line of input."""
     program.stdin.write("\n")
     program.stdin.flush()

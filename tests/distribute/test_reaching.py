@@ -39,7 +39,7 @@ def test_a_program_saves_once_servers_reach_it(tmp_path):
                 listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 listeners[-1].bind(("", int(chief.rpartition(":")[2])))
                 listeners[-1].listen()
-            saves = servers.start(["-c", PROGRAM, tmp_path / "made"], chief)
+            saves = servers.start("-c", PROGRAM, tmp_path / "made", chief=chief)
             refused = False
             while not refused and saves.poll() is None:
                 for each in select.select(listeners, [], [], 0.1)[0]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 
-import pytest
+from program_runner import Program
 from standalone import free_address
 
 SERVER = """
@@ -17,7 +15,7 @@ tf.distribute.Server(CLUSTER, job_name=JOB, task_index=0).join()
 """
 
 PROGRAM = """
-import tensorflow as tf, het_tf
+import os, tensorflow as tf, het_tf
 resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
     tf.train.ClusterSpec(CLUSTER), rpc_layer="grpc"
 )
@@ -28,48 +26,26 @@ with strategy.scope():
         layer.build()
     except tf.errors.NotFoundError as error:
         print("ERROR", error.message, flush=True)
-import os
 os._exit(0)
 """
 
 
-@pytest.fixture
-def cluster():
-    """Addresses whose ports nobody else is given meanwhile."""
-    with contextlib.ExitStack() as stack:
-        yield {job: [free_address(stack)] for job in ("worker", "ps", "chief")}
-
-
-def test_the_error_says_how_to_start_it(cluster):
+def test_the_error_says_how_to_start_it():
     environment = {
         **os.environ,
         "GRPC_FAIL_FAST": "use_caller",
         "grpc_proxy": "",
         "TF_GRPC_REUSE_PORT": "1",
     }
-    servers = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"CLUSTER = {json.dumps(cluster)}; JOB = {job!r}\n{SERVER}"],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for job in ("worker", "ps")
-    ]
-    try:
-        program = subprocess.run(
-            [sys.executable, "-c", f"CLUSTER = {json.dumps(cluster)}\n{PROGRAM}"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=1500,
-            check=False,
-        )
-    finally:
-        for server in servers:
-            server.kill()
-            server.wait()
-    assert "ERROR /job:ps/replica:0/task:0/device:CPU:0 does not know the het_tf ops" in (
-        program.stdout
-    ), program.stderr[-3000:]
-    assert "python -m het_tf.server" in program.stdout
+    with contextlib.ExitStack() as stack:
+        # Nobody else is given their ports meanwhile.
+        cluster = {job: [free_address(stack)] for job in ("worker", "ps", "chief")}
+        given = f"CLUSTER = {json.dumps(cluster)}"
+        for job in ("worker", "ps"):
+            server = Program("-c", f"{given}; JOB = {job!r}\n{SERVER}", env=environment)
+            stack.callback(server.wait)
+            stack.callback(server.kill)
+        said, errors = Program("-c", f"{given}\n{PROGRAM}", env=environment).communicate()
+    unknown = "ERROR /job:ps/replica:0/task:0/device:CPU:0 does not know the het_tf ops"
+    assert unknown in said, errors[-3000:]
+    assert "python -m het_tf.server" in said

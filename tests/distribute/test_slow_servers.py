@@ -15,17 +15,18 @@ from standalone import free_address
 from het_tf.distribute import health
 
 PROGRAM = """
-import numpy as np, keras, tensorflow as tf, het_tf
+import os, sys
+import tensorflow as tf, het_tf
+# So that what it says of the servers comes by way of stdout.
+os.dup2(1, 2)
 resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
     tf.train.ClusterSpec(CLUSTER), rpc_layer="grpc"
 )
 strategy = het_tf.distribute.HetParameterServerStrategy(resolver)
 with strategy.scope():
-    model = het_tf.keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-model.fit(np.ones([8, 2]), np.ones([8, 1]), verbose=0)
-print("trained", flush=True)
-import os
+    layer = het_tf.layers.HetEmbedding(2)
+    layer.build()
+print("rows", layer.table.size(), flush=True)
 os._exit(0)
 """
 
@@ -39,22 +40,9 @@ def addresses():
 
 def test_servers_that_are_not_started_are_named_and_waited_for(addresses):
     assert 2 * health.REPORT_INTERVAL <= 10
-    environment = {**os.environ, "TF_GRPC_REUSE_PORT": "1"}
+    program = program_runner.Program("-c", f"CLUSTER = {json.dumps(addresses)}\n{PROGRAM}")
     with contextlib.ExitStack() as stack:
-
-        def run(*arguments, **variables):
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                env={**environment, **variables},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-            return process
-
-        program = run("-c", f"CLUSTER = {json.dumps(addresses)}\n{PROGRAM}")
+        stack.callback(program.kill)
         said = ""
         while not said.endswith("is gone\n") or "worker 0" not in said:
             line = program.stdout.readline()
@@ -63,15 +51,36 @@ def test_servers_that_are_not_started_are_named_and_waited_for(addresses):
         assert "waiting for 2 of 2 tasks" in said
         for job in ("ps", "worker"):
             assert f"{job} 0 at {addresses[job][0]} refuses connections" in said
-        for job in ("ps", "worker"):
-            task = {"cluster": addresses, "task": {"type": job, "index": 0}}
-            run("-m", "het_tf.server", TF_CONFIG=json.dumps(task))
-        assert "trained" in program.stdout.read()
+        environments = {
+            job: {
+                **os.environ,
+                "TF_GRPC_REUSE_PORT": "1",
+                "TF_CONFIG": json.dumps({"cluster": addresses, "task": {"type": job, "index": 0}}),
+            }
+            for job in ("ps", "worker")
+        }
+        worker = program_runner.Program("-m", "het_tf.server", env=environments["worker"])
+        # As users start it.
+        ps = subprocess.Popen(
+            [sys.executable, "-m", "het_tf.server"],
+            env=environments["ps"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for server in (worker, ps):
+            stack.callback(server.wait)
+            stack.callback(server.kill)
+        said, _ = program.communicate()
+        assert said.endswith("rows 0\n"), said
 
 
 @pytest.fixture(scope="module")
 def seen():
     return program_runner.result_of("slow_server_program.py")
+
+
+def test_training_where_every_process_has_one_core(seen):
+    assert seen["one core"] == 40 * [1]
 
 
 def test_a_thread_that_waits_for_a_server_holds_up_no_other(seen):

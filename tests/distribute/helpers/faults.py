@@ -1,4 +1,4 @@
-"""What the programs that let servers die have in common."""
+"""Parts of the programs in which servers die."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ class AtStep(keras.callbacks.Callback):
 
 
 class Warnings(logging.Handler):
-    """Keeps the texts of warnings that absl logs."""
+    """Keeps the texts of warnings that absl logs, or of all messages from another level on."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, level: int = logging.WARNING) -> None:
+        super().__init__(level)
         self.texts: list[str] = []
-        logging.getLogger("absl").addHandler(self)
+        logger = logging.getLogger("absl")
+        logger.setLevel(min(level, logger.getEffectiveLevel()))
+        logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())

@@ -1,4 +1,4 @@
-"""Running programs that import TensorFlow, without the seconds that importing it takes."""
+"""Runs programs that import TensorFlow, without the seconds that importing it takes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pathlib
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -22,15 +24,119 @@ PROGRAMS = pathlib.Path(__file__).parents[1] / "programs"
 
 
 @functools.cache
-def _template() -> subprocess.Popen:
-    # Ends with this process, whose end of the pipe is then closed.
-    return subprocess.Popen(
-        [sys.executable, _TEMPLATE],
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # a library of NumPy's: forked while alone
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    )
+def _template() -> socket.socket:
+    """Where requests for programs go; the template ends with this process."""
+    requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with other:
+        subprocess.Popen(
+            [sys.executable, _TEMPLATE],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # a library of NumPy's begins threads
+            stdin=other,
+        )
+    return requests
+
+
+class Program:
+    """A program that was started, with what `subprocess.Popen` has for a process.
+
+    It is forked from a process that has imported TensorFlow and Keras, and nothing of het_tf.
+
+    Attributes:
+      pid: process id.
+      returncode: as in `subprocess.Popen`.
+      stdin: text that it reads.
+      stdout: text that it writes, unless that goes to a file.
+    """
+
+    def __init__(
+        self,
+        *arguments: object,
+        cwd: os.PathLike[str] | str = ".",
+        env: Mapping[str, str] | None = None,
+        stdout: IO[bytes] | None = None,
+    ):
+        """Starts it.
+
+        Args:
+          *arguments: of Python: the path of a file, "-c" or "-m", and so on.
+          cwd: working directory.
+          env: its environment, except for what is read while TensorFlow is imported; None: the
+            environment of this process.
+          stdout: a file for what it writes.
+        """
+        request = {
+            "arguments": [str(argument) for argument in arguments],
+            "cwd": os.path.abspath(cwd),
+            "env": dict(os.environ if env is None else env),
+        }
+        self.returncode: int | None = None
+        self._errors = os.fdopen(os.memfd_create("stderr"), "rb")
+        read, stdin = os.pipe()
+        self.stdin = os.fdopen(stdin, "w")
+        status, write_status = os.pipe()
+        self._status = os.fdopen(status, "rb", buffering=0)
+        passed = [read, self._errors.fileno(), write_status]
+        closed = [read, write_status]
+        if stdout is None:
+            read_stdout, written = os.pipe()
+            self.stdout = os.fdopen(read_stdout)
+            closed.append(written)
+        else:
+            written = stdout.fileno()
+        passed.insert(1, written)
+        socket.send_fds(_template(), [json.dumps(request).encode()], passed)
+        for descriptor in closed:
+            os.close(descriptor)
+        self.pid = int(self._status.readline())
+
+    def poll(self) -> int | None:
+        """`returncode`, now."""
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self.returncode = int(self._status.readline())
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until it has ended; its `returncode`.
+
+        Raises:
+          subprocess.TimeoutExpired: it did not end within `timeout` seconds.
+        """
+        if self.returncode is None:
+            select.select([self._status], [], [], timeout)
+            if self.poll() is None:
+                raise subprocess.TimeoutExpired(f"program {self.pid}", timeout)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def errors(self) -> str:
+        """What it has written to stderr."""
+        descriptor = self._errors.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+    def communicate(self, line: str = "", timeout: float = 600.0) -> tuple[str, str]:
+        """Writes `line`, closes stdin and waits for the end; what it wrote to stdout and stderr.
+
+        Raises:
+          subprocess.TimeoutExpired: it did not end within `timeout` seconds, and was killed.
+        """
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        with self.stdin:
+            self.stdin.write(line)
+        said = self.stdout.read()
+        self.wait()
+        if not timer.is_alive():
+            raise subprocess.TimeoutExpired(f"program {self.pid}", timeout, said, self.errors())
+        timer.cancel()
+        return said, self.errors()
 
 
 def run(
@@ -40,48 +146,40 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 1500.0,
 ) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run([sys.executable, program, *arguments])`, with what it wrote.
-
-    It is forked from a process that has imported TensorFlow and Keras, and nothing of het_tf.
+    """`subprocess.run([sys.executable, program, *arguments])` as a `Program`, with what it wrote.
 
     Args:
       program: path of a Python file.
       arguments: of its command line.
       cwd: working directory.
-      env: its environment, but for what is read when TensorFlow is imported; None: this process's.
+      env: as of `Program`.
       timeout: seconds, after which it is killed.
 
     Raises:
       subprocess.TimeoutExpired: it was.
     """
     command = [os.path.abspath(program), *arguments]
-    with tempfile.NamedTemporaryFile() as stdout, tempfile.NamedTemporaryFile() as stderr:
-        request = {
-            "arguments": command,
-            "cwd": os.path.abspath(cwd),
-            "env": dict(os.environ if env is None else env),
-            "stdout": stdout.name,
-            "stderr": stderr.name,
-        }
-        template = _template()
-        template.stdin.write(json.dumps(request).encode() + b"\n")
-        pid = int(template.stdout.readline())
-        ended, _, _ = select.select([template.stdout], [], [], timeout)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-        status = int(template.stdout.readline())
-        said = [file.read().decode(errors="replace") for file in (stdout, stderr)]
-    if not ended:
-        raise subprocess.TimeoutExpired(command, timeout, *said)
-    return subprocess.CompletedProcess(command, status, *said)
+    # A file: processes that it leaves behind may keep its stdout open.
+    with tempfile.NamedTemporaryFile() as stdout:
+        started = Program(*command, cwd=cwd, env=env, stdout=stdout)
+        started.stdin.close()
+        try:
+            started.wait(timeout)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+            said = pathlib.Path(stdout.name).read_text(errors="replace")
+            raise subprocess.TimeoutExpired(command, timeout, said, started.errors()) from None
+        said = pathlib.Path(stdout.name).read_text(errors="replace")
+    return subprocess.CompletedProcess(command, started.returncode, said, started.errors())
 
 
-def result_of(program: str, timeout: float = 1500.0) -> Any:
+def result_of(program: str, *arguments: str, timeout: float = 1500.0) -> Any:
     """The JSON that a program of tests/distribute/programs prints last.
 
     The test fails with the error that the program raised, if it raised one.
     """
-    ended = run(PROGRAMS / program, timeout=timeout)
+    ended = run(PROGRAMS / program, *arguments, timeout=timeout)
     if ended.returncode != 0:
         print(ended.stderr)
         # After what it raised, TensorFlow may log pages about servers that end.

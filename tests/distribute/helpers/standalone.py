@@ -1,4 +1,4 @@
-"""Servers that are no LocalCluster's, which go on when a training program ends."""
+"""Servers that no LocalCluster starts, which go on when a training program ends."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Sequence
+
+from program_runner import Program
 
 
 def free_address(stack: contextlib.ExitStack) -> str:
@@ -23,7 +22,7 @@ def free_address(stack: contextlib.ExitStack) -> str:
 
 
 class Servers:
-    """Parameter servers and workers, started with `python -m het_tf.server`.
+    """Parameter servers and workers, each a program that runs `het_tf.server`.
 
     Attributes:
       processes: of all, by job.
@@ -34,42 +33,31 @@ class Servers:
         self._stack = stack
         numbers = {"ps": num_ps, "worker": num_workers}
         self._cluster = {job: [self.address() for _ in range(n)] for job, n in numbers.items()}
-        self.processes: dict[str, list[subprocess.Popen]] = {job: [] for job in numbers}
-        for job, addresses in self._cluster.items():
-            for index in range(len(addresses)):
-                server = subprocess.Popen(
-                    [sys.executable, "-m", "het_tf.server"],
-                    env=self._environment(self._cluster, job, index),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-                self.processes[job].append(server)
-                stack.callback(server.wait)
-                stack.callback(server.kill)
+        self.processes = {
+            job: [
+                self._started(job, index, self._cluster, "-m", "het_tf.server")
+                for index in range(number)
+            ]
+            for job, number in numbers.items()
+        }
 
     def address(self) -> str:
         """A `free_address`, for as long as the servers are there."""
         return free_address(self._stack)
 
-    def start(self, arguments: Sequence[object], chief: str) -> subprocess.Popen:
-        """Starts a Python program that uses them.
+    def start(self, *arguments: object, chief: str) -> Program:
+        """Starts a training program that uses them.
 
         Args:
-          arguments: of Python.
+          *arguments: of `Program`.
           chief: where the program listens, an `address`.
         """
-        program = subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            env=self._environment({**self._cluster, "chief": [chief]}, "chief", 0),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return self._started("chief", 0, {**self._cluster, "chief": [chief]}, *arguments)
+
+    def _started(self, job, index, cluster, *arguments) -> Program:
+        task = {"cluster": cluster, "task": {"type": job, "index": index}}
+        environment = {"TF_GRPC_REUSE_PORT": "1", "TF_CONFIG": json.dumps(task)}
+        program = Program(*arguments, env={**os.environ, **environment})
         self._stack.callback(program.wait)
         self._stack.callback(program.kill)
         return program
-
-    def _environment(self, cluster, job: str, index: int) -> dict[str, str]:
-        task = {"cluster": cluster, "task": {"type": job, "index": index}}
-        return {**os.environ, "TF_GRPC_REUSE_PORT": "1", "TF_CONFIG": json.dumps(task)}

@@ -24,7 +24,6 @@ BATCHES = 40
 BATCH = 8
 STEPS_A_CLOSURE = 4  # of which an epoch has a whole number
 EPOCHS = 3
-AT = BATCHES + BATCHES // 2  # in the middle of the second epoch
 
 
 class Epochs(keras.callbacks.Callback):
@@ -41,6 +40,41 @@ class Epochs(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self._manager is not None:
             self._manager.save()
+
+
+class Restarts(keras.callbacks.Callback):
+    """Kills a server where one hook, then another, and so on is called, and starts it again.
+
+    Attributes:
+      left: the hooks that were not called yet.
+    """
+
+    def __init__(self, cluster, hooks):
+        """hooks: names of methods of callbacks, epochs, indices of servers, and seconds for which
+        the server is away."""
+        super().__init__()
+        self._cluster = cluster
+        self.left = list(hooks)
+        self._epoch = 0
+
+    def _called(self, hook):
+        if self.left and self.left[0][:2] == (hook, self._epoch):
+            *_, index, seconds = self.left.pop(0)
+            self._cluster.kill_ps(index)
+            time.sleep(seconds)
+            self._cluster.restart_ps(index)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._called("on_train_batch_end")
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._called("on_test_batch_end")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._called("on_epoch_end")
 
 
 def make_model(strategy):
@@ -63,8 +97,8 @@ def call_across_servers(strategy, cluster):
     """A function whose part on server 1 takes a value from server 0, which is lost meanwhile.
 
     Returns:
-      What the first call after the recovery raised, if so, and whether server 1 had a connection to
-      server 0 then.
+      Whether a server was recovered, what the first call after that raised, if so, and whether
+      server 1 had a connection to server 0 then.
     """
 
     def make():
@@ -93,7 +127,8 @@ def call_across_servers(strategy, cluster):
         with contextlib.suppress(tf.errors.OpError):
             call()
     restarting.result()
-    strategy.recover()
+    strategy.wait_until_reached()  # by servers that are lost: not
+    recovered = strategy.recover()
     # What /proc lists while connections come and go may lack one that is there.
     where = cluster.process("ps", 1).pid, cluster.addresses["ps"][0]
     connected = any(is_connected(*where) for _ in range(5))
@@ -101,8 +136,8 @@ def call_across_servers(strategy, cluster):
     try:
         call()
     except tf.errors.OpError as error:
-        return {"error": str(error), "connected": connected}
-    return {"error": None, "connected": connected}
+        return {"recovered": recovered, "error": str(error), "connected": connected}
+    return {"recovered": recovered, "error": None, "connected": connected}
 
 
 def is_connected(pid, address):
@@ -115,10 +150,10 @@ def is_connected(pid, address):
             if fields[3] == "01":  # TCP_ESTABLISHED
                 peers[f"socket:[{fields[9]}]"] = int(fields[2].rpartition(":")[2], 16)
     sockets = set()
-    for each in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+    for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # It is closed meanwhile.
-            sockets.add(os.readlink(each))
-    return port in {peers.get(each) for each in sockets}
+            sockets.add(os.readlink(descriptor))
+    return port in {peers.get(name) for name in sockets}
 
 
 def wait_until(holds):
@@ -157,75 +192,107 @@ def main():
     x = rng.integers(0, 100, (BATCHES * BATCH, 2))
     y = (x % 3 == 0).sum(1).astype(np.float32)
 
-    def fit(made, *callbacks):
+    def rows_and_weights(made):
         model, embedding = made
-        logged.take()
-        noted = next((c for c in callbacks if isinstance(c, Epochs)), Epochs())
-        history = model.fit(
-            *(x, y),
-            batch_size=BATCH,
-            epochs=EPOCHS,
-            shuffle=False,
-            verbose=0,
-            callbacks=[*callbacks, *([] if noted in callbacks else [noted])],
-        )
         rows = embedding.table.export()
         order = np.argsort(rows.keys)
         return {
-            "epochs": noted.begun,
-            "warnings": logged.take(),
-            "loss": history.history["loss"],
             "keys": rows.keys[order].tolist(),
             "rows": np.concatenate([rows.values, rows.slots], 1)[order].ravel().tolist(),
             "dense": [float(v) for w in model.get_layer("dense").get_weights() for v in w.ravel()],
             "iterations": int(model.optimizer.iterations.numpy()),
         }
 
-    def lose(index, at=AT, seconds=1.0):
-        """seconds: until it is back; 0: it is before the training program looks."""
+    def fit(made, *callbacks, epochs=EPOCHS, **arguments):
+        logged.take()
+        noted = next((c for c in callbacks if isinstance(c, Epochs)), Epochs())
+        history = made[0].fit(
+            *(x, y),
+            batch_size=BATCH,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[*callbacks, *([] if noted in callbacks else [noted])],
+            **arguments,
+        )
+        return {
+            "epochs": noted.begun,
+            "warnings": logged.take(),
+            "loss": history.history["loss"],
+            **rows_and_weights(made),
+        }
+
+    def uses(made):
+        """What functions give that were traced before."""
+        model = made[0]
+        return {
+            "loss": float(model.evaluate(x, y, batch_size=BATCH, verbose=0)),
+            "predicted": model.predict(x, batch_size=BATCH, verbose=0).ravel().tolist(),
+            **rows_and_weights(made),
+        }
+
+    def lose(index, at):
+        """A callback that kills a server after so many steps, which is back a second later."""
 
         def run():
             cluster.kill_ps(index)
-            time.sleep(seconds)
+            time.sleep(1)
             cluster.restart_ps(index)
 
         seen = []
-
-        def at_step():
-            threading.Thread(target=run).start() if seconds else run()
 
         class Later(AtStep):
             def on_train_batch_end(self, batch, logs=None):
                 seen.append(batch)
                 super().on_train_batch_end(STEPS_A_CLOSURE * len(seen))
 
-        return Later(at, at_step)
+        return Later(at, lambda: threading.Thread(target=run).start())
 
-    out = {"across servers": across, "whole": fit(make_model(strategy))}
+    out = {"across servers": across}
+    made = make_model(strategy)
+    out["whole"] = fit(made)
+    out["one more epoch"] = fit(made, epochs=1)
     with tempfile.TemporaryDirectory() as folder:
-        backup = keras.callbacks.BackupAndRestore(f"{folder}/backup")
-        out["backup"] = fit(make_model(strategy), backup, lose(1))
-        backup = keras.callbacks.BackupAndRestore(f"{folder}/early")
-        out["before the first backup"] = fit(make_model(strategy), backup, lose(0, at=BATCHES // 2))
+        backup = keras.callbacks.BackupAndRestore(f"{folder}/keras")
+        # In the first epoch, when there is no backup yet, and in the second.
+        losses = lose(0, at=BATCHES // 2), lose(1, at=2 * BATCHES)
+        out["Keras's backup"] = fit(make_model(strategy), backup, *losses)
+
         backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/ours")
+        restarts = Restarts(
+            cluster,
+            [("on_test_batch_end", 1, 1, 1), ("on_epoch_end", 2, 0, 0)],
+        )
         made = make_model(strategy)
-        with het_tf.serving.publish(made[0], f"{folder}/live", every=0.1) as publisher:
+        with het_tf.serving.publish(made[0], f"{folder}/live", every=0.3) as publisher:
             served = Served(f"{folder}/live")
-            out["our backup"] = fit(made, backup, publisher, lose(1))
+            validation = {"validation_data": (x, y), "validation_freq": 2}
+            out["our backup"] = fit(made, backup, publisher, restarts, **validation)
             out["versions in fit"] = in_fit = publisher.version
             # Its thread goes on, too, which met the loss.
             wait_until(lambda: publisher.version > in_fit + 1)
         out["served"] = served.compare(made[0], publisher.version)
-        for name, staleness in (("back at once", None), ("back at once, replicas", 5)):
-            strategy.dense_staleness = staleness
-            backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/{name}")
-            out[name] = fit(make_model(strategy), backup, lose(1, seconds=0))
+        out["hooks left"] = restarts.left
+
+        strategy.dense_staleness = 5
+        backup = het_tf.keras.callbacks.BackupAndRestore(f"{folder}/replicas")
+        restarts = Restarts(cluster, [("on_train_batch_end", 1, 1, 0)])
+        out["replicas"] = fit(make_model(strategy), backup, restarts)
         strategy.dense_staleness = None
+
         made = make_model(strategy)
         checkpoint = tf.train.Checkpoint(model=made[0])
         manager = tf.train.CheckpointManager(checkpoint, f"{folder}/checkpoints", max_to_keep=2)
         out["nothing to restore"] = strategy.restore_or_initialize(manager)
-        out["manager"] = fit(made, Epochs(manager), lose(1))
+        out["manager"] = fit(made, Epochs(manager), lose(1, at=BATCHES + BATCHES // 2))
+        # While nothing is trained, and back before anybody notices.
+        out["before a loss"] = uses(made)
+        cluster.kill_ps(0)
+        cluster.restart_ps(0)
+        strategy.restore_or_initialize(manager)
+        out["after a loss"] = uses(made)
+        out["one more epoch after a loss"] = fit(made, epochs=1)
+
         # As a training program that was started again does.
         fresh, embedding = make_model(strategy)
         checkpoint = tf.train.Checkpoint(model=fresh)

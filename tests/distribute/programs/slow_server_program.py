@@ -1,4 +1,7 @@
-"""Trains with servers that are slow, or silent for a while. Run by test_slow_servers.py."""
+"""Trains with servers that have one core, are slow, or are silent for a while.
+
+Run by test_slow_servers.py.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +55,23 @@ def read_beside_one_that_waits(ps, strategy):
 
 
 def main():
+    cores = os.sched_getaffinity(0)
+    core = min(cores)
+    os.sched_setaffinity(0, {core})  # for the servers, too
     logged = Warnings()
     out = {}
-    with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
+    with het_tf.distribute.LocalCluster(num_workers=2, num_ps=1) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         with strategy.scope():
             model = sm.make_id_counter(het_tf.keras.Model, 40, steps_per_execution=1)
         data = sm.id_dataset(range(40), 4)
         model.fit(data, verbose=0)
+        out["one core"] = model.counter.counts.numpy().tolist()
         ps = cluster.process("ps", 0)
+        # From here on only the parameter server has one core.
+        for pid in (os.getpid(), *(cluster.process("worker", i).pid for i in range(2))):
+            for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores)
         out["beside"] = read_beside_one_that_waits(ps, strategy)
         logged.take()
 
@@ -79,9 +90,6 @@ def main():
             "warnings": logged.take(),
         }
 
-        core = min(os.sched_getaffinity(0))
-        for thread in pathlib.Path(f"/proc/{ps.pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), {core})
         spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
         busy = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(LOAD)]
         try:
