@@ -9,9 +9,14 @@ import small_models as sm
 import het_tf
 
 
-def test_every_example_counts_once_though_workers_are_killed():
-    seen = program_runner.result_of("exactly_once_program.py")
-    assert len(seen["killed"]) == 5
+@pytest.mark.parametrize(
+    ("kills", "workers"), [(3, 2), pytest.param(30, 3, marks=pytest.mark.exhaustive)]
+)
+def test_every_example_counts_once_though_workers_are_killed(kills, workers):
+    seen = program_runner.result_of(
+        "exactly_once_program.py", f"--kills={kills}", f"--workers={workers}"
+    )
+    assert len(seen["killed"]) == kills
     assert seen["epochs"] > 0
     assert seen["wrong"] == []
 

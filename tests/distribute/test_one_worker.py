@@ -13,18 +13,11 @@ import pytest
 
 PROGRAM = "one_worker_program.py"
 CASES = [
-    "arrays",
-    "adam, weights, validation split",
-    "dataset",
+    "arrays with class weights, from a later epoch on",
+    "weights, validation split at times",
+    "dataset, validation with weights in batches",
     "dataset with steps",
     "function with steps",
-    "class weights",
-    "initial epoch",
-    "validation batches",
-    "validation with weights",
-    "validation at times",
-    "validation steps",
-    "one line an epoch",
     "steps without a batch size",
 ]
 
@@ -66,7 +59,7 @@ def test_every_argument_of_fit_is_tested(results):
 
 @pytest.mark.parametrize("whose", ["ours", "Keras's"])
 def test_arrays_are_shuffled_example_by_example_in_every_epoch(results, whose):
-    epochs = results["batches"]["True"][whose == "Keras's"]
+    epochs = results["batches"][whose]["shuffled"]
     in_order = np.arange(20).reshape(4, 5).tolist()
     for epoch in epochs:
         assert [len(batch) for batch in epoch] == 4 * [5]
@@ -77,13 +70,12 @@ def test_arrays_are_shuffled_example_by_example_in_every_epoch(results, whose):
 
 @pytest.mark.parametrize("whose", ["ours", "Keras's"])
 def test_arrays_that_are_not_shuffled_come_in_order(results, whose):
-    epochs = results["batches"]["False"][whose == "Keras's"]
+    epochs = results["batches"][whose]["in order"]
     assert epochs == 3 * [np.arange(20).reshape(4, 5).tolist()]
 
 
 def test_embedding_without_staleness_equals_one_process(results):
     ours, one_process = results["embedding"]
-    assert ours.keys() == one_process.keys()
-    assert one_process["test AUC"] > 0.7
+    assert one_process["loss"][-1] < one_process["loss"][0]
     for name, values in one_process.items():
         np.testing.assert_allclose(ours[name], values, rtol=0, atol=1e-5, err_msg=name)

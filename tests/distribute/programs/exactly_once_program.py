@@ -1,9 +1,7 @@
 """Counts examples while workers are killed; prints what the tables say as JSON.
 
 Each row is the number of times that its id was trained on: steps of SGD with rate 1 on a loss whose
-gradient is -1 for every example. Run by test_exactly_once.py with a few kills, and by hand:
-
-    python tests/distribute/programs/exactly_once_program.py --kills=30
+gradient is -1 for every example. Run by test_exactly_once.py.
 """
 
 from __future__ import annotations
@@ -62,11 +60,12 @@ class Check(keras.callbacks.Callback):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     chance = random.Random(args.seed)
-    cluster = het_tf.distribute.LocalCluster(num_workers=3, num_ps=2)
+    cluster = het_tf.distribute.LocalCluster(num_workers=args.workers, num_ps=2)
     cluster.start()
     strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver, exactly_once=True)
 
@@ -90,7 +89,7 @@ def main():
     x = np.random.default_rng(args.seed).zipf(1.2, (BATCHES * BATCH, 1)) % IDS
     counts = np.bincount(x[:, 0], minlength=IDS)
     check = Check(layers, counts)
-    alive, killed, restarts = [0, 1, 2], [], []
+    alive, killed, restarts = list(range(args.workers)), [], []
 
     def restart(worker):
         cluster.restart_worker(worker)
@@ -107,8 +106,8 @@ def main():
             print(f"killed worker {worker}", file=sys.stderr, flush=True)
             restarts.append(threading.Thread(target=restart, args=(worker,)))
             restarts[-1].start()
-        for each in restarts:
-            each.join()
+        for thread in restarts:
+            thread.join()
         check.done.set()
 
     killer = threading.Thread(target=kill)
@@ -129,7 +128,7 @@ def main():
         "seconds": time.monotonic() - began,
         "epochs": check.epochs,
         "wrong": check.wrong,
-        "pushes_counted": sum(each["pushes_counted"] for each in stats),
+        "pushes_counted": sum(table["pushes_counted"] for table in stats),
     }
     print(json.dumps(out))
     sys.stdout.flush()
