@@ -48,6 +48,7 @@ def test_tcp_bytes_are_those_that_were_sent(monkeypatch: pytest.MonkeyPatch):
             tcp_bytes.growth(middle, received())
 
 
+@pytest.mark.exhaustive
 @needs_ss
 def test_bytes_fall_with_staleness_and_the_kernel_agrees(tmp_path: pathlib.Path):
     done = _run(
@@ -77,6 +78,7 @@ def test_bytes_fall_with_staleness_and_the_kernel_agrees(tmp_path: pathlib.Path)
     assert idle["kernel_up"] + idle["kernel_down"] < 0.05 * totals[0]
 
 
+@pytest.mark.exhaustive
 def test_table_memory():
     done = _run("table_memory.py", "--rows=3000000", "--limit=1.6")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
@@ -85,6 +87,7 @@ def test_table_memory():
     assert 1.0 < float(peak[1]) <= 1.6
 
 
+@pytest.mark.exhaustive
 def test_expiry(tmp_path: pathlib.Path):
     out = tmp_path / "figures.json"
     done = _run("expiry.py", "--ids=300000", "--step=2000", f"--out={out}", "--background")
@@ -95,6 +98,7 @@ def test_expiry(tmp_path: pathlib.Path):
     assert result["rows_created"] == 149 * 20
 
 
+@pytest.mark.exhaustive
 def test_sweep():
     done = _run("sweep.py", "--rows=20000", "--seconds=0.1")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -103,6 +107,7 @@ def test_sweep():
     assert [line.get("dropped", 0) > 0 for line in figures] == [False, False, True, False]
 
 
+@pytest.mark.exhaustive
 def test_checkpoint(tmp_path: pathlib.Path):
     out = tmp_path / "figures.json"
     done = _run("checkpoint.py", "--rows=200000", f"--folder={tmp_path}", f"--out={out}")
@@ -115,6 +120,7 @@ def test_checkpoint(tmp_path: pathlib.Path):
     assert sorted(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.exhaustive
 def test_local_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "figures.json"
     flags = ("--programs=table,cache,TensorFlow", "--rounds=1", "--threads=1", "--steps=3")
@@ -138,6 +144,7 @@ def test_local_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     assert local_step.summary(said, "peer")["ours"] == {"step": (4, 1.5)}
 
 
+@pytest.mark.exhaustive
 def test_pooled_step(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
     size = ("--bags=20", "--longest=4", "--rows=300", "--dim=8", "--steps=3", f"--json={path}")
@@ -149,6 +156,7 @@ def test_pooled_step(tmp_path: pathlib.Path):
         assert set(each["ms"]) == {"het_tf", "TensorFlow", "unique"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("run", ["steps", "fit", "cluster"])
 def test_feature_step(tmp_path: pathlib.Path, run: str):
     path = tmp_path / "figures.json"
@@ -278,6 +286,7 @@ def test_model_of_the_lfu_of_before(monkeypatch: pytest.MonkeyPatch):
 _AUC = ("--workers=2", "--seeds=1", "--epochs=1,1", "--batch=64,64", "--examples=6400")
 
 
+@pytest.mark.exhaustive
 def test_bytes_fall_with_the_bound_and_runs_are_not_repeated(tmp_path: pathlib.Path):
     path = tmp_path / "runs.json"
     flags = (*_AUC, "--datasets=100k", "--clocks=count,drift", f"--json={path}")
@@ -302,6 +311,7 @@ def test_bytes_fall_with_the_bound_and_runs_are_not_repeated(tmp_path: pathlib.P
     assert plot.stat().st_size > 0
 
 
+@pytest.mark.exhaustive
 def test_dense_bytes_fall_with_the_staleness(tmp_path: pathlib.Path):
     path = tmp_path / "runs.json"
     flags = ("--workers=2", "--seeds=1", "--epochs=1", "--examples=6400", f"--json={path}")
@@ -322,6 +332,7 @@ def test_dense_bytes_fall_with_the_staleness(tmp_path: pathlib.Path):
     assert "largest k within one sd" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_implicit_data_set(tmp_path: pathlib.Path):
     rng = np.random.default_rng(1)
     for part, size in (("train", 700), ("test", 50)):
@@ -342,6 +353,7 @@ def test_implicit_data_set(tmp_path: pathlib.Path):
     assert re.search(r"^lamport +9 ", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.exhaustive
 def test_a_cache_never_costs_more_than_none(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
     done = _run("cache_traces.py", "--quick", "--jobs=1", "--staleness=0,10", f"--json={path}")
@@ -361,6 +373,7 @@ def test_a_cache_never_costs_more_than_none(tmp_path: pathlib.Path):
     assert skewed["hits"] > 0.6
 
 
+@pytest.mark.exhaustive
 def test_cache_memory(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
     done = _run(
@@ -380,6 +393,7 @@ def test_cache_memory(tmp_path: pathlib.Path):
     assert figures["median_ms"] <= figures["longest_ms"]
 
 
+@pytest.mark.exhaustive
 def test_served_rows_are_timed_beside_tf_gather():
     flags = ["--rows=3000", "--dim=8", "--threads", "1", "2", "--runs=3", "--every=0.2"]
     done = _run("serving.py", *flags)
@@ -391,6 +405,7 @@ def test_served_rows_are_timed_beside_tf_gather():
         assert figures[threads]["changed_to_gather"] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_pipeline_of_steps_on_a_device_loses_no_update(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
     small = ("--ids=300", "--rows=500", "--lines=128", "--steps=12")
@@ -412,6 +427,7 @@ def _gpu(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_benchmark_of_a_gpu_runs_with_the_host_in_its_place():
     done = _gpu("bench", "--host", "--ids=1000", "--rows", "3000", "--dims", "5", "--batches=2")
     for verb in ("unique", "find", "gather", "segment_sum", "update", "unpin", "step", "pool"):

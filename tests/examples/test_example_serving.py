@@ -22,6 +22,7 @@ def start(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.exhaustive
 def test_what_one_program_trains_another_serves(tmp_path):
     begin, folder = time.time(), str(tmp_path / "live")
     serves = start(str(EXAMPLE / "serve.py"), folder, "--until", "3")
@@ -50,6 +51,7 @@ def build_commands() -> str:
     return "\n".join(line for line in lines if line != run)
 
 
+@pytest.mark.exhaustive
 def test_a_program_without_python_serves_each_version(tmp_path):
     environment = os.environ | {
         "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -154,6 +154,7 @@ def test_figures():
     assert runs.figures([no_ahead])[0].waited is None
 
 
+@pytest.mark.exhaustive
 def test_says_what_it_may_not_do():
     done = _run("--variants=no_cache", PATH="/nonexistent")
     assert done.returncode == os.EX_NOPERM
@@ -166,6 +167,7 @@ def test_says_what_it_may_not_do():
         assert value in done.stderr or f"--{name}" in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_workers_alone_need_no_network(tmp_path: pathlib.Path):
     files = [f"--{name}={tmp_path / name}" for name in ("json", "table")]
     flags = ("--variants=alone", *files, f"--plot={tmp_path / 'plot.png'}")
@@ -216,6 +218,7 @@ def _receiver(network: ModuleType, hosts: object, program: str = _RECEIVE) -> It
             process.kill()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("delay", [None, 0.001])
 def test_hosts_send_at_the_rate_and_are_counted(network: ModuleType, delay: float | None):
     with (
@@ -267,6 +270,7 @@ for n in (0, 1, 1_000, len(sent)):
 """
 
 
+@pytest.mark.exhaustive
 def test_packets_take_the_delay_and_arrive(network: ModuleType):
     assert [network.seconds(each) for each in ("2s", "1ms", "0us")] == [2, 1e-3, 0]
     delay = 0.02
@@ -311,6 +315,7 @@ def _namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
 
+@pytest.mark.exhaustive
 def test_bytes_by_kind(network: ModuleType, tmp_path: pathlib.Path):
     path = tmp_path / "runs.json"
     done = _run("--rates=1gbit", "--variants=no_cache,s100", "--epochs=3", f"--json={path}")
@@ -328,6 +333,7 @@ def test_bytes_by_kind(network: ModuleType, tmp_path: pathlib.Path):
     assert cached.auc[-1] == pytest.approx(no_cache.auc[-1], abs=0.03)
 
 
+@pytest.mark.exhaustive
 def test_waits_and_dense_bytes_over_links_with_a_delay(network: ModuleType, tmp_path: pathlib.Path):
     path = tmp_path / "runs.json"
     flags = ("--rates=none", "--delay=1ms", "--variants=s100", "--dense_staleness=4,8")
@@ -344,6 +350,7 @@ def test_waits_and_dense_bytes_over_links_with_a_delay(network: ModuleType, tmp_
     assert 0 < seldom.kb["dense"] < often.kb["dense"]
 
 
+@pytest.mark.exhaustive
 def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib.Path):
     from netns import runs, tf_keras_environment
 
@@ -366,6 +373,7 @@ def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib
     assert tf_keras.kb_received > het_tf.kb_received
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("delay", ["none", "1ms"])
 def test_a_signal_leaves_nothing_behind(network: ModuleType, delay: str):
     flags = ("--variants=no_cache", "--rates=none", f"--delay={delay}")

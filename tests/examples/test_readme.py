@@ -12,6 +12,8 @@ import pytest
 
 import het_tf
 
+pytestmark = pytest.mark.exhaustive
+
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
