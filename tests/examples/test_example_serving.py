@@ -9,6 +9,7 @@ import time
 
 import keras
 import numpy as np
+import pytest
 
 import het_tf
 
