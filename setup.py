@@ -16,44 +16,36 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
-import cpptest
 import cxx
 from tensorflow_build import tensorflow_build
 
 # Not the files that include TensorFlow: under a sanitizer, absl lays its containers out otherwise.
-SANITIZE = cpptest.VARIANTS["asan"] if os.environ.get("HET_TF_SANITIZE") == "1" else []
+VARIANT = "asan" if os.environ.get("HET_TF_SANITIZE") == "1" else "release"
 
 
 def build_ops() -> tuple[Path, Path]:
     """Builds the op library, and beside it a note of what for that is readable without loading."""
-    variant = "sanitized" if SANITIZE else "portable" if cxx.PORTABLE else "native"
-    directory = cxx.ROOT / "build" / variant
     nvcc = cxx.nvcc_to_build_with()
-    # What is not for CUDA has the same objects with it.
-    target = directory if nvcc is None else directory.with_name(f"{variant}-cuda")
-    target.mkdir(parents=True, exist_ok=True)
     src = cxx.SOURCES
+    link_flags = [*src.LINK_FLAGS, *cxx.VARIANTS[VARIANT]]
+    if nvcc is not None:
+        # Before TensorFlow's libraries.
+        link_flags += [cxx.cudart(nvcc), *src.CUDA_LINK_FLAGS]
+    objects = cxx.core_objects(VARIANT, nvcc)
+    directory = cxx.variant_directory("release")
     with cxx.lock(directory):
         tf = tensorflow_build()
-        flags = [*src.CXX_FLAGS, *src.RELEASE_FLAGS, *cxx.ARCH_FLAGS, *tf["compile_flags"], "-I."]
         # -isystem: with -I the TensorFlow headers print thousands of warnings.
-        # Not for the core, which must do without TensorFlow.
-        tf_flags = [*flags, "-isystem", tf["include"], f'-DHET_TF_BUILT_FOR="{tf["version"]}"']
-        core_flags = [*flags, *SANITIZE]
-        link_flags = [*src.LINK_FLAGS, *SANITIZE]
+        flags = [*cxx.variant_flags("release"), *tf["compile_flags"], "-isystem", tf["include"]]
+        flags += [f'-DHET_TF_BUILT_FOR="{tf["version"]}"']
+        flags += cxx.precompiled("tensorflow", src.TENSORFLOW_HEADERS, flags, directory)
         for_gpus = [] if nvcc is None else src.GPU_OP_SOURCES
         others = [source for source in src.OP_SOURCES if source not in for_gpus]
-        objects = cxx.compile_objects(others, tf_flags, directory)
-        objects += cxx.compile_objects(for_gpus, [*tf_flags, "-DHET_TF_CUDA"], target)
-        objects += cxx.compile_objects(src.CORE_SOURCES + src.DEVICE_SOURCES, core_flags, directory)
-        if nvcc is None:
-            # Of a .cu file g++ has to be told the language.
-            as_cxx = [*core_flags, "-x", "c++"]
-            objects += cxx.compile_objects(src.CUDA_SOURCES, as_cxx, directory)
-        else:
-            objects += cxx.cuda_objects(src.CUDA_SOURCES, nvcc)
-            # Before TensorFlow's libraries.
-            link_flags += [cxx.cudart(nvcc), *src.CUDA_LINK_FLAGS]
+        objects += cxx.compile_objects(others, flags, directory)
+        # What is not for CUDA has the same objects with it.
+        objects += cxx.compile_objects(for_gpus, [*flags, "-DHET_TF_CUDA"], directory / "cuda")
+        target = cxx.variant_directory(VARIANT) / ("host" if nvcc is None else "cuda")
+        target.mkdir(exist_ok=True)
         library = target / "_het_ops.so"
         cxx.link(objects, [*link_flags, *tf["link_flags"]], library)
         note = target / "_het_ops.json"

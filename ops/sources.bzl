@@ -88,6 +88,16 @@ GPU_OP_SOURCES = [
     "ops/kernels/trained_kernels.cc",
 ]
 
+# What g++ parses once for all of them (tools/cxx.py): most of the time that each would take.
+TENSORFLOW_HEADERS = [
+    "tensorflow/core/framework/common_shape_fns.h",
+    "tensorflow/core/framework/op.h",
+    "tensorflow/core/framework/op_kernel.h",
+    "tensorflow/core/framework/resource_mgr.h",
+    "tensorflow/core/framework/resource_var.h",
+    "tensorflow/core/framework/shape_inference.h",
+]
+
 # googletest files, one beside each source it tests.
 CORE_TESTS = [
     "ops/core/bfloat16_test.cc",
@@ -175,6 +185,19 @@ CUDA_TESTS = [
     "ops/cuda/store_test.cc",
     "ops/cuda/unwritten_test.cc",
     "ops/cuda/visitors_test.cc",
+]
+
+# What g++ parses once for all tests. None of this tree's: an edit of one would rebuild all.
+TEST_HEADERS = [
+    "gtest/gtest.h",
+    "algorithm",
+    "condition_variable",
+    "deque",
+    "functional",
+    "map",
+    "mutex",
+    "random",
+    "thread",
 ]
 
 CUDA_BENCHMARK = "ops/cuda/step_bench.cu"

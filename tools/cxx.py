@@ -1,6 +1,8 @@
 """Incremental C++ build that needs only Python and a compiler; setup.py and cpptest.py share it.
 
 A file is built again when something it includes is newer, or its command, compiler or CPU changed.
+Compilers run under ccache if it is installed. Everything but the files that include TensorFlow is
+built in three variants: `release` (the op library and its C++ tests), `asan` and `tsan`.
 As a program it says in JSON with which CUDA the op library is built.
 """
 
@@ -34,6 +36,24 @@ SOURCES = load_sources()
 ARCH_FLAGS = (
     SOURCES.PORTABLE_FLAGS.get(platform.machine(), []) if PORTABLE else SOURCES.NATIVE_FLAGS
 )
+SANITIZER_FLAGS = ["-g1", "-O1", "-fno-omit-frame-pointer"]
+VARIANTS = {
+    "release": [],
+    "asan": [*SANITIZER_FLAGS, "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "tsan": [*SANITIZER_FLAGS, "-fsanitize=thread"],
+}
+CCACHE = [ccache] if (ccache := shutil.which("ccache")) else []
+# Without this setting ccache does not cache sources that use a precompiled header.
+COMPILER_ENV = {**os.environ, "CCACHE_SLOPPINESS": "pch_defines,time_macros"} if CCACHE else None
+
+
+def variant_directory(variant: str) -> Path:
+    return ROOT / "build" / (f"{variant}-portable" if PORTABLE else variant)
+
+
+def variant_flags(variant: str) -> list[str]:
+    # The last of several -O counts.
+    return [*SOURCES.CXX_FLAGS, *SOURCES.RELEASE_FLAGS, *VARIANTS[variant], *ARCH_FLAGS, "-I."]
 
 
 def _ask_compiler(arguments: list[str]) -> subprocess.CompletedProcess:
@@ -41,6 +61,11 @@ def _ask_compiler(arguments: list[str]) -> subprocess.CompletedProcess:
         return subprocess.run([*COMPILER, *arguments], capture_output=True, text=True)
     except OSError as e:
         raise SystemExit(f"{COMPILER[0]}: {e.strerror}; sudo apt-get install g++") from e
+
+
+def _is_gcc() -> bool:
+    # clang says so, and so does Intel's compiler.
+    return not any(name in _ask_compiler(["-v"]).stderr for name in ("clang", "Intel"))
 
 
 def version() -> str:
@@ -118,7 +143,9 @@ def _run(label: str, command: list[str], target: Path, record: str, keep_log: bo
     started = time.time_ns()
     partial = target.with_name(target.name + ".partial")
     stderr = subprocess.PIPE if keep_log else None
-    done = subprocess.run([*command, "-o", str(partial)], cwd=ROOT, stderr=stderr, text=True)
+    done = subprocess.run(
+        [*command, "-o", str(partial)], cwd=ROOT, env=COMPILER_ENV, stderr=stderr, text=True
+    )
     if done.returncode:
         print(done.stderr or "", "failed:", shlex.join(command), flush=True)
         return False
@@ -135,6 +162,35 @@ def _run(label: str, command: list[str], target: Path, record: str, keep_log: bo
 def _depfile_inputs(depfile: Path) -> list[str]:
     text = depfile.read_text().replace("\\\n", " ").split(": ", 1)[1]
     return [p.replace("\\ ", " ") for p in re.split(r"(?<!\\)\s+", text.strip())]
+
+
+def core_objects(variant: str, nvcc: str | None = None) -> list[Path]:
+    """Objects of everything that includes neither TensorFlow nor googletest.
+
+    The op library and the C++ tests link the same ones. Without nvcc the host takes a GPU's place.
+    """
+    flags, directory = variant_flags(variant), variant_directory(variant)
+    with lock(directory):
+        objects = compile_objects(SOURCES.CORE_SOURCES + SOURCES.DEVICE_SOURCES, flags, directory)
+        if nvcc is None:
+            objects += compile_objects(SOURCES.CUDA_SOURCES, flags, directory)
+    return objects if nvcc is None else objects + cuda_objects(SOURCES.CUDA_SOURCES, nvcc)
+
+
+def precompiled(name: str, headers: list[str], flags: list[str], directory: Path) -> list[str]:
+    """Flags that make sources include `headers` first, which g++ then parses only once.
+
+    Sources still include what they use: other compilers, and Bazel, get no such flags.
+    """
+    if not _is_gcc():
+        return []
+    header = directory / f"{name}.h"
+    text = "".join(f"#include <{each}>\n" for each in headers)
+    if not header.exists() or header.read_text() != text:
+        directory.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
+    compile_objects([str(header.relative_to(ROOT))], flags, directory)
+    return ["-Winvalid-pch", "-include", str(header.relative_to(ROOT))]
 
 
 def cuda_objects(sources: list[str], nvcc: str, *flags: str) -> list[Path]:
@@ -162,14 +218,20 @@ def compile_objects(
         if nvcc is None
         else subprocess.check_output([nvcc, "--version"], text=True)
     )
-    compiler = COMPILER if nvcc is None else [nvcc]
+    compiler = [*CCACHE, *COMPILER] if nvcc is None else [nvcc]
 
     def compile_one(source: str) -> Path | None:
         # A source from outside the tree (googletest) goes by its name.
         target = directory / (Path(source).name if os.path.isabs(source) else source)
-        target = target.with_suffix(".o")
+        if target.suffix == ".h":
+            # Where g++ looks for a header that it has precompiled.
+            target, language = directory / f"{Path(source).name}.gch", ["-x", "c++-header"]
+        else:
+            # Of a .cu file g++ has to be told the language.
+            language = ["-x", "c++"] if target.suffix == ".cu" and nvcc is None else []
+            target = target.with_suffix(".o")
         depfile = target.with_suffix(".d")
-        command = [*compiler, *flags, "-MMD", "-MF", str(depfile), "-c", source]
+        command = [*compiler, *flags, "-MMD", "-MF", str(depfile), *language, "-c", source]
         record = shlex.join(command) + "\n" + resolved
         if depfile.exists() and _is_fresh(target, _depfile_inputs(depfile), record):
             return target

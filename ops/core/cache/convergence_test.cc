@@ -23,7 +23,7 @@ using testing::Random;
 using testing::SetStaleness;
 
 constexpr double kBeta = 0.9, kRate = 0.001;
-constexpr int kSteps = 6000;
+constexpr int kSteps = 3000;
 constexpr int64_t kNoCache = -2;
 
 struct Outcome {
@@ -85,11 +85,10 @@ TEST(ConvergenceTest, MomentumAndAdamStandAsMuchDelayAsPlainSgd) {
   if (testing::kSanitized) GTEST_SKIP() << "arithmetic on one thread, a million steps of it";
   int held = 0, given_up = 0;
   for (const bool lockstep : {false, true}) {
-    for (const int workers : {1, 3, 8, 24}) {
+    for (const int workers : {3, 24}) {
       const auto distances = [&](const char* optimizer, double rate) {
         std::vector<Outcome> outcomes;
-        for (const int64_t staleness :
-             {kNoCache, int64_t{0}, int64_t{5}, int64_t{20}, int64_t{100}}) {
+        for (const int64_t staleness : {kNoCache, int64_t{5}, int64_t{20}, int64_t{100}}) {
           outcomes.push_back(Train(optimizer, rate, workers, staleness, lockstep));
         }
         return outcomes;
@@ -101,7 +100,7 @@ TEST(ConvergenceTest, MomentumAndAdamStandAsMuchDelayAsPlainSgd) {
         for (size_t i = 0; i < tried.size(); ++i) {
           SCOPED_TRACE(StrCat(optimizer, ", ", workers, " workers, ",
                               lockstep ? "lockstep" : "serial", ", staleness ",
-                              std::vector<int64_t>{-1, 0, 5, 20, 100}[i]));
+                              std::vector<int64_t>{-1, 5, 20, 100}[i]));
           const double largest = tried[i].largest_gradient;
           // What gradients can make of slots, whatever the delay; a hair for rounding.
           if (adam) {
@@ -132,7 +131,7 @@ TEST(ConvergenceTest, NothingDivergesWith24Workers) {
        {"rmsprop", "rmsprop momentum=0.9", "rmsprop centered=1", "lion", "lion weight_decay=0.1",
         "lamb", "lamb weight_decay=0.1", "adam weight_decay=0.1", "sgd l2=0.05", "adagrad l2=0.05",
         "sgd cowclip=0.5", "adam cowclip=0.5"}) {
-    for (const int64_t staleness : {kNoCache, int64_t{0}, int64_t{5}, int64_t{100}}) {
+    for (const int64_t staleness : {kNoCache, int64_t{5}, int64_t{100}}) {
       // Gradients of one sign have so little variance that such a delay alone is too much: one
       // worker with gradients that are 144 updates old, and a momentum of .9, gets to 500.
       if (optimizer == "rmsprop centered=1" && staleness == 100) continue;

@@ -192,7 +192,7 @@ TEST(Served, EveryVersionIsWhatAMapHas) {
   std::vector<std::map<int64_t, float>> tables(2);
   std::map<int64_t, std::vector<std::map<int64_t, float>>> versions;
   std::map<int64_t, Served::View> views;
-  for (int64_t version = 0; version < 200; ++version) {
+  for (int64_t version = 0; version < 100; ++version) {
     const bool whole = version == 0 || Below(&random, 40) == 0;
     std::vector<RowsFiles> files(2);
     for (int t = 0; t < 2; ++t) {
@@ -226,10 +226,10 @@ TEST(Served, EveryVersionIsWhatAMapHas) {
   }
 }
 
-// 1,000 changes in a row; every key's row says by which change it was made, and changes when the
+// 300 changes in a row; every key's row says by which change it was made, and changes when the
 // version is a multiple of what its key leaves.
 TEST(Served, ReadersSeeWholeVersionsThatNeverGoBack) {
-  constexpr int64_t kVersions = testing::kSanitized ? 200 : 1000;
+  constexpr int64_t kVersions = testing::kSanitized ? 100 : 300;
   constexpr int64_t kKeys = 64;
   const auto row_of = [](int64_t key, int64_t version) {
     return static_cast<float>(version - version % (key % 7 + 1));

@@ -46,7 +46,7 @@ TEST(TableMemoryTest, OutOfMemoryIsAnErrorAndRowsStay) {
   Status status;
   int64_t rows = 0;
   {
-    const MemoryLimit limit(size_t{300} << 20);
+    const MemoryLimit limit(size_t{100} << 20);
     for (int round = 0; round < 1000 && status.ok(); ++round) {
       rows = table->size();
       for (int64_t& id : ids) id += 2000;

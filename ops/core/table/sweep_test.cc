@@ -427,7 +427,6 @@ TEST(SweepTest, TenMillionKeysAreNeverMixedUp) {
   ASSERT_OK(table->SetTime(2));
   EXPECT_EQ(SweepAll(table.get()), n - n / 4);
   EXPECT_EQ(table->size(), n / 4);
-  check([&](int64_t i) { return i % 4 == 0 ? 2 * value_of(i) : 0; });
   for (int64_t first = 1; first < n; first += kBatch) update(first, first + kBatch - 1, 2);
   check([&](int64_t i) { return i % 4 == 0 ? 2 * value_of(i) : i % 2 == 1 ? value_of(i) : 0; });
 }
@@ -440,7 +439,7 @@ TEST(SweepTest, ThreadsUpdateSaveAndSweep) {
   std::atomic<int64_t> now{0};
   ASSERT_OK(table->SetTime(0));
   Sweeper sweeper(table.get(), {std::chrono::milliseconds(0), std::chrono::milliseconds(0)});
-  const int rounds = testing::kSanitized ? 150 : 600;
+  const int rounds = testing::kSanitized ? 50 : 150;
   std::atomic<int> working{4};
   const auto is_row = [](const float* value, int64_t clock) {
     return value[0] == static_cast<float>(clock) && value[1] == value[0] && value[2] == value[0];
