@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from schedules import KEYS, Setup
 
+FAILS = 0.3  # the chance that something does, at each message
+ARRIVES = 0.02  # the chance that a late message does, at each turn: mostly after its closure's end
+
 
 @dataclasses.dataclass(frozen=True)
 class Work:
@@ -36,10 +39,9 @@ class Closures:
     `give_up`: the run is over, whether it has ended or not.
     """
 
-    def __init__(self, system: Any, setup: Setup, seed: int, num_closures: int, faults: float):
+    def __init__(self, system: Any, setup: Setup, seed: int, num_closures: int = 8):
         self.system, self.setup = system, setup
         self.random = random.Random(seed)
-        self.faults = faults  # the chance that something fails, at each message
         keys = KEYS[: self.random.randint(2, 8)]
         self.waiting = [
             Work(
@@ -63,7 +65,7 @@ class Closures:
         """Until all closures have ended; then asserts that each of them counts once."""
         while len(self.finished) < self.given_out + len(self.waiting) or any(self.runs):
             worker = self.random.randrange(self.setup.num_workers)
-            if self.late and self.random.random() < 0.3:
+            if self.late and self.random.random() < ARRIVES:
                 self.arrive(*self.late.pop(self.random.randrange(len(self.late))))
             if self.runs[worker] is None:
                 self.begin(worker)
@@ -125,7 +127,7 @@ class Closures:
         self.system.drop(step)
         if not self.system.end(worker):
             self.fail(worker, dies=False)
-        elif self.random.random() < self.faults:
+        elif self.random.random() < FAILS:
             self.fail(worker, dies=True)  # before anybody heard that it has ended
         else:
             self.system.give_up(worker)
@@ -134,7 +136,7 @@ class Closures:
 
     def exchange(self, worker: int, step: Any) -> bool:
         """Sends what a step says; False: that failed, and its closure with it."""
-        fails = self.random.random() < self.faults
+        fails = self.random.random() < FAILS
         shards = sorted(self.system.shards_with_requests(step))
         self.random.shuffle(shards)
         lost = self.random.choice(shards) if fails and shards else None

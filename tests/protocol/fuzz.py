@@ -14,47 +14,20 @@ import contextlib
 import random
 import time
 
-import hypothesis
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from hypothesis import HealthCheck, Phase
 from ledger import Ledger
 from ops_system import OpsSystem, Sending
-from schedules import Schedule, Setup, schedules
+from random_schedules import BOUNDS, draw
+from schedules import Schedule, Setup
 
 from het_tf import ops
 
 _MINUTES = flags.DEFINE_float("minutes", 1.0, "How long.")
 _SEED = flags.DEFINE_integer("seed", None, "Of a run that is to be repeated; default: a new one.")
 
-BOUNDS = {"count": (0, 1, 2, 3, 5, None), "drift": (0, 0.5, 1.0, 2.5, 5.0, None)}
-BOUNDS["lamport"] = BOUNDS["count"]
 REFUSED = (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError)
-
-
-def drawn(seed: int, number: int) -> list[Schedule]:
-    """So many schedules, the same for the same seed."""
-    made: list[Schedule] = []
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        database=None,
-        deadline=None,
-        max_examples=number,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.given(
-        hypothesis.strategies.sampled_from(sorted(BOUNDS)).flatmap(
-            lambda clock: schedules(clock=clock, bounds=BOUNDS[clock], max_events=60)
-        )
-    )
-    def draw(schedule: Schedule) -> None:
-        made.append(schedule)
-
-    draw()
-    return made
 
 
 class Mutating(OpsSystem):
@@ -155,8 +128,10 @@ def main(argv: list[str]) -> None:
     print(f"seed {seed}", flush=True)
     start, counts = time.monotonic(), collections.Counter()
     for round_ in range(2**32 - seed):
-        for schedule in drawn(seed + round_, 50):
-            policy = random.Random(seed + round_).choice(["lru", "lfu"])
+        drawing = random.Random(seed + round_)
+        policy = drawing.choice(["lru", "lfu"])
+        for _ in range(50):
+            schedule = draw(drawing, clock=drawing.choice(list(BOUNDS)), max_events=60)
             for mutate in (False, True):
                 chance = random.Random(repr(schedule))
                 options = {"policy": policy}

@@ -1,9 +1,9 @@
-"""Random schedules of workers, shards and faults, and what carries them out.
+"""Schedules of workers, shards and faults, and what carries them out.
 
 A schedule is a `Setup` and a list of events. A `Player` carries it out on anything that has the
 methods of `System`: the model here, the real ops elsewhere. Steps of one worker overlap, and the
-schedule says when each of their messages arrives, how often, and whether its reply does. What must
-hold is in ledger.py.
+schedule says when each of their messages arrives, how often, and whether its reply does. Schedules
+are drawn in random_schedules.py; what must hold is in ledger.py.
 """
 
 import dataclasses
@@ -11,13 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from hypothesis import strategies as st
 
 # Keys that float32, int32, float64 or a sign bit would fold together.
 KEYS = (0, 1, 2, 3, -1, 2**24, 2**24 + 1, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63))
 SPARE_LIVES = 3  # so many crashes in a schedule: each life of a worker has a column of its own
 MAX_OPEN = 5  # steps of a worker at once
-SAVES = ("save", "restore", "save", "restore", "restart", "crash", "forget")  # faults beside them
 
 
 class System(Protocol):
@@ -160,62 +158,6 @@ class Fault:
 
 Event = Lookup | Flush | Deliver | Install | Update | Drop | Fault
 Schedule = tuple[Setup, tuple[Event, ...]]
-
-
-@st.composite
-def schedules(
-    draw: st.DrawFn,
-    workers: Sequence[int] = (1, 2, 3, 4),
-    bounds: Sequence[float | None] = (0, 1, 2, 3, 5, None),
-    same_bounds: bool = False,
-    clock: str = "count",
-    kinds: Sequence[str] = ("evict", "forget", "crash", "restart"),
-    loss: bool = True,
-    max_events: int = 40,
-    capacities: tuple[int, int] = (0, 6),
-    most_keys: int = 4,
-) -> Schedule:
-    """Schedules over few keys, so that workers meet, and tiny caches, so that rows are evicted."""
-    read = draw(st.sampled_from(bounds))
-    write = read if same_bounds else draw(st.sampled_from(bounds))
-    setup = Setup(
-        num_workers=draw(st.sampled_from(workers)),
-        num_shards=draw(st.integers(1, 3)),
-        capacity=draw(st.integers(*capacities)),
-        read_bound=read,
-        write_bound=write,
-        clock=clock,
-        slots=draw(st.booleans()),
-        seed=draw(st.integers(0, 9)),
-    )
-    some = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=most_keys, unique=True))
-    worker = st.integers(0, setup.num_workers - 1)
-    shard = st.integers(0, setup.num_shards - 1)
-    nth = st.integers(0, MAX_OPEN - 1)
-    gradient = st.integers(-3, 3)
-    keys = st.lists(st.sampled_from(some), min_size=1, max_size=6).map(tuple)
-    lookup = st.builds(Lookup, worker, keys)
-    step = st.builds(lambda begun, g: (begun, Update(begun.worker, -1, g)), lookup, gradient)
-    alone = [
-        lookup,
-        lookup,
-        st.builds(Install, worker, nth),
-        st.builds(Update, worker, nth, gradient, st.booleans() if loss else st.just(True)),
-        st.builds(Flush, worker, st.booleans(), st.booleans()),
-    ]
-    if loss:
-        alone += [
-            st.builds(Deliver, worker, st.integers(0, 9), shard, st.booleans()),
-            st.builds(Deliver, worker, st.integers(0, 2), shard, st.booleans()),
-            st.builds(Drop, worker, nth),
-        ]
-    if kinds:
-        fault = st.builds(Fault, st.sampled_from(kinds), worker, shard, st.integers(0, 9))
-        alone.append(fault)
-    event = st.one_of(step, step, step, *[single.map(lambda one: (one,)) for single in alone])
-    length = draw(st.integers(0, max_events))  # lists alone would mostly be shorter than ten
-    events = draw(st.lists(event, min_size=length, max_size=length))
-    return setup, tuple(one for group in events for one in group)
 
 
 @dataclasses.dataclass(eq=False)

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from model_system import ModelSystem
 from optimizer_model import (
     Adagrad,
@@ -21,9 +20,8 @@ from optimizer_model import (
     Sgd,
 )
 from protocol_model import Shard, uniform
-from schedules import Begun, Player, Setup, schedules
-
-repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=15)
+from random_schedules import check, drawn
+from schedules import Begun, Player, Setup
 
 DIM = 4
 OPTIMIZERS = {
@@ -111,29 +109,26 @@ class AsWithoutCache(RandomGradients):
             np.testing.assert_allclose(table[key][1], row.slots, **self.tolerance)
 
 
-one_worker = schedules(workers=(1,), bounds=(0, 1, 5, 100, None), kinds=("evict",))
+def check_one_worker(optimizer: Optimizer, init, rate: float, integers: bool = False) -> None:
+    def play(schedule):
+        setup, events = schedule
+        system = ModelSystem(setup, optimizer, init, rate)
+        player = AsWithoutCache(setup, system, integers)
+        player.play(events)
+        player.finish()
+
+    for schedule in drawn(8, workers=(1,), bounds=(0, 1, 5, 100, None), kinds=("evict",)):
+        check(play, schedule)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@repeatable
-@given(schedule=one_worker)
-def test_one_worker_is_as_without_a_cache(name, schedule):
-    setup, events = schedule
-    system = ModelSystem(setup, OPTIMIZERS[name], uniform(3, DIM), rate=0.1)
-    player = AsWithoutCache(setup, system)
-    player.play(events)
-    player.finish()
+def test_one_worker_is_as_without_a_cache(name):
+    check_one_worker(OPTIMIZERS[name], uniform(3, DIM), rate=0.1)
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(), Momentum(momentum=1.0)], ids=["sgd", "momentum"])
-@repeatable
-@given(schedule=one_worker)
-def test_one_worker_is_exactly_as_without_a_cache_in_integer_steps(optimizer, schedule):
-    setup, events = schedule
-    system = ModelSystem(setup, optimizer, lambda key: np.full(DIM, key % 7.0))
-    player = AsWithoutCache(setup, system, integers=True)
-    player.play(events)
-    player.finish()
+def test_one_worker_is_exactly_as_without_a_cache_in_integer_steps(optimizer):
+    check_one_worker(optimizer, lambda key: np.full(DIM, key % 7.0), rate=1.0, integers=True)
 
 
 # Any number of workers: as a serial run over the same gradients, in merging order.
@@ -170,18 +165,23 @@ def merged(schedule, optimizer: Optimizer):
             yield key, row, serial
 
 
+SEVERAL = {"workers": (2, 4, 24), "bounds": (0, 1, 3, 20, None), "max_events": 25}
+
+
 @pytest.mark.parametrize("name", UNLIMITED)
-@repeatable
-@given(schedule=schedules(workers=(2, 4, 24), bounds=(0, 1, 3, 20, None), max_events=25))
-def test_merged_slots_are_those_of_a_serial_run(name, schedule):
-    for _, row, serial in merged(schedule, UNLIMITED[name]):
-        # The steps in rmsprop's velocity are divided by the v that was read.
-        exact = slice(2 * DIM) if name == "rmsprop with all" else slice(None)
-        np.testing.assert_allclose(row.slots[exact], serial.slots[exact], 1e-9, 1e-12)
-        if name in ("sgd", "sgd with cowclip", "momentum", "nesterov"):  # linear: the value too
-            np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
-        limit = UNLIMITED[name].max_norm or math.inf
-        assert np.linalg.norm(row.value) <= limit * (1 + 1e-12)
+def test_merged_slots_are_those_of_a_serial_run(name):
+    def play(schedule):
+        for _, row, serial in merged(schedule, UNLIMITED[name]):
+            # The steps in rmsprop's velocity are divided by the v that was read.
+            exact = slice(2 * DIM) if name == "rmsprop with all" else slice(None)
+            np.testing.assert_allclose(row.slots[exact], serial.slots[exact], 1e-9, 1e-12)
+            if name in ("sgd", "sgd with cowclip", "momentum", "nesterov"):  # linear: the value too
+                np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
+            limit = UNLIMITED[name].max_norm or math.inf
+            assert np.linalg.norm(row.value) <= limit * (1 + 1e-12)
+
+    for schedule in drawn(8, **SEVERAL):
+        check(play, schedule)
 
 
 L2 = {
@@ -199,9 +199,7 @@ L2 = {
 }
 # An update whose gradient depends on the row that was read. Contributions only, from lines only, so
 # that each update is made once; the shard makes again what is sent as a gradient, on its row.
-made_once = schedules(
-    (2, 4, 24), (0, 1, 3, 20, None), kinds=("evict",), max_events=25, capacities=(1, 6)
-)
+MADE_ONCE = {**SEVERAL, "kinds": ("evict",), "capacities": (1, 6)}
 
 
 def recording(optimizer: Optimizer) -> Optimizer:
@@ -220,25 +218,27 @@ def recording(optimizer: Optimizer) -> Optimizer:
 
 
 @pytest.mark.parametrize("name", L2)
-@repeatable
-@given(schedule=made_once)
-def test_l2_merges_as_a_part_of_the_gradient(name, schedule):
-    optimizer = recording(L2[name])
-    without = dataclasses.replace(L2[name], l2=0.0, clipnorm=0.0)
-    setup, events = schedule
-    system = ModelSystem(setup, optimizer, uniform(3, DIM), 0.1, Recording, admitted=1.0)
-    player = RandomGradients(setup, system)
-    player.play(events)
-    player.finish()
-    for shard in system.shards:
-        for key, (row, _) in shard.rows.items():
-            serial = system.config.new_row(key)
-            for gradient, rate in shard.merged[key]:
-                serial = without.update(serial, optimizer.made[gradient.tobytes()], rate)
-            np.testing.assert_allclose(row.slots, serial.slots, 1e-9, 1e-12)
-            if name in ("sgd", "momentum", "nesterov"):
-                np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
-            assert np.linalg.norm(row.value) <= (optimizer.max_norm or math.inf) * (1 + 1e-12)
+def test_l2_merges_as_a_part_of_the_gradient(name):
+    def play(schedule):
+        optimizer = recording(L2[name])
+        without = dataclasses.replace(L2[name], l2=0.0, clipnorm=0.0)
+        setup, events = schedule
+        system = ModelSystem(setup, optimizer, uniform(3, DIM), 0.1, Recording, admitted=1.0)
+        player = RandomGradients(setup, system)
+        player.play(events)
+        player.finish()
+        for shard in system.shards:
+            for key, (row, _) in shard.rows.items():
+                serial = system.config.new_row(key)
+                for gradient, rate in shard.merged[key]:
+                    serial = without.update(serial, optimizer.made[gradient.tobytes()], rate)
+                np.testing.assert_allclose(row.slots, serial.slots, 1e-9, 1e-12)
+                if name in ("sgd", "momentum", "nesterov"):
+                    np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
+                assert np.linalg.norm(row.value) <= (optimizer.max_norm or math.inf) * (1 + 1e-12)
+
+    for schedule in drawn(8, **MADE_ONCE):
+        check(play, schedule)
 
 
 class RecordingFtrl(Ftrl):
@@ -253,26 +253,28 @@ class RecordingFtrl(Ftrl):
 
 
 @pytest.mark.parametrize("name", ["ftrl", "ftrl with all"])
-@repeatable
-@given(schedule=made_once)
-def test_ftrl_merges_what_each_update_put_in(name, schedule):
-    setup, events = schedule
-    optimizer = RecordingFtrl(**vars(OPTIMIZERS[name]))
-    object.__setattr__(optimizer, "made", [])
-    system = ModelSystem(setup, optimizer, uniform(3, DIM), 0.1, Recording, admitted=1.0)
-    player = RandomGradients(setup, system)
-    player.play(events)
-    player.finish()
-    put_in = {gradient.tobytes(): change for gradient, change in optimizer.made}
-    for shard in system.shards:
-        for key, (row, _) in shard.rows.items():
-            gradients = [gradient for gradient, _ in shard.merged[key]]
-            slots = system.config.new_row(key).slots
-            slots = slots + sum(put_in[gradient.tobytes()] for gradient in gradients)
-            np.testing.assert_allclose(row.slots, slots, 1e-9, 1e-9)
-            n = optimizer.initial + sum(gradient**2 for gradient in gradients)
-            np.testing.assert_allclose(row.slots[:DIM], n, 1e-9, 1e-9)
-            np.testing.assert_allclose(row.value, optimizer.weight(row.slots, 0.1), 1e-9, 1e-9)
+def test_ftrl_merges_what_each_update_put_in(name):
+    def play(schedule):
+        setup, events = schedule
+        optimizer = RecordingFtrl(**vars(OPTIMIZERS[name]))
+        object.__setattr__(optimizer, "made", [])
+        system = ModelSystem(setup, optimizer, uniform(3, DIM), 0.1, Recording, admitted=1.0)
+        player = RandomGradients(setup, system)
+        player.play(events)
+        player.finish()
+        put_in = {gradient.tobytes(): change for gradient, change in optimizer.made}
+        for shard in system.shards:
+            for key, (row, _) in shard.rows.items():
+                gradients = [gradient for gradient, _ in shard.merged[key]]
+                slots = system.config.new_row(key).slots
+                slots = slots + sum(put_in[gradient.tobytes()] for gradient in gradients)
+                np.testing.assert_allclose(row.slots, slots, 1e-9, 1e-9)
+                n = optimizer.initial + sum(gradient**2 for gradient in gradients)
+                np.testing.assert_allclose(row.slots[:DIM], n, 1e-9, 1e-9)
+                np.testing.assert_allclose(row.value, optimizer.weight(row.slots, 0.1), 1e-9, 1e-9)
+
+    for schedule in drawn(8, **MADE_ONCE):
+        check(play, schedule)
 
 
 # A hot row. That what is stable without slots is stable with them is tested on the C++ itself
@@ -353,9 +355,6 @@ class HotRow:
                 m, v = row.slots[: self.trials], row.slots[self.trials : -1]
                 assert np.abs(m).max() <= self.largest * (1 + 1e-9)
                 assert 0 <= v.min() <= v.max() <= self.largest**2 * (1 + 1e-9)
-
-
-WORKERS, STALENESS = (1, 2, 4, 8, 24), (0, 5, 20, 100)
 
 
 # The tests find what was wrong, and what is simpler.

@@ -11,21 +11,14 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ledger import Ledger, run
 from named_schedules import EXAMPLES
 from ops_system import OpsSystem, WatchedOps
-from schedules import SAVES, Setup, schedules
+from random_schedules import BOUNDS, SAVES, check, drawn
+from schedules import Setup
 from wire import RESTARTED
 
 from het_tf import ops
-
-repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=60)
-
-BOUNDS = {"count": (0, 1, 2, 3, 5, None), "drift": (0, 0.5, 1.0, 2.5, 5.0, None)}
-BOUNDS["lamport"] = BOUNDS["count"]
-
 
 # Whatever the schedule, the bounds, the shards, the faults and the policy.
 
@@ -35,53 +28,40 @@ def run_on_ops(schedule, **options):
         run(schedule, system)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-@repeatable
-@given(schedule=schedules())
-def test_count_clock_loses_doubles_and_misses_nothing(policy, schedule):
-    run_on_ops(schedule, policy=policy)
-
-
-@repeatable
-@given(schedule=schedules(clock="lamport"))
-def test_lamport_clock_loses_and_doubles_nothing(schedule):
-    run_on_ops(schedule)
-
-
-@repeatable
-@given(schedule=schedules(clock="drift", bounds=BOUNDS["drift"]))
-def test_drift_clock_keeps_distances(schedule):
-    run_on_ops(schedule)
+def run_with_lfu(schedule):
+    run_on_ops(schedule, policy="lfu")
 
 
 @pytest.mark.parametrize("clock", BOUNDS)
-@repeatable
-@given(data=st.data())
-def test_a_table_that_is_restored_is_what_was_saved(clock, data):
-    schedule = data.draw(schedules(bounds=BOUNDS[clock], clock=clock, kinds=SAVES))
-    run_on_ops(schedule)
-
-
-@repeatable
-@given(schedules(bounds=(0,), capacities=(0, 0)))
-def test_without_a_cache_nothing_is_lost_doubled_or_missed(schedule):
-    run_on_ops(schedule)
-
-
-@settings(repeatable, max_examples=3)
-@pytest.mark.parametrize("workers", [8, 24])
-@given(schedule=schedules(workers=(24,), max_events=20))
-def test_many_workers(workers, schedule):
-    setup, events = schedule
-    events = [each for each in events if getattr(each, "worker", 0) < workers]
-    run_on_ops((dataclasses.replace(setup, num_workers=workers), events))
+def test_loses_doubles_and_misses_nothing(clock):
+    for number, schedule in enumerate(drawn(60, clock=clock)):
+        check(run_with_lfu if number % 3 == 0 else run_on_ops, schedule)
 
 
 @pytest.mark.parametrize("clock", BOUNDS)
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples(name, clock):
-    setup, events = EXAMPLES[name]
-    run_on_ops((dataclasses.replace(setup, clock=clock), events))
+def test_a_table_that_is_restored_is_what_was_saved(clock):
+    for schedule in drawn(20, clock=clock, kinds=SAVES):
+        check(run_on_ops, schedule)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("clock", BOUNDS)
+def test_many_longer_schedules(clock):
+    for schedule in drawn(100, seed=2, clock=clock, max_events=100):
+        check(run_with_lfu, schedule)
+    for schedule in drawn(100, seed=2, clock=clock, max_events=100, kinds=SAVES):
+        check(run_on_ops, schedule)
+
+
+def test_24_workers():
+    for schedule in drawn(3, workers=(24,)):
+        check(run_on_ops, schedule)
+
+
+@pytest.mark.parametrize("clock", BOUNDS)
+def test_examples(clock):
+    for setup, events in EXAMPLES.values():
+        run_on_ops((dataclasses.replace(setup, clock=clock), events))
 
 
 # The bounds are kept in schedules; here they are reached, so nothing tighter holds.

@@ -5,71 +5,58 @@ import dataclasses
 import built_in_faults as faults
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from ledger import Ledger, run
 from model_system import ModelSystem
 from named_schedules import EXAMPLES
 from protocol_model import Cache, Shard
-from schedules import SAVES, Fault, Setup, schedules
-
-repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=120)
-
-BOUNDS = {"count": (0, 1, 2, 3, 5, None), "drift": (0, 0.5, 1.0, 2.5, 5.0, None)}
-BOUNDS["lamport"] = BOUNDS["count"]
+from random_schedules import BOUNDS, SAVES, check, drawn
+from schedules import Setup
 
 
-# Whatever the schedule, the bounds, the shards, the policy and the faults.
-
-
-@repeatable
-@given(schedules())
-def test_count_clock_loses_doubles_and_misses_nothing(schedule):
+def run_on_model(schedule):
     run(schedule, ModelSystem(schedule[0]))
 
 
-@repeatable
-@given(schedules(clock="lamport"))
-def test_lamport_clock_keeps_lemma_1(schedule):
-    run(schedule, ModelSystem(schedule[0]))
-
-
-@repeatable
-@given(schedules(clock="drift", bounds=BOUNDS["drift"]))
-def test_drift_clock_keeps_distances(schedule):
-    run(schedule, ModelSystem(schedule[0]))
+# Whatever the schedule, the bounds, the shards, the policy and the faults. Of the built-in faults
+# that random schedules find, one schedule in thirty finds the one that hides best.
 
 
 @pytest.mark.parametrize("clock", BOUNDS)
-@repeatable
-@given(data=st.data())
-def test_a_table_that_is_restored_is_what_was_saved(clock, data):
-    schedule = data.draw(schedules(bounds=BOUNDS[clock], clock=clock, kinds=SAVES))
-    run(schedule, ModelSystem(schedule[0]))
-
-
-@settings(repeatable, max_examples=5)
-@pytest.mark.parametrize("clock", BOUNDS)
-@pytest.mark.parametrize("workers", [8, 24])
-@given(data=st.data())
-def test_many_workers(workers, clock, data):
-    schedule = data.draw(schedules((workers,), BOUNDS[clock], clock=clock, max_events=20))
-    run(schedule, ModelSystem(schedule[0]))
+def test_loses_doubles_and_misses_nothing(clock):
+    for schedule in drawn(100, clock=clock):
+        check(run_on_model, schedule)
 
 
 @pytest.mark.parametrize("clock", BOUNDS)
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples(name, clock):
-    setup, events = EXAMPLES[name]
-    schedule = dataclasses.replace(setup, clock=clock), events
-    run(schedule, ModelSystem(schedule[0], admitted=1.0))
+def test_a_table_that_is_restored_is_what_was_saved(clock):
+    for schedule in drawn(30, clock=clock, kinds=SAVES):
+        check(run_on_model, schedule)
 
 
-@settings(repeatable, max_examples=60)
-@given(schedules(bounds=(0,), loss=False, kinds=("evict", "crash", "restart")))
-def test_staleness_0_shows_every_update_to_the_next_lookup(schedule):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("clock", BOUNDS)
+def test_many_longer_schedules(clock):
+    for schedule in drawn(400, seed=2, clock=clock, max_events=100):
+        check(run_on_model, schedule)
+    for schedule in drawn(200, seed=2, clock=clock, max_events=100, kinds=SAVES):
+        check(run_on_model, schedule)
+
+
+@pytest.mark.parametrize("clock", BOUNDS)
+def test_24_workers(clock):
+    for schedule in drawn(2, clock=clock, workers=(24,)):
+        check(run_on_model, schedule)
+
+
+@pytest.mark.parametrize("clock", BOUNDS)
+def test_examples(clock):
+    for setup, events in EXAMPLES.values():
+        setup = dataclasses.replace(setup, clock=clock)
+        run((setup, events), ModelSystem(setup, admitted=1.0))
+
+
+def test_staleness_0_shows_every_update_to_the_next_lookup():
     """Where no message is lost and no step overlaps with another one's write-through."""
-    setup, events = schedule
 
     class Current(Ledger):
         def was_read(self, step, rows):
@@ -80,9 +67,14 @@ def test_staleness_0_shows_every_update_to_the_next_lookup(schedule):
                 for life in self.life.values():
                     assert row[life.column] == len(life.made[key])
 
-    ledger = Current(setup, ModelSystem(setup))
-    ledger.play([each for each in events if not isinstance(each, Fault) or each.kind != "crash"])
-    ledger.finish()
+    def play(schedule):
+        setup, events = schedule
+        ledger = Current(setup, ModelSystem(setup))
+        ledger.play(events)
+        ledger.finish()
+
+    for schedule in drawn(30, bounds=(0,), loss=False, kinds=("evict", "restart")):
+        check(play, schedule)
 
 
 @pytest.mark.parametrize("clock", BOUNDS)
@@ -244,31 +236,10 @@ def breaks(schedule, fault: type, **options) -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def drawn():
-    made = []
-
-    @settings(
-        repeatable,
-        max_examples=300,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(
-        st.sampled_from(list(BOUNDS)).flatmap(
-            lambda clock: schedules(workers=(1, 2), bounds=(0, 1, 2, 3), clock=clock)
-        )
-    )
-    def draw(schedule):
-        made.append(schedule)
-
-    draw()
-    return made
-
-
 @pytest.mark.parametrize("fault", OFTEN)
-def test_random_schedules_find(fault, drawn):
-    assert any(breaks(schedule, fault) for schedule in drawn)
+def test_random_schedules_find(fault):
+    by_clock = zip(*(drawn(100, clock=clock) for clock in BOUNDS), strict=True)
+    assert any(breaks(each, fault) for schedules in by_clock for each in schedules)
 
 
 @pytest.mark.parametrize("fault", RARE)

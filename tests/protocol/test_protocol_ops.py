@@ -11,15 +11,17 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
 from ops_system import OpsSystem
-from schedules import Begun, Player, Setup, schedules
+from random_schedules import check, drawn
+from schedules import Begun, Player, Setup
 
 from het_tf import ops, optimizers
 
-repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=20)
-one_worker = schedules(workers=(1,), bounds=(0, 1, 5, 100, None), kinds=())
 _unique = itertools.count()
+
+
+def one_worker(number: int):
+    return drawn(number, workers=(1,), bounds=(0, 1, 5, 100, None), kinds=())
 
 
 class WideSetup(Setup):
@@ -112,18 +114,23 @@ def _unique_ids(keys) -> tf.Tensor:
     return ops.unique_ids(tf.constant(keys, tf.int64))
 
 
-@pytest.mark.parametrize("optimizer", EXACT + ROUNDED, ids=label)
-@repeatable
-@given(schedule=one_worker)
-def test_one_worker_is_as_without_a_cache(optimizer, schedule):
+def run_beside_a_table(schedule, optimizer: optimizers.Optimizer, device: str = "") -> None:
     setup, events = schedule
     setup, exact = WideSetup(**vars(setup)), optimizer in EXACT
-    options = {"optimizer": optimizer, "initializer": "zeros" if exact else "uniform"}
-    with contextlib.closing(OpsSystem(setup, **options)) as system:
+    initializer = "zeros" if exact else "uniform"
+    with contextlib.closing(
+        OpsSystem(setup, optimizer=optimizer, initializer=initializer, device=device)
+    ) as system:
         player = BesideATable(setup, system, exact)
         player.play(events)
         player.finish()
         tf.raw_ops.DestroyResourceOp(resource=player.plain)
+
+
+@pytest.mark.parametrize("optimizer", EXACT + ROUNDED, ids=label)
+def test_one_worker_is_as_without_a_cache(optimizer):
+    for schedule in one_worker(8):
+        check(lambda s: run_beside_a_table(s, optimizer), schedule)
 
 
 # What N workers' contributions add up to is in test_merging.py, on the model.

@@ -10,46 +10,72 @@ value where there is none.
 import contextlib
 import copy
 import dataclasses
+import random
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from lifetime_model import ERA, Lifetimes, MortalShard
 from model_system import ModelSystem
 from ops_system import OpsSystem
 from optimizer_model import Contribution, Sgd
 from protocol_model import ABSENT, Config, Push, Reply, Request, Sent
-from schedules import SAVES, Begun, Fault, Player, Schedule, schedules
+from random_schedules import SAVES, check, drawn
+from schedules import Begun, Fault, Player, Schedule
 from wire import RESTARTED, parse_reply, parse_request
 
 from het_tf import ops
 
-repeatable = settings(derandomize=True, deadline=None, database=None, max_examples=100)
-
-ENDS = {
-    "age": st.sampled_from([None, 0, 1, 2, 5]),
-    "rare": st.sampled_from([0, 3]),
-    "small": st.sampled_from([0, 1.2, 2.5]),
-}
-LIFETIMES = st.one_of(
-    st.builds(Lifetimes, admit=st.integers(1, 4), **ENDS),
-    st.builds(Lifetimes, probability=st.sampled_from([0, 0.3, 0.7]), **ENDS),
-    st.builds(Lifetimes, admit=st.integers(2, 4), sketch=st.sampled_from([64, 200]), **ENDS),
-).filter(lambda each: not each.admits_all or each.age is not None)
 KINDS = ("evict", "forget", "crash", "restart", "expire", "expire", "audit", "audit", "audit")
-SCHEDULES = schedules(bounds=(0, 1, 2, 5, 100), kinds=KINDS)
-SAVED = schedules(bounds=(0, 1, 2, 5, 100), kinds=(*SAVES, "expire", "expire", "audit", "audit"))
+ANY = {"bounds": (0, 1, 2, 5, 100), "kinds": KINDS}
+SAVED = {**ANY, "kinds": (*SAVES, "expire", "expire", "audit", "audit")}
 # With fewer faults, so that what was counted before a save decides what comes after it.
-OFTEN_SAVED = schedules(
-    (1, 2), (0, 1), kinds=("save", "restore", "restore", "expire"), loss=False, max_events=60
-)
-COUNTED = st.builds(
-    Lifetimes,
-    admit=st.integers(2, 4),
-    age=st.sampled_from([None, 2, 5]),
-    sketch=st.sampled_from([0, 64, 64]),
-)
+OFTEN_SAVED = {
+    "workers": (1, 2),
+    "bounds": (0, 1),
+    "kinds": ("save", "restore", "restore", "expire"),
+    "loss": False,
+    "max_events": 60,
+}
+# Where rows are held and go.
+HELD = {
+    "workers": (2,),
+    "bounds": (0, 100),
+    "kinds": ("expire", "audit"),
+    "loss": False,
+    "capacities": (4, 6),
+}
+
+
+def any_lifetimes(chance: random.Random) -> Lifetimes:
+    ends = {
+        "age": chance.choice([None, 0, 1, 2, 5]),
+        "rare": chance.choice([0, 3]),
+        "small": chance.choice([0, 1.2, 2.5]),
+    }
+    admissions = [
+        {"admit": chance.randint(1, 4)},
+        {"probability": chance.choice([0, 0.3, 0.7])},
+        {"admit": chance.randint(2, 4), "sketch": chance.choice([64, 200])},
+    ]
+    made = Lifetimes(**chance.choice(admissions), **ends)
+    return any_lifetimes(chance) if made.admits_all and made.age is None else made
+
+
+def counted_lifetimes(chance: random.Random) -> Lifetimes:
+    age, sketch = chance.choice([None, 2, 5]), chance.choice([0, 64, 64])
+    return Lifetimes(admit=chance.randint(2, 4), age=age, sketch=sketch)
+
+
+def short_lifetimes(chance: random.Random) -> Lifetimes:
+    return Lifetimes(chance.choice([1, 3]), chance.choice([0, 1]))
+
+
+def cases(
+    number: int, options: dict, lifetimes: Callable = any_lifetimes, seed: int = 1
+) -> Iterator[tuple[Schedule, Lifetimes]]:
+    chance = random.Random(seed)
+    return ((schedule, lifetimes(chance)) for schedule in drawn(number, seed, **options))
 
 
 class Auditor(Player):
@@ -219,57 +245,55 @@ class MortalOps(OpsSystem):
         return table
 
 
-@repeatable
-@given(SCHEDULES, LIFETIMES)
-def test_the_model_reads_rows_as_they_are(schedule, lifetimes):
-    run(schedule, MortalModel(schedule[0], lifetimes))
+def run_on_model(schedule: Schedule, lifetimes: Lifetimes, shard=MortalShard) -> None:
+    run(schedule, MortalModel(schedule[0], lifetimes, shard))
 
 
-@repeatable
-@given(SCHEDULES, LIFETIMES)
-def test_the_ops_do_as_the_model_and_read_rows_as_they_are(schedule, lifetimes):
-    with contextlib.closing(MortalOps(schedule[0], lifetimes)) as system:
-        run(schedule, system)
-
-
-@repeatable
-@given(SAVED, LIFETIMES)
-def test_the_model_reads_rows_as_they_were_saved(schedule, lifetimes):
-    run(schedule, MortalModel(schedule[0], lifetimes))
-
-
-@repeatable
-@given(SAVED, LIFETIMES)
-def test_the_ops_do_as_the_model_when_they_are_restored(schedule, lifetimes):
-    with contextlib.closing(MortalOps(schedule[0], lifetimes)) as system:
-        run(schedule, system)
-
-
-@settings(repeatable, max_examples=300)
-@given(OFTEN_SAVED, COUNTED)
-def test_the_ops_do_as_the_model_with_counts_that_are_restored(schedule, lifetimes):
-    with contextlib.closing(MortalOps(schedule[0], lifetimes)) as system:
-        run(schedule, system)
-
-
-@settings(repeatable, max_examples=40)
-@given(SCHEDULES, LIFETIMES, st.sampled_from([0, 5]))
-def test_rows_on_a_device_do_as_the_model(schedule, lifetimes, host_rows):
-    options = {"device": "/device:CPU:0", "host_rows": host_rows}
+def run_on_ops(schedule: Schedule, lifetimes: Lifetimes, **options) -> None:
     with contextlib.closing(MortalOps(schedule[0], lifetimes, **options)) as system:
         run(schedule, system)
 
 
-# The tests notice, with fewer schedules where rows are held and go.
-HELD = schedules((2,), (0, 100), kinds=("expire", "audit"), loss=False, capacities=(4, 6))
-SHORT = st.builds(Lifetimes, st.sampled_from([1, 3]), st.sampled_from([0, 1]))
+def check_all(play: Callable, some: Iterator[tuple[Schedule, Lifetimes]], **options) -> None:
+    for schedule, lifetimes in some:
+        check(lambda part, lifetimes=lifetimes: play(part, lifetimes, **options), schedule)
 
 
-@settings(repeatable, max_examples=200)
-@given(HELD, LIFETIMES)
-def test_the_ops_do_as_the_model_where_rows_often_go(schedule, lifetimes):
-    with contextlib.closing(MortalOps(schedule[0], lifetimes)) as system:
-        run(schedule, system)
+def test_the_model_reads_rows_as_they_are_and_as_they_were_saved():
+    for options in (ANY, SAVED):
+        check_all(run_on_model, cases(60, options))
+
+
+def test_the_ops_do_as_the_model_and_read_rows_as_they_are():
+    check_all(run_on_ops, cases(60, ANY))
+
+
+def test_the_ops_do_as_the_model_when_they_are_restored():
+    check_all(run_on_ops, cases(40, SAVED))
+
+
+def test_the_ops_do_as_the_model_with_counts_that_are_restored():
+    check_all(run_on_ops, cases(40, OFTEN_SAVED, counted_lifetimes))
+
+
+def test_the_ops_do_as_the_model_where_rows_often_go():
+    check_all(run_on_ops, cases(60, HELD))
+
+
+def test_rows_on_a_device_do_as_the_model():
+    for host_rows in (0, 5):
+        check_all(run_on_ops, cases(15, ANY), device="/device:CPU:0", host_rows=host_rows)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [ANY, SAVED, OFTEN_SAVED, HELD])
+def test_many_longer_schedules(options):
+    longer = options | {"max_events": 100}
+    check_all(run_on_ops, cases(150, longer, seed=2))
+    check_all(run_on_ops, cases(100, longer, counted_lifetimes, seed=2))
+
+
+# The tests notice.
 
 
 class SaysNothingOfRowsThatAreGone(MortalShard):
@@ -309,10 +333,9 @@ class ForgetsToTellOfRefusals(MortalShard):
     ],
 )
 def test_a_built_in_fault_is_found(fault):
-    @settings(repeatable, max_examples=400, phases=[Phase.generate], report_multiple_bugs=False)
-    @given(HELD, SHORT)
-    def look(schedule, lifetimes):
-        run(schedule, MortalModel(schedule[0], lifetimes, fault))
-
-    with pytest.raises((AssertionError, ValueError)):
-        look()
+    for schedule, lifetimes in cases(60, HELD, short_lifetimes):
+        try:
+            run_on_model(schedule, lifetimes, fault)
+        except (AssertionError, ValueError):
+            return
+    raise AssertionError("nobody noticed")
