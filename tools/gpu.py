@@ -106,7 +106,11 @@ def load() -> None:
     shutil.copytree(cxx.ROOT / "het_tf", package / "het_tf")
     env = os.environ | {"HET_TF_CUDA": "1"}
     build = ["setup.py", "-q", "build_ext", "--build-lib", str(package)]
-    names = ["ops/test_device_caches.py", "layer/test_device_rows.py", "layer/test_layer.py::test_fit_trains_the_table"]
+    names = [
+        "ops/test_device_caches.py",
+        "layer/test_device_rows.py",
+        "layer/test_layer.py::test_fit_trains_the_table",
+    ]
     names += ["protocol/test_device_ops.py", "distribute/test_device_fit.py"]
     tests = ["-m", "pytest", "-rs", *(str(cxx.ROOT / "tests" / name) for name in names)]
     # Python finds the package where it is started.
