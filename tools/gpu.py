@@ -106,7 +106,11 @@ def load() -> None:
     shutil.copytree(cxx.ROOT / "het_tf", package / "het_tf")
     env = os.environ | {"HET_TF_CUDA": "1"}
     build = ["setup.py", "-q", "build_ext", "--build-lib", str(package)]
-    names = ["ops/test_device_caches.py", "layer/test_device_rows.py", "layer/test_layer.py::test_fit_trains_the_table"]
+    names = [
+        "ops/test_device_caches.py",
+        "layer/test_device_rows.py",
+        "layer/test_layer.py::test_fit_trains_the_table",
+    ]
     names += ["protocol/test_device_ops.py", "distribute/test_device_fit.py"]
     tests = ["-m", "pytest", "-rs", *(str(cxx.ROOT / "tests" / name) for name in names)]
     # Python finds the package where it is started.
@@ -125,7 +129,7 @@ def test_objects(gtest: Path) -> list[Path]:
 def build_tests() -> Path:
     gtest = cpptest.googletest()
     objects = cxx.core_objects("release", nvcc())
-    objects += cpptest.googletest_objects("release", gtest)
+    objects += cpptest.googletest_objects(gtest)
     objects += test_objects(gtest)
     with cxx.lock(DIRECTORY):
         cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "cuda_test", nvcc=nvcc())
