@@ -141,6 +141,25 @@ CORE_TESTS = [
     "ops/core/wire/wire_test.cc",
 ]
 
+# Those of them that start threads: ThreadSanitizer sees nothing in the others.
+CORE_THREAD_TESTS = [
+    "ops/core/cache/cache_test.cc",
+    "ops/core/cache/cache_thread_test.cc",
+    "ops/core/dense/replica_test.cc",
+    "ops/core/link/closures_test.cc",
+    "ops/core/memory/index_test.cc",
+    "ops/core/pooling_test.cc",
+    "ops/core/serving/served_test.cc",
+    "ops/core/table/changes_test.cc",
+    "ops/core/table/counts_test.cc",
+    "ops/core/table/key_repeats_test.cc",
+    "ops/core/table/snapshot_test.cc",
+    "ops/core/table/sweep_test.cc",
+    "ops/core/table/sync_test.cc",
+    "ops/core/table/table_test.cc",
+    "ops/core/unique_ids_test.cc",
+]
+
 # Rows in a device's memory. Every compiler but nvcc makes the host build of it (ops/cuda/device.h).
 CUDA_SOURCES = [
     "ops/cuda/evict.cu",

@@ -129,7 +129,7 @@ def test_objects(gtest: Path) -> list[Path]:
 def build_tests() -> Path:
     gtest = cpptest.googletest()
     objects = cxx.core_objects("release", nvcc())
-    objects += cpptest.googletest_objects("release", gtest)
+    objects += cpptest.googletest_objects(gtest)
     objects += test_objects(gtest)
     with cxx.lock(DIRECTORY):
         cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "cuda_test", nvcc=nvcc())
