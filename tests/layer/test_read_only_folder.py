@@ -95,7 +95,7 @@ WRITERS: dict[str, Callable[[keras.Model, pathlib.Path], object]] = {
 
 def test_nothing_changes(model, folder, subtests):
     """With and without a folder that was written into before."""
-    makers = ("manager", "export", "publish")  # of their folder
+    makers = ("manager", "export")  # of their folder
     cases = [*((name, True) for name in WRITERS), *((name, False) for name in makers)]
     for name, there in cases:
         with subtests.test(f"{name}, {there=}"):

@@ -116,9 +116,8 @@ def test_a_schedule_begins_anew_with_another_compile():
         model.compile(keras.optimizers.SGD(decay()), "mse")
         fit(model, last=16)
 
-    for kind in MODELS:
-        expected, actual = both(kind, train)
-        np.testing.assert_allclose(actual, expected, atol=1e-6)
+    expected, actual = both(het_tf.keras.Model, train)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_a_schedule_goes_on_where_the_optimizer_was_saved(tmp_path):

@@ -234,7 +234,7 @@ def test_optimizers_are_those_of_keras(subtests):
 def check_is_that_of_keras(ours, theirs):
     random = np.random.default_rng(6)
     table = het_tf.EmbeddingTable(5, ours, initializer="uniform", seed=9)
-    keys = KEYS[:2] if ours.name == "lamb" else KEYS
+    keys = KEYS[:1] if ours.name == "lamb" else KEYS
     start = table.lookup(keys)
     # A row is to LAMB what a variable is to Keras's.
     parts = start if ours.name == "lamb" else [start]
