@@ -44,7 +44,7 @@ VARIANTS = {
 }
 CCACHE = [ccache] if (ccache := shutil.which("ccache")) else []
 # Without this setting ccache does not cache sources that use a precompiled header.
-COMPILER_ENV = {**os.environ, "CCACHE_SLOPPINESS": "pch_defines,time_macros"} if CCACHE else None
+COMPILER_ENV = {"CCACHE_SLOPPINESS": "pch_defines,time_macros", **os.environ}
 
 
 def variant_directory(variant: str) -> Path:
@@ -218,7 +218,7 @@ def compile_objects(
         if nvcc is None
         else subprocess.check_output([nvcc, "--version"], text=True)
     )
-    compiler = [*CCACHE, *COMPILER] if nvcc is None else [nvcc]
+    compiler, ccache = (COMPILER, CCACHE) if nvcc is None else ([nvcc], [])
 
     def compile_one(source: str) -> Path | None:
         # A source from outside the tree (googletest) goes by its name.
@@ -237,7 +237,8 @@ def compile_objects(
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         label = f"{'CXX ' if nvcc is None else 'NVCC'} {source}"
-        return target if _run(label, command, target, record, keep_log=nvcc is not None) else None
+        done = _run(label, [*ccache, *command], target, record, keep_log=nvcc is not None)
+        return target if done else None
 
     jobs = int(os.environ.get("MAX_JOBS", len(os.sched_getaffinity(0))))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
