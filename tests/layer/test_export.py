@@ -313,10 +313,10 @@ def test_kerass_own_exports_have_the_table(tmp_path):
     model.train_on_batch(KNOWN, KNOWN[:, :2] % 2)
     assert (model.predict(KNOWN, verbose=0) != expected[0][1]).any()
     for name in ("exported", "archived"):
-        served = tf.saved_model.load(str(tmp_path / name)).serve
+        loaded = tf.saved_model.load(str(tmp_path / name))
         layer = keras.layers.TFSMLayer(str(tmp_path / name), call_endpoint="serve")
         for ids, of_model in expected:
-            for outputs in (served(tf.constant(ids)), layer(ids)):
+            for outputs in (loaded.serve(tf.constant(ids)), layer(ids)):
                 np.testing.assert_allclose(outputs, of_model, rtol=1e-5, atol=1e-6)
 
 
