@@ -88,6 +88,7 @@ def test_features_are_looked_up_ahead_and_together(strategy, kind, concatenate):
     )
 
 
+@pytest.mark.exhaustive
 def test_many_features_send_the_messages_of_one(strategy, monkeypatch):
     calls = []
     for features in (1, 7):

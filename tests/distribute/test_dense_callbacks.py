@@ -157,6 +157,7 @@ def test_who_saves_gets_slots_and_counts_too(dense, tmp_path, moment, writer):
         assert np.all(written != 0)
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_come_from_and_go_to_models_without_a_cluster(dense, tmp_path):
     def alone():
         inputs = keras.Input((4,))
@@ -239,6 +240,7 @@ def test_slots_that_were_saved_in_a_fit_come_back_in_it(dense, tmp_path):
     assert slots(model)[0].numpy()[0, 0] == pytest.approx(2 * BATCHES / dense.num_workers)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "how", ["checkpoint", pytest.param("set_weights", marks=pytest.mark.exhaustive)]
 )

@@ -51,6 +51,7 @@ def check_equal(ours, keras, is_float16=False):
         np.testing.assert_allclose(ours["history"][name], values, rtol=limit, err_msg=name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_equals_keras(case):
     check_equal(*results_of(CASES)[case])

@@ -125,6 +125,7 @@ def reset(model):
             variable.assign(keras.ops.zeros_like(variable))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "make",
     [

@@ -32,7 +32,11 @@ def integer_model(strategy):
 
 @pytest.mark.parametrize(
     ("staleness", "merge", "wire"),
-    [(0, "sum", "float32"), (5, "average", "bfloat16"), (100, "average", "float32")],
+    [
+        (0, "sum", "float32"),
+        (5, "average", "bfloat16"),
+        pytest.param(100, "average", "float32", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_every_step_counts_once(dense, staleness, merge, wire):
     dense.dense_staleness, dense.dense_merge, dense.dense_wire_dtype = staleness, merge, wire
@@ -87,6 +91,7 @@ def test_steps_and_bytes_are_counted(dense):
         assert stats["bytes_down"] > weights * stats["values"] / dense.num_ps
 
 
+@pytest.mark.exhaustive
 def test_learns_with_every_kind_of_variable(dense):
     dense.dense_staleness = 4
     with dense.scope():

@@ -49,7 +49,12 @@ CACHES = {
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny", "lamport", pytest.param("no cache", marks=pytest.mark.exhaustive)]
+    "name",
+    [
+        "tiny",
+        pytest.param("lamport", marks=pytest.mark.exhaustive),
+        pytest.param("no cache", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_fit_trains_the_table(strategy, name):
     ids, target = examples()
@@ -236,6 +241,7 @@ def test_clipping_by_the_norm_of_all_gradients_has_the_rows_in_it(strategy):
     np.testing.assert_allclose(head.bias.numpy(), [length], rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_models_that_are_gone_leave_nothing_behind(strategy):
     x, y = examples()
     before = len(strategy.caches)
@@ -288,6 +294,7 @@ def test_a_schedule_counts_the_updates_of_all_workers(strategy):
     np.testing.assert_allclose(embedding.table.lookup(np.array([3])), [[sum(rates)]], rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_the_schedule_of_same_is_asked_with_the_steps_of_all_workers(strategy, monkeypatch):
     """However often the layer is called in a step; by another compile it begins anew."""
     monkeypatch.setattr(strategy, "dense_staleness", 2)

@@ -50,6 +50,7 @@ def test_subclassed_model_with_dict_inputs_weights_and_added_loss(strategy):
     assert int(model.optimizer.iterations.numpy()) == 36
 
 
+@pytest.mark.exhaustive
 def test_list_of_inputs_of_several_widths_and_a_metric_with_several_results(strategy):
     x, y = sm.make_data(96)
     y = np.concatenate([y, 1 - y], -1)
@@ -149,6 +150,7 @@ class GuidesStep(het_tf.keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+@pytest.mark.exhaustive
 def test_train_step_of_the_guide_has_flat_logs(strategy):
     x, y = sm.make_data(96)
     with strategy.scope():
@@ -196,6 +198,7 @@ class RenamedLogs(het_tf.keras.Model):
         return logs | {"of_closure": logs["examples"]}
 
 
+@pytest.mark.exhaustive
 def test_metrics_whose_result_is_a_variable_or_a_dict(strategy):
     x, y = sm.make_data(96)
     with strategy.scope():
@@ -224,6 +227,7 @@ class OwnLoss(het_tf.keras.Model):
         return {"loss": tf.reduce_mean(tf.square(self(x) - y)), "one": 1.0}
 
 
+@pytest.mark.exhaustive
 def test_a_step_that_returns_a_loss_of_its_own(strategy):
     x, y = sm.make_data(96)
     histories = []
@@ -245,6 +249,7 @@ def test_a_step_that_returns_a_loss_of_its_own(strategy):
     assert ours["val_loss"][0] > 0
 
 
+@pytest.mark.exhaustive
 def test_logs_of_steps_when_a_share_ends(strategy):
     """Closures that find a share at its end make no step, and have no logs."""
     x, y = sm.make_data(96)
@@ -292,6 +297,7 @@ def test_class_weight_is_of_the_labels_that_keras_takes_it_of():
         )
 
 
+@pytest.mark.exhaustive
 def test_class_weight_weighs(strategy):
     x, y = sm.make_data(90)
     with strategy.scope():

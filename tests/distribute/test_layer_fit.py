@@ -12,6 +12,7 @@ from het_tf import CacheConfig, optimizers
 from het_tf.layers import HetEmbedding
 
 
+@pytest.mark.exhaustive
 def test_rows_and_messages_in_bfloat16(strategy):
     ids = np.arange(64).reshape(32, 2)
     stats, rows = {}, {}

@@ -181,6 +181,7 @@ def test_a_step_in_a_callback_leaves_those_that_were_prepared(strategy, kind):
     np.testing.assert_array_equal(trained[KEYS:], kind != "a look")
 
 
+@pytest.mark.exhaustive
 def test_what_keys_do_not_depend_on_is_not_read(strategy, monkeypatch):
     """A server keeps it, so every step would wait for it."""
     with strategy.scope():
@@ -257,6 +258,7 @@ def many_embeddings(strategy, layers, cls, staleness=10):
     return model, embeddings
 
 
+@pytest.mark.exhaustive
 def test_a_train_step_of_ones_own_shares_messages_too(strategy, monkeypatch):
     """And so do evaluate and predict."""
     ids, labels = np.arange(96).reshape(32, 3), np.ones((32, 1))
@@ -319,6 +321,7 @@ def test_a_subclassed_model_says_which_ids(strategy, caplog):
     assert model.embedding.table.size() > KEYS / 2
 
 
+@pytest.mark.exhaustive
 def test_one_that_does_not_say_is_told_once_in_the_log(strategy, caplog):
     with caplog.at_level(logging.INFO, logger="absl"):
         model = fit_subclassed(strategy, Subclassed)
@@ -339,6 +342,7 @@ class Around(keras.layers.Layer):
         return self.call_inner(ids)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("in_function", [False, True])
 def test_a_layer_that_another_one_calls(strategy, caplog, in_function):
     with strategy.scope():
@@ -443,6 +447,7 @@ def count_messages(strategy, monkeypatch):
     return counts
 
 
+@pytest.mark.exhaustive
 def test_rows_come_with_dense_variables_that_every_step_reads(strategy, count_messages):
     layers, strategy.dense_staleness = 3, 0
     try:
@@ -492,6 +497,7 @@ class Shifted(keras.layers.Layer):
 CHOICES = ("keras", "tensorflow", "function", "weight", "rows")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "cache",
     [
@@ -533,6 +539,7 @@ class FirstWorker:
     input_pipeline_id = 0
 
 
+@pytest.mark.exhaustive
 def test_ids_of_the_shape_of_rows_are_looked_up_ahead(strategy, caplog):
     with strategy.scope():
         ids = keras.Input((3,), dtype="int64")

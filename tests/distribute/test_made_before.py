@@ -77,6 +77,7 @@ def test_tables_and_variables_made_before_the_strategy(made_before_strategy):
     assert made.variable.numpy() == 1.0
 
 
+@pytest.mark.exhaustive
 def test_model_looks_words_up(made_before_strategy, strategy):
     words = np.array([[word] for word in made_before.WORDS] * 8)
     labels = np.array([[0.0], [1.0], [0.0], [1.0]] * 8, np.float32)

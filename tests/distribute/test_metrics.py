@@ -89,6 +89,7 @@ def test_cache_metrics_in_tensorboard_and_log(strategy, tmp_path, caplog):
     assert lines[0].startswith("step 40,")
 
 
+@pytest.mark.exhaustive
 def test_cache_metrics_count_all_that_caches_count(strategy, tmp_path):
     cache = het_tf.CacheConfig(KEYS // 4, read_bound=1, write_bound=3)
     model, embedding = make_model(strategy, cache)
@@ -132,6 +133,7 @@ def test_cache_metrics_count_nothing_of_what_was_before(strategy, tmp_path):
     assert buckets["items/reads_missing"][:, 2].sum() == reads
 
 
+@pytest.mark.exhaustive
 def test_layers_of_one_name_are_told_apart(strategy, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
@@ -164,6 +166,7 @@ def test_layers_of_one_name_are_told_apart(strategy, tmp_path, monkeypatch):
     assert first.cache_stats()["misses"] != second.cache_stats()["misses"]
 
 
+@pytest.mark.exhaustive
 def test_cache_metrics_have_what_is_unsent(strategy, tmp_path):
     model, embedding = make_model(strategy, het_tf.CacheConfig(KEYS, staleness=10**6))
     metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path), update_freq=8)
@@ -180,6 +183,7 @@ def test_every_counter_is_in_the_documentation(strategy):
     assert {*embedding.cache_stats()} == {*documented}
 
 
+@pytest.mark.exhaustive
 def test_cache_metrics_every_few_batches(strategy, tmp_path):
     model, _ = make_model(strategy, het_tf.CacheConfig(KEYS))
     strategy.dense_staleness = 4
@@ -240,6 +244,7 @@ class Top(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+@pytest.mark.exhaustive
 def test_top_shows_a_running_training(strategy, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     model, _ = make_model(strategy, het_tf.CacheConfig(KEYS))

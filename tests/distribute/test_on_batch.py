@@ -52,6 +52,7 @@ def test_batches_one_by_one(model, rows):
     assert rows() == [2, 2, 2, 2, 0, 0]
 
 
+@pytest.mark.exhaustive
 def test_an_empty_batch_changes_nothing(model, rows):
     empty = IDS[:0], np.zeros(0)
     before = rows()
@@ -61,6 +62,7 @@ def test_an_empty_batch_changes_nothing(model, rows):
     assert rows() == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["ragged", pytest.param("sparse", marks=pytest.mark.exhaustive)])
 def test_ragged_and_sparse_batches(strategy, kind):
     splits = [0, 2, 2, 5]
@@ -90,6 +92,7 @@ def test_ragged_and_sparse_batches(strategy, kind):
         model.predict(x, verbose=0)  # the one on the cluster
 
 
+@pytest.mark.exhaustive
 def test_a_generator(model, rows):
     batches = ((IDS[i : i + 2], np.zeros(2)) for i in range(0, 6, 2))
     with pytest.warns(UserWarning, match="ran out before epoch 2 of 3: fit ends here"):

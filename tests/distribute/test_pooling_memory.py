@@ -90,6 +90,7 @@ def where(request, strategy, cluster):
     return strategy.scope(), WHERE[request.param], pids
 
 
+@pytest.mark.exhaustive
 def test_four_combiners_take_less_than_one_row_for_each_id(where):
     scope, cache, pids = where
     combiners = ("sum", "mean", "sqrtn", "max")

@@ -113,6 +113,7 @@ def test_a_program_ends_though_a_worker_is_gone():
         assert program.returncode == 1
 
 
+@pytest.mark.exhaustive
 def test_a_program_is_replaced_by_the_next_at_its_address(servers):
     chief = servers.address()
     stopped = start(servers, "trains on", chief)
@@ -134,6 +135,7 @@ def test_a_program_is_replaced_by_the_next_at_its_address(servers):
     assert ask(other) == "[0, 0]\n"
 
 
+@pytest.mark.exhaustive
 def test_a_killed_program_is_forgotten(servers):
     other = start(servers, "looks")
     assert other.stdout.readline() == "[0, 0]\n"

@@ -35,6 +35,7 @@ def test_the_latest_checkpoint_is_complete_whenever_a_server_is_killed(tmp_path,
         assert restore["saved"] <= restore["restored"] <= restore["saved"] + 1, restores
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "kills"), SERIES)
 def test_the_latest_checkpoint_is_complete_whenever_its_program_is_killed(tmp_path, kind, kills):
     saved = 0

@@ -79,6 +79,7 @@ def seen():
     return program_runner.result_of("slow_server_program.py")
 
 
+@pytest.mark.exhaustive
 def test_training_where_every_process_has_one_core(seen):
     assert seen["one core"] == 40 * [1]
 

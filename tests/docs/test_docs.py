@@ -39,6 +39,7 @@ def errors(tmp_path_factory) -> dict[str, str]:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", pages.NAMES)
 def test_code_of_page_runs(errors, name):
     assert errors[name] == ""
@@ -225,6 +226,7 @@ def test_what_needs_a_network_to_be_read_is_warned_of(caplog):
     assert caplog.messages
 
 
+@pytest.mark.exhaustive
 def test_a_warning_fails_the_build(tmp_path):
     """With mkdocs's --quiet nothing would: `strict` counts what is logged."""
     recipe = re.search(r"^docs:.*\n\t(.*)$", (pages.ROOT / "Makefile").read_text(), re.MULTILINE)[1]

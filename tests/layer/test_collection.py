@@ -330,6 +330,7 @@ def test_tables_with_initializers_of_their_own_share_one():
     assert again.layers[0].get_config() == shared.get_config()
 
 
+@pytest.mark.exhaustive
 def test_rows_that_nobody_updated_are_served_with_the_initializers_of_their_tables(tmp_path):
     layer = initializers_of_their_own()
     ids = {n: tf.constant([[1, 9]], tf.int64) for n in layer.feature_configs}
@@ -360,6 +361,7 @@ def test_a_model_is_saved_and_loaded_with_its_shared_tables(tmp_path):
     assert len(again.layers) == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_fit_with_weights(kind):
     model = model_of(HetEmbeddingCollection(shops_and_users(rate=0.05)), kind, weighted=True)

@@ -139,6 +139,7 @@ def test_rows_and_gradients_are_not_copied(subtests):
             assert not floats
 
 
+@pytest.mark.exhaustive
 def test_a_model_with_it_trains_is_saved_and_served(tmp_path):
     ids = ids_of([(), (3,), ()])
     layer, _ = layers_alike(["mean", "sum", "mean"])

@@ -82,6 +82,7 @@ def test_without_a_gpu_and_with_a_capacity_rows_are_on_the_host():
     assert layer.cache_stats() == {}
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_several_steps(rows_kind):
     seen = []
     for cache in (None, het_tf.CacheConfig(device_capacity=100, device=rows_kind)):
@@ -146,6 +147,7 @@ def check_pooled(rows_kind, combiner):
         np.testing.assert_allclose(on_device, host, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "compiled", [{"gradient_accumulation_steps": 4}, {"global_clipnorm": 0.01}], ids=str
 )

@@ -75,6 +75,7 @@ def test_a_layer_that_nothing_has_called_is_left_out(tmp_path):
         np.testing.assert_allclose(loaded.serve(KNOWN), expected, rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_any_file_system_of_tensorflow_will_do(model):
     for _ in range(2):  # over what is there, too
         model.export("ram://exported/model")
@@ -100,6 +101,7 @@ def test_lookup_layers_are_exported_with_it(tmp_path):
     np.testing.assert_array_equal(loaded.serve(*inputs), model(list(inputs)))
 
 
+@pytest.mark.exhaustive
 def test_rows_that_nobody_updated_have_the_initial_values_of_the_model(tmp_path):
     """Of each initializer that is computed with stock ops."""
     ids = keras.Input((3,), dtype="int64", name="ids")
@@ -305,6 +307,7 @@ def with_an_archive(model, path):
     archive.write_out(path, verbose=False)
 
 
+@pytest.mark.exhaustive
 def test_kerass_own_exports_have_the_table(tmp_path):
     model = plain_model()
     model.export(tmp_path / "exported", verbose=False)
@@ -347,6 +350,7 @@ def model_of_every_kind() -> keras.Model:
     return model
 
 
+@pytest.mark.exhaustive
 def test_stock_tensorflow_loads_what_keras_exports(tmp_path):
     """In a process that has no ops of het_tf."""
     model = model_of_every_kind()
@@ -376,6 +380,7 @@ def test_tf_saved_model_save_names_what_works(tmp_path):
             tf.saved_model.save(part, str(tmp_path / "part"))
 
 
+@pytest.mark.exhaustive
 def test_an_archive_takes_a_function_that_was_not_traced_before(tmp_path):
     """As docs/errors.md has it."""
     ids = keras.Input((3,), dtype="int64", name="ids")

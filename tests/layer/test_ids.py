@@ -219,6 +219,7 @@ def inputs_sum(inputs):
     return 0 * keras.ops.cast(keras.ops.sum(keras.tree.flatten(inputs)[0]), "float32")
 
 
+@pytest.mark.exhaustive
 def test_what_keras_casts_and_the_model_then_moves_is_checked_as_it_was_fed(subtests):
     for move in MOVES:
         inputs = keras.Input((2,), dtype="int32")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import het_tf as keras_rs  # was: import keras_rs
@@ -58,6 +59,7 @@ class Ranking(keras.Model):
         return self.tower(keras.ops.concatenate(both, axis=1))
 
 
+@pytest.mark.exhaustive
 def test_the_tutorial_of_keras_io():
     keras.utils.set_random_seed(1)
     movie_table = table("movie_table", MOVIES + 1, optimizer="adam", placement="auto")

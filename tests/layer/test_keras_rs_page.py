@@ -4,6 +4,7 @@ import pathlib
 import re
 
 import program_runner
+import pytest
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/keras_rs.md"
 
@@ -16,6 +17,7 @@ assert {name: rows.shape for name, rows in tables.items()} == {
 """
 
 
+@pytest.mark.exhaustive
 def test_keras_rs_usage_with_one_import_changed(tmp_path):
     alone, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert alone.count("import het_tf as keras_rs  # was: import keras_rs") == 1

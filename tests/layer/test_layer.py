@@ -277,6 +277,7 @@ class EverySecond(keras.optimizers.schedules.LearningRateSchedule):
 SCHEDULES = keras.optimizers.schedules
 
 
+@pytest.mark.exhaustive
 def test_any_schedule_of_keras(subtests):
     start = np.ones((10, 2), np.float32)
     ids = np.arange(20).reshape(10, 2) % 10

@@ -107,6 +107,7 @@ class WithSpare(het_tf.keras.Model):
         return self.dense(keras.ops.sum(self.used(inputs), axis=1))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("in_one_file", [True, False])
 def test_a_layer_that_nothing_has_called_has_nothing_to_save(tmp_path, in_one_file):
     model, loaded = WithSpare(), WithSpare()
@@ -251,6 +252,7 @@ class StopAfter(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.exhaustive
 def test_fit_goes_on_where_backup_and_restore_stopped(tmp_path):
     keras.utils.set_random_seed(1)
     whole = build(optimizers.Adam(0.1))

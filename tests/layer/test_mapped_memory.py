@@ -8,6 +8,7 @@ import sys
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import het_tf
@@ -38,6 +39,7 @@ def mappings_of(process: int, name: str) -> list[dict[str, int | str]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_processes_share_the_memory_of_the_rows(tmp_path):
     ids = keras.Input((None,), dtype="int64", name="ids")
     embedding = het_tf.layers.HetEmbedding(DIM, seed=1)

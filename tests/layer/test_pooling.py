@@ -242,6 +242,7 @@ def test_fit_of_ragged_and_weighted_inputs():
     assert layer.table.size() == 9
 
 
+@pytest.mark.exhaustive
 def test_stock_tensorflow_pools_what_is_exported(tmp_path):
     ids = keras.Input((3,), dtype="int64")
     weights = keras.Input((3,))

@@ -61,6 +61,7 @@ def tables_of(model):
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("make", "model_class", "kind"),
     [

@@ -145,6 +145,7 @@ def test_a_schedule_in_a_loop_of_ones_own():
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_all_calls_of_a_layer_are_accumulated_together():
     """Adagrad tells one update from two."""
 
@@ -235,6 +236,7 @@ def test_a_rate_that_begins_at_zero(model_class, first):
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_models_that_share_a_layer_have_a_rate_each():
     def train(model_class, layer):
         rates = (0.0, 0.1)
@@ -331,6 +333,7 @@ def rows_of(model) -> np.ndarray:
     return model.layers[1].table.lookup(np.arange(9))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["keras", "weights.h5"])
 def test_trained_rows_that_are_loaded_take_another_optimizer(kind, tmp_path):
     model = with_rows()
@@ -354,6 +357,7 @@ def test_trained_rows_that_are_loaded_take_another_optimizer(kind, tmp_path):
     assert np.abs(rows_of(loaded) - rows_of(model)).max() > 0
 
 
+@pytest.mark.exhaustive
 def test_what_was_predicted_before_a_step_is_not_predicted_after_it():
     """The function that predicts is traced with the table that is trained."""
     made = with_rows()
@@ -432,6 +436,7 @@ class Around(keras.layers.Layer):
         return super().get_config() | {"rows": self.rows.get_config()}
 
 
+@pytest.mark.exhaustive
 def test_rows_within_a_layer_that_is_loaded_take_another_optimizer(tmp_path):
     rows = {"output_dim": 4, "optimizer": "same"}
     model = make_model(keras.Model, Around(rows, name="around"), "sgd")

@@ -104,6 +104,7 @@ def test_predictions_are_those_of_the_model_also_after_it_was_moved(model, tmp_p
         np.testing.assert_allclose(served.serve(ids), of_model, rtol=0, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_program_that_has_only_the_ops_serves_it(model, tmp_path):
     het_tf.serving.export_mapped(model, tmp_path / "model")
     ids = np.concatenate([KNOWN[:5], UNKNOWN])
@@ -326,6 +327,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 def test_a_folder_is_continued_by_its_model_and_others_are_told_what_differs(tmp_path):
     program: dict = {"__name__": "returning"}
     exec(RETURNING, program)
@@ -461,6 +463,7 @@ def test_rows_are_mapped_from_no_url(model):
         assert not tf.io.gfile.exists(path)
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_and_versions_wait_for_one_another(tmp_path):
     counter = Counter(20_000)
     with het_tf.serving.publish(counter.model, tmp_path / "model", every=0.001) as publisher:
@@ -499,6 +502,7 @@ class During(keras.callbacks.Callback):
         self._once(not self._validation)
 
 
+@pytest.mark.exhaustive
 def test_versions_come_while_fit_validates(model, tmp_path):
     with het_tf.serving.publish(model, tmp_path / "model", every=0.01) as publisher:
 
