@@ -47,7 +47,7 @@ class Steps(keras.callbacks.Callback):
             return self.made - self.cut
 
 
-@pytest.mark.parametrize("dense_staleness", [None, 4])
+@pytest.mark.parametrize("dense_staleness", [None, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_each_backup_is_a_state_that_the_model_had(
     strategy, tmp_path, monkeypatch, dense_staleness
 ):

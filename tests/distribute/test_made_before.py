@@ -12,13 +12,12 @@ import tensorflow as tf
 import het_tf.keras
 
 DATASETS = [
-    "mapped",
     "mutable table",
     "StringLookup",
     "generator",
     *(
         pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in ("plain", "shuffled", "table", "dense table")
+        for name in ("mapped", "plain", "shuffled", "table", "dense table")
     ),
 ]
 

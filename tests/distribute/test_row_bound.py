@@ -26,20 +26,20 @@ class Misses(keras.metrics.Metric):
         last = {"initializer": "zeros", "aggregation": "none"}
         self._made = self.add_variable(shape=(ahead + 2, num_workers), **last)
         self._own = self.add_variable(shape=(), **last)
-        self._counts = self.add_weight(shape=(3,), initializer="zeros")
+        self._counts = self.add_weight(shape=(2,), initializer="zeros")
 
     def update_state(self, me, row, made):
         missed = tf.reduce_sum((1 - me) * tf.nn.relu(self._made.value[0] - row))
         own = tf.reduce_sum(me * row)
         is_first = tf.reduce_all(self._made.value[-1] == 0)
         lost = tf.logical_not(is_first) & (own != self._own.value + 1)
-        self._counts.assign_add(tf.cast([missed > self._bound, missed > 0, lost], tf.float32))
+        self._counts.assign_add(tf.cast([missed > self._bound, lost], tf.float32))
         self._made.assign(tf.concat([self._made.value[1:], made[None]], 0))
         self._own.assign(own)
 
     def result(self):
-        over, some, lost = tf.unstack(self._counts.value)
-        return {"over": over, "some": some, "lost": lost}
+        over, lost = tf.unstack(self._counts.value)
+        return {"over": over, "lost": lost}
 
 
 class CountsUpdates(het_tf.keras.Model):
@@ -66,12 +66,6 @@ class CountsUpdates(het_tf.keras.Model):
         return self.misses.result()
 
 
-@pytest.fixture(scope="module")
-def missed():
-    """How many reads of each run missed something."""
-    return []
-
-
 @pytest.mark.parametrize(
     ("lookahead", "bounds"),
     [
@@ -82,7 +76,8 @@ def missed():
         pytest.param(1, (0, 4), marks=pytest.mark.exhaustive),
     ],
 )
-def test_no_row_misses_more_than_it_may(strategy, missed, lookahead, bounds):
+def test_no_row_misses_more_than_it_may(strategy, lookahead, bounds):
+    """Tests of the protocol reach the bounds; here, what workers miss depends on their speed."""
     num_workers = strategy.num_workers
     read_bound, write_bound = bounds
     cache = het_tf.CacheConfig(
@@ -112,9 +107,3 @@ def test_no_row_misses_more_than_it_may(strategy, missed, lookahead, bounds):
     np.testing.assert_array_less(model.made[0].numpy(), made)
     assert logs["over"][0] == 0
     assert logs["lost"][0] == 0
-    missed.append(logs["some"][0])
-
-
-def test_some_rows_missed_something(missed):
-    """Otherwise no bound was tried. In a single run the workers may have taken turns."""
-    assert sum(missed) > 0
