@@ -152,6 +152,7 @@ def test_saved_weights_have_all_updates_and_loaded_ones_reach_the_caches(unbound
     assert losses[0] < -np.log(np.where(target[:, None] > 0, expected, 1 - expected)).mean() + 0.1
 
 
+@pytest.mark.exhaustive
 def test_export_from_a_cluster_is_served_by_stock_ops(unbounded, tmp_path):
     ids, target = examples()
     model, _ = unbounded

@@ -137,6 +137,7 @@ class Count(keras.metrics.Metric):
         return self.total + 0.0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind",
     [

@@ -213,6 +213,7 @@ def test_cache_metrics_refuse_what_they_cannot_watch():
         )
 
 
+@pytest.mark.exhaustive
 def test_progress_bar_shows_hits_and_bytes_and_nothing_of_what_was_before(strategy, capsys):
     model, embedding = make_model(strategy, het_tf.CacheConfig(KEYS))
     history = model.fit(*batches(100), batch_size=BATCH, verbose=1).history

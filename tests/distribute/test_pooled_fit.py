@@ -108,6 +108,7 @@ def initial_rows(layer, keys):
     return table.lookup(keys).astype(np.float64)
 
 
+@pytest.mark.exhaustive
 def test_a_dataset_that_is_sent_along_evaluate_and_predict(strategy):
     kind = "sparse"
     model, layer = make_model(strategy, kind, "mean")

@@ -174,6 +174,7 @@ def test_each_version_is_a_state_that_the_model_had(request, tmp_path, monkeypat
     assert files.steps[-1] == (80, 80)
 
 
+@pytest.mark.exhaustive
 def test_what_is_published_in_fit_is_served(strategy, tmp_path):
     with strategy.scope():
         ids = keras.Input((1,), dtype="int64")

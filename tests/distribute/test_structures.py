@@ -119,6 +119,7 @@ def train_with_none(model) -> list[float]:
     return [*losses, *np.ravel(predicted[0])]
 
 
+@pytest.mark.exhaustive
 def test_none_in_the_place_of_weights_and_labels(strategy):
     with strategy.scope():
         model = make_model(het_tf.keras.Model, dict, outputs=2)

@@ -112,6 +112,7 @@ def test_any_number_of_servers_restores_a_chain(strategy, tmp_path):
     assert_same_rows(sorted_rows(table)[:2], sorted_rows(other)[:2])
 
 
+@pytest.mark.exhaustive
 def test_any_number_of_servers_goes_on_counting(strategy, tmp_path):
     """Ids that have no row yet: each is admitted when it would have been."""
     rules = lifetimes.spec(het_tf.Admission(count=3), None)
@@ -153,6 +154,7 @@ def test_a_damaged_part_leaves_all_shards_as_they_were(strategy, tmp_path):
     assert_same_rows(sorted_rows(other), before)
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_part_of_a_model_changes_nothing(strategy, tmp_path):
     """Of rows: variables are as they were, which are restored first. Of variables: so are rows."""
     ids = np.random.default_rng(0).integers(0, 500, (64, 3))
@@ -386,6 +388,7 @@ def test_each_checkpoint_is_a_state_that_the_table_had_while_workers_train(strat
     assert min(map(min, last)) > 0
 
 
+@pytest.mark.exhaustive
 def test_a_model_moves_between_cluster_and_process(strategy, tmp_path):
     """Rows, dense variables and optimizer; caches drop what they held."""
     ids = np.random.default_rng(0).integers(0, 500, (64, 3))

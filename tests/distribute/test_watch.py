@@ -24,7 +24,7 @@ ON_DEVICE = {"device_capacity": IDS, "device": "CPU"}
     ("lookahead", "num_layers", "where"),
     [
         (4, 2, ON_HOST),
-        (0, 1, ON_DEVICE),
+        pytest.param(0, 1, ON_DEVICE, marks=pytest.mark.exhaustive),
         pytest.param(0, 1, ON_HOST, marks=pytest.mark.exhaustive),
         pytest.param(4, 2, ON_DEVICE, marks=pytest.mark.exhaustive),
     ],
