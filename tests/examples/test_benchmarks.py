@@ -48,6 +48,7 @@ def test_tcp_bytes_are_those_that_were_sent(monkeypatch: pytest.MonkeyPatch):
             tcp_bytes.growth(middle, received())
 
 
+@pytest.mark.exhaustive
 @needs_ss
 def test_bytes_fall_with_staleness_and_the_kernel_agrees(tmp_path: pathlib.Path):
     done = _run(
@@ -56,7 +57,7 @@ def test_bytes_fall_with_staleness_and_the_kernel_agrees(tmp_path: pathlib.Path)
         "--rows=20000",
         "--dim=64",
         "--capacity=8000",
-        "--steps=160",
+        "--steps=120",
         "--warmup=60",
         "--staleness=0,3,unbounded",
         f"--json={tmp_path / 'figures.json'}",
@@ -78,7 +79,7 @@ def test_bytes_fall_with_staleness_and_the_kernel_agrees(tmp_path: pathlib.Path)
 
 
 def test_table_memory():
-    done = _run("table_memory.py", "--rows=3000000", "--limit=1.6")
+    done = _run("table_memory.py", "--rows=1000000", "--limit=1.6")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     peak = re.search(r"peak resident.* ([0-9.]+)$", done.stdout, re.MULTILINE)
     assert peak
@@ -103,30 +104,34 @@ def test_sweep():
     assert [line.get("dropped", 0) > 0 for line in figures] == [False, False, True, False]
 
 
+@pytest.mark.exhaustive
 def test_checkpoint(tmp_path: pathlib.Path):
     out = tmp_path / "figures.json"
-    done = _run("checkpoint.py", "--rows=200000", f"--folder={tmp_path}", f"--out={out}")
+    done = _run("checkpoint.py", "--rows=50000", f"--folder={tmp_path}", f"--out={out}")
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(out.read_text())
-    assert figures["rows"] == 200_000
+    assert figures["rows"] == 50_000
     # Keys, clocks, values and a slot of each row, and little beside them.
-    payload = 200_000 * (16 + 4 * 17) / 1e6
+    payload = 50_000 * (16 + 4 * 17) / 1e6
     assert payload < figures["file MB"] < 1.01 * payload
     assert sorted(tmp_path.iterdir()) == [out]
 
 
-def test_local_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.exhaustive
+def test_local_step(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
-    flags = ("--programs=table,cache,TensorFlow", "--rounds=1", "--threads=1", "--steps=3")
+    flags = ("--programs=table,TensorFlow", "--rounds=1", "--threads=1", "--steps=3")
     size = ("--ids=512", "--rows=3000", "--dim=8", f"--json={path}")
     done = _run("local_step.py", *flags, *size)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     (figures,) = json.loads(path.read_text())
     assert figures["beside"] == "table"
-    assert list(figures["rounds"]) == ["table", "cache", "TensorFlow"]
+    assert list(figures["rounds"]) == ["table", "TensorFlow"]
     for rounds in figures["rounds"].values():
         assert [set(each) for each in rounds] == [{"forward", "step", "loop"}]
 
+
+def test_ratios_of_a_local_step_are_of_the_same_round(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(_BENCHMARKS)
     import local_step
 
@@ -138,6 +143,7 @@ def test_local_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     assert local_step.summary(said, "peer")["ours"] == {"step": (4, 1.5)}
 
 
+@pytest.mark.exhaustive
 def test_pooled_step(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
     size = ("--bags=20", "--longest=4", "--rows=300", "--dim=8", "--steps=3", f"--json={path}")
@@ -149,7 +155,8 @@ def test_pooled_step(tmp_path: pathlib.Path):
         assert set(each["ms"]) == {"het_tf", "TensorFlow", "unique"}
 
 
-@pytest.mark.parametrize("run", ["steps", "fit", "cluster"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("run", ["steps", "fit"])
 def test_feature_step(tmp_path: pathlib.Path, run: str):
     path = tmp_path / "figures.json"
     size = ("--features=3", "--batch=8", "--rows=50", "--dim=4", "--steps=10", f"--json={path}")
@@ -278,6 +285,7 @@ def test_model_of_the_lfu_of_before(monkeypatch: pytest.MonkeyPatch):
 _AUC = ("--workers=2", "--seeds=1", "--epochs=1,1", "--batch=64,64", "--examples=6400")
 
 
+@pytest.mark.exhaustive
 def test_bytes_fall_with_the_bound_and_runs_are_not_repeated(tmp_path: pathlib.Path):
     path = tmp_path / "runs.json"
     flags = (*_AUC, "--datasets=100k", "--clocks=count,drift", f"--json={path}")
@@ -302,6 +310,7 @@ def test_bytes_fall_with_the_bound_and_runs_are_not_repeated(tmp_path: pathlib.P
     assert plot.stat().st_size > 0
 
 
+@pytest.mark.exhaustive
 def test_dense_bytes_fall_with_the_staleness(tmp_path: pathlib.Path):
     path = tmp_path / "runs.json"
     flags = ("--workers=2", "--seeds=1", "--epochs=1", "--examples=6400", f"--json={path}")
@@ -322,6 +331,7 @@ def test_dense_bytes_fall_with_the_staleness(tmp_path: pathlib.Path):
     assert "largest k within one sd" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_implicit_data_set(tmp_path: pathlib.Path):
     rng = np.random.default_rng(1)
     for part, size in (("train", 700), ("test", 50)):
@@ -342,6 +352,7 @@ def test_implicit_data_set(tmp_path: pathlib.Path):
     assert re.search(r"^lamport +9 ", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.exhaustive
 def test_a_cache_never_costs_more_than_none(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
     done = _run("cache_traces.py", "--quick", "--jobs=1", "--staleness=0,10", f"--json={path}")
@@ -361,6 +372,7 @@ def test_a_cache_never_costs_more_than_none(tmp_path: pathlib.Path):
     assert skewed["hits"] > 0.6
 
 
+@pytest.mark.exhaustive
 def test_cache_memory(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
     done = _run(
@@ -380,17 +392,18 @@ def test_cache_memory(tmp_path: pathlib.Path):
     assert figures["median_ms"] <= figures["longest_ms"]
 
 
+@pytest.mark.exhaustive
 def test_served_rows_are_timed_beside_tf_gather():
-    flags = ["--rows=3000", "--dim=8", "--threads", "1", "2", "--runs=3", "--every=0.2"]
+    flags = ["--rows=3000", "--dim=8", "--threads", "1", "--runs=3", "--every=0.2"]
     done = _run("serving.py", *flags)
     assert done.returncode == 0, done.stderr[-2000:]
     figures = json.loads(done.stdout)
     assert len(figures["seconds_until_served"]) == 5
-    for threads in ("1 threads", "2 threads"):
-        assert figures[threads]["mapped_us"] > 0
-        assert figures[threads]["changed_to_gather"] > 0
+    assert figures["1 threads"]["mapped_us"] > 0
+    assert figures["1 threads"]["changed_to_gather"] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_pipeline_of_steps_on_a_device_loses_no_update(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
     small = ("--ids=300", "--rows=500", "--lines=128", "--steps=12")
@@ -412,6 +425,7 @@ def _gpu(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_benchmark_of_a_gpu_runs_with_the_host_in_its_place():
     done = _gpu("bench", "--host", "--ids=1000", "--rows", "3000", "--dims", "5", "--batches=2")
     for verb in ("unique", "find", "gather", "segment_sum", "update", "unpin", "step", "pool"):

@@ -9,6 +9,7 @@ import time
 
 import keras
 import numpy as np
+import pytest
 
 import het_tf
 
@@ -22,10 +23,11 @@ def start(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.exhaustive
 def test_what_one_program_trains_another_serves(tmp_path):
     begin, folder = time.time(), str(tmp_path / "live")
     serves = start(str(EXAMPLE / "serve.py"), folder, "--until", "3")
-    trains = start(str(EXAMPLE / "train.py"), folder, "--every", "20ms", "--steps", "200")
+    trains = start(str(EXAMPLE / "train.py"), folder, "--every", "20ms", "--steps", "100")
     trained, _ = trains.communicate(timeout=300)
     served, _ = serves.communicate(timeout=300)
     assert trains.returncode == serves.returncode == 0
@@ -50,6 +52,7 @@ def build_commands() -> str:
     return "\n".join(line for line in lines if line != run)
 
 
+@pytest.mark.exhaustive
 def test_a_program_without_python_serves_each_version(tmp_path):
     environment = os.environ | {
         "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
