@@ -57,7 +57,7 @@ def test_bytes_fall_with_staleness_and_the_kernel_agrees(tmp_path: pathlib.Path)
         "--rows=20000",
         "--dim=64",
         "--capacity=8000",
-        "--steps=160",
+        "--steps=120",
         "--warmup=60",
         "--staleness=0,3,unbounded",
         f"--json={tmp_path / 'figures.json'}",
@@ -80,7 +80,7 @@ def test_bytes_fall_with_staleness_and_the_kernel_agrees(tmp_path: pathlib.Path)
 
 @pytest.mark.exhaustive
 def test_table_memory():
-    done = _run("table_memory.py", "--rows=3000000", "--limit=1.6")
+    done = _run("table_memory.py", "--rows=1000000", "--limit=1.6")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     peak = re.search(r"peak resident.* ([0-9.]+)$", done.stdout, re.MULTILINE)
     assert peak
@@ -110,29 +110,31 @@ def test_sweep():
 @pytest.mark.exhaustive
 def test_checkpoint(tmp_path: pathlib.Path):
     out = tmp_path / "figures.json"
-    done = _run("checkpoint.py", "--rows=200000", f"--folder={tmp_path}", f"--out={out}")
+    done = _run("checkpoint.py", "--rows=50000", f"--folder={tmp_path}", f"--out={out}")
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(out.read_text())
-    assert figures["rows"] == 200_000
+    assert figures["rows"] == 50_000
     # Keys, clocks, values and a slot of each row, and little beside them.
-    payload = 200_000 * (16 + 4 * 17) / 1e6
+    payload = 50_000 * (16 + 4 * 17) / 1e6
     assert payload < figures["file MB"] < 1.01 * payload
     assert sorted(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.exhaustive
-def test_local_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_local_step(tmp_path: pathlib.Path):
     path = tmp_path / "figures.json"
-    flags = ("--programs=table,cache,TensorFlow", "--rounds=1", "--threads=1", "--steps=3")
+    flags = ("--programs=table,TensorFlow", "--rounds=1", "--threads=1", "--steps=3")
     size = ("--ids=512", "--rows=3000", "--dim=8", f"--json={path}")
     done = _run("local_step.py", *flags, *size)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     (figures,) = json.loads(path.read_text())
     assert figures["beside"] == "table"
-    assert list(figures["rounds"]) == ["table", "cache", "TensorFlow"]
+    assert list(figures["rounds"]) == ["table", "TensorFlow"]
     for rounds in figures["rounds"].values():
         assert [set(each) for each in rounds] == [{"forward", "step", "loop"}]
 
+
+def test_ratios_of_a_local_step_are_of_the_same_round(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(_BENCHMARKS)
     import local_step
 
@@ -157,7 +159,7 @@ def test_pooled_step(tmp_path: pathlib.Path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("run", ["steps", "fit", "cluster"])
+@pytest.mark.parametrize("run", ["steps", "fit"])
 def test_feature_step(tmp_path: pathlib.Path, run: str):
     path = tmp_path / "figures.json"
     size = ("--features=3", "--batch=8", "--rows=50", "--dim=4", "--steps=10", f"--json={path}")
@@ -395,14 +397,13 @@ def test_cache_memory(tmp_path: pathlib.Path):
 
 @pytest.mark.exhaustive
 def test_served_rows_are_timed_beside_tf_gather():
-    flags = ["--rows=3000", "--dim=8", "--threads", "1", "2", "--runs=3", "--every=0.2"]
+    flags = ["--rows=3000", "--dim=8", "--threads", "1", "--runs=3", "--every=0.2"]
     done = _run("serving.py", *flags)
     assert done.returncode == 0, done.stderr[-2000:]
     figures = json.loads(done.stdout)
     assert len(figures["seconds_until_served"]) == 5
-    for threads in ("1 threads", "2 threads"):
-        assert figures[threads]["mapped_us"] > 0
-        assert figures[threads]["changed_to_gather"] > 0
+    assert figures["1 threads"]["mapped_us"] > 0
+    assert figures["1 threads"]["changed_to_gather"] > 0
 
 
 @pytest.mark.exhaustive

@@ -5,25 +5,38 @@ import http.server
 import os
 import socket
 import subprocess
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
 
 from het_tf.datasets import movielens
 
+DATA_DIR = os.environ.get("HET_TF_DATA_DIR")
+
+
+def take_away(patch: pytest.MonkeyPatch) -> None:
+    """No data set on this machine."""
+
+    def load(*_, **__):
+        raise OSError("no network\nand more")
+
+    patch.setitem(sys.modules, "tensorflow_datasets", types.SimpleNamespace(load=load))
+    patch.delenv("HET_TF_DATA_DIR", raising=False)
+
 
 @pytest.fixture(scope="module")
 def generated():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(movielens, "_read", _no_data)
-        patch.delenv("HET_TF_DATA_DIR", raising=False)
+        take_away(patch)
         return movielens.load_arrays()
 
 
 @pytest.fixture(scope="module")
 def real():
-    if not os.environ.get("HET_TF_DATA_DIR"):
+    if not DATA_DIR:
         pytest.skip("HET_TF_DATA_DIR is not set: MovieLens 100K itself is not tested")
     return movielens.load_arrays()
 
@@ -31,10 +44,6 @@ def real():
 @pytest.fixture(params=["generated", "real"])
 def loaded(request):
     return request.getfixturevalue(request.param)
-
-
-def _no_data(data_dir):
-    raise OSError("no network\nand more")
 
 
 def test_columns_have_the_sizes_they_say(loaded):
@@ -73,7 +82,7 @@ def test_real_ratings(real):
 
 def test_real_columns_are_what_tfds_decodes_row_by_row(real):
     tfds = pytest.importorskip("tensorflow_datasets")
-    folder = os.path.join(os.environ["HET_TF_DATA_DIR"], "tensorflow_datasets")
+    folder = os.path.join(DATA_DIR, "tensorflow_datasets")
     rows = {}
     for features, label in real[:2]:
         for at, pair in enumerate(zip(features["user"], features["movie"], strict=True)):
@@ -114,8 +123,7 @@ def auc(score, label):
 
 
 def test_load_gives_rows(generated, monkeypatch):
-    monkeypatch.setattr(movielens, "_read", _no_data)
-    monkeypatch.delenv("HET_TF_DATA_DIR", raising=False)
+    take_away(monkeypatch)
     train, test, info = movielens.load()
     assert (train.cardinality(), test.cardinality()) == (info.num_train, info.num_test)
     features, label = next(train.as_numpy_iterator())
@@ -159,8 +167,7 @@ def nothing_there(monkeypatch):
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(movielens.subprocess, "run", hangs)
-    monkeypatch.setattr(movielens, "_read", _no_data)
-    monkeypatch.delenv("HET_TF_DATA_DIR", raising=False)
+    take_away(monkeypatch)
     return run
 
 
@@ -191,9 +198,11 @@ def test_a_host_that_says_nothing_is_not_waited_for(nothing_there, monkeypatch):
     assert info.source == "generated"
 
 
-def test_what_is_there_is_not_asked_for(nothing_there, monkeypatch):
+def test_what_is_there_is_not_asked_for(real, monkeypatch):
+    """It is where TFDS looks by itself."""
+    monkeypatch.delenv("HET_TF_DATA_DIR")
     monkeypatch.setattr(movielens, "SOURCE", "https://no-such-host.invalid/ml-100k.zip")
-    there = object()
-    monkeypatch.setattr(movielens, "_read", lambda data_dir: there)
-    assert movielens._read_or_download() is there
-    assert nothing_there == []
+    tfds, there = pytest.importorskip("tensorflow_datasets"), f"{DATA_DIR}/tensorflow_datasets"
+    load = tfds.load
+    monkeypatch.setattr(tfds, "load", lambda name, data_dir, **o: load(name, data_dir=there, **o))
+    assert movielens.load_arrays(download=True)[2].source == "movielens"

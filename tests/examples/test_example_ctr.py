@@ -56,12 +56,12 @@ def test_ids_of_different_columns_get_different_keys():
     assert tables["wide"].keys.dtype == np.int64
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if 0 <= key < 2**40])
-def test_keys_are_exact(key):
+def test_keys_are_exact():
     table = Recorder(1)
     built = model.build_model(lambda name, dim: table, [Column("a", 1), Column("b", 1)], crosses=[])
-    built({"a": np.array([key]), "b": np.array([key])})
-    assert table.keys.tolist() == [[key, key + 2**40]]
+    keys = np.array([key for key in KEYS if 0 <= key < 2**40])
+    built({"a": keys, "b": keys})
+    assert table.keys.tolist() == np.stack([keys, keys + 2**40], axis=1).tolist()
 
 
 def test_padding_has_no_say():
@@ -82,7 +82,7 @@ def test_padding_has_no_say():
 
 def test_trains_without_a_cluster():
     features, label = generated_movielens.generate(COLUMNS, PAD)
-    rows = {name: ids[:20_000] for name, ids in features.items()}, label[:20_000].astype(np.float32)
+    rows = {name: ids[:8_000] for name, ids in features.items()}, label[:8_000].astype(np.float32)
     keras.utils.set_random_seed(1)
 
     def embedding(name, dim):

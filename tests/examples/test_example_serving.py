@@ -27,7 +27,7 @@ def start(*arguments: str) -> subprocess.Popen:
 def test_what_one_program_trains_another_serves(tmp_path):
     begin, folder = time.time(), str(tmp_path / "live")
     serves = start(str(EXAMPLE / "serve.py"), folder, "--until", "3")
-    trains = start(str(EXAMPLE / "train.py"), folder, "--every", "20ms", "--steps", "200")
+    trains = start(str(EXAMPLE / "train.py"), folder, "--every", "20ms", "--steps", "100")
     trained, _ = trains.communicate(timeout=300)
     served, _ = serves.communicate(timeout=300)
     assert trains.returncode == serves.returncode == 0

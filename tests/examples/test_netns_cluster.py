@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import numpy as np
+import program_runner
 import pytest
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
@@ -43,13 +44,7 @@ def network() -> ModuleType:
 
 
 def _run(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, _PROGRAM, *_SMALL, *flags],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return program_runner.run(_PROGRAM, *_SMALL, *flags, env=os.environ | env)
 
 
 def test_ids_have_the_shape_of_criteos():
@@ -178,10 +173,8 @@ def test_workers_alone_need_no_network(tmp_path: pathlib.Path):
     assert all(0.4 < epoch["auc"] < 1 for epoch in run["epochs"])
     assert "each worker alone" in (tmp_path / "table").read_text()
     assert (tmp_path / "plot.png").stat().st_size > 0
-    began = time.monotonic()
     assert _run(*flags).returncode == 0
-    assert json.loads((tmp_path / "json").read_text()) == [run]  # not made again
-    assert time.monotonic() - began < 20
+    assert json.loads((tmp_path / "json").read_text()) == [run]  # not made again: its times
 
 
 # Says how many bytes TCP sent again (tcpi_bytes_retrans of Linux's tcp_info), as it does where a
@@ -294,21 +287,32 @@ def test_packets_take_the_delay_and_arrive(network: ModuleType):
             assert min(round_trips) >= 2 * delay
 
 
-@pytest.mark.parametrize("delay", [None, 0.001])
-def test_what_a_killed_run_left_is_removed(network: ModuleType, delay: float | None):
-    with network.Network(["worker0"], delay) as hosts:
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", hosts.command("worker0", [])[3], "sleep", "1000"]
-        )
-        time.sleep(0.5)
-        # As if the run had ended here: another makes its network.
-        os.close(hosts._lock)
-        hosts._lock = None
-        with network.Network(["ps0"]):
-            assert process.wait(10) == -signal.SIGKILL
-            listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-            assert "ps0" in listed
-            assert "worker0" not in listed
+# Has a host of its own that runs on, and says its process.
+_NETWORK = """
+import subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+from netns import network
+with network.Network(["worker0"], float(sys.argv[2]) or None) as hosts:
+    print(subprocess.Popen(hosts.command("worker0", ["sleep", "1000"])).pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("delay", [0, 0.001])
+def test_what_a_killed_run_left_is_removed(network: ModuleType, delay: float):
+    command = [sys.executable, "-c", _NETWORK, str(_BENCHMARKS), str(delay)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        left = int(run.stdout.readline())
+        run.kill()
+    assert "worker0" in _namespaces()
+    with network.Network(["ps0"]):
+        assert "ps0" in _namespaces()
+        assert "worker0" not in _namespaces()
+        deadline = time.monotonic() + 10
+        while pathlib.Path(f"/proc/{left}").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not pathlib.Path(f"/proc/{left}").exists()
 
 
 def _namespaces() -> str:
@@ -316,38 +320,25 @@ def _namespaces() -> str:
 
 
 @pytest.mark.exhaustive
-def test_bytes_by_kind(network: ModuleType, tmp_path: pathlib.Path):
+def test_bytes_by_kind_and_waits_over_links_with_a_delay(
+    network: ModuleType, tmp_path: pathlib.Path
+):
     path = tmp_path / "runs.json"
-    done = _run("--rates=1gbit", "--variants=no_cache,s100", "--epochs=3", f"--json={path}")
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    assert "het-tf-bench" not in _namespaces()
-    from netns import runs
-
-    no_cache, cached = runs.figures(runs.read(path))
-    for row in (no_cache, cached):
-        assert row.kb["rest"] > 0, row.kb
-        assert row.kb["rest"] < 0.5 * row.kb["embeddings"] + 0.5 * row.kb["dense"]
-        assert row.server_ms > 0
-    assert cached.kb["embeddings"] < 0.8 * no_cache.kb["embeddings"]
-    # The same batches in another order of the workers' steps.
-    assert cached.auc[-1] == pytest.approx(no_cache.auc[-1], abs=0.03)
-
-
-@pytest.mark.exhaustive
-def test_waits_and_dense_bytes_over_links_with_a_delay(network: ModuleType, tmp_path: pathlib.Path):
-    path = tmp_path / "runs.json"
-    flags = ("--rates=none", "--delay=1ms", "--variants=s100", "--dense_staleness=4,8")
-    done = _run(*flags, "--lookahead=2", "--steps=40", f"--json={path}")
+    flags = ("--rates=1gbit", "--delay=1ms", "--variants=no_cache,s100", "--dense_staleness=4")
+    done = _run(*flags, "--servers=1", "--lookahead=2", "--epochs=3", f"--json={path}")
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert "1ms from host to host" in done.stdout
     assert "het-tf-bench" not in _namespaces()
     from netns import runs
 
-    often, seldom = runs.figures(runs.read(path))
-    for row in (often, seldom):
+    no_cache, cached = runs.figures(runs.read(path))
+    for row in (no_cache, cached):
         assert set(row.kb) == {"embeddings", "dense", "rest"}
-        assert (row.waited_ms > 0) == (row.waited > 0)
-    assert 0 < seldom.kb["dense"] < often.kb["dense"]
+        assert 0 < row.kb["rest"] < 0.5 * row.kb["embeddings"] + 0.5 * row.kb["dense"]
+        assert row.kb["dense"] > 0
+        assert row.server_ms > 0
+    assert (cached.waited_ms > 0) == (cached.waited > 0)
+    assert cached.kb["embeddings"] < 0.8 * no_cache.kb["embeddings"]
 
 
 @pytest.mark.exhaustive
@@ -361,7 +352,13 @@ def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib
     path = tmp_path / "runs.json"
     # One worker takes the batches in order.
     done = _run(
-        *("--workers=1", "--rates=none", "--variants=tf_keras,no_cache", f"--json={path}"),
+        *(
+            "--workers=1",
+            "--servers=1",
+            "--rates=none",
+            "--variants=tf_keras,no_cache",
+            f"--json={path}",
+        ),
         *("--row_optimizer=adagrad", "--steps=40", "--held_out=4096"),
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
@@ -374,9 +371,8 @@ def test_tf_keras_trains_what_het_tf_does(network: ModuleType, tmp_path: pathlib
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("delay", ["none", "1ms"])
-def test_a_signal_leaves_nothing_behind(network: ModuleType, delay: str):
-    flags = ("--variants=no_cache", "--rates=none", f"--delay={delay}")
+def test_a_signal_leaves_nothing_behind(network: ModuleType):
+    flags = ("--variants=no_cache", "--rates=none", "--delay=1ms")
     command = [sys.executable, _PROGRAM, *_SMALL, *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120

@@ -75,6 +75,7 @@ def test_serves_every_python(wheel):
     assert [n for n in names if not re.match(r"het_tf(-[\d.]+\.dist-info)?/", n)] == []
 
 
+@pytest.mark.exhaustive
 def test_trains_where_only_its_requirements_are(wheel, tmp_path):
     env = tmp_path / "env"
     venv.create(env, symlinks=True)

@@ -33,35 +33,35 @@ def wanted_without(key: int) -> dict:
     return values
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad", "adam clipnorm=1 max_norm=1"])
-@pytest.mark.parametrize(("position", "value", "key"), BAD)
-def test_a_table_refuses_the_whole_update(position, value, key, optimizer):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam clipnorm=1 max_norm=1"])
+def test_a_table_refuses_the_whole_update(optimizer):
     table = new_table(optimizer=optimizer)
     ops.table_apply(table, unique(1), tf.ones([1, 2]), 1.0)
     before = rows(table)
-    with pytest.raises(INVALID, match="hold NaN or infinity for 1 of 3 keys; no row was"):
-        ops.table_apply(table, unique(*IDS), gradients(position, value), 1.0)
-    assert rows(table) == before
+    for position, value, _ in BAD:
+        with pytest.raises(INVALID, match="hold NaN or infinity for 1 of 3 keys; no row was"):
+            ops.table_apply(table, unique(*IDS), gradients(position, value), 1.0)
+        assert rows(table) == before
     assert stats(ops.table_stats(table))["nonfinite_skipped"] == 0
 
 
-@pytest.mark.parametrize(("position", "value", "key"), BAD)
-def test_a_table_skips_and_counts_the_keys_concerned(position, value, key):
-    table = new_table()
-    ops.table_apply(table, unique(*IDS), gradients(position, value), 1.0, nonfinite="skip")
-    assert rows(table) == wanted_without(key)
-    assert stats(ops.table_stats(table))["nonfinite_skipped"] == 1
+def test_a_table_skips_and_counts_the_keys_concerned():
+    for position, value, key in BAD:
+        table = new_table()
+        ops.table_apply(table, unique(*IDS), gradients(position, value), 1.0, nonfinite="skip")
+        assert rows(table) == wanted_without(key)
+        assert stats(ops.table_stats(table))["nonfinite_skipped"] == 1
 
 
 @pytest.mark.parametrize("capacity", [9, 0])
-@pytest.mark.parametrize(("position", "value", "key"), BAD)
-def test_a_cache_refuses_the_whole_update(position, value, key, capacity):
+def test_a_cache_refuses_the_whole_update(capacity):
     table, cache = new_table(), new_cache(capacity=capacity)
     ticket = installed_ticket(cache, *IDS, table=table)
-    with pytest.raises(INVALID, match="hold NaN or infinity for 1 of 3 keys; no row was"):
-        ops.cache_update(cache, ticket, gradients(position, value), 1.0)
-    counters = stats(ops.cache_stats(cache))
-    assert (counters["updates"], counters["pending"], counters["nonfinite_skipped"]) == (0, 0, 0)
+    for position, value, _ in BAD:
+        with pytest.raises(INVALID, match="hold NaN or infinity for 1 of 3 keys; no row was"):
+            ops.cache_update(cache, ticket, gradients(position, value), 1.0)
+        counters = stats(ops.cache_stats(cache))
+        assert [counters[name] for name in ("updates", "pending", "nonfinite_skipped")] == [0] * 3
     flush(cache, table)
     assert rows(table) == {}
     ops.cache_update(cache, ticket, gradients(0, -1), 1.0)  # the step can be repeated
@@ -70,15 +70,15 @@ def test_a_cache_refuses_the_whole_update(position, value, key, capacity):
 
 
 @pytest.mark.parametrize("capacity", [9, 0])
-@pytest.mark.parametrize(("position", "value", "key"), BAD)
-def test_a_cache_skips_and_counts_the_keys_concerned(position, value, key, capacity):
-    table, cache = new_table(), new_cache(nonfinite="skip", capacity=capacity)
-    ticket = installed_ticket(cache, *IDS, table=table)
-    ops.cache_update(cache, ticket, gradients(position, value), 1.0)
-    counters = stats(ops.cache_stats(cache))
-    assert (counters["updates"], counters["nonfinite_skipped"]) == (2, 1)
-    flush(cache, table)
-    assert rows(table) == wanted_without(key)
+def test_a_cache_skips_and_counts_the_keys_concerned(capacity):
+    for position, value, key in BAD:
+        table, cache = new_table(), new_cache(nonfinite="skip", capacity=capacity)
+        ticket = installed_ticket(cache, *IDS, table=table)
+        ops.cache_update(cache, ticket, gradients(position, value), 1.0)
+        counters = stats(ops.cache_stats(cache))
+        assert (counters["updates"], counters["nonfinite_skipped"]) == (2, 1)
+        flush(cache, table)
+        assert rows(table) == wanted_without(key)
 
 
 def new_layer(nonfinite: str) -> het_tf.layers.HetEmbedding:

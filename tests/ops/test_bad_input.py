@@ -59,7 +59,7 @@ BAD_CACHES = [
 @pytest.mark.parametrize(
     ("new", "attributes", "message"),
     [(new_table, *case) for case in BAD_ATTRIBUTES + BAD_TABLES]
-    + [(new_cache, *case) for case in BAD_ATTRIBUTES + BAD_CACHES],
+    + [(new_cache, *case) for case in BAD_CACHES + BAD_ATTRIBUTES[:4] + BAD_ATTRIBUTES[-1:]],
 )
 def test_attributes_out_of_range(new, attributes, message):
     with pytest.raises(INVALID, match=message):

@@ -39,9 +39,15 @@ def train(system: WatchedOps, num_steps: int = 20, keys: int = 30) -> None:
         flush(system, worker)
 
 
-@pytest.mark.parametrize("capacity", [8, 0])
-@pytest.mark.parametrize("staleness", [0, 2, None])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+@pytest.mark.parametrize(
+    ("optimizer", "staleness", "capacity"),
+    [
+        *((optimizer, 2, 8) for optimizer in OPTIMIZERS),
+        *((optimizers.Adam(), staleness, 8) for staleness in (0, None)),
+        *((optimizers.Adam(), staleness, 0) for staleness in (0, 2, None)),
+    ],
+    ids=str,
+)
 def test_messages_keep_to_the_budget(optimizer, staleness, capacity):
     setup = Setup(2, 3, capacity=capacity, read_bound=staleness, write_bound=staleness)
     with contextlib.closing(WatchedOps(setup, optimizer=optimizer)) as system:
@@ -105,7 +111,7 @@ def test_own_pushes_bring_no_row_back():
         assert sum(len(each.reply.rows) for each in system.exchanges) == 0
 
 
-@pytest.mark.parametrize("write_bound", [1, 3, 10])
+@pytest.mark.parametrize("write_bound", [1, 3])
 def test_a_row_is_pushed_once_in_write_bound_updates(write_bound):
     setup = Setup(1, 1, capacity=9, read_bound=0, write_bound=write_bound)
     with contextlib.closing(WatchedOps(setup)) as system:
