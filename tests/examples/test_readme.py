@@ -12,8 +12,6 @@ import pytest
 
 import het_tf
 
-pytestmark = pytest.mark.exhaustive
-
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
@@ -40,7 +38,7 @@ def ran(tmp_path_factory):
     return folder, ended
 
 
-@pytest.mark.exhaustive  # the start page's is the same, but for numbers: tests/docs runs it
+@pytest.mark.exhaustive
 def test_it_trains_and_exports(ran):
     folder, ended = ran
     assert "'hits':" in ended.stdout

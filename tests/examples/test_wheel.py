@@ -14,8 +14,6 @@ import zipfile
 import pytest
 from packaging.requirements import Requirement
 
-pytestmark = pytest.mark.exhaustive
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 # One step on a table of this process, then what it did.
