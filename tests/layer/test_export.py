@@ -185,7 +185,7 @@ def test_rows_of_few_updates_or_small_norm_are_left_out(tmp_path):
     rows = table.export()
     clocks = np.where(rows.keys == 2, 1, 7)
     table.import_(het_tf.TableExport(rows.keys, rows.values, rows.slots, clocks))
-    model.export(tmp_path / "model", min_updates=2, min_norm=0.6)
+    model.export(tmp_path / "model", min_updates=7, min_norm=0.6)
     ids = np.array([[0, 1, 2]])
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     served = loaded.serve(ids).numpy()[0]
