@@ -36,9 +36,9 @@ def test_counts_the_tasks_of_its_type_on_its_host():
 def test_accepts_what_tensorflow_accepts():
     assert read_tf_config(config(task={"type": "ps", "index": "0"})).task_index == 0
     # Task numbers as keys: 10 comes after 9.
-    by_number = {str(i): f"c:{i}" for i in (10, *range(10))}
+    by_number = {str(i): f"c:{i + 3}" for i in (10, *range(10))}
     read = read_tf_config(config(cluster={**CLUSTER, "ps": by_number}))
-    assert read.cluster["ps"] == [f"c:{i}" for i in range(11)]
+    assert read.cluster["ps"] == [f"c:{i + 3}" for i in range(11)]
 
 
 @pytest.mark.parametrize(
