@@ -178,6 +178,13 @@ def test_steps_per_epoch_repeats_the_data(id_counter):
         assert int(iterations.numpy()) - before == 40
 
 
+def test_each_worker_takes_batches_of_all_of_a_dataset_that_repeats(id_counter, strategy):
+    """In turn: there are 4, of which none is one worker's own."""
+    counts = counts_after_fit(id_counter, sm.id_dataset(range(8), 2), steps_per_epoch=96)
+    assert sum(counts) == 2 * 96
+    assert counts[:8] == pytest.approx(8 * [24], abs=strategy.num_workers)
+
+
 def test_dataset_of_this_process_is_sent_to_the_workers(id_counter):
     def generate():
         for i in range(30):

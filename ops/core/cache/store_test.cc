@@ -183,6 +183,9 @@ TEST_F(StoreTest, ADriftClockCountsLengths) {
   Update({1}, {slot}, {3, 4});
   Update({1}, {slot}, {0, 0});
   EXPECT_EQ(store_->line(slot)->units, static_cast<uint32_t>(5 / kDriftUnit) + 1);
+  store_->MakeClean(slot);
+  Update({1}, {slot}, {3, 4});
+  EXPECT_EQ(store_->line(slot)->units, static_cast<uint32_t>(5 / kDriftUnit)) << "since the push";
 }
 
 // A line that has nothing unsent carries no more than its row.

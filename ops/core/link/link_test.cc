@@ -115,6 +115,15 @@ TEST_F(LinkTest, WhatAReplySpeaksOf) {
   EXPECT_EQ(link_.StandingOf(before, kSecond), Link::Standing::kCurrent);
 }
 
+TEST_F(LinkTest, WhatWasAskedBeforeItStartedAnewIsOld) {
+  link_.StartAnew();
+  const Link::Request before = link_.Open(false);
+  EXPECT_EQ(link_.StandingOf(before, kFirst), Link::Standing::kNew);
+  link_.StartAnew();
+  EXPECT_EQ(link_.StandingOf(before, kFirst), Link::Standing::kOld) << "that session is another's";
+  EXPECT_EQ(link_.StandingOf(link_.Open(false), kFirst), Link::Standing::kNew);
+}
+
 TEST_F(LinkTest, AnAcknowledgementOfWhatWasNeverCutIsRefused) {
   Cut();
   const Link::Request request = link_.Open(false);

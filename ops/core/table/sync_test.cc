@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ops/core/memory/hash.h"
@@ -204,6 +206,33 @@ TEST(TableSyncTest, PushComesBeforeCheck) {
   EXPECT_EQ(reply.view.full_rows[0].query, 1);  // base 0 lacks the pushed update, base 1 has it
   EXPECT_EQ(reply.view.full_rows[1].query, 2);
   EXPECT_EQ(reply.view.full[1], 2.5f);
+}
+
+TEST(TableSyncTest, ARepeatWaitsForWhatItRepeats) {
+  const auto table = MakeTable(Plain());
+  const Buffer push = Push(Hello(table.get()), 1, 5, 2.5f).Encode();
+  std::atomic<bool> repeat_is_answered{false};
+  std::thread repeat;
+  int loops = 0;  // of the first: one checks the push, the next one merges it
+  const auto with_repeat = [&](int64_t total, int64_t cost, const auto& body) {
+    if (++loops == 2) {
+      repeat = std::thread([&] {
+        Buffer reply;
+        EXPECT_OK(Sync(table.get(), push, &reply));
+        repeat_is_answered = true;
+      });
+      // So long as it takes one that does not wait.
+      for (int ms = 0; ms < 200 && !repeat_is_answered; ++ms) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    SerialFor(total, cost, body);
+  };
+  Buffer reply;
+  EXPECT_OK(Sync(table.get(), push, &reply, with_repeat));
+  repeat.join();
+  EXPECT_EQ(Snapshot(*table), (TableRows{{5, {{2.5}, {}, 1}}}));
+  EXPECT_EQ(table->counter(TableCounter::kPushesRepeated), 1);
 }
 
 TEST(TableSyncTest, RepeatedSequencesMergeOnce) {
