@@ -189,21 +189,28 @@ DEVICE_SOURCES = [
     "ops/cuda/host_rows.cc",
 ]
 
+# Of all of that. The same objects are linked with the host build and with what nvcc compiled.
 CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
-    "ops/cuda/device_cache_memory_test.cc",
     "ops/cuda/device_cache_pool_test.cc",
     "ops/cuda/device_cache_test.cc",
     "ops/cuda/device_cache_threads_test.cc",
     "ops/cuda/host_rows_test.cc",
-    "ops/cuda/lanes_test.cc",
-    "ops/cuda/lanes_threads_test.cc",
     "ops/cuda/row_cache_test.cc",
     "ops/cuda/schedule_test.cc",
     "ops/cuda/store_count_test.cc",
     "ops/cuda/store_test.cc",
     "ops/cuda/unwritten_test.cc",
     "ops/cuda/visitors_test.cc",
+]
+
+# Those that launch kernels of their own: nvcc compiles them, too.
+CUDA_KERNEL_TESTS = ["ops/cuda/lanes_test.cc"]
+
+# Of the host build alone.
+HOST_BUILD_TESTS = [
+    "ops/cuda/device_cache_memory_test.cc",
+    "ops/cuda/lanes_threads_test.cc",
 ]
 
 # What g++ parses once for all tests. None of this tree's: an edit of one would rebuild all.

@@ -91,20 +91,26 @@ def googletest_objects(gtest: Path) -> list[Path]:
         return cxx.compile_objects(sources, flags, directory)
 
 
-def build(variant: str) -> Path:
+def test_objects(variant: str, sources: list[str], gtest: Path) -> list[Path]:
     directory = cxx.variant_directory(variant)
-    src = cxx.SOURCES
-    gtest = googletest()
-    tests = src.CUDA_TESTS + (src.CORE_THREAD_TESTS if variant == "tsan" else src.CORE_TESTS)
-    objects = cxx.core_objects(variant)
-    # Last, so that of the functions that they share with others the linker takes those of others.
-    gtest_objects = googletest_objects(gtest)
     with cxx.lock(directory):
         flags = test_flags(variant, gtest)
-        flags += cxx.precompiled("googletest", src.TEST_HEADERS, flags, directory)
-        objects += cxx.compile_objects(tests, flags, directory) + gtest_objects
-        cxx.link(objects, ["-pthread", *cxx.VARIANTS[variant]], directory / "core_test")
-    return directory / "core_test"
+        flags += cxx.precompiled("googletest", cxx.SOURCES.TEST_HEADERS, flags, directory)
+        return cxx.compile_objects(sources, flags, directory)
+
+
+def build(variant: str) -> Path:
+    src = cxx.SOURCES
+    tests = src.CORE_THREAD_TESTS if variant == "tsan" else src.CORE_TESTS
+    tests = tests + src.CUDA_TESTS + src.CUDA_KERNEL_TESTS + src.HOST_BUILD_TESTS
+    gtest = googletest()
+    objects = cxx.core_objects(variant) + test_objects(variant, tests, gtest)
+    # Last, so that of the functions that they share with others the linker takes those of others.
+    objects += googletest_objects(gtest)
+    program = cxx.variant_directory(variant) / "core_test"
+    with cxx.lock(program.parent):
+        cxx.link(objects, ["-pthread", *cxx.VARIANTS[variant]], program)
+    return program
 
 
 def failures(output: str) -> str:

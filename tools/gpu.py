@@ -2,8 +2,9 @@
 tools/gpu.py {kernels,load,test,bench,fetch} [arguments]
 
 kernels   compiles every kernel for sm_80 and sm_90, lists its registers, and fails where registers
-          are spilled to memory. Compiles the tests and the benchmark, too, so that they are known
-          to where there is no GPU. Needs nvcc; where there is none it says so and does nothing.
+          are spilled to memory. Compiles the test that has kernels and the benchmark, too, so that
+          they are known to where there is no GPU. Needs nvcc; where there is none it says so and
+          does nothing.
 load      builds the op library with CUDA, in a copy of the package, and runs the tests of caches on
           a device and of the layer with it; on the GPU, where CUDA_VISIBLE_DEVICES says which.
           Needs nvcc; where there is none it says so and does nothing.
@@ -94,7 +95,7 @@ def kernels() -> None:
         raise SystemExit("registers are spilled:\n" + "\n".join(spilled))
     print(f"{len(ours)} kernels, no register spilled")
     cxx.cuda_objects([cxx.SOURCES.CUDA_BENCHMARK], nvcc())
-    test_objects(cpptest.googletest())
+    kernel_test_objects(cpptest.googletest())
 
 
 def load() -> None:
@@ -119,18 +120,17 @@ def load() -> None:
             raise SystemExit(1)
 
 
-def test_objects(gtest: Path) -> list[Path]:
-    # They launch little themselves, but have to agree with what does.
-    return cxx.cuda_objects(
-        cxx.SOURCES.CUDA_TESTS, nvcc(), "-x", "cu", "-isystem", f"{gtest}/include"
-    )
+def kernel_test_objects(gtest: Path) -> list[Path]:
+    flags = ["-x", "cu", "-isystem", f"{gtest}/include"]
+    return cxx.cuda_objects(cxx.SOURCES.CUDA_KERNEL_TESTS, nvcc(), *flags)
 
 
 def build_tests() -> Path:
     gtest = cpptest.googletest()
     objects = cxx.core_objects("release", nvcc())
+    objects += cpptest.test_objects("release", cxx.SOURCES.CUDA_TESTS, gtest)
+    objects += kernel_test_objects(gtest)
     objects += cpptest.googletest_objects(gtest)
-    objects += test_objects(gtest)
     with cxx.lock(DIRECTORY):
         cxx.link(objects, ["-Xcompiler=-pthread"], DIRECTORY / "cuda_test", nvcc=nvcc())
     return DIRECTORY / "cuda_test"

@@ -1,7 +1,6 @@
 // A device cache where memory runs out: the device's, or the host's. Whichever allocation fails,
 // the call can be made again, and nothing is lost or counted twice. And one where a launch fails.
-
-#ifndef __CUDACC__  // a device has no memory that runs out when a test says so
+// (On the host build: a device has no memory that runs out when a test says so.)
 
 #include <gtest/gtest.h>
 
@@ -336,5 +335,3 @@ TEST(DeviceCacheMemoryTest, WhatALookupKeptThatFailedIsOldLater) {
 
 }  // namespace
 }  // namespace het_tf
-
-#endif

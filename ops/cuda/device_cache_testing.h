@@ -15,7 +15,7 @@ namespace testing {
 struct DeviceSide {
   using CacheType = cuda::DeviceCache;
   using Array = DeviceArray<float>;
-  static constexpr int kFewer = testing::kFewer;
+  static inline const int kFewer = testing::kFewer;
   static constexpr bool kHasCache = true;
 
   static Status Create(const CacheConfig& config, std::shared_ptr<cuda::DeviceCache>* cache) {

@@ -2,8 +2,6 @@
 // and, under ThreadSanitizer, that none reads what another writes without waiting for it. (In the
 // host build all lanes are one thread, which no sanitizer sees race.)
 
-#ifndef __CUDACC__
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -230,5 +228,3 @@ TEST(WarpOfThreadsTest, OptimizersStepAsOnTheHost) {
 
 }  // namespace
 }  // namespace het_tf
-
-#endif  // __CUDACC__

@@ -20,7 +20,7 @@ constexpr int64_t kEachBound[] = {kUnbounded, 0, 1, 2, 5};
 // One worker or several, all clock rules: host and device read the same and leave the same table,
 // to the last bit.
 TEST(DeviceScheduleTest, HostAndDeviceReadTheSame) {
-  for (uint64_t seed = 0; seed < 30 / kFewer; ++seed) {
+  for (uint64_t seed = 0; seed < uint64_t{30} / kFewer; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Random random(seed);
     CacheConfig config = PlainConfig(static_cast<int>(1 + Below(&random, 4)));

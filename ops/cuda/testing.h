@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "ops/cuda/device.h"
 #include "ops/cuda/het_cuda.h"
+#include "ops/cuda/memory.h"
 
 #define EXPECT_CUDA(expr) EXPECT_PRED_FORMAT1(::het_tf::testing::IsCudaSuccess, expr)
 
@@ -20,11 +20,7 @@ namespace testing {
 constexpr HetStream kStream = nullptr;
 
 // Random tests do this part of their rounds on a device, where every array is a call of the driver.
-#ifdef __CUDACC__
-constexpr int kFewer = 4;
-#else
-constexpr int kFewer = 1;
-#endif
+inline const int kFewer = cuda::IsHostBuild() ? 1 : 4;
 
 inline ::testing::AssertionResult IsCudaSuccess(const char* expression, int error) {
   if (error == 0) return ::testing::AssertionSuccess();

@@ -136,7 +136,7 @@ TYPED_TEST_P(WrongReplyTest, AnyReply) {
     std::unique_ptr<Cluster> cluster;
     Random random(1);
     int accepted = 0;
-    constexpr int kSteps = 3000 / TypeParam::kFewer;
+    const int kSteps = 3000 / TypeParam::kFewer;
     for (int step = 0; step < kSteps; ++step) {
       if (step % 50 == 0) cluster = std::make_unique<Cluster>(config);
       auto call = cluster->Lookup(0, {Below(&random, 20), Below(&random, 20)});
