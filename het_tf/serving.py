@@ -161,7 +161,7 @@ class Publisher(keras.callbacks.Callback):
         self._version = self._versions.next - 1
         # Of who begins a version, and waits for it if he does.
         self._lock = threading.Lock()
-        self._writing = Background()
+        self._writing = Background(folder)
         # Whether the last version that was begun, or should have been, is not there.
         self._failed = False
         # Whether the last that was heard of `fit` is that it makes steps. It begins to when the

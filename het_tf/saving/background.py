@@ -5,19 +5,29 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
 from het_tf._apart import call_apart
 
-# Calls under way, which the end of the process waits for.
-_under_way: set[concurrent.futures.Future[None]] = set()
+# Calls under way, which the end of the process waits for, and the folder that each writes into.
+_under_way: dict[concurrent.futures.Future[None], str] = {}
+
+
+def wait_for_writes(folder: str) -> None:
+    """Returns when no call that was begun before writes into a folder, whatever came of it."""
+    for call, writes_into in list(_under_way.items()):
+        if writes_into == os.path.realpath(folder):
+            call.exception()
 
 
 class Background:
     """Makes one call at a time in a thread of its own. The end of the program waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        """folder: what the calls write into."""
+        self._folder = os.path.realpath(folder)
         self._call: concurrent.futures.Future[None] | None = None
 
     @property
@@ -30,8 +40,8 @@ class Background:
         assert self._call is None
         _wait_at_exit()
         self._call = call_apart(call, *args)
-        _under_way.add(self._call)
-        self._call.add_done_callback(_under_way.discard)
+        _under_way[self._call] = self._folder
+        self._call.add_done_callback(_under_way.pop)
 
     def wait(self) -> None:
         """Returns when no call is under way.

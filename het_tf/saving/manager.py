@@ -15,7 +15,7 @@ from absl import logging
 
 from het_tf._arguments import INT32_MAX, check_integer
 from het_tf.saving import parts
-from het_tf.saving.background import Background
+from het_tf.saving.background import Background, wait_for_writes
 from het_tf.saving.chains import Chain, base_of
 from het_tf.saving.reached import check_reached, warn_of_missing
 
@@ -43,7 +43,9 @@ class Manager:
         checkpoint_name: str = "ckpt",
         full_every: int = 1,
     ):
-        """Goes on with the checkpoints in the folder, which no other manager may use.
+        """Goes on with the checkpoints in the folder, which no other manager may use any longer.
+
+        A checkpoint that a manager of this process is still writing there is waited for.
 
         Args:
           checkpoint: such as `tf.train.Checkpoint(model=model)`.
@@ -76,7 +78,9 @@ class Manager:
         self._name = checkpoint_name
         # Of checkpoints, what they build on.
         self._bases: dict[str, str | None] = {}
-        self._saving = Background()
+        self._saving = Background(self.directory)
+        # Of a manager that is no longer used: a `fit` was interrupted, and the next one begins.
+        wait_for_writes(self.directory)
         self._paths = _find_checkpoints(self.directory, checkpoint_name)
 
     @property

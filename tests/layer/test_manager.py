@@ -93,6 +93,22 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, held):
     assert_same_rows(sorted_rows(table), second)
 
 
+def test_a_new_manager_waits_for_what_is_written_into_its_folder(tmp_path, held):
+    table = make_table()
+    path = manager_of(table, tmp_path / "a").save()
+    assert manager_of(table, tmp_path / "b").latest_checkpoint is None
+    found = []
+    looking = threading.Thread(
+        target=lambda: found.append(manager_of(table, tmp_path / "a").latest_checkpoint)
+    )
+    looking.start()
+    looking.join(0.2)
+    assert looking.is_alive()
+    held.set()
+    looking.join()
+    assert found == [path]
+
+
 def test_other_checkpoints_wait_for_the_one_that_is_written(tmp_path, held):
     table = make_table()
     manager = manager_of(table, tmp_path / "managed")
