@@ -120,7 +120,10 @@ def test_early_stopping_and_learning_rate_and_checkpoint(model, data, tmp_path):
 
 @pytest.mark.parametrize(
     ("optimizer", "built"),
-    [(het_tf.optimizers.SGD(8.0), "before compile"), ("same", "in fit")],
+    [
+        pytest.param(het_tf.optimizers.SGD(8.0), "before compile", marks=pytest.mark.exhaustive),
+        ("same", "in fit"),
+    ],
     ids=["own", "same"],
 )
 def test_callbacks_move_the_rate_of_embeddings_too(strategy, optimizer, built):

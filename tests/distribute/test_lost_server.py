@@ -58,8 +58,3 @@ def test_one_call_restores_the_latest_checkpoint_if_there_is_one(seen):
     assert seen["nothing to restore"] is None
     assert seen["restored"] == seen["latest"]
     assert seen["rows restored"] == len(seen["whole"]["keys"])
-
-
-def test_a_manager_is_a_checkpoint_manager(strategy):
-    with pytest.raises(TypeError, match=r"must be a .* het_tf\.checkpoint\.Manager, not 'f"):
-        strategy.restore_or_initialize("folder")

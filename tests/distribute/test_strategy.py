@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+import small_models as sm
 import tensorflow as tf
 
 import het_tf
@@ -235,3 +236,19 @@ def test_a_worker_that_always_fails_of_the_end_of_another_is_not_passed_over(str
 
     with pytest.raises(tf.errors.UnavailableError, match="is gone"):
         visit(cluster_devices("worker")[:1], flush, strategy.is_lost)
+
+
+def test_batches_have_to_be_the_same_for_every_run(strategy):
+    strategy.exactly_once = True
+    try:
+        with strategy.scope():
+            model = sm.make_id_counter(het_tf.keras.Model, 10)
+        with pytest.raises(ValueError, match="the batches of a closure must be the same"):
+            model.fit(lambda context: sm.id_dataset(range(10), 5), verbose=0)
+    finally:
+        strategy.exactly_once = False
+
+
+def test_a_manager_is_a_checkpoint_manager(strategy):
+    with pytest.raises(TypeError, match=r"must be a .* het_tf\.checkpoint\.Manager, not 'f"):
+        strategy.restore_or_initialize("folder")

@@ -50,9 +50,13 @@ def sorted_rows(model: keras.Model) -> list[np.ndarray]:
     ("kind", "optimizer"),
     [
         ("keras", optimizers.Adam(SCHEDULE, clipnorm=1.0, max_norm=2.0)),
-        ("keras", optimizers.RowWiseAdagrad(0.1)),
+        pytest.param("keras", optimizers.RowWiseAdagrad(0.1), marks=pytest.mark.exhaustive),
         ("weights.h5", optimizers.Adagrad(SCHEDULE)),
-        ("weights.h5", optimizers.Momentum(0.1, momentum=0.5, nesterov=True)),
+        pytest.param(
+            "weights.h5",
+            optimizers.Momentum(0.1, momentum=0.5, nesterov=True),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=lambda each: getattr(each, "name", each),
 )

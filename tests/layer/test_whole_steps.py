@@ -80,8 +80,8 @@ OPTIMIZERS = {
     [
         ("global_clipnorm", None, False),
         ("gradient_accumulation_steps", "mean", False),
-        ("gradient_accumulation_steps", None, True),
-        ("loss_scale_factor", None, True),
+        pytest.param("gradient_accumulation_steps", None, True, marks=pytest.mark.exhaustive),
+        pytest.param("loss_scale_factor", None, True, marks=pytest.mark.exhaustive),
         ("clipped and scaled", "mean", False),
     ],
 )
@@ -159,7 +159,7 @@ def test_accumulated_steps_do_not_say_how_often_an_id_came():
 @pytest.mark.parametrize(
     ("inner", "run_eagerly"),
     [
-        (dict(global_clipnorm=0.5), True),
+        pytest.param(dict(global_clipnorm=0.5), True, marks=pytest.mark.exhaustive),
         (dict(gradient_accumulation_steps=3), False),
     ],
 )
