@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 import weakref
@@ -25,10 +24,6 @@ from het_tf.distribute.server_processes import ServerProcess, ServerTemplate
 _LOG_TAIL_LINES = 30
 _REPORT_INTERVAL = 15.0  # seconds between two lines about a server that does not listen yet
 _HOST = "localhost"
-
-# Reads process ids, all of them on each line; kills those of the last line when nobody can write to
-# it any more, since this process has ended. A server that hangs would not notice by itself.
-_KILLER = 'while read -r line; do pids="$line"; done; kill -9 $pids'
 
 
 class LocalCluster:
@@ -80,7 +75,6 @@ class LocalCluster:
         self._start_timeout = start_timeout
         self._processes: dict[tuple[str, int], ServerProcess] = {}
         self._template: ServerTemplate | None = None
-        self._killer: subprocess.Popen[bytes] | None = None
         self._reserved: list[socket.socket] = []
         self._cluster: dict[str, list[str]] = {}
         self._log_dir: pathlib.Path | None = None
@@ -114,13 +108,6 @@ class LocalCluster:
             task_type: [self._reserve_address() for _ in range(count)]
             for task_type, count in self._num_tasks.items()
         }
-        self._killer = subprocess.Popen(
-            ["/bin/sh", "-c", _KILLER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process, which then closes the cluster.
-        )
         try:
             tasks = [(t, i) for t, count in self._num_tasks.items() for i in range(count)]
             self._template = ServerTemplate(self._server_env(), self._log_dir / "servers.log")
@@ -148,11 +135,6 @@ class LocalCluster:
         if self._template is not None:
             self._template.close()
             self._template = None
-        if self._killer is not None:
-            self._tell_killer()
-            self._killer.stdin.close()
-            self._killer.wait()
-            self._killer = None
         for reserved in self._reserved:
             reserved.close()
         self._reserved.clear()
@@ -306,12 +288,6 @@ class LocalCluster:
         self._processes[task_type, index] = self._template.start(
             env, self._log_path(task_type, index), self._start_timeout
         )
-        self._tell_killer()
-
-    def _tell_killer(self) -> None:
-        alive = [p.pid for p in self._processes.values() if p.poll() is None]
-        self._killer.stdin.write((" ".join(map(str, alive)) + "\n").encode())
-        self._killer.stdin.flush()
 
     def _wait_until_listening(self, task_type: str, index: int) -> None:
         process = self._processes[task_type, index]
@@ -350,7 +326,6 @@ class LocalCluster:
         self._had_faults = True
         process.send_signal(number)
         process.wait()
-        self._tell_killer()
 
     def _restart(self, task_type: str, index: int) -> None:
         self._signal(task_type, index, signal.SIGKILL)

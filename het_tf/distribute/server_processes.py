@@ -14,7 +14,8 @@ import sys
 import threading
 from collections.abc import Mapping
 
-_TEMPLATE = pathlib.Path(__file__).with_name("server_template.py")
+# Path of the program that servers are forked from.
+TEMPLATE = pathlib.Path(__file__).with_name("server_template.py")
 
 
 class ServerProcess:
@@ -79,7 +80,7 @@ class ServerTemplate:
         self._socket, other = socket.socketpair()
         with other, open(log, "ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, str(_TEMPLATE)],
+                [sys.executable, str(TEMPLATE)],
                 # A library of NumPy's would begin threads.
                 env={**env, "OPENBLAS_NUM_THREADS": "1"},
                 stdin=other,
@@ -125,10 +126,9 @@ class ServerTemplate:
         with self._socket, contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
                 self._note(json.loads(line))
-        # Nobody would tell of the others.
+        # Its servers end with it.
         with self._changed:
             for process in self._running.values():
-                process.kill()
                 process.returncode = -signal.SIGKILL
             self._running.clear()
             self._changed.notify_all()

@@ -9,6 +9,7 @@ Run by its path: neither the working directory nor this folder is searched for m
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ import types
 from typing import Any
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PR_SET_PDEATHSIG = 1  # Of prctl(2): the signal that a process gets when its parent has ended.
 
 
 def _import_server() -> types.ModuleType:
@@ -34,6 +36,13 @@ def _import_server() -> types.ModuleType:
 
     ops.load()
     return server
+
+
+def _end_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, also where this process hangs."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It ended before.
+        os._exit(1)
 
 
 def _become_server(
@@ -60,7 +69,8 @@ def main() -> None:
 
     Messages are lines of JSON on stdin, a socket. In: {"env", "log"}. Out: {"started": process id}
     in the order of requests, and {"ended": process id, "status"}, a status as
-    `subprocess.Popen.returncode`. Ends when the other end of the socket is closed.
+    `subprocess.Popen.returncode`. Ends when the other end of the socket is closed, as the system
+    does when the program ends, and servers end with it.
     """
     server = _import_server()
     has_threads = len(os.listdir("/proc/self/task")) > 1
@@ -70,8 +80,10 @@ def main() -> None:
     signal.set_wakeup_fd(tell_ended, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     requests = b""
+    this = os.getpid()
 
     def say(**message: Any) -> None:
+        # Where nobody listens any longer, this raises, which ends this process, too.
         program.sendall(json.dumps(message).encode() + b"\n")
 
     while True:
@@ -90,6 +102,7 @@ def main() -> None:
             request = json.loads(line)
             pid = os.fork()
             if pid == 0:
+                _end_with(this)
                 program.close()
                 os.close(ended)
                 os.close(tell_ended)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pathlib
+import random
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import pytest
+from program_runner import PROGRAMS, Program
 
-from het_tf.distribute import LocalCluster
+from het_tf.distribute import LocalCluster, server_processes
 from het_tf.distribute.server_processes import ServerTemplate
 
 
@@ -26,6 +32,16 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def marked(mark: str) -> list[str]:
+    """Process ids of those that began with an environment variable MARK of this value."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"\0MARK={mark}\0" in f"\0{(process / 'environ').read_text(errors='replace')}":
+                found.append(process.name)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +89,36 @@ def test_servers_end_with_the_process_that_they_are_forked_from(cluster):
     with pytest.raises(RuntimeError, match=r"exited with status -9. Its log, .*servers.log"):
         cluster.restart_worker(0)
     assert not pathlib.Path(f"/proc/{template}").exists()
+
+
+def test_servers_end_whose_program_died_while_they_were_started(tmp_path):
+    program, other = socket.socketpair()
+    mark = str(tmp_path)
+    with other:
+        template = subprocess.Popen(
+            [sys.executable, server_processes.TEMPLATE],
+            env={**os.environ, "MARK": mark},
+            stdin=other,
+            start_new_session=True,
+        )
+    cluster = {"worker": ["localhost:0"], "ps": ["localhost:0"]}
+    tf_config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    request = {"env": {**os.environ, "TF_CONFIG": tf_config}, "log": str(tmp_path / "log")}
+    program.sendall(json.dumps(request).encode() + b"\n")
+    program.close()
+    template.wait(300)
+    wait_until(lambda: not marked(mark))
+
+
+@pytest.mark.exhaustive
+def test_a_program_that_is_killed_at_any_moment_leaves_no_server(tmp_path):
+    for i in range(10):
+        mark = f"{tmp_path}-{i}"
+        program = Program(PROGRAMS / "start_and_wait_program.py", mark)
+        time.sleep(random.uniform(0, 5))
+        program.kill()
+        program.wait()
+        wait_until(lambda mark=mark: not marked(mark))
 
 
 def test_where_an_import_begins_a_thread_servers_import_for_themselves(tmp_path):
