@@ -6,6 +6,7 @@ The ops are those that `ops/*_ops.cc` register, under their generated names with
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import pathlib
@@ -73,6 +74,14 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
 
 
 _library = load()
+
+# What is no op, and is called without the interpreter's lock (ops/core/guard/guard.h).
+guard = ctypes.CDLL(str(LIBRARY))
+guard.het_guard_probe.argtypes = [ctypes.c_char_p, ctypes.c_double]
+guard.het_guard_start.argtypes = [ctypes.c_char_p, *3 * [ctypes.c_double]]
+guard.het_guard_start.restype = ctypes.c_void_p
+guard.het_guard_stop.argtypes = [ctypes.c_void_p]
+guard.het_guard_stop.restype = None
 
 # Of what this program has by name on a device: nothing of another program's is there.
 CONTAINER = uuid.uuid4().hex

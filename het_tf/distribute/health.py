@@ -7,18 +7,15 @@ runs, every task is asked for a gRPC handshake every few seconds, by threads of 
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import math
-import os
-import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 from absl import logging
 
+from het_tf import ops
 from het_tf._threads import call_in_daemon
 
 # (task type, task index), as in ("ps", 0).
@@ -36,12 +33,8 @@ _MOST_REPORTED = 10  # tasks in such a line
 LOST_AFTER = 60.0
 
 
-# What a client says first: the preface and a SETTINGS frame without settings (RFC 9113, 3.4).
-_HTTP2_BEGINS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-
-
 class TaskState(enum.Enum):
-    """What a probe found."""
+    """What a probe found. In the order of `TaskState` of ops/core/guard/guard.h."""
 
     UP = "answers"
     REFUSED = "refuses connections: its process is gone"
@@ -50,51 +43,12 @@ class TaskState(enum.Enum):
 
 
 def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
-    """Begins HTTP/2 with "host:port" and says what came back, within about `timeout` s."""
-    host, _, port = address.removeprefix("grpc://").rpartition(":")
-    try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
-    except ConnectionError:
-        return TaskState.REFUSED
-    except OSError:
-        return TaskState.UNREACHABLE
-    # The kernel accepts connections for a stopped process; only the process sends settings. (By
-    # hand: closing a channel of grpcio has been seen to wait without end.)
-    with connection:
-        try:
-            connection.sendall(_HTTP2_BEGINS)
-            return TaskState.UP if connection.recv(1) else TaskState.REFUSED
-        except ConnectionError:  # The process has ended since it took the connection.
-            return TaskState.REFUSED
-        except OSError:
-            return TaskState.SILENT
+    """Begins HTTP/2 with "host:port" and says what came back, within about `timeout` s.
 
-
-def disconnect(address: str) -> int:
-    """Closes every connection of this process to "host:port", whatever waits there for an answer.
-
-    Calls over them fail with `tf.errors.UnavailableError`.
-
-    Returns:
-      The number of connections. 0 where the system has no /proc.
+    The kernel accepts connections for a stopped process; only the process answers. (By hand:
+    closing a channel of grpcio has been seen to wait without end.)
     """
-    host, _, port = address.removeprefix("grpc://").rpartition(":")
-    peers = set()
-    with contextlib.suppress(OSError):  # The name of a host that is gone may be gone, too.
-        peers = {info[4][:2] for info in socket.getaddrinfo(host.strip("[]"), int(port))}
-    closed = 0
-    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with contextlib.suppress(OSError):  # It is no connection, or is gone meanwhile.
-            if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(number))) as connection:
-                if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                peer, peer_port = connection.getpeername()[:2]
-                if (peer.removeprefix("::ffff:"), peer_port) in peers:
-                    connection.shutdown(socket.SHUT_RDWR)
-                    closed += 1
-    return closed
+    return tuple(TaskState)[ops.guard.het_guard_probe(address.encode(), timeout)]
 
 
 def wait_until_up(addresses: Mapping[Task, str], within: float = math.inf) -> bool:
@@ -134,6 +88,9 @@ def wait_until_up(addresses: Mapping[Task, str], within: float = math.inf) -> bo
 class HealthMonitor:
     """Probes tasks in the background between `start` and `stop`.
 
+    Connections to a task that is lost are closed, and so the calls over them fail, those too that
+    TensorFlow makes with the interpreter's lock held (ops/core/guard/guard.h).
+
     All methods may be called from any thread.
     """
 
@@ -141,7 +98,6 @@ class HealthMonitor:
         self,
         addresses: Mapping[Task, str],
         on_down: Callable[[Task, TaskState], None] | None = None,
-        on_lost: Callable[[Task, TaskState], None] | None = None,
         lost_after: float = LOST_AFTER,
     ):
         """Creates the monitor; `start` starts it.
@@ -150,18 +106,17 @@ class HealthMonitor:
           addresses: "host:port" of every task to watch.
           on_down: called from the monitor's thread when a task starts to fail its probes; once
             until it answers again.
-          on_lost: called from the monitor's thread after every failed probe of a task whose probes
-            have all failed for `lost_after` seconds.
           lost_after: seconds after which a task counts as lost.
         """
         self._addresses = dict(addresses)
         self._on_down = on_down
-        self._on_lost = on_lost
         self._lost_after = lost_after
         self._lock = threading.Lock()
-        self._failing: dict[Task, tuple[float, TaskState]] = {}  # guarded by _lock
+        self._failing: dict[Task, TaskState] = {}  # guarded by _lock
+        self._answered: dict[Task, float] = {}  # when each was last seen up; guarded by _lock
         self._users = 0  # guarded by _lock
         self._stop: threading.Event | None = None  # guarded by _lock
+        self._guard: int | None = None  # guarded by _lock
 
     def __enter__(self) -> HealthMonitor:
         self.start()
@@ -178,6 +133,11 @@ class HealthMonitor:
                 return
             self._stop = threading.Event()
             stop = self._stop
+            self._answered = dict.fromkeys(self._addresses, time.monotonic())
+            addresses = "\n".join(self._addresses.values()).encode()
+            self._guard = ops.guard.het_guard_start(
+                addresses, self._lost_after, PROBE_INTERVAL, PROBE_TIMEOUT
+            )
         threading.Thread(target=self._run, args=(stop,), name="het-health", daemon=True).start()
 
     def stop(self) -> None:
@@ -186,22 +146,33 @@ class HealthMonitor:
             self._users -= 1
             if self._users == 0 and self._stop is not None:
                 self._stop.set()
+                ops.guard.het_guard_stop(self._guard)
                 self._failing.clear()  # Nobody would notice that they answer again.
+                self._answered.clear()
 
     def failing(self) -> dict[Task, TaskState]:
         """The tasks whose last probe failed. None between `stop` and `start`."""
         with self._lock:
-            return {task: state for task, (_, state) in self._failing.items()}
+            return dict(self._failing)
 
     def lost(self, task_type: str) -> dict[Task, TaskState]:
-        """The tasks of a type whose probes have all failed for `lost_after` seconds."""
+        """The tasks of a type whose last answer was `lost_after` seconds ago, and which fail now.
+
+        Also where no probe was made meanwhile, since the interpreter's lock was held.
+        """
         now = time.monotonic()
         with self._lock:
             return {
                 task: state
-                for task, (since, state) in self._failing.items()
-                if task[0] == task_type and now - since >= self._lost_after
+                for task, state in self._failing.items()
+                if task[0] == task_type and now - self._answered[task] >= self._lost_after
             }
+
+    def seconds_left(self, task: Task) -> float:
+        """For how long a task may be silent from now on until it is lost, or at least 2."""
+        with self._lock:
+            silent = time.monotonic() - self._answered.get(task, math.inf)
+        return max(2.0, self._lost_after - max(0.0, silent))
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.wait(PROBE_INTERVAL):
@@ -216,11 +187,9 @@ class HealthMonitor:
                 return
             if state is TaskState.UP:
                 self._failing.pop(task, None)
+                self._answered[task] = started
                 return
             first = task not in self._failing
-            since = started if first else self._failing[task][0]
-            self._failing[task] = (since, state)
+            self._failing[task] = state
         if first and self._on_down is not None:
             self._on_down(task, state)
-        if self._on_lost is not None and task in self.lost(task[0]):
-            self._on_lost(task, state)

@@ -119,7 +119,7 @@ class Watching:
         """As `health.probe`; a task that answers slowly is up."""
         # One that is lost has had as long for an answer already.
         lost = self._monitor.lost(task[0]).get(task)
-        return lost or health.probe(self._addresses[task], self.lost_after)
+        return lost or health.probe(self._addresses[task], self._monitor.seconds_left(task))
 
     def _ps_lost_message(
         self, task: health.Task, state: health.TaskState | None
@@ -148,12 +148,6 @@ class Watching:
         logging.warning("%s %d at %s %s", *task, self._addresses[task], state.value)
         if task[0] == "worker" and state is health.TaskState.REFUSED:
             self._reports.worker_lost(task[1])
-
-    def _task_lost(self, task: health.Task, state: health.TaskState) -> None:
-        # A killed worker's connections are closed by its kernel. One that hangs, or whose host is
-        # gone, would keep its closure for ever, and then TensorFlow, which tries to reconnect.
-        if task[0] == "worker" and state is not health.TaskState.REFUSED:
-            health.disconnect(self._addresses[task])
 
     def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool | None:
         """Whether a flush goes on without `device` (see `visit`)."""
