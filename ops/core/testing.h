@@ -143,8 +143,8 @@ struct RequestBuilder {
   struct Push {
     uint64_t sequence;
     std::vector<Row> rows;  // gradients before contributions
-    uint64_t closure = 0;
-    uint64_t closures_done = 0;
+    int64_t closure = 0;
+    int64_t closures_done = 0;
   };
   struct Check {
     int64_t key;

@@ -326,7 +326,7 @@ Status DeviceCache::LeaveClosure() {
   return Status();
 }
 
-Status DeviceCache::BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) {
+Status DeviceCache::BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) {
   return OrOutOfMemory([&]() -> Status {
     std::lock_guard<std::mutex> lock(mutex_);
     HET_RETURN_IF_ERROR(CheckNotFrozen());
@@ -337,7 +337,7 @@ Status DeviceCache::BeginClosure(uint64_t number, std::shared_ptr<Closure>* clos
   });
 }
 
-Status DeviceCache::CommitClosure(const Closure& closure, uint64_t done,
+Status DeviceCache::CommitClosure(const Closure& closure, int64_t done,
                                   const AllocateRequest& allocate,
                                   std::shared_ptr<RowTicket>* ticket) {
   return OrOutOfMemory([&]() -> Status {

@@ -215,8 +215,8 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
                   std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
-  Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) override;
-  Status CommitClosure(const Closure& closure, uint64_t done, const AllocateRequest& allocate,
+  Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) override;
+  Status CommitClosure(const Closure& closure, int64_t done, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) override;
   Status EndClosure(const Closure& closure) override;
   Status Clear() override;

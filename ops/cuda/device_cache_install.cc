@@ -278,8 +278,7 @@ Status DeviceCache::TakeReply(int shard, DeviceTicket* ticket, const ReplyView& 
       shards_[shard].watching.Left(info_.lines, config_.capacity / num_shards());
       Lose(unsent);
     }
-    marked_[shard] = TakeWatch(asked, header, &shards_[shard].watching);
-    asked.restarted = (header.flags & kRestarted) != 0;
+    marked_[shard] = TakeWatch(header, &asked, &shards_[shard].watching);
     ticket->lacks_rows_ |= asked.lacks_rows();
     admission_.Came(int64_t{header.num_full} + header.num_unasked, header.num_values);
     admission_.GiveBack(came.unused + came.kept);
@@ -294,11 +293,14 @@ Status DeviceCache::TakeReply(int shard, DeviceTicket* ticket, const ReplyView& 
   return Status();
 }
 
-// Asks for the rows of shards that started again which the step did not ask about.
+// Asks for the rows of shards that watch nothing any longer which the step did not ask about.
 Status DeviceCache::AskForLacking(const DeviceTicket& ticket, std::vector<Questions>* questions) {
   Found& found = *ticket.found_;
   HET_RETURN_IF_ERROR(scratch_.Reserve(het_list_scratch_bytes(found.batch.num_ids)));
-  for (int s = 0; s < num_shards(); ++s) marked_[s] = ticket.asked_[s].lacks_rows();
+  for (int s = 0; s < num_shards(); ++s) {
+    const Asked& asked = ticket.asked_[s];
+    marked_[s] = !asked.lacks_rows() ? 0 : asked.unwatched ? HET_ALL_LINES : HET_LINES_WITHOUT_ROW;
+  }
   HET_RETURN_IF_ERROR(MarkShards(marked_.data()));
   HET_RETURN_IF_CUDA_ERROR(het_list_lacking(store_, &found.batch, found.slots, &shards_there_,
                                             &found.checks, scratch_.get(), stream_));

@@ -288,11 +288,13 @@ int het_find_unasked(HetStore* store,
                      int64_t* num_found,    // (1): counted on
                      HetStream stream);
 
-// Keys of shards that have other rows now whose lines have none since. scratch:
-// het_list_scratch_bytes(n).
+// Which keys of a shard lack rows: its mark.
+enum { HET_LINES_WITHOUT_ROW = 1, HET_ALL_LINES = 2 };
+
+// Keys of a step that lack rows. scratch: het_list_scratch_bytes(n).
 int het_list_lacking(HetStore* store, const HetBatch* batch,
                      const int32_t* slots,  // (num_keys)
-                     const HetShards* restarted,
+                     const HetShards* shards,
                      const HetList* lacking,  // out, without bases
                      void* scratch, HetStream stream);
 

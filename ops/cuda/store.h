@@ -143,9 +143,12 @@ struct StoreView {
   }
 };
 
-// Whether the shard of a key is marked.
+// The mark of a key's shard.
+HET_DEVICE inline uint8_t MarkOf(const HetShards& shards, int64_t key) {
+  return shards.marked[ShardOfHash(HashKey(key), shards.num_shards)];
+}
 HET_DEVICE inline bool IsMarked(const HetShards& shards, int64_t key) {
-  return shards.marked[ShardOfHash(HashKey(key), shards.num_shards)] != 0;
+  return MarkOf(shards, key) != 0;
 }
 
 // Runs a kernel whose lanes share a row of that dim.

@@ -201,7 +201,7 @@ class Step {
         het_watch(store_.get(), slots_.get(), &checks_.list, num_checks_, &watching, kStream));
   }
 
-  // The keys of shards with a 1 that have no row.
+  // Keys of the step that lack rows, by the marks of their shards.
   std::vector<int64_t> Lacking(const std::vector<uint8_t>& shards) const {
     const DeviceArray<uint8_t> marked(shards);
     const HetShards restarted = {static_cast<int32_t>(shards.size()), marked.get()};

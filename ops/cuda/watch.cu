@@ -54,12 +54,15 @@ struct MarkLacking {
   StoreView store;
   HetBatch batch;
   const int32_t* slots;
-  HetShards restarted;
+  HetShards shards;
   uint8_t* is_lacking;
 
   HET_DEVICE void operator()(int64_t u) const {
-    is_lacking[u] = u < *batch.num_keys && store.is_line(slots[u]) &&
-                    IsMarked(restarted, batch.keys[u]) && !store.lines[slots[u]].full;
+    is_lacking[u] = 0;
+    if (u >= *batch.num_keys || !store.is_line(slots[u])) return;
+    const uint8_t mark = MarkOf(shards, batch.keys[u]);
+    is_lacking[u] =
+        mark == HET_ALL_LINES || (mark == HET_LINES_WITHOUT_ROW && !store.lines[slots[u]].full);
   }
 };
 
@@ -93,13 +96,13 @@ int het_find_unasked(HetStore* store, const int64_t* keys, const int64_t* bases,
 }
 
 int het_list_lacking(HetStore* store, const HetBatch* batch, const int32_t* slots,
-                     const HetShards* restarted, const HetList* lacking, void* memory,
+                     const HetShards* shards, const HetList* lacking, void* memory,
                      HetStream stream) {
   const int64_t n = batch->num_ids;
   Scratch scratch(memory);
   FlagScratch s(&scratch, n);
   HET_CUDA_RETURN_IF_ERROR(
-      Launch(MarkLacking{store->view, *batch, slots, *restarted, s.first}, n, stream));
+      Launch(MarkLacking{store->view, *batch, slots, *shards, s.first}, n, stream));
   HET_CUDA_RETURN_IF_ERROR(
       SelectIndices(s.select, &s.select_bytes, s.first, lacking->index, lacking->num, n, stream));
   return Launch(FillLacking{batch->keys, *lacking}, n, stream);

@@ -192,7 +192,7 @@ class CacheBeginClosureOp : public CacheKernel {
     // What TensorFlow has given up may take a moment to end.
     const auto until = std::chrono::steady_clock::now() + kPatience;
     while (true) {
-      const Status status = cache->BeginClosure(static_cast<uint64_t>(number), &closure);
+      const Status status = cache->BeginClosure(number, &closure);
       if (status.ok()) break;
       if (status.code() != Code::kCancelled || std::chrono::steady_clock::now() > until) {
         return ToTf(status);
@@ -216,7 +216,7 @@ class CacheCommitClosureOp : public RequestKernel {
     int64_t done = 0;
     TF_RETURN_IF_ERROR(GetVariant(context, "closure", &closure));
     TF_RETURN_IF_ERROR(GetScalar(context, "done", &done));
-    return ToTf(cache->CommitClosure(*closure, static_cast<uint64_t>(done), allocate, ticket));
+    return ToTf(cache->CommitClosure(*closure, done, allocate, ticket));
   }
 };
 

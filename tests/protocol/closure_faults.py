@@ -39,10 +39,19 @@ class KeepsRowsThatAnotherRunHasCounted(Cache):
         super().take(step, shard, request, dataclasses.replace(reply, counted=False))
 
 
+class SaysOnceThatAnotherRunHasCounted(Shard):
+    def sync(self, request):
+        before = self.sessions.get(request.cache, [0, 0, 0])[2]
+        reply = super().sync(request)
+        is_repeat = before and before == self.sessions[request.cache][2]
+        return dataclasses.replace(reply, counted=reply.counted and not is_repeat)
+
+
 FAULTS = [
     (MergesEveryRun, Cache, "merges every run"),
     (ForgetsNumbersTooEarly, Cache, "forgets numbers too early"),
     (ForgetsWhatIsDone, Cache, "forgets what is done"),
+    (SaysOnceThatAnotherRunHasCounted, Cache, "says once that another run has counted"),
     (Shard, PushesWithinAClosure, "pushes within a closure"),
     (Shard, GoesOnWithAClosureThatFailed, "goes on with a closure that failed"),
     (Shard, KeepsRowsThatAnotherRunHasCounted, "keeps rows that another run has counted"),

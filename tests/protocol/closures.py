@@ -13,6 +13,7 @@ import numpy as np
 from schedules import KEYS, Setup
 
 FAILS = 0.3  # the chance that something does, at each message
+TWICE = 0.1  # the chance that a message arrives so
 ARRIVES = 0.02  # the chance that a late message does, at each turn: mostly after its closure's end
 
 
@@ -148,6 +149,8 @@ class Closures:
                 elif what == "late":
                     self.late.append((step, shard))
                 break
+            if self.random.random() < TWICE:
+                self.system.deliver(step, shard, keep=False)
             self.system.deliver(step, shard)
         if not fails:
             return self.exchange(worker, step) if self.system.install(step) else True

@@ -124,7 +124,8 @@ class Shard:
         """Forgets every row, as creating the shard anew would."""
         self.rows: dict[int, tuple[Row, int]] = {}
         self.incarnation = next(_unique)
-        self.sessions: dict[int, list[int]] = {}  # cache -> [session, last sequence merged]
+        # cache -> [session, last sequence merged, the last that another run had counted]
+        self.sessions: dict[int, list[int]] = {}
         self.watches: dict[int, Watch] = {}
         self.closures: set[int] = set()  # merged, after self.done
         self.done = 0
@@ -144,7 +145,7 @@ class Shard:
         self.watches.pop(cache, None)
 
     def sync(self, request: Request) -> Reply:
-        session = self.sessions.setdefault(request.cache, [next(_unique), 0])
+        session = self.sessions.setdefault(request.cache, [next(_unique), 0, 0])
         epoch = self.incarnation, session[0]
         known = request.epoch == epoch
         counted = False
@@ -153,11 +154,12 @@ class Shard:
                 if push.sequence == session[1] + 1:  # neither a repeat nor one that skips
                     session[1] += 1
                     if push.closure and not self.is_first(push.closure):
-                        counted = True
+                        session[2] = push.sequence
                         continue
                     for key, sent in push.rows.items():
                         self.merge(key, sent)
                         self.watch_of(request).push(key, sent.units)
+            counted = any(push.sequence == session[2] for push in request.pushes)
         # A base that counts pushes which are not there says nothing, nor does one of another epoch.
         behind = not known or session[1] < request.cut
         rows = {}

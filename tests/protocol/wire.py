@@ -37,8 +37,8 @@ PUSH_HEADER = np.dtype(
         ("sequence", "<u8"),
         ("num_gradients", "<u4"),
         ("num_contributions", "<u4"),
-        ("closure", "<u8"),
-        ("closures_done", "<u8"),
+        ("closure", "<i8"),
+        ("closures_done", "<i8"),
     ]
 )
 PUSH_ROW = np.dtype([("key", "<i8"), ("updates", "<u4"), ("clock", "<u4")])

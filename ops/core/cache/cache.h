@@ -102,8 +102,8 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Status Clear() override;
   void Freeze() override;
 
-  Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) override;
-  Status CommitClosure(const Closure& closure, uint64_t done, const AllocateRequest& allocate,
+  Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) override;
+  Status CommitClosure(const Closure& closure, int64_t done, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) override;
   Status EndClosure(const Closure& closure) override;
 
@@ -163,7 +163,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void LeaveClosure();
   void RestartShard(int shard, const Link::Epoch& epoch);
   void InstallOld(const Ticket::Asked& asked, const ReplyView& reply);
-  void InstallReply(int shard, const Ticket::Asked& asked, const ReplyView& reply,
+  void InstallReply(int shard, const Ticket::Asked& asked, bool watches, const ReplyView& reply,
                     const ParallelFor& parallel_for);
 
   // Needs nothing: a ticket's end.

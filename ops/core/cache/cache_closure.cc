@@ -19,7 +19,7 @@ void Cache::LeaveClosure() {
   closure_.GiveUp();
 }
 
-Status Cache::BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) {
+Status Cache::BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) {
   std::lock_guard<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
@@ -27,7 +27,7 @@ Status Cache::BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) {
   return closure_.Begin(number, num_pending_, closure);
 }
 
-Status Cache::CommitClosure(const Closure& closure, uint64_t done, const AllocateRequest& allocate,
+Status Cache::CommitClosure(const Closure& closure, int64_t done, const AllocateRequest& allocate,
                             std::shared_ptr<RowTicket>* ticket) {
   const auto made =
       std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));

@@ -50,15 +50,14 @@ void Cache::InstallOld(const Ticket::Asked& asked, const ReplyView& reply) {
   }
 }
 
-void Cache::InstallReply(int shard, const Ticket::Asked& asked, const ReplyView& reply,
-                         const ParallelFor& parallel_for) {
+void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
+                         const ReplyView& reply, const ParallelFor& parallel_for) {
   Link& link = shards_[shard].link;
   const ReplyHeader& header = reply.header;
   const Optimizer& optimizer = *kit_.optimizer;
   const int row_dim = optimizer.row_dim();
   const PushesSince since(link, header.acknowledged, optimizer, config_.rows.clock, config_.half);
   const bool restarted = header.flags & kRestarted;
-  const bool watches = TakeWatch(asked, header, &shards_[shard].watching);
 
   const auto keep = [&](uint32_t slot, const float* row, int64_t clock) {
     Line* line = store_.line(slot);
@@ -196,8 +195,8 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
     } else {
       Acknowledge(&shards_[s], asked.request.number, header.acknowledged,
                   (header.flags & kCounted) != 0);
-      InstallReply(static_cast<int>(s), asked, views[s], parallel_for);
-      asked.restarted = (header.flags & kRestarted) != 0;
+      const bool watches = TakeWatch(header, &asked, &shards_[s].watching);
+      InstallReply(static_cast<int>(s), asked, watches, views[s], parallel_for);
       ticket->lacks_rows_ |= asked.lacks_rows();
     }
     link.Close(asked.request.number);

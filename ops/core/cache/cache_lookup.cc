@@ -222,8 +222,8 @@ NewPush Cache::CutPush(Shard* shard) {
   return push;
 }
 
-// A shard that has other rows now, or has forgotten the cache, watches nothing. So the lines of the
-// step that it was not asked about are asked for whole.
+// A shard that has other rows now, or has forgotten the cache or what it watched for it, watches
+// nothing. So the lines of the step that it was not asked about are asked for whole.
 Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   auto* ticket = static_cast<Ticket*>(row_ticket);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -239,8 +239,10 @@ Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   std::vector<int64_t> num_spared(num_shards());
   for (const uint32_t slot : ticket->slots_) {
     Line* line = store_.line(slot);
-    const bool lacks = ticket->asked_[line->shard].restarted && answered.count(slot) == 0;
-    if (!lacks || line->has(Line::kFull)) {  // another step has brought it
+    const Ticket::Asked& asked = ticket->asked_[line->shard];
+    // The row of a shard that started anew is there where another step has brought it.
+    const bool is_there = line->has(Line::kFull) && !asked.unwatched;
+    if (!asked.lacks_rows() || answered.count(slot) > 0 || is_there) {
       ++num_spared[line->shard];
       continue;
     }

@@ -24,8 +24,8 @@ class ClosureRun {
   bool holds_back() const { return closure_ != nullptr && !commits_; }
 
   // pending: the cache's updates not known to be merged.
-  Status Begin(uint64_t number, int64_t pending, std::shared_ptr<Closure>* closure) {
-    if (number == 0) return InvalidArgument("number = 0 must be positive");
+  Status Begin(int64_t number, int64_t pending, std::shared_ptr<Closure>* closure) {
+    if (number <= 0) return InvalidArgument("number = ", number, " must be positive");
     if (closure_ != nullptr) {
       return Cancelled("closure ", closure_->number, " is still being run here");
     }
@@ -46,10 +46,10 @@ class ClosureRun {
 
   // Calls push(), which writes all requests that push what there is; their pushes are stamped.
   template <typename Push>
-  Status Commit(const Closure& closure, uint64_t done, const Push& push) {
-    if (done >= closure.number) {
-      return InvalidArgument("done = ", done, " must be below the closure's number, ",
-                             closure.number);
+  Status Commit(const Closure& closure, int64_t done, const Push& push) {
+    if (done < 0 || done >= closure.number) {
+      return InvalidArgument(
+          "done = ", done, " must be at least 0 and below the closure's number, ", closure.number);
     }
     HET_RETURN_IF_ERROR(Check(closure));
     if (committed_) {
@@ -94,7 +94,7 @@ class ClosureRun {
   bool commits_ = false;              // its requests are being written
   bool committed_ = false;            // they were
   bool lost_ = false;
-  uint64_t done_ = 0;
+  int64_t done_ = 0;
 };
 
 }  // namespace het_tf

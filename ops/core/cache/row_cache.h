@@ -160,10 +160,10 @@ class RowCache {
                        std::shared_ptr<RowTicket>* ticket) = 0;
 
   // closure: a run of that number, until nobody holds it any more. Cancelled while another one is.
-  virtual Status BeginClosure(uint64_t number, std::shared_ptr<Closure>* closure) = 0;
+  virtual Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) = 0;
   // Requests that push everything, with the closure's number. done: no closure up to this number
   // will be run again.
-  virtual Status CommitClosure(const Closure& closure, uint64_t done,
+  virtual Status CommitClosure(const Closure& closure, int64_t done,
                                const AllocateRequest& allocate,
                                std::shared_ptr<RowTicket>* ticket) = 0;
   // All replies to them were installed. Cancelled: some shard has lost what it should have merged,

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ops/core/cache/cache_testing.h"
+#include "ops/core/link/sessions.h"
 #include "ops/core/wire/reply.h"
 #include "ops/core/wire/request.h"
 
@@ -391,6 +392,41 @@ TYPED_TEST_P(RowCacheWatchTest, AStepAsksUntilItsShardStays) {
   EXPECT_EQ(this->cluster_->Fill(&both), (Floats{merged, 0}));
 }
 
+// The rows of the step are there, but nobody would tell of what became of them meanwhile.
+TYPED_TEST_P(RowCacheWatchTest, AShardThatNoLongerWatchesForASilentCacheIsAskedAgain) {
+  CacheConfig config = WatchingConfig(3);
+  config.write_bound = 100;
+  this->Make(config);
+  this->Watch();
+  EXPECT_EQ(this->cluster_->Step(0, {kKey}, {1})[0], 0);
+  Table* const table = this->cluster_->table();
+  ASSERT_EQ(table->num_watched(), 1);
+  const int64_t before = table->memory_bytes();
+  RequestBuilder other;
+  other.header.cache_id = 99;
+  const Buffer bytes = other.Encode();
+  for (int64_t i = 0; i < Sessions::kWatchLifetime * 9 / 8; ++i) {
+    Buffer reply;
+    ASSERT_OK(Sync(table, bytes, &reply));
+  }
+  EXPECT_EQ(table->num_watched(), 0);
+  EXPECT_LT(table->memory_bytes(), before);
+  this->OthersUpdate(4);
+  auto call = this->LookUp();
+  EXPECT_EQ(AskedBy(call).num_queries(), 0) << "it counts on the watch";
+  this->cluster_->Deliver(&call);
+  ASSERT_OK(this->cluster_->TryInstall(&call));
+  ASSERT_TRUE(call.ticket->lacks_rows());
+  this->cluster_->AskAgain(&call);
+  this->cluster_->Deliver(&call);
+  EXPECT_EQ(this->Finish(&call), -5) << "with its own update, which was not pushed";
+  this->Read();
+  this->Read();
+  EXPECT_EQ(AskedBy(this->LookUp()).num_queries(), 0);
+  this->cluster_->Flush(0);
+  EXPECT_EQ(this->cluster_->Rows().at(kKey).value, Floats{-5});
+}
+
 TYPED_TEST_P(RowCacheWatchTest, AShardDoesNotWatchMoreAndMoreForRowsThatHaveLeft) {
   CacheConfig config = WatchingConfig(100);
   config.capacity = 50;
@@ -467,6 +503,7 @@ REGISTER_TYPED_TEST_SUITE_P(
     ARequestThatComesTwiceTakesNothingAway, MoreChangesThanAreRememberedAreNoneForgotten,
     UpdatesThatNoCacheMadeEndAWatch, AShardThatStartsAnewWatchesAnew,
     OnlyWhatAShardThatStartedAnewWatchedIsAskedForAgain, AStepAsksUntilItsShardStays,
+    AShardThatNoLongerWatchesForASilentCacheIsAskedAgain,
     AShardDoesNotWatchMoreAndMoreForRowsThatHaveLeft,
     RepliesThatCannotBeAreRefusedAndChangeNothing);
 

@@ -104,11 +104,13 @@ Status Asker::Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply
   return Status();
 }
 
-bool TakeWatch(const Asked& asked, const ReplyHeader& reply, Watching* watching) {
-  if (asked.watch == watching->epoch() && reply.number != 0) {
+bool TakeWatch(const ReplyHeader& reply, Asked* asked, Watching* watching) {
+  asked->restarted = (reply.flags & kRestarted) != 0;
+  asked->unwatched = !asked->restarted && asked->watch != 0 && reply.number == 0;
+  if (asked->watch == watching->epoch() && reply.number != 0) {
     return watching->Take(reply.number) && (reply.flags & kWatches) != 0;
   }
-  watching->GiveUp(asked.watch);
+  watching->GiveUp(asked->watch);
   return false;
 }
 

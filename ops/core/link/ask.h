@@ -56,11 +56,12 @@ struct Asked {
   uint64_t watch = 0;
   int64_t num_spared = 0;  // rows of the step that it does not ask about
   bool restarted = false;  // it was answered by a shard that has other rows
+  bool unwatched = false;  // or by one that has the rows, and no longer watches them
 
   int64_t num_bases() const { return num_checks + num_value_checks; }
   int64_t first_value() const { return num_bases() + num_full; }
-  // What the step did not ask about, since the shard watched it, is of rows that are no more.
-  bool lacks_rows() const { return restarted && num_spared > 0; }
+  // What the step did not ask about, since the shard watched it, it has to ask for.
+  bool lacks_rows() const { return (restarted || unwatched) && num_spared > 0; }
 };
 
 // Bytes of a request.
@@ -85,9 +86,9 @@ struct Asker {
   Status Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply) const;
 };
 
-// Takes what the reply to a request says of the watch. Returns whether its shard watches the rows
-// of checks without an answer from now on.
-bool TakeWatch(const Asked& asked, const ReplyHeader& reply, Watching* watching);
+// Takes what the reply to a request says of the shard and of its watch. Returns whether it watches
+// the rows of checks without an answer from now on.
+bool TakeWatch(const ReplyHeader& reply, Asked* asked, Watching* watching);
 
 // Whether the rows that nobody asked for, each of them once, are of the shard that sends them.
 Status CheckUnasked(const ReplyView& reply, int shard, int num_shards);

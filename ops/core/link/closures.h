@@ -17,9 +17,9 @@ namespace het_tf {
 struct Closure {
   static constexpr const char* kVariantName = "Het>Closure";
 
-  explicit Closure(uint64_t number) : number(number) {}
+  explicit Closure(int64_t number) : number(number) {}
 
-  const uint64_t number;  // the same for every run; from 1 on
+  const int64_t number;  // the same for every run; from 1 on
 };
 
 // Which closures a shard has merged. Safe for concurrent use.
@@ -33,7 +33,7 @@ class Closures {
 
   // The entry of a closure. done: no closure up to this number will be run again, so what is
   // remembered of them is forgotten, and what comes late counts as merged.
-  std::shared_ptr<Entry> Of(uint64_t number, uint64_t done) {
+  std::shared_ptr<Entry> Of(int64_t number, int64_t done) {
     std::lock_guard<std::mutex> lock(mutex_);
     done_ = std::max(done_, done);
     entries_.erase(entries_.begin(), entries_.upper_bound(done_));
@@ -61,8 +61,8 @@ class Closures {
 
  private:
   mutable std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<Entry>> entries_;
-  uint64_t done_ = 0;
+  std::map<int64_t, std::shared_ptr<Entry>> entries_;
+  int64_t done_ = 0;
 };
 
 }  // namespace het_tf

@@ -33,7 +33,7 @@ TEST(ClosuresTest, AClosureIsRememberedUntilItIsDone) {
 
 TEST(ClosuresTest, WhatIsRememberedDoesNotGrow) {
   Closures closures;
-  for (uint64_t number = 1; number < 10000; ++number) {
+  for (int64_t number = 1; number < 10000; ++number) {
     closures.Of(number, number < 8 ? 0 : number - 8)->merged = true;
     ASSERT_LE(closures.size(), 8);
   }
@@ -42,7 +42,7 @@ TEST(ClosuresTest, WhatIsRememberedDoesNotGrow) {
 // Runs of a closure by several workers, all at once.
 TEST(ClosuresTest, OneRunIsMerged) {
   constexpr int kRuns = 4;
-  constexpr uint64_t kClosures = 200;
+  constexpr int64_t kClosures = 200;
   const auto table = MakeTable({1, "sgd", "zeros", 0, ClockRule::kCount, 1});
   std::atomic<int> merged{0};
   RunThreads(kRuns, [&](int run) {
@@ -54,12 +54,13 @@ TEST(ClosuresTest, OneRunIsMerged) {
     ASSERT_OK(ReplyView::Parse(bytes.data(), bytes.size(), &reply));
     request.header.incarnation = reply.header.incarnation;
     request.header.session = reply.header.session;
-    for (uint64_t number = 1; number <= kClosures; ++number) {
-      request.pushes = {{number, {{5, 1, {1}}, {6, 2, {static_cast<float>(number)}}}}};
+    for (int64_t number = 1; number <= kClosures; ++number) {
+      request.pushes = {
+          {static_cast<uint64_t>(number), {{5, 1, {1}}, {6, 2, {static_cast<float>(number)}}}}};
       request.pushes[0].closure = number;
       ASSERT_OK(Sync(table.get(), request.Encode(), &bytes));
       ASSERT_OK(ReplyView::Parse(bytes.data(), bytes.size(), &reply));
-      EXPECT_EQ(reply.header.acknowledged, number);
+      EXPECT_EQ(reply.header.acknowledged, static_cast<uint64_t>(number));
       if ((reply.header.flags & kCounted) == 0) ++merged;
     }
   });
@@ -69,6 +70,54 @@ TEST(ClosuresTest, OneRunIsMerged) {
   constexpr auto kSum = static_cast<float>(kClosures * (kClosures + 1) / 2);
   EXPECT_EQ(Snapshot(*table),
             (TableRows{{5, {{kClosures}, {}, kClosures}}, {6, {{kSum}, {}, 2 * kClosures}}}));
+}
+
+// The cache that hears "counted" takes its own updates back, so it must hear that again.
+TEST(ClosuresTest, APushThatDidNotCountAndComesTwiceIsSaidNotToCountTwice) {
+  const auto table = MakeTable({1, "sgd", "zeros", 0, ClockRule::kCount, 1});
+  const auto send = [&](uint64_t session, uint64_t sequence, int64_t closure) {
+    RequestBuilder request;
+    request.header.cache_id = session;
+    request.header.incarnation = table->incarnation();
+    request.header.session = session;
+    request.pushes = {{sequence, {{5, 1, {1}}}}};
+    request.pushes[0].closure = closure;
+    Buffer bytes;
+    ReplyView reply;
+    EXPECT_OK(Sync(table.get(), request.Encode(), &bytes));
+    EXPECT_OK(ReplyView::Parse(bytes.data(), bytes.size(), &reply));
+    return (reply.header.flags & kCounted) != 0;
+  };
+  EXPECT_FALSE(send(1, 1, 4));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(send(2, 1, 4)) << i;
+    EXPECT_FALSE(send(1, 1, 4)) << "its own: " << i;
+  }
+  EXPECT_FALSE(send(2, 2, 5)) << "the first run of the next";
+  EXPECT_FALSE(send(2, 2, 5));
+  EXPECT_EQ(Snapshot(*table).at(5).clock, 2);
+}
+
+TEST(ClosuresTest, NumbersThatCannotBeAreRefused) {
+  const auto table = MakeTable({1, "sgd", "zeros", 0, ClockRule::kCount, 1});
+  RequestBuilder request;
+  request.header.incarnation = table->incarnation();
+  request.header.session = 1;
+  request.pushes = {{1, {{5, 1, {1}}}}};
+  Buffer bytes;
+  const auto refused = [&](int64_t closure, int64_t done) {
+    request.pushes[0].closure = closure;
+    request.pushes[0].closures_done = done;
+    const Status status = Sync(table.get(), request.Encode(), &bytes);
+    EXPECT_NE(status.message().find("negative"), std::string::npos) << status.message();
+  };
+  refused(-1, -2);
+  refused(-1, 0);
+  refused(1, -1);
+  request.pushes[0].closure = 1;
+  request.pushes[0].closures_done = 0;
+  EXPECT_OK(Sync(table.get(), request.Encode(), &bytes));
+  EXPECT_EQ(Snapshot(*table).at(5).clock, 1);
 }
 
 TEST(ClosuresTest, AClosureThatIsDoneIsNotPushed) {

@@ -4,6 +4,7 @@
 #ifndef HET_TF_OPS_CORE_LINK_SESSIONS_H_
 #define HET_TF_OPS_CORE_LINK_SESSIONS_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,8 @@ class Sessions {
  public:
   // A day of requests at a hundred a second.
   static constexpr int64_t kLifetime = int64_t{24} * 3600 * 100;
+  // Minutes of them. A cache that is slower than that asks for its rows once more.
+  static constexpr int64_t kWatchLifetime = 16384;
 
   struct Session {
     explicit Session(uint64_t number) : number(number) {}
@@ -27,14 +30,24 @@ class Sessions {
     // Held over merging and answering a request, so that the rows of the answer hold what it
     // acknowledges, and a repeat is not answered before the first was merged.
     std::mutex mutex;
-    uint64_t sequence = 0;                // the last push merged; guarded by mutex
-    Watch watch;                          // guarded by mutex
+    uint64_t sequence = 0;  // the last push merged; guarded by mutex
+    Watch watch;            // guarded by mutex
+    uint64_t counted = 0;   // the last that was not, as another run's was; guarded by mutex
     std::atomic<int64_t> num_watched{0};  // watch.size()
+    std::atomic<int64_t> watch_bytes{0};  // watch.bytes()
+
+    // After a change of watch.
+    void CountWatched() {
+      num_watched = watch.size();
+      watch_bytes = watch.bytes();
+    }
   };
 
   // Caches that were silent while the shard heard this many requests are forgotten. Should one
-  // speak again, it gets a new session, and what it pushes in the old one is not merged.
-  explicit Sessions(int64_t lifetime = kLifetime) : lifetime_(lifetime) {}
+  // speak again, it gets a new session, and what it pushes in the old one is not merged. After
+  // watch_lifetime requests nothing is watched for it any longer: nearly always it is gone.
+  explicit Sessions(int64_t lifetime = kLifetime, int64_t watch_lifetime = kWatchLifetime)
+      : lifetime_(lifetime), watch_lifetime_(watch_lifetime) {}
 
   // The session of a cache that sent a request now; made at its first.
   std::shared_ptr<Session> Of(uint64_t cache_id) {
@@ -45,7 +58,7 @@ class Sessions {
     entry.heard = now_;
     std::shared_ptr<Session> session = entry.session;
     if (now_ >= next_look_) {
-      next_look_ = now_ + lifetime_ / 16 + 1;
+      next_look_ = now_ + std::min(lifetime_, watch_lifetime_) / 16 + 1;
       ForgetSilent();
     }
     return session;
@@ -63,6 +76,12 @@ class Sessions {
     for (const auto& entry : sessions_) watched += entry.second.session->num_watched;
     return watched;
   }
+  int64_t watch_bytes() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    int64_t bytes = 0;
+    for (const auto& entry : sessions_) bytes += entry.second.session->watch_bytes;
+    return bytes;
+  }
   int64_t size() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return static_cast<int64_t>(sessions_.size());
@@ -76,11 +95,20 @@ class Sessions {
 
   void ForgetSilent() {
     for (auto entry = sessions_.begin(); entry != sessions_.end();) {
+      Session& session = *entry->second.session;
+      if (entry->second.heard + watch_lifetime_ < now_ && session.watch_bytes > 0) {
+        // Not while it is answered, which takes long where memory is short.
+        const std::unique_lock<std::mutex> lock(session.mutex, std::try_to_lock);
+        if (lock.owns_lock()) {
+          session.watch.Drop();
+          session.CountWatched();
+        }
+      }
       entry = entry->second.heard + lifetime_ < now_ ? sessions_.erase(entry) : std::next(entry);
     }
   }
 
-  const int64_t lifetime_;
+  const int64_t lifetime_, watch_lifetime_;
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Entry> sessions_;
   uint64_t last_number_ = 0;

@@ -43,8 +43,9 @@ void WatchedRows::Seen(uint64_t reply) {
 
 uint64_t Watch::BeginReply(uint64_t epoch, size_t num_stripes, bool* begins) {
   *begins = epoch > epoch_;
-  if (epoch < epoch_) return 0;
+  if (epoch < epoch_ || (epoch == epoch_ && is_over_)) return 0;
   if (*begins) {
+    is_over_ = false;
     stripes_.clear();
     stripes_.resize(num_stripes);
     epoch_ = epoch;

@@ -10,7 +10,9 @@
 // cut before needs it, too. Replies are numbered for that. Should a number never come, because its
 // step failed, the cache begins anew: it checks every hit until no request is open that counts on
 // the watch, and then names the next epoch, with which the shard forgets the last one. A shard that
-// has restarted watches nothing, and says so: a step that counts on it asks again, for rows.
+// has restarted watches nothing, nor does one that has not heard of the cache for long
+// (sessions.h). It says so: a step that counts on the watch asks again, for rows, and the next
+// epoch begins.
 
 #ifndef HET_TF_OPS_CORE_LINK_WATCH_H_
 #define HET_TF_OPS_CORE_LINK_WATCH_H_
@@ -64,6 +66,10 @@ class WatchedRows {
   };
 
   int64_t size() const { return index_.size(); }
+  int64_t bytes() const {
+    const size_t lists = (free_.capacity() + sent_.capacity()) * sizeof(uint32_t);
+    return index_.bytes() + static_cast<int64_t>(rows_.capacity() * sizeof(Row) + lists);
+  }
   // The row of a key, valid until the next call of another function, or nullptr.
   Row* Find(uint64_t hash, int64_t key) {
     const uint32_t slot = index_.Find(hash, [&](uint32_t s) { return rows_[s].key == key; });
@@ -113,16 +119,27 @@ class Watch {
   // A request of an epoch is answered. Returns the reply's number; 0: the epoch is over.
   // begins: out, whether it is a new one, of which nothing is watched.
   uint64_t BeginReply(uint64_t epoch, size_t num_stripes, bool* begins);
+  // Watches nothing any longer; the epoch is over.
+  void Drop() {
+    std::vector<WatchedRows>().swap(stripes_);
+    is_over_ = true;
+  }
   int64_t size() const {
     int64_t size = 0;
     for (const WatchedRows& rows : stripes_) size += rows.size();
     return size;
+  }
+  int64_t bytes() const {
+    int64_t bytes = 0;
+    for (const WatchedRows& rows : stripes_) bytes += rows.bytes();
+    return bytes;
   }
   // Of a stripe; nullptr where nothing is watched.
   WatchedRows* stripe(size_t s) { return stripes_.empty() ? nullptr : &stripes_[s]; }
 
  private:
   uint64_t epoch_ = 0;
+  bool is_over_ = false;
   uint64_t replies_ = 0;
   std::vector<WatchedRows> stripes_;
 };

@@ -7,7 +7,9 @@ namespace het_tf {
 Status ParseRule(const std::string& text, int dim, AnyRule* rule) {
   Spec spec;
   HET_RETURN_IF_ERROR(Spec::Parse("optimizer", text, &spec));
-  if (dim < 1) return InvalidArgument("dim = ", dim, " must be at least 1");
+  if (dim < 1 || dim > kMaxDim) {
+    return InvalidArgument("dim = ", dim, " must be from 1 to ", kMaxDim);
+  }
 
   std::string out_of_range;
   const auto take = [&](const char* name, double default_value, double low, double high) {

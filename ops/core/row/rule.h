@@ -26,6 +26,9 @@
 
 namespace het_tf {
 
+// Columns of a row: what lengths in bytes stay far from overflowing with.
+constexpr int kMaxDim = 1 << 24;
+
 template <typename AlgorithmType>
 struct Rule {
   using Algorithm = AlgorithmType;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "ops/core/memory/prefetch.h"
+#include "ops/core/row/rule.h"
 #include "ops/core/serving/crc32.h"
 #include "ops/core/serving/half.h"
 
@@ -23,7 +24,6 @@ constexpr char kMagic[8] = {'H', 'E', 'T', 'R', 'O', 'W', 'S', '\n'};
 constexpr uint32_t kVersion = 1;
 constexpr size_t kBlockBytes = 1 << 20;
 constexpr size_t kIndexAlignment = 64;
-constexpr int kMaxDim = 1 << 24;
 // Beyond it the numbers of rows do not fit an entry.
 constexpr uint64_t kMaxRows = 0xfffffffe;
 

@@ -215,7 +215,7 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
       writer.SetUnasked(first_unasked[s] + i, row, floats);
     }
   });
-  if (number != 0) session->num_watched = session->watch.size();
+  if (number != 0) session->CountWatched();
   counters_.Add(TableCounter::kRowsChecked, header.num_bases());
   counters_.Add(TableCounter::kRowsSent, num_rows);
   counters_.Add(TableCounter::kBytesSent, bytes);

@@ -11,6 +11,7 @@ namespace het_tf {
 namespace {
 
 constexpr double kMaxInteger = 0x1p53;  // that a double holds exactly
+constexpr double kMaxSketchBytes = 0x1p33;
 
 // A whole number, which becomes *to.
 template <typename T>
@@ -27,7 +28,7 @@ Status TakeInteger(Spec* spec, const char* name, double low, double high, T* to)
 Status ParseAdmission(Spec* spec, LifeRules* rules) {
   if (!rules->admits_all()) return spec->Invalid("there is another admission");
   HET_RETURN_IF_ERROR(TakeInteger(spec, "count", 1, 0x1p31 - 1, &rules->count));
-  HET_RETURN_IF_ERROR(TakeInteger(spec, "sketch", 0, kMaxInteger, &rules->sketch_bytes));
+  HET_RETURN_IF_ERROR(TakeInteger(spec, "sketch", 0, kMaxSketchBytes, &rules->sketch_bytes));
   rules->probability = spec->Take("probability", 1);
   if (!(rules->probability >= 0 && rules->probability <= 1)) {
     return spec->Invalid("probability must lie in [0, 1]");

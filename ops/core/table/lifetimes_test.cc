@@ -51,6 +51,8 @@ TEST(LifetimesTest, WrongClausesAreNamed) {
   refused("admit probability=1.5", "probability must lie in [0, 1]");
   refused("admit count=2 probability=.5", "exclude each other");
   refused("admit count=16 sketch=100", "counts to 15");
+  refused("admit count=2 sketch=4503599627370496",
+          "sketch must be an integer from 0 to 8589934592");
   refused("admit count=2; admit count=3", "another admission");
   refused("expire age=-1", "age must be an integer from 0");
   refused("expire age=1 norm=2", "no parameter 'norm'");

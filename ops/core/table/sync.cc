@@ -49,6 +49,10 @@ Status Table::CheckRequest(const RequestView& request, const ParallelFor& parall
       return InvalidArgument("request has a push with sequence ", push.sequence, " after ",
                              sequence, ", the last cut is ", header.cut);
     }
+    if (push.closure < 0 || push.closures_done < 0) {
+      return InvalidArgument("request has a push of closure ", push.closure,
+                             ", closures_done = ", push.closures_done, ": neither may be negative");
+    }
     if (push.closure != 0 && push.closure <= push.closures_done) {
       return InvalidArgument("request has a push of closure ", push.closure, ", but all up to ",
                              push.closures_done, " are done");
@@ -130,12 +134,16 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
       const PushView& push = request.pushes[p];
       if (push.sequence <= session->sequence) {
         counters_.Add(TableCounter::kPushesRepeated, 1);
+        counted |= push.sequence == session->counted;
       } else if (push.sequence > session->sequence + 1) {
         counters_.Add(TableCounter::kPushesSkipped, 1);
       } else {
+        bool is_counted = false;
         HET_RETURN_IF_ERROR(
-            MergeNext(push, hashed.pushes[p], &session->watch, parallel_for, &counted));
+            MergeNext(push, hashed.pushes[p], &session->watch, parallel_for, &is_counted));
         session->sequence = push.sequence;
+        if (is_counted) session->counted = push.sequence;
+        counted |= is_counted;
       }
     }
   }

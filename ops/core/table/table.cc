@@ -80,7 +80,7 @@ int64_t Table::size() const {
 
 int64_t Table::memory_bytes() const {
   SharedLock contents(contents_);
-  int64_t bytes = 0;
+  int64_t bytes = sessions_.watch_bytes();
   for (const auto& stripe : stripes_) {
     SharedLock lock(stripe->mutex);
     bytes += stripe->index.bytes() + stripe->records.bytes();

@@ -75,8 +75,8 @@ struct PushHeader {
   uint64_t sequence;  // from 1 on
   uint32_t num_gradients;
   uint32_t num_contributions;
-  uint64_t closure = 0;        // whose updates these are (link/closures.h); 0: of none
-  uint64_t closures_done = 0;  // closures up to this number will not be run again
+  int64_t closure = 0;        // whose updates these are (link/closures.h); 0: of none
+  int64_t closures_done = 0;  // closures up to this number will not be run again
 };
 
 struct PushRow {
@@ -189,8 +189,8 @@ struct PushView {
   const float* gradients;                   // (num_gradients, dim)
   const float* contributions;               // (num_contributions, contribution_dim)
   std::shared_ptr<const float[]> unpacked;  // where these are, if they were bfloat16
-  uint64_t closure = 0;                     // PushHeader's, as the next
-  uint64_t closures_done = 0;
+  int64_t closure = 0;                      // PushHeader's, as the next
+  int64_t closures_done = 0;
 
   int64_t num_rows() const { return num_gradients + num_contributions; }
 };
