@@ -41,12 +41,12 @@ def export_saved_model(
     Args:
       model: a built model, under a strategy or not.
       path: folder of the SavedModel.
-      input_signature: `tf.TensorSpec`s in the structure of the model's input; needed for subclassed
-        models, and, as `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`, for ragged and sparse
-        inputs.
-      rows: what values are stored as. "float32"; "float16", off by at most 2**-11 of a value, or
-        2**-25 where that is more; "int8" with a scale per row, off by at most 1 / 254 of the row's
-        largest value.
+      input_signature: `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec` in the
+        structure of the model's input; needed for subclassed models. None: inputs of the kinds,
+        shapes and dtypes that the model's have.
+      rows: what values are stored as. "float32"; "float16", off by at most `2**-11` of a value, or
+        `2**-25` where that is more; "int8" with a scale per row, off by at most 1 / 254 of the
+        row's largest value.
       min_updates: rows that were updated less often are left out.
       min_norm: rows with a smaller L2 norm are left out.
       max_age: rows that were not updated for longer are left out: an integer, in the unit of the
@@ -186,10 +186,21 @@ def signature_of(model: keras.Model, given: Any) -> list[Any]:
             raise ValueError(
                 f"input_signature must be given: model {model.name} is not made of symbolic inputs"
             )
-        given = tf.nest.map_structure(
-            lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype, name=x.name), structure
-        )
+        given = tf.nest.map_structure(_spec_of, structure)
     return given if isinstance(given, list) else [given]
+
+
+def _spec_of(symbolic: keras.KerasTensor) -> Any:
+    """What an endpoint takes for an input of a model: of its kind, shape and dtype."""
+    shape = [None, *symbolic.shape[1:]]
+    if symbolic.sparse:
+        return tf.SparseTensorSpec(shape, symbolic.dtype)
+    if symbolic.ragged:
+        rank = symbolic.ragged_rank
+        if rank is None:  # all axes but those at the end that have a length
+            rank = max(axis for axis, length in enumerate(shape) if length is None)
+        return tf.RaggedTensorSpec(shape, symbolic.dtype, ragged_rank=rank)
+    return tf.TensorSpec(shape, symbolic.dtype, name=symbolic.name)
 
 
 def _symbolic_input(model: keras.Model) -> Any:

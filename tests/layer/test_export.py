@@ -54,6 +54,51 @@ def test_a_sequential_model_needs_no_signature(tmp_path):
     np.testing.assert_allclose(loaded.serve(ids), model(ids), rtol=1e-6)
 
 
+def make_ragged():
+    return {"ragged": True}, lambda ids: ids
+
+
+def make_sparse():
+    return {"sparse": True}, lambda ids: ids.to_sparse()
+
+
+@pytest.mark.parametrize("kind", [make_ragged, make_sparse])
+@pytest.mark.parametrize("combiner", ["mean", None])
+def test_inputs_keep_their_kind_without_a_signature(tmp_path, kind, combiner):
+    """In a dense tensor what is missing would be id 0, whose row is not zero."""
+    arguments, of_kind = kind()
+    inputs = keras.Input((None,), dtype="int32", name="pages", **arguments)
+    layer = het_tf.layers.HetEmbedding(2, combiner=combiner, optimizer="sgd")
+    outputs = layer(inputs)
+    model = het_tf.keras.Model({"pages": inputs}, outputs)
+    layer.table.assign([0, 1, 2], np.array([[9, 9], [1, 2], [3, 4]], np.float32))
+    ids = of_kind(tf.ragged.constant([[1], [2, 1, 2], []], dtype=tf.int32, ragged_rank=1))
+    expected = model({"pages": ids})
+    exporters = (het_tf.export_saved_model, het_tf.export_mapped, het_tf.keras.Model.export)
+    for number, export in enumerate(exporters):
+        export(model, tmp_path / str(number))
+        served = tf.saved_model.load(tmp_path / str(number)).serve({"pages": ids})
+        assert type(served) is type(expected)
+        for one, other in zip(*(tf.nest.flatten(x, True) for x in (served, expected)), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_inputs_keep_their_names_and_dtypes_without_a_signature(tmp_path):
+    inputs = {
+        "ids": keras.Input((2,), dtype="int16", name="ids"),
+        "scale": keras.Input((1,), dtype="float16", name="scale"),
+    }
+    layer = het_tf.layers.HetEmbedding(1, optimizer="sgd", embeddings_initializer="ones")
+    rows = keras.layers.Flatten()(layer(inputs["ids"]))
+    model = keras.Model(inputs, keras.ops.sum(rows) * inputs["scale"])
+    het_tf.export_saved_model(model, tmp_path)
+    (specs,) = tf.saved_model.load(tmp_path).serve.input_signature
+    assert specs == {
+        "ids": tf.TensorSpec([None, 2], tf.int16, "ids"),
+        "scale": tf.TensorSpec([None, 1], tf.float16, "scale"),
+    }
+
+
 def test_a_layer_that_nothing_has_called_is_left_out(tmp_path):
     class WithSpare(het_tf.keras.Model):
         def __init__(self):
