@@ -32,6 +32,9 @@ _MAX_CLOCK = 1 << 62  # ops/core/row/clock.h
 _NAME = "table"
 
 _folder: contextvars.ContextVar[str | None] = contextvars.ContextVar("rows_in", default=None)
+# What this process has named in `rows_in`: a weights file may come from anybody, and no file says
+# which paths of theirs servers open.
+_named: set[str] = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +59,17 @@ def rows_in(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     `save`, `save_weights`, `ModelCheckpoint` and `BackupAndRestore` then put a pointer into the
     file. Every shard writes its own rows into the folder, as into a `tf.train.Checkpoint`, under a
-    new name each time; nothing deletes them. Files with a pointer are loaded without this context
-    as long as the folder is where it was, and with it where it is now.
+    new name each time; nothing deletes them. A file with a pointer is loaded in this context, with
+    the folder where it is now; and without the context, if the process has named the folder before.
 
     Args:
       folder: for the rows; parameter servers must reach it under the same path. It is made if it is
         not there.
     """
     path = os.fspath(folder)
-    token = _folder.set(path if "://" in path else os.path.abspath(path))
+    path = path if "://" in path else os.path.abspath(path)
+    _named.add(path)
+    token = _folder.set(path)
     try:
         yield
     finally:
@@ -180,9 +185,15 @@ def _load_rows(store: Any, table: EmbeddingTable, name: str, check: _Check | Non
 
 
 def _restore_beside(prefix: str, table: EmbeddingTable, name: str, only_check: bool) -> None:
-    folder = _folder.get()
+    folder, (written, _, own_name) = _folder.get(), prefix.rpartition("/")
     if folder is not None:
-        prefix = f"{folder}/{prefix.rsplit('/', 1)[-1]}"
+        prefix = f"{folder}/{own_name}"
+    elif written not in _named:
+        raise ValueError(
+            f"the rows of layer {name} are not in the weights file, which says that they are in"
+            f" {written!r}: if you trust the file, load it in `with"
+            f" het_tf.checkpoint.rows_in({written!r}):`, or with the folder where they are now"
+        )
     try:
         saved = check_parts({_NAME: table}, prefix)
         if not only_check:

@@ -325,6 +325,23 @@ def test_rows_beside_the_file(tmp_path, kind):
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_pointer_leads_only_into_folders_that_the_program_has_named(tmp_path):
+    layer = build(optimizers.SGD(0.1)).get_layer("users")
+    layer.table.assign([1], np.ones((1, layer.output_dim), np.float32))
+    store = {}
+    with het_tf.checkpoint.rows_in(tmp_path / "rows"):
+        layer.save_own_variables(store)
+    folder = (tmp_path / "rows").rename(tmp_path / "other")
+    pointer = np.asarray(store["table"], np.uint8).tobytes().replace(b"/rows/", b"/other/")
+    store["table"] = np.frombuffer(pointer, np.uint8)
+    with pytest.raises(ValueError, match=rf"in '{folder}': .* rows_in\('{folder}'\)"):
+        layer.load_own_variables(store)
+    with het_tf.checkpoint.rows_in(folder):
+        layer.load_own_variables(store)
+    layer.load_own_variables(store)
+    assert layer.table.size() == 1
+
+
 def test_a_config_runs_no_code(subtests):
     code = keras.saving.serialize_keras_object(lambda *_: pytest.fail("it was run"))
     arguments = ["embeddings_initializer", "embeddings_regularizer", "embeddings_constraint"]
