@@ -136,6 +136,7 @@ format: .venv/installed
 .PHONY: docs
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo 'To read it with its search: python3 -m http.server -d build/site'
 
 ##  make wheel     a wheel in dist/ that runs on other machines too, under every Python
 .PHONY: wheel

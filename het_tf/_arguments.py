@@ -6,6 +6,7 @@ import numbers
 from typing import Any
 
 INT32_MAX = 2**31 - 1
+MAX_DIM = 2**24  # ops/core/row/rule.h
 INT64_MAX = 2**63 - 1
 
 

@@ -44,9 +44,10 @@ class CacheConfig:
     Stay well below: with a higher rate, choose a smaller bound.
 
     Attributes:
-      capacity: rows that a worker keeps in its host's memory, from 1 to 2**31 - 1. With
-        device_capacity those that gave way to others in the GPU's, so that one which comes again is
-        checked and not fetched; and, where a worker has no such device, all of its rows.
+      capacity: rows that a worker keeps in its host's memory, from 1 to `2**31 - 1`; None: only
+        with device_capacity. Beside that those that gave way to others in the GPU's, so that one
+        which comes again is checked and not fetched; and, where a worker has no such device, all of
+        its rows.
       policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
         as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
       staleness: read_bound and write_bound, where they are not given; None: unbounded.
@@ -70,8 +71,8 @@ class CacheConfig:
         answer. With a small write_bound fewer do, at most half of it, and a step waits where the
         servers lack write_bound updates of one of its rows. The window's rows are kept whatever the
         capacity.
-      device_capacity: rows that a worker keeps in the memory of its GPU, from 1 to 2**30, so that a
-        step of hits leaves it for their ids alone (MixCache: Guo et al., SIGIR 2021); "auto": as
+      device_capacity: rows that a worker keeps in the memory of its GPU, from 1 to `2**30`, so that
+        a step of hits leaves it for their ids alone (MixCache: Guo et al., SIGIR 2021); "auto": as
         many as three quarters of the memory hold that TensorFlow has not handed out when the cache
         is made. A worker without a GPU keeps `capacity` rows on its host; without `capacity` that
         is an error. None: rows are on the host.
@@ -96,7 +97,12 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.policy not in ("lfu", "lru"):
             raise ValueError(f'policy must be "lfu" or "lru", not {self.policy!r}')
-        if self.device_capacity is None or self.capacity is not None:
+        if self.device_capacity is None and self.capacity is None:
+            raise ValueError(
+                "CacheConfig needs capacity, the rows that each worker keeps, such as"
+                " CacheConfig(capacity=100_000), or device_capacity"
+            )
+        if self.capacity is not None:
             capacity = check_integer("capacity", self.capacity, 1, INT32_MAX)
             object.__setattr__(self, "capacity", capacity)
         if self.device_capacity not in (None, "auto"):

@@ -40,7 +40,7 @@ class Admission(_Serializable):
     sends several updates of an id at once, and they are admitted or refused together.
 
     Attributes:
-      count: the id's how manieth update makes its row, from 1 to 2**31 - 1.
+      count: the id's how manieth update makes its row, from 1 to `2**31 - 1`.
       sketch_bytes: None: ids without a row are counted exactly, in 16 bytes and a place in an index
         each, until they get one or have not come for the shortest age of their `Expiry`. Or how
         many bytes a shard counts them in (a count-min sketch whose counters are halved as others
@@ -89,8 +89,8 @@ class Expiry(_Serializable):
     later, also one that a worker made on the row as it was, is one of an id without a row.
 
     Attributes:
-      age: how long ago its last update is at least, an integer from 0 to 2**31 - 1. How long a row
-        stays beyond its age: in seconds, a 16th of the shortest age of the table, from 1 s to
+      age: how long ago its last update is at least, an integer from 0 to `2**31 - 1`. How long a
+        row stays beyond its age: in seconds, a 16th of the shortest age of the table, from 1 s to
         1 h, and the time that a pass over the rows takes; otherwise until the next call of
         `table.expire`.
       updates_below: it has had fewer updates than this. Not with the clock "drift".

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from het_tf import _abandoned, initializers, lifetimes, ops, optimizers
 from het_tf._arguments import (
-    INT32_MAX,
     INT64_MAX,
+    MAX_DIM,
     check_clock,
     check_float_dtype,
     check_integer,
@@ -101,7 +101,7 @@ class EmbeddingTable:
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
           tf.errors.InvalidArgumentError: the clock has no such lifetimes.
         """
-        dim = check_integer("dim", dim, 1, INT32_MAX)
+        dim = check_integer("dim", dim, 1, MAX_DIM)
         seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         check_clock(clock)
         self.dim = dim
@@ -267,9 +267,15 @@ class EmbeddingTable:
           float32 [*keys.shape, dim]; unknown keys have their initial value.
 
         Raises:
-          ValueError: keys are not integers, or one is not an int64.
+          ValueError: keys are not integers, or one is not an int64; or this is called in a graph.
           tf.errors.UnavailableError: a parameter server is down.
         """
+        if not tf.executing_eagerly():
+            name = self.shared_name.rpartition("/")[0]
+            raise ValueError(
+                f"lookup of table {name} reads rows now, and so not in a graph (a tf.function or"
+                " the map of a dataset): call the layer on the ids there"
+            )
         keys = tf.convert_to_tensor(_int64("keys", keys))
         local = self.is_local
         rows = self.lookup_op(keys)[0] if local else self._remote_lookup(keys)
@@ -380,8 +386,8 @@ class EmbeddingTable:
         first call, so that it makes no row older.
 
         Args:
-          now: the time, where it is given: an integer from 0 to 2**63 - 1, not less than the last
-            one, and less than 2**31 - 1 above the first; None: it stands still.
+          now: the time, where it is given: an integer from 0 to `2**63 - 1`, not less than the last
+            one, and less than `2**31 - 1` above the first; None: it stands still.
 
         Returns:
           How many rows were dropped.

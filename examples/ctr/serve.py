@@ -1,6 +1,6 @@
 """Answers one query from an exported model, with nothing but TensorFlow: no het_tf, no cluster.
 
-python serve.py /tmp/het_tf_ctr/saved_model '{"user": 1, "movie": 50, ...}'
+python serve.py FOLDER/saved_model '{"user": 1, "movie": 50, ...}'
 """
 
 import json

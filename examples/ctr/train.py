@@ -12,6 +12,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 # What goes wrong is raised; what TensorFlow logs besides is not for the reader of a demo.
@@ -48,7 +49,9 @@ flags.DEFINE_float("learning_rate", 0.1, "Of the embeddings (row-wise Adagrad)."
 flags.DEFINE_float("dense_learning_rate", 3e-3, "Of everything else (Adam).")
 flags.DEFINE_string("data_dir", None, "What tfds.load takes; default: see het_tf.datasets.")
 flags.DEFINE_bool("download", True, "Download MovieLens (5 MB) if it is not there.")
-flags.DEFINE_string("output_dir", "/tmp/het_tf_ctr", "For the curve and the SavedModel.")
+flags.DEFINE_string(
+    "output_dir", None, "For the curve and the SavedModel; default: a new folder, which is printed."
+)
 
 
 def train(strategy, name, cache, train_data, test_data, columns):
@@ -147,7 +150,7 @@ def main(_) -> None:
     train_data, test_data, info = movielens.load_arrays(FLAGS.data_dir, FLAGS.download)
     print(f"Ratings: {info.source}, {info.reason}; {info.num_train:,} to train on.")
     cache = cache_config()
-    output = pathlib.Path(FLAGS.output_dir)
+    output = pathlib.Path(FLAGS.output_dir or tempfile.mkdtemp(prefix="het_tf_ctr_"))
     output.mkdir(parents=True, exist_ok=True)
 
     with het_tf.distribute.LocalCluster(num_workers=FLAGS.workers, num_ps=FLAGS.ps) as cluster:

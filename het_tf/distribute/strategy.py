@@ -27,7 +27,7 @@ from het_tf.distribute.coordinator import Coordinator
 from het_tf.distribute.environment import set_grpc_defaults
 from het_tf.distribute.flushing import Flushing
 from het_tf.distribute.presence import own_what_is_on, task_devices
-from het_tf.distribute.tf_config import check_cluster, read_tf_config
+from het_tf.distribute.tf_config import TASK_TYPES, check_cluster, read_tf_config
 from het_tf.distribute.watching import Watching
 from het_tf.saving.manager import Manager
 
@@ -126,9 +126,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         self._reached = False
         self._manager: tf.train.CheckpointManager | Manager | None = None
         self._reports = CacheReports(self._ended_holders)
-        self._monitor = health.HealthMonitor(
-            self._addresses, self._task_down, self._task_lost, lost_after
-        )
+        self._monitor = health.HealthMonitor(self._addresses, self._task_down, lost_after)
         if self._local_cluster is not None:
             self._local_cluster.attach(self.idle, self._cluster_closed)
         else:
@@ -419,6 +417,12 @@ def _checked_addresses(
         cluster = task.cluster
     else:
         cluster = check_cluster(resolver.cluster_spec().as_dict())
+        task_type = resolver.task_type
+        # Those of a resolver made by hand say nothing, or that this process is the chief.
+        if task_type and task_type not in TASK_TYPES:
+            raise ValueError(
+                f"the resolver's task_type is {task_type!r}, not one of {list(TASK_TYPES)}"
+            )
     return {
         (task_type, i): address
         for task_type in ("ps", "worker")

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-_TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +126,8 @@ def check_cluster(cluster: object, source: str = "cluster spec") -> dict[str, li
     checked: dict[str, list[str]] = {}
     for task_type, addresses in cluster.items():
         where = f'{source}["{task_type}"]'
-        if task_type not in _TASK_TYPES:
-            raise ValueError(f"{where}: unknown task type, expected one of {list(_TASK_TYPES)}.")
+        if task_type not in TASK_TYPES:
+            raise ValueError(f"{where}: unknown task type, expected one of {list(TASK_TYPES)}.")
         if isinstance(addresses, Mapping):
             addresses = [addresses[i] for i in sorted(addresses, key=int)]
         if not isinstance(addresses, Sequence) or isinstance(addresses, str):

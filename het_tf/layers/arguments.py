@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf._arguments import INT64_MAX, MAX_DIM, check_integer
 from het_tf.cache_config import CacheConfig
 from het_tf.lifetimes import KeyRange
 
@@ -92,7 +92,7 @@ def dimensions(
         if output_dim is not None:
             raise ValueError(f"output_dim is given twice, as {given[0]!r} and {output_dim!r}")
         output_dim = given[0]
-    output_dim = check_integer("output_dim", output_dim, 1, INT32_MAX)
+    output_dim = check_integer("output_dim", output_dim, 1, MAX_DIM)
     if input_dim is not None:
         input_dim = check_integer("input_dim", input_dim, 1, INT64_MAX)
     return input_dim, output_dim

@@ -52,7 +52,9 @@ class AsKeras:
         """
         raise AttributeError(
             f"layer {self.name} has no matrix of embeddings, its table grows: table.lookup(ids)"
-            " reads rows, table.export() all that were updated, and set_weights([matrix]) sets them"
+            " reads rows, table.export() all that were updated, and set_weights([matrix]) sets"
+            " them. To score against all items, as a retrieval layer does with a matrix, call the"
+            " layer on their ids: scores = query @ tf.transpose(layer(tf.range(items)))"
         )
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:

@@ -63,9 +63,9 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
     `gradient_accumulation_steps` or loss scaling, rows are trained when that optimizer applies the
     gradients: clipped, accumulated, unscaled or skipped as the other weights are.
 
-    Input: integers of any integer dtype, below 2**63: dense of any shape, ragged or sparse; or
+    Input: integers of any integer dtype, below `2**63`: dense of any shape, ragged or sparse; or
     floats, as Keras makes of integers where a model has no `keras.Input(..., dtype="int64")`: these
-    must be whole numbers below what their type counts without gaps (float32: 2**24). In a graph,
+    must be whole numbers below what their type counts without gaps (float32: `2**24`). In a graph,
     ids that Keras casts to its input's dtype are taken as they were fed, also where the model then
     slices, splits or joins them.
     Output: [*input.shape, output_dim], in the layer's compute dtype; with a combiner
@@ -402,7 +402,11 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HetEmbedding:
-        """The inverse of `get_config`; also of that of a `keras.layers.Embedding`."""
+        """The inverse of `get_config`; also of that of a `keras.layers.Embedding`.
+
+        Raises:
+          TypeError: an argument is wrong; as of Keras's layers.
+        """
         config = dict(config)
         for name in ("optimizer", "cache", "weights"):
             if isinstance(config.get(name), dict):
@@ -412,7 +416,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             for each in config.get("key_ranges", ())
         ]
         taken = config.pop("compiled_optimizer", None)
-        layer = cls(**lifetimes.deserialized(config))
+        layer = super().from_config(lifetimes.deserialized(config))
         layer.take_compiled(taken)
         return layer
 

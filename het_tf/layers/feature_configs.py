@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from het_tf import initializers, lifetimes, pooling
-from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer
+from het_tf._arguments import INT64_MAX, MAX_DIM, check_integer
 from het_tf.lifetimes import Admission, Expiry
 
 
@@ -56,7 +56,7 @@ class TableConfig:
                 f"name of a table must be a string that is not empty, not {self.name!r}"
             )
         self.vocabulary_size = check_integer("vocabulary_size", self.vocabulary_size, 1, INT64_MAX)
-        self.embedding_dim = check_integer("embedding_dim", self.embedding_dim, 1, INT32_MAX)
+        self.embedding_dim = check_integer("embedding_dim", self.embedding_dim, 1, MAX_DIM)
         pooling.check_combiner(self.combiner)
         self.expiry = lifetimes.checked(self.admission, self.expiry)
         if self.initializer is None:

@@ -91,7 +91,7 @@ def keys_of(ids: tf.Tensor, name: str, input_dim: int | None = None) -> tf.Tenso
     Raises:
       ValueError: ids are no numbers.
       tf.errors.InvalidArgumentError: one is no whole number, is a float so large that its type does
-        not tell it from its neighbours (float32: 2**24), is no int64, was cast to an integer type
+        not tell it from its neighbours (float32: `2**24`), is no int64, was cast to an integer type
         that does not hold it, or is out of bounds. The message has its value.
     """
     if not (ids.dtype.is_integer or ids.dtype.is_floating):

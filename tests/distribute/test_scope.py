@@ -77,6 +77,14 @@ def test_what_is_no_resolver(resolver):
         het_tf.distribute.HetParameterServerStrategy(resolver)
 
 
+def test_resolver_with_an_unknown_task_type():
+    """At once: it would wait for these servers."""
+    cluster = tf.train.ClusterSpec({"worker": ["localhost:1"], "ps": ["localhost:2"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="boss")
+    with pytest.raises(ValueError, match="task_type is 'boss', not one of"):
+        het_tf.distribute.HetParameterServerStrategy(resolver)
+
+
 def test_resolver_of_a_cluster_that_is_not_running():
     with pytest.raises(RuntimeError, match="The LocalCluster is not running"):
         het_tf.distribute.HetParameterServerStrategy(het_tf.distribute.LocalCluster().resolver)

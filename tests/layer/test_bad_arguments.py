@@ -40,6 +40,7 @@ def drift(**changes) -> het_tf.CacheConfig:
 
 NAN, INF = float("nan"), float("inf")
 ROWS = "must be an integer from 1 to 2147483647"
+DIM = "must be an integer from 1 to 16777216"
 COUNT = "must be an integer from 0 to 2147483647 or None (unbounded)"
 LENGTH = "must be a number from 0 to 1024 or None (unbounded)"
 SEED = "must be an integer from -9223372036854775808 to 9223372036854775807"
@@ -53,6 +54,7 @@ NO_NUMBERS = [-0.1, NAN, INF, "1", True, 1024.5]
 ARGUMENTS = [
     *((lambda v=v: config(capacity=v), f"capacity {ROWS}, not {v!r}") for v in NO_INTEGERS),
     *((lambda v=v: drift(staleness=v), f"staleness {LENGTH}, not {v!r}") for v in NO_NUMBERS),
+    (het_tf.CacheConfig, "CacheConfig needs capacity, the rows that each worker keeps, such as"),
     (lambda: config(policy="fifo"), 'policy must be "lfu" or "lru", not \'fifo\''),
     (lambda: config(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),
     (lambda: config(staleness=-1), f"staleness {COUNT}, not -1"),
@@ -74,7 +76,8 @@ ARGUMENTS = [
         lambda: config(total_staleness=8, clock="lamport"),
         'total_staleness has no meaning with clock = "lamport"',
     ),
-    (lambda: layer(0), f"output_dim {ROWS}, not 0"),
+    (lambda: layer(0), f"output_dim {DIM}, not 0"),
+    (lambda: layer(2**24 + 1), f"output_dim {DIM}, not 16777217"),
     *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in (2**63, -(2**63) - 1)),
     (lambda: layer(nonfinite="no"), 'nonfinite must be "error" or "skip", not \'no\''),
     (lambda: layer(cache=100), "cache must be a het_tf.CacheConfig or None, not 100"),
@@ -91,7 +94,7 @@ ARGUMENTS = [
         lambda: initializers.spec("orthogonal", 9, 4, [(2, 3, "zeros")]),
         "embeddings_initializer Orthogonal cannot go on after keys",
     ),
-    (lambda: table(0), f"dim {ROWS}, not 0"),
+    (lambda: table(0), f"dim {DIM}, not 0"),
     (lambda: table(seed=None), f"seed {SEED}, not None"),
     (lambda: table(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),
     (lambda: table().lookup([1.5]), "keys must be int64 integers, not float64"),
@@ -119,6 +122,19 @@ def test_arguments_out_of_range(subtests):
     for make, message in ARGUMENTS:
         with subtests.test(message), pytest.raises(ValueError, match=re.escape(message)):
             make()
+
+
+def test_a_config_with_a_wrong_argument_is_a_type_error_as_keras_has_it():
+    for kind in (keras.layers.Embedding, het_tf.layers.HetEmbedding):
+        wrong = kind(3, 2).get_config() | {"output_dim": 0, "no_such": 1}
+        with pytest.raises(TypeError, match=r"no_such|output_dim"):
+            kind.from_config(wrong)
+
+
+def test_lookup_in_a_graph_says_what_to_call():
+    dataset = tf.data.Dataset.range(3)
+    with pytest.raises(ValueError, match=r"lookup of table \w+ .* call the layer on the ids there"):
+        dataset.map(table().lookup)
 
 
 FRACTION = "must be a number from 0 to 1, not"
