@@ -121,6 +121,7 @@ def test_a_program_that_is_killed_at_any_moment_leaves_no_server(tmp_path):
         wait_until(lambda mark=mark: not marked(mark))
 
 
+@pytest.mark.exhaustive
 def test_where_an_import_begins_a_thread_servers_import_for_themselves(tmp_path):
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True)"
     (tmp_path / "sitecustomize.py").write_text(f"{code}.start()\n")

@@ -7,6 +7,8 @@ import re
 import program_runner
 import pytest
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def seen():

@@ -46,7 +46,7 @@ LENGTH = "must be a number from 0 to 1024 or None (unbounded)"
 SEED = "must be an integer from -9223372036854775808 to 9223372036854775807"
 RATE = "must be a number from 0 to 3.40282e+38 or a LearningRateSchedule"
 
-NO_INTEGERS = [0, 1.5, None, True, "10", 2**31, np.int64(2**40)]
+NO_INTEGERS = [0, 1.5, True, "10", 2**31, np.int64(2**40)]
 NO_NUMBERS = [-0.1, NAN, INF, "1", True, 1024.5]
 
 # Each check once. Those of integers and of numbers are shared: all values that they refuse are

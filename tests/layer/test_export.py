@@ -74,13 +74,14 @@ def test_inputs_keep_their_kind_without_a_signature(tmp_path, kind, combiner):
     layer.table.assign([0, 1, 2], np.array([[9, 9], [1, 2], [3, 4]], np.float32))
     ids = of_kind(tf.ragged.constant([[1], [2, 1, 2], []], dtype=tf.int32, ragged_rank=1))
     expected = model({"pages": ids})
-    exporters = (het_tf.export_saved_model, het_tf.export_mapped, het_tf.keras.Model.export)
+    exporters = (het_tf.export_saved_model, het_tf.serving.export_mapped, het_tf.keras.Model.export)
     for number, export in enumerate(exporters):
         export(model, tmp_path / str(number))
-        served = tf.saved_model.load(tmp_path / str(number)).serve({"pages": ids})
+        loaded = tf.saved_model.load(tmp_path / str(number))
+        served = loaded.serve({"pages": ids})
         assert type(served) is type(expected)
         for one, other in zip(*(tf.nest.flatten(x, True) for x in (served, expected)), strict=True):
-            np.testing.assert_array_equal(one, other)
+            np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_inputs_keep_their_names_and_dtypes_without_a_signature(tmp_path):

@@ -185,7 +185,7 @@ class MortalOps(OpsSystem):
     def ask_plain(self, shard: int, request, restarted: bool) -> Reply:
         plain, cache, dim = self.plain[shard], int(request.header["cache_id"]), self.setup.dim
         if cache not in plain.sessions:
-            plain.sessions[cache] = [object(), 0]
+            plain.sessions[cache] = [object(), 0, 0]
         pushes = []
         for push in request.pushes:
             floats, rows = push.floats.reshape(-1, dim).astype(float), {}
