@@ -67,7 +67,7 @@ def test_every_share_of_a_function_once_per_epoch(id_counter):
     assert counts == 61 * [1] + 39 * [0]
 
 
-@pytest.mark.parametrize("takes_none", [False, True])
+@pytest.mark.parametrize("takes_none", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_a_default_says_whether_a_function_takes_a_context(id_counter, takes_none):
     dataset = sm.id_dataset(range(70), 4)
 
@@ -152,6 +152,7 @@ def test_shuffling_of_a_function_is_another_in_every_epoch(id_counter):
     assert seen[0] != seen[1]
 
 
+@pytest.mark.exhaustive
 def test_function_that_hands_on_a_dataset_is_that_dataset(id_counter):
     dataset = sm.id_dataset(range(50), 1).unbatch().shuffle(50).batch(4)
     counts = counts_after_fit(id_counter, lambda: dataset, epochs=2)
@@ -178,6 +179,7 @@ def test_steps_per_epoch_repeats_the_data(id_counter):
         assert int(iterations.numpy()) - before == 40
 
 
+@pytest.mark.exhaustive
 def test_each_worker_takes_batches_of_all_of_a_dataset_that_repeats(id_counter, strategy):
     """In turn: there are 4, of which none is one worker's own."""
     counts = counts_after_fit(id_counter, sm.id_dataset(range(8), 2), steps_per_epoch=96)
@@ -185,6 +187,7 @@ def test_each_worker_takes_batches_of_all_of_a_dataset_that_repeats(id_counter, 
     assert counts[:8] == pytest.approx(8 * [24], abs=strategy.num_workers)
 
 
+@pytest.mark.exhaustive
 def test_dataset_of_this_process_is_sent_to_the_workers(id_counter):
     def generate():
         for i in range(30):

@@ -78,7 +78,11 @@ def test_a_strategy_of_one_replica_is_as_none():
 
 @pytest.mark.parametrize(
     ("model_class", "run_eagerly"),
-    [(keras.Model, False), (keras.Model, True), (het_tf.keras.Model, False)],
+    [
+        (keras.Model, False),
+        pytest.param(keras.Model, True, marks=pytest.mark.exhaustive),
+        pytest.param(het_tf.keras.Model, False, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_learning_rate_scheduler_moves_the_layers_rate_by_the_same_factor(
     model_class, run_eagerly
@@ -101,7 +105,7 @@ def test_a_learning_rate_scheduler_moves_the_layers_rate_by_the_same_factor(
     [
         (Subclassed, "same"),
         (lambda layer: het_tf.keras.Sequential([layer]), "own"),
-        (lambda layer: keras.Sequential([layer]), "own"),
+        pytest.param(lambda layer: keras.Sequential([layer]), "own", marks=pytest.mark.exhaustive),
         (lambda layer: keras.Sequential([layer]), "same"),
     ],
 )
@@ -133,7 +137,11 @@ def test_models_that_share_a_layer_leave_its_rate():
 
 
 @pytest.mark.parametrize(
-    ("model_class", "compiled"), [(keras.Model, False), (het_tf.keras.Model, True)]
+    ("model_class", "compiled"),
+    [
+        pytest.param(keras.Model, False, marks=pytest.mark.exhaustive),
+        (het_tf.keras.Model, True),
+    ],
 )
 def test_a_loaded_model_that_is_compiled_with_another_rate_leaves_the_layers(
     tmp_path, model_class, compiled
@@ -221,7 +229,10 @@ def test_the_rate_is_none_but_its_own_while_weights_are_loaded(tmp_path):
     assert float(model.optimizer.learning_rate.numpy()) == 0.125
 
 
-@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize(
+    "model_class",
+    [pytest.param(keras.Model, marks=pytest.mark.exhaustive), het_tf.keras.Model],
+)
 def test_a_loaded_model_goes_on_with_the_rate_that_was_moved(model_class, tmp_path):
     def build(optimizer):
         inputs = keras.Input((), dtype="int64")
@@ -262,7 +273,7 @@ def test_a_compiled_rate_of_zero_says_that_the_layer_has_its_own():
     ("model_class", "run_eagerly", "predicts_first"),
     [
         (keras.Model, False, True),
-        (keras.Model, True, False),
+        pytest.param(keras.Model, True, False, marks=pytest.mark.exhaustive),
         (het_tf.keras.Model, False, False),
     ],
 )

@@ -94,8 +94,8 @@ SCHEDULED = {
         ("alone", called_twice, False, keras.Model),
         ("alone", called_once, True, het_tf.keras.Model),
         ("accumulating", distributed, False, het_tf.keras.Model),
-        ("clipping", called_twice, True, keras.Model),
-        ("scaling", called_once, False, keras.Model),
+        pytest.param("clipping", called_twice, True, keras.Model, marks=pytest.mark.exhaustive),
+        pytest.param("scaling", called_once, False, keras.Model, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_schedule_is_asked_with_the_steps_of_the_optimizer(name, join, run_eagerly, model_class):
@@ -221,7 +221,11 @@ def test_what_is_changed_after_compile_holds(subtests):
 
 
 @pytest.mark.parametrize(
-    ("model_class", "first"), [(keras.Model, "compile"), (het_tf.keras.Model, "fit")]
+    ("model_class", "first"),
+    [
+        pytest.param(keras.Model, "compile", marks=pytest.mark.exhaustive),
+        (het_tf.keras.Model, "fit"),
+    ],
 )
 def test_a_rate_that_begins_at_zero(model_class, first):
     """Rows stayed where they were for good."""

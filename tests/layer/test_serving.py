@@ -423,6 +423,7 @@ def test_what_is_replaced_is_published_whole_and_old_files_go(tmp_path):
         assert [name[:12] for name in names] == ["000000000006", "000000000007"]
 
 
+@pytest.mark.exhaustive
 def test_old_files_go_however_little_changes(tmp_path):
     counter = Counter(1000)
     folder = tmp_path / "model/assets.extra/het_tf"
@@ -756,6 +757,7 @@ def test_a_version_is_never_written_over_another(tmp_path):
         assert publisher.publish() == 1
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_is_begun_anew_is_served_from_its_first_version(tmp_path):
     counter = Counter(100)
     folder = tmp_path / "model/assets.extra/het_tf"
