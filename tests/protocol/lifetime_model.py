@@ -101,6 +101,7 @@ class MortalShard(Shard):
                 self.now - self.updated[key], clock % ERA, np.linalg.norm(row.value)
             )
         ]
+        self.log += ended
         for key in ended:
             _, clock = self.rows.pop(key)
             if clock >= self.gone:
@@ -124,6 +125,7 @@ class MortalShard(Shard):
         for part in _parts(sent):
             if key not in self.rows:
                 if not self.admits(key, part.units):
+                    self.log.append(key)  # whoever pushed it has a row that is not here
                     continue
                 self.rows[key] = self.config.new_row(key), self.gone + ERA
             self.updated[key] = self.now

@@ -226,6 +226,7 @@ class OpsSystem:
         self.write()
         for table, saved in zip(self.tables, self._saved, strict=True):
             assert int(ops.table_restore(table, **saved)) == int(saved["rows"][0])
+            self.now = saved["time"]
 
     def stats(self, worker: int) -> dict[str, int]:
         names, values = ops.cache_stats(self.caches[worker])

@@ -129,6 +129,7 @@ class Shard:
         self.watches: dict[int, Watch] = {}
         self.closures: set[int] = set()  # merged, after self.done
         self.done = 0
+        self.log: list[int] = []  # keys of rows that were changed
 
     def save(self) -> Any:
         """For `restore`."""
@@ -184,9 +185,11 @@ class Shard:
             return reply
         for key in reply.rows:
             watch.send(key)
-        for key, watched in watch.rows.items():
-            if self.beyond(key, watched.base):
+        # Where rows go, the clock of those that are not there does, too; that changes no row.
+        for key in self.log[watch.place :]:
+            if key in watch.rows and self.beyond(key, watch.rows[key].base):
                 watch.send(key)
+        watch.place = len(self.log)
         unasked = watch.sent.keys() - reply.rows.keys()
         unasked = {key: self.present(key, watch.sent[key].base) for key in unasked}
         fresh = set() if behind else request.checks.keys() - reply.rows.keys() - request.bare
@@ -219,6 +222,7 @@ class Shard:
         return self.rows[key][1] - base > _or_infinite(self.config.read_bound)
 
     def merge(self, key: int, sent: Sent) -> None:
+        self.log.append(key)
         before, clock = self.rows.get(key) or (self.config.new_row(key), 0)
         after = sent.onto(before, self.config.optimizer)
         if self.config.clock == "lamport":

@@ -21,6 +21,7 @@ class Watch:
     def __init__(self):
         self.epoch = self.replies = 0
         self.rows: dict[int, Watched] = {}
+        self.place = 0  # in the shard's log, up to which rows were looked at
 
     def begin_reply(self, epoch: int, seen: int) -> int | None:
         """The reply's number; None: the epoch is over."""
