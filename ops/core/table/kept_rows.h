@@ -1,9 +1,10 @@
 // Records, of rows and of keys that are counted, as they were when a snapshot was cut, kept by
 // whoever was about to change them until the snapshot has read them.
 //
-// There is room for so many. Who changes rows says before it takes a stripe's lock how many, and
-// waits until the reader of the snapshot has made room for them; under a lock nobody waits. A call
-// that changes more rows than there is room for waits until nothing else is kept.
+// There is room for so many. Who changes rows says before it takes any lock how many, and waits
+// until the reader of the snapshot has made room for them; under a lock nobody waits. Room is given
+// in the order in which it is asked for. A call that changes more rows than there is room for waits
+// until nothing else is kept.
 
 #ifndef HET_TF_OPS_CORE_TABLE_KEPT_ROWS_H_
 #define HET_TF_OPS_CORE_TABLE_KEPT_ROWS_H_
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -22,7 +24,8 @@ namespace het_tf {
 class KeptRows {
  public:
   // Twice that many bytes are in use at most: the reader takes all of them at once.
-  static constexpr size_t kMaxBytes = 8 << 20;
+  // They take memory as they are used. Few steps push as many rows to a shard.
+  static constexpr size_t kMaxBytes = 32 << 20;
 
   enum Kind { kRows, kCandidates, kNumKinds };
 
@@ -57,15 +60,20 @@ class KeptRows {
   // one load.
   class Room {
    public:
-    // REQUIRES: no stripe is locked.
+    // REQUIRES: nothing of the table is locked.
     Room(KeptRows* kept, size_t bytes) : kept_(kept->open() ? kept : nullptr), bytes_(bytes) {
       if (kept_ == nullptr) return;
       std::unique_lock<std::mutex> lock(kept_->mutex_);
-      kept_->changed_.wait(lock, [this] {
+      const uint64_t turn = kept_->next_turn_++;
+      kept_->changed_.wait(lock, [this, turn] {
+        if (kept_->turn_ != turn) return false;
         const size_t used = kept_->size() + kept_->promised_;
         return !kept_->open_ || used == 0 || used + bytes_ <= kMaxBytes;
       });
       kept_->promised_ += bytes_;
+      ++kept_->turn_;
+      lock.unlock();
+      kept_->changed_.notify_all();
     }
     ~Room() {
       if (kept_ == nullptr) return;
@@ -118,7 +126,8 @@ class KeptRows {
   std::condition_variable changed_;
   // Guarded by mutex_.
   std::array<std::vector<char>, kNumKinds> records_;
-  size_t promised_ = 0;  // bytes of all rooms
+  size_t promised_ = 0;                // bytes of all rooms
+  uint64_t next_turn_ = 0, turn_ = 0;  // whose it is to get room
   bool complete_ = true;
 };
 

@@ -139,7 +139,7 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
     }
     counters_.Add(TableCounter::kNonfiniteSkipped, sums.num_nonfinite());
   }
-  SharedLock contents(contents_);
+  const WithRoom<SharedLock> held(this, ids.num_keys() * record_bytes_);
   // What else takes a record away begins an incarnation.
   std::vector<char*> records;
   if (found.incarnation == incarnation_ && found.num_drops == num_drops_) records = found.records;
@@ -152,7 +152,6 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
                       [&](int64_t m) { return StripeOfHash(ids.hashes[missing[m]], kNumStripes); });
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
-  const KeptRows::Room room(&kept_, ids.num_keys() * record_bytes_);
   const auto locks = LockStripes<UniqueLock>(0, kNumStripes);
   if (kept_.open() || notes_changes() || watches_) {
     for (int64_t u = 0; u < ids.num_keys(); ++u) {

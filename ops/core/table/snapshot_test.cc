@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "ops/core/memory/hash.h"
 #include "ops/core/table/record.h"
+#include "ops/core/table/sweep.h"
 #include "ops/core/testing.h"
 
 namespace het_tf {
@@ -195,9 +197,10 @@ TEST(SnapshotTest, IsAStateThatTheTableHadWhileOthersUpdateIt) {
 }
 
 TEST(SnapshotTest, WhoUpdatesMoreThanThereIsRoomForWaitsForTheReader) {
-  // Rows of 4 KiB: 6,000 take three times the room.
+  // Rows of 16 KiB: 6,000 take three times the room.
   constexpr int64_t kRows = 6000;
-  const auto table = MakeTable({1020, "sgd", "zeros"});
+  constexpr int kDim = 4092;
+  const auto table = MakeTable({kDim, "sgd", "zeros"});
   ASSERT_OK(Update(table.get(), Keys(kRows)));
   auto snapshot = Cut(table.get());
   // A call that is larger than all of the room does not wait for more of it.
@@ -211,7 +214,7 @@ TEST(SnapshotTest, WhoUpdatesMoreThanThereIsRoomForWaitsForTheReader) {
   ASSERT_OK(snapshot->Read(columns.rows(), 64, [&](int64_t n) {
     for (int64_t r = 0; r < n; ++r) {
       EXPECT_EQ(columns.clocks[r], 1);
-      EXPECT_EQ(columns.values[r * 1020 + 1019], -1);
+      EXPECT_EQ(columns.values[(r + 1) * kDim - 1], -1);
     }
     rows += n;
     return Status();
@@ -226,6 +229,39 @@ TEST(SnapshotTest, WhoUpdatesMoreThanThereIsRoomForWaitsForTheReader) {
   snapshot.reset();
   last.join();
   EXPECT_EQ(testing::Snapshot(*table).at(Keys(kRows)[0]).clock, 7);
+}
+
+// As a push that came while a row that had expired was about to go: each waited for what the other
+// held, and all others for both, until the snapshot ended.
+TEST(SnapshotTest, WhoWaitsForRoomHoldsNobodyUp) {
+  constexpr int kDim = 1 << 18;  // rows of 1 MiB
+  constexpr int kRows = 40, kFit = 31;
+  Lifetimes lifetimes;
+  ASSERT_OK(Lifetimes::Parse("given; expire age=9", &lifetimes));
+  std::unique_ptr<Table> table;
+  ASSERT_OK(Table::Create({kDim, "sgd", "zeros", 0, ClockRule::kCount, 1}, 0, &table, lifetimes));
+  const auto update = [&](int64_t key) {
+    return ApplyRows(table.get(), {key}, std::vector<float>(kDim, 1));
+  };
+  for (int key = 0; key < kRows; ++key) ASSERT_OK(update(key));
+  auto snapshot = Cut(table.get());
+  std::atomic<int> updated{0};
+  std::thread updates([&] {
+    for (int key = 0; key < kRows; ++key) {
+      EXPECT_OK(update(key));
+      ++updated;
+    }
+  });
+  while (updated < kFit) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the next one waits by now
+  EXPECT_OK(table->SetTime(5));
+  EXPECT_EQ(testing::LookupRows(*table, {0})[0], -2);
+  EXPECT_EQ(updated, kFit);
+  Table::Sweep sweep(table.get());
+  while (sweep.Next()) continue;
+  snapshot.reset();
+  updates.join();
+  EXPECT_EQ(testing::LookupRows(*table, {kRows - 1})[0], -2);
 }
 
 TEST(SnapshotTest, EndsWithTheWritersErrorAndAnotherOneMayFollow) {

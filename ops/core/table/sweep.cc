@@ -61,8 +61,7 @@ bool Table::Sweep::Next() {
 void Table::Sweep::SweepCandidates(Stripe* stripe, uint32_t now) {
   is_last_ = true;
   if (stripe->gate == nullptr) return;
-  SharedLock contents(table_->contents_);
-  const KeptRows::Room room(&table_->kept_, kSlotsASlice * sizeof(Gate::Candidate));
+  const WithRoom<SharedLock> held(table_, kSlotsASlice * sizeof(Gate::Candidate));
   UniqueLock lock(stripe->mutex);
   Gate& gate = *stripe->gate;
   const uint32_t first = std::min(slot_, gate.end());
@@ -99,31 +98,26 @@ void Table::Sweep::SweepRows(Stripe* stripe, uint32_t now) {
 int64_t Table::Sweep::Drop(Stripe* stripe, uint64_t incarnation, const std::vector<uint32_t>& slots,
                            uint32_t now) {
   Table& table = *table_;
-  while (true) {
-    const KeptRows::Room room(&table.kept_, slots.size() * table.record_bytes_);
-    // Alone: who answers a cache holds pointers to records between two locks of their stripe.
-    const UniqueLock contents(table.contents_);
-    if (table.kept_.open() && !room.held())
-      continue;  // cut since: there is no room for what it has
-    if (table.incarnation_ != incarnation) return 0;
-    const UniqueLock lock(stripe->mutex);  // which the reader of a snapshot locks alone
-    stripe->records.ReserveFree(slots.size());
-    int64_t dropped = 0;
-    for (const uint32_t slot : slots) {
-      char* record = stripe->records[slot];
-      if (table.TimeOf(record) == kFree || !table.IsExpired(record, now)) continue;
-      const int64_t key = KeyOf(record);
-      const uint64_t hash = HashKey(key);
-      if (!stripe->unread.empty()) table.KeepRecord(stripe, hash, key);
-      NoteDrop(stripe, key);
-      stripe->log.Add(key);
-      table.Erase(stripe, hash, slot);
-      ++dropped;
-    }
-    table.num_drops_ += dropped;
-    table.counters_.Add(TableCounter::kRowsExpired, dropped);
-    return dropped;
+  // Alone: who answers a cache holds pointers to records between two locks of their stripe.
+  const WithRoom<UniqueLock> held(&table, slots.size() * table.record_bytes_);
+  if (table.incarnation_ != incarnation) return 0;
+  const UniqueLock lock(stripe->mutex);  // which the reader of a snapshot locks alone
+  stripe->records.ReserveFree(slots.size());
+  int64_t dropped = 0;
+  for (const uint32_t slot : slots) {
+    char* record = stripe->records[slot];
+    if (table.TimeOf(record) == kFree || !table.IsExpired(record, now)) continue;
+    const int64_t key = KeyOf(record);
+    const uint64_t hash = HashKey(key);
+    if (!stripe->unread.empty()) table.KeepRecord(stripe, hash, key);
+    NoteDrop(stripe, key);
+    stripe->log.Add(key);
+    table.Erase(stripe, hash, slot);
+    ++dropped;
   }
+  table.num_drops_ += dropped;
+  table.counters_.Add(TableCounter::kRowsExpired, dropped);
+  return dropped;
 }
 
 }  // namespace het_tf

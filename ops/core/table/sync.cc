@@ -120,7 +120,9 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
   counters_.Add(TableCounter::kRequests, 1);
   counters_.Add(TableCounter::kBytesReceived, size);
 
-  SharedLock contents(contents_);
+  int64_t num_pushed = 0;
+  for (const PushView& push : request.pushes) num_pushed += push.num_rows();
+  const WithRoom<SharedLock> held(this, num_pushed * record_bytes_);
   const std::shared_ptr<Sessions::Session> session = sessions_.Of(request.header.cache_id);
   std::lock_guard<std::mutex> lock(session->mutex);
   // The cache knows rows that are no longer here, or what it has pushed was forgotten: what it
@@ -168,7 +170,6 @@ Status Table::MergeNext(const PushView& push, const std::vector<uint64_t>& hashe
                       [&](int64_t r) { return StripeOfHash(hashes[r], kNumStripes); });
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
-  const KeptRows::Room room(&kept_, push.num_rows() * record_bytes_);
   Merge(push, hashes, groups, watch, parallel_for);
   if (closure != nullptr) closure->merged = true;
   return Status();

@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -313,6 +314,25 @@ class Table {
   Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
   // Alone, and without a snapshot.
   UniqueLock LockContents();
+  // The contents locked, with room for so many bytes of rows that the call keeps; 0: it changes
+  // none. Whatever a call may wait for it takes in this order: room, contents_, a session, a
+  // closure, a stripe. So nobody holds what others need while the reader of a snapshot is waited
+  // for.
+  template <typename Lock>
+  struct WithRoom {
+    WithRoom(Table* table, size_t bytes) {
+      while (true) {
+        if (bytes > 0) room.emplace(&table->kept_, bytes);
+        contents = Lock(table->contents_);
+        if (bytes == 0 || !table->kept_.open() || room->held()) return;
+        contents.unlock();  // a snapshot was cut since
+        room.reset();
+      }
+    }
+
+    std::optional<KeptRows::Room> room;
+    Lock contents;
+  };
 
   // Row r of rows. now: what its age is counted to.
   void CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const;
