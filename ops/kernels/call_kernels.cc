@@ -11,12 +11,14 @@
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/function.h"
+#include "tensorflow/core/lib/strings/proto_serialization.h"
 
 namespace het_tf {
 namespace {
 
 using tensorflow::AsyncOpKernel;
 using tensorflow::CancellationManager;
+using tensorflow::FunctionLibraryDefinition;
 using tensorflow::FunctionLibraryRuntime;
 using tensorflow::NameAttrList;
 using tensorflow::OpKernel;
@@ -135,13 +137,27 @@ class CallServersOp : public OpKernel {
         return absl::OkStatus();
       }
     }
+    // A task refuses two functions of one name, and a dataset has other copies of functions than
+    // the program: without attributes that say nothing. So what is in a function is in its name.
+    const FunctionLibraryDefinition& known = *library->GetFunctionLibraryDefinition();
+    const tensorflow::FunctionDef* const found = known.Find(functions_[i].name());
+    if (found == nullptr) {
+      return absl::NotFoundError(StrCat("there is no function ", functions_[i].name()));
+    }
+    tensorflow::FunctionDef function = *found;
+    function.mutable_signature()->set_name(
+        StrCat(functions_[i].name(), "_", tensorflow::DeterministicProtoHash64(*found)));
+    FunctionLibraryDefinition named(known.ReachableDefinitions(*found));
+    TF_RETURN_IF_ERROR(named.AddFunctionDef(function));
     FunctionLibraryRuntime::InstantiateOptions options;
     if (library->config_proto() != nullptr) options.config_proto = *library->config_proto();
     options.target = devices_[i];
+    options.lib_def = &named;
     {
       UniqueLock lock(Registration());
-      TF_RETURN_IF_ERROR(library->Instantiate(
-          functions_[i].name(), tensorflow::AttrSlice(&functions_[i].attr()), options, handle));
+      TF_RETURN_IF_ERROR(library->Instantiate(function.signature().name(),
+                                              tensorflow::AttrSlice(&functions_[i].attr()), options,
+                                              handle));
     }
     std::lock_guard<std::mutex> lock(mutex_);
     handles_[key] = *handle;

@@ -49,6 +49,39 @@ def test_rows_and_messages_in_bfloat16(strategy):
         assert 0.4 * long < short < 0.85 * long, way
 
 
+@pytest.mark.parametrize(
+    "order",
+    [
+        "eager map lookup predict",
+        "map eager lookup predict",
+        pytest.param("lookup map predict eager", marks=pytest.mark.exhaustive),
+        pytest.param("predict map eager lookup", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_layer_may_be_used_in_a_dataset_and_otherwise_in_any_order(strategy, order):
+    """Each has the functions that servers run in a library of its own."""
+    x = np.arange(8).reshape(4, 2)
+    with strategy.scope():
+        inputs = keras.Input((2,), dtype="int64")
+        layer = HetEmbedding(4, optimizer=optimizers.SGD(1.0))
+        model = het_tf.keras.Model(inputs, layer(inputs))
+        model.compile("sgd", "mse", steps_per_execution=1)
+    dataset = tf.data.Dataset.from_tensor_slices(x).batch(3)
+    uses = {
+        "eager": lambda: layer(tf.constant(x)).numpy(),
+        "map": lambda: np.concatenate(list(dataset.map(layer).as_numpy_iterator())),
+        "lookup": lambda: layer.table.lookup(x),
+        "predict": lambda: model.predict(x, verbose=0),
+    }
+    first = {use: uses[use]() for use in order.split()}
+    model.fit(x, np.ones((4, 2, 4), np.float32), batch_size=4, verbose=0)
+    last = {use: uses[use]() for use in order.split()}
+    for rows in (first, last):
+        for use, found in rows.items():
+            np.testing.assert_allclose(found, rows["lookup"], rtol=1e-6, err_msg=use)
+    assert np.abs(last["lookup"] - first["lookup"]).min() > 0
+
+
 def of_ids() -> HetEmbedding:
     return HetEmbedding(
         1,
