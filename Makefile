@@ -46,14 +46,15 @@ ops: .venv/installed
 SPREAD = -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(SPREAD)
 
-##  make test      C++ tests, then the tests in tests/ that show each property once
+##  make test      C++ tests of ops/core, then the tests in tests/ that show each property once
 .PHONY: test
-test: ops cpptest
+test: ops
+	$(CPPTEST) core
 	$(PYTEST) -m 'not exhaustive' tests
 
-##  make test-all  make test, then longer schedules, more kills and more combinations
+##  make test-all  make test, cpptest, then longer schedules, more kills and more combinations
 .PHONY: test-all
-test-all: test
+test-all: test cpptest
 	$(PYTEST) -m exhaustive tests
 
 ##  make test-costs  where the time of make test goes, by file and fixture; ARGS='-m exhaustive'

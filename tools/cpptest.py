@@ -1,8 +1,10 @@
-"""Builds and runs the C++ unit tests: tools/cpptest.py {release,asan,tsan} [--gtest_...]
+"""Builds and runs the C++ unit tests: tools/cpptest.py {core,release,asan,tsan} [--gtest_...]
 
-Without arguments the tests run in parts, on all cores, and of their output only that of tests that
-failed is shown. With arguments, as --gtest_filter=SweepTest.*, they run in one process, which shows
-everything.
+core: as release, without the tests of ops/cuda.
+
+Without further arguments the tests run in parts, on all cores, and of their output only that of
+tests that failed is shown. With arguments, as --gtest_filter=SweepTest.*, they run in one process,
+which shows everything.
 """
 
 import concurrent.futures
@@ -99,15 +101,19 @@ def test_objects(variant: str, sources: list[str], gtest: Path) -> list[Path]:
         return cxx.compile_objects(sources, flags, directory)
 
 
-def build(variant: str) -> Path:
+def build(which: str) -> Path:
     src = cxx.SOURCES
+    variant = "release" if which == "core" else which
     tests = src.CORE_THREAD_TESTS if variant == "tsan" else src.CORE_TESTS
-    tests = tests + src.CUDA_TESTS + src.CUDA_KERNEL_TESTS + src.HOST_BUILD_TESTS
+    if which != "core":
+        tests = tests + src.CUDA_TESTS + src.CUDA_KERNEL_TESTS + src.HOST_BUILD_TESTS
     gtest = googletest()
     objects = cxx.core_objects(variant) + test_objects(variant, tests, gtest)
     # Last, so that of the functions that they share with others the linker takes those of others.
     objects += googletest_objects(gtest)
-    program = cxx.variant_directory(variant) / "core_test"
+    program = cxx.variant_directory(variant) / (
+        "core_only_test" if which == "core" else "core_test"
+    )
     with cxx.lock(program.parent):
         cxx.link(objects, ["-pthread", *cxx.VARIANTS[variant]], program)
     return program
@@ -159,9 +165,9 @@ def run_parts(command: list[str]) -> int:
     return int(failed)
 
 
-def run(variant: str, arguments: list[str]) -> int:
-    command = [str(build(variant)), *arguments]
-    if variant == "tsan":
+def run(which: str, arguments: list[str]) -> int:
+    command = [str(build(which)), *arguments]
+    if which == "tsan":
         # Where addresses are randomised by over 28 bits, the ThreadSanitizer of GCC < 14 gives up.
         fixed_addresses = ["setarch", "-R"]
         if subprocess.run([*fixed_addresses, "true"], capture_output=True).returncode == 0:
@@ -172,6 +178,6 @@ def run(variant: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in cxx.VARIANTS:
+    if len(sys.argv) < 2 or sys.argv[1] not in ("core", *cxx.VARIANTS):
         raise SystemExit(__doc__)
     raise SystemExit(run(sys.argv[1], sys.argv[2:]))
