@@ -17,7 +17,7 @@ from het_tf._arguments import INT32_MAX, check_integer
 from het_tf.saving import parts
 from het_tf.saving.background import Background, wait_for_writes
 from het_tf.saving.chains import Chain, base_of
-from het_tf.saving.reached import check_reached, warn_of_missing
+from het_tf.saving.reached import check_reached, warn_of_missing, warn_of_unbuilt
 
 
 class Manager:
@@ -143,6 +143,7 @@ class Manager:
         with contextlib.suppress(Exception):
             self.wait()
         if self.latest_checkpoint is not None:
+            warn_of_unbuilt(self.checkpoint)
             self.checkpoint.restore(self.latest_checkpoint)
             warn_of_missing(self.checkpoint, self.latest_checkpoint)
         return self.latest_checkpoint

@@ -87,6 +87,17 @@ def warn_of_missing(checkpoint: tf.train.Checkpoint, path: str) -> None:
             )
 
 
+def warn_of_unbuilt(checkpoint: tf.train.Checkpoint) -> None:
+    """Logs which optimizers, of a checkpoint that is to be restored, have no slots to restore."""
+    for each in tf.train.TrackableView(checkpoint).descendants():
+        if isinstance(each, keras.optimizers.Optimizer) and not each.built:
+            logging.warning(
+                "optimizer %s is not built, so that not all of its slots are restored: call its"
+                " build(model.trainable_variables) before",
+                each.name,
+            )
+
+
 def check_reached(checkpoint: tf.train.Checkpoint) -> None:
     """Checks that the tables of all models of a checkpoint are in it.
 

@@ -159,6 +159,24 @@ def test_an_error_is_logged_at_once_and_raised_by_the_next_call(tmp_path, monkey
     assert len(manager.checkpoints) == 2
 
 
+def test_an_optimizer_that_is_not_built_is_named_when_it_is_restored(tmp_path, caplog):
+    def made(built: bool) -> Manager:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(name="late"))
+        if built:
+            model.optimizer.build(model.trainable_variables)
+        return Manager(tf.train.Checkpoint(model=model), tmp_path)
+
+    saving = made(built=True)
+    saving.save()
+    saving.wait()
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        made(built=True).restore_or_initialize()
+        assert "is not built" not in caplog.text
+        made(built=False).restore_or_initialize()
+    assert "optimizer late is not built" in caplog.text
+
+
 def test_variables_that_cannot_be_written_hold_nothing_up(tmp_path):
     table = make_table()
     (tmp_path / "ckpt-1_temp").write_text("no folder")
