@@ -47,10 +47,11 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
     worker trains through a cache that bounds how stale a row may be (HET, VLDB 2022). Without a
     strategy the table lives in this process.
 
-    The layer has its own optimizer: the backward pass is the update. Occurrences of an id in a
-    batch are summed to one update. The table is no Keras weight; the layer's weights are a scalar
-    that ties it to the loss and its learning rate. A tape that is asked for the gradient of
-    `layer.trainable_variables` trains the rows, once; no other gradient does:
+    The backward pass is the update, by the optimizer that the model is compiled with or by one of
+    the layer's own. Occurrences of an id in a batch are summed to one update. The table is no Keras
+    weight; the layer's weights are a scalar that ties it to the loss and its learning rate. A tape
+    that is asked for the gradient of `layer.trainable_variables` trains the rows, once; no other
+    gradient does:
 
         with tf.GradientTape() as tape:
             loss = loss_of(model(x), y)
@@ -85,7 +86,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         *,
         input_dim: int | None = None,
         output_dim: int | None = None,
-        optimizer: optimizers.Optimizer | keras.optimizers.Optimizer | str | None = None,
+        optimizer: optimizers.Optimizer | keras.optimizers.Optimizer | str | None = "same",
         seed: int | None = None,
         cache: CacheConfig | None = None,
         nonfinite: str = "error",
@@ -118,10 +119,10 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             clones of one that is begin with embeddings_initializer, as Keras's do.
           input_dim: ids must be in [0, input_dim); None: any int64.
           output_dim: columns of the embedding, at least 1.
-          optimizer: one of `het_tf.optimizers`, default `RowWiseAdagrad()`; one of
-            `keras.optimizers`, or the name of one, that has a row form; or "same": what the model
-            is compiled with, its learning rate included. The table is then made when the model is
-            compiled, or called the first time after that.
+          optimizer: what trains the rows. "same", or None: what the model is compiled with, its
+            learning rate included; without a compiled model the first training step is an error.
+            Or one of `het_tf.optimizers`; or one of `keras.optimizers`, or the name of one, that
+            has a row form.
           seed: of the initial values, int64; None: drawn now.
           cache: how workers cache rows under a parameter server strategy; None: they do not, they
             fetch rows and send gradients every step. Without a strategy it has no use but for
@@ -175,10 +176,10 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self.embeddings_initializer = initializer
         self._row_initializer = keras.initializers.Zeros() if matrix is not None else initializer
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
-        self._takes_compiled = isinstance(optimizer, str) and optimizer == "same"
-        self.optimizer = None
-        if not self._takes_compiled:
-            self.optimizer = row_forms.get(optimizer or optimizers.RowWiseAdagrad())
+        self._takes_compiled = optimizer is None or (
+            isinstance(optimizer, str) and optimizer == "same"
+        )
+        self.optimizer = None if self._takes_compiled else row_forms.get(optimizer)
         optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
         if self.optimizer and self.optimizer.cowclip and self.embeddings_regularizer:
             raise ValueError(
@@ -245,7 +246,8 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             arguments.check_cache_hears(self.name, self.cache, self.expiry, self.key_ranges)
         table = EmbeddingTable(
             self.output_dim,
-            optimizers.constrained(self.optimizer, self.embeddings_constraint),
+            # Until it is known what trains the rows, they have no slots.
+            optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint),
             initializer=self._row_initializer,
             seed=self.seed,
             clock=self.cache.clock if self.cache and devices else "count",
@@ -340,10 +342,8 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             outputs = served.pool(keys, features)
         else:
             self.take_caller_s()
-            if self.optimizer is None and not tf.executing_eagerly():
-                # Keras may ask for no more than a shape, before there is anything to compile.
-                with tf.control_dependencies([tf.debugging.Assert(False, [self._why_no_table()])]):
-                    outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
+            if not self.has_table and _keras.asks_for_shapes():
+                outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
                 self._check_has_table()
                 if not tf.executing_eagerly() and not _keras.asks_for_shapes():

@@ -42,7 +42,7 @@ class TableConfig:
     vocabulary_size: int
     embedding_dim: int
     initializer: Any = None
-    optimizer: Any = "adam"
+    optimizer: Any = "same"
     combiner: str | None = "mean"
     placement: str = "auto"
     max_ids_per_partition: int = 256

@@ -48,6 +48,7 @@ def lookup(
         gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
         of_anchor = None
         if trains and backward.is_to_update(weak().anchor, ticket):
+            weak().check_is_trainable()
             room = None if found is None else found.room
             if room is not None:
                 gradients = room.before_op(gradients)

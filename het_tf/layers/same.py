@@ -31,6 +31,7 @@ class SameOptimizer:
     _make_table: Callable[..., None]
     _followed_here: Callable[[], keras.optimizers.Optimizer | None]
     flush: Callable[[], None]
+    has_table: bool
 
     def _take(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Takes it for the steps that follow; a frozen layer that has rows makes none.
@@ -64,7 +65,13 @@ class SameOptimizer:
 
     def _row_form(self, optimizer: keras.optimizers.Optimizer) -> optimizers.Optimizer:
         decays = not self._is_excluded_from_decay(optimizer)
-        return row_forms.row_form(optimizer, of_compile=True, decays=decays)
+        try:
+            return row_forms.row_form(optimizer, of_compile=True, decays=decays)
+        except ValueError as error:
+            raise ValueError(
+                f"layer {self.name} takes the optimizer that its model is compiled with: {error}."
+                ' Give the layer one of its own, such as HetEmbedding(..., optimizer="adagrad")'
+            ) from error
 
     def _is_excluded_from_decay(self, optimizer: keras.optimizers.Optimizer) -> bool:
         # Keras's layer has its matrix under this name.
@@ -76,8 +83,10 @@ class SameOptimizer:
         if not self.built:
             return
         try:
-            if before is None:
+            if not self.has_table:
                 self._make_table()
+            elif before is None:
+                self._put_another_table()
             elif optimizer.spec() != before.spec():
                 self._replace_table(before)
         except BaseException:
@@ -86,14 +95,16 @@ class SameOptimizer:
         self._rate.take(optimizer)
 
     def _replace_table(self, before: optimizers.Optimizer) -> None:
-        """Makes a table with the rows; slots of another kind are as before their first update.
-
-        Functions that were traced would go on with the table that is there.
-        """
+        """Functions that were traced would go on with the table that is there."""
         if not self._is_replaceable():
             raise self._why_not_taken(before, self.optimizer)
+        self._put_another_table()
+
+    def _put_another_table(self) -> None:
+        """Makes a table with the rows; slots of another kind are as before their first update."""
         replaced = self._table
         self._make_table(replaced)
+        self._is_traced = False
         replaced.destroy()
 
     def _is_replaceable(self) -> bool:

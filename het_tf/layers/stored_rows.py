@@ -27,6 +27,7 @@ class StoredRows:
     _worker_cache: WorkerCache
     _anchor: keras.Variable
     take_caller_s: Callable[[], None]
+    _make_table: Callable[..., None]
     _rate_op: Callable[[tf.Tensor | None], tf.Tensor]
     _trainable_variables: list[keras.Variable]
     _non_trainable_variables: list[keras.Variable]
@@ -36,8 +37,7 @@ class StoredRows:
         """The table. Updates that caches have not sent are not in it: `flush`.
 
         Raises:
-          ValueError: the layer is not built yet, or its optimizer is "same" and the model is not
-            compiled yet.
+          ValueError: the layer is not built yet.
         """
         self._check_has_table()
         return self._table
@@ -52,17 +52,26 @@ class StoredRows:
         self._check_has_table()
         return self._worker_cache
 
+    @property
+    def has_table(self) -> bool:
+        """Whether it is made: when what trains the rows is known, or when somebody asks for it."""
+        return hasattr(self, "_table")
+
     def _check_has_table(self) -> None:
         if not self.built:
             raise ValueError(f"layer {self.name} has no table until it is built or called")
-        if self.optimizer is None:
-            raise ValueError(self._why_no_table())
+        if not self.has_table:
+            with tf.init_scope():
+                self._make_table()
 
-    def _why_no_table(self) -> str:
-        return (
-            f'layer {self.name} has optimizer="same", and no table before its model is compiled and'
-            " called: compile and call it, or give the layer an optimizer of its own"
-        )
+    def check_is_trainable(self) -> None:
+        """Raises a ValueError if nobody has said what trains the rows."""
+        if self.optimizer is None:
+            raise ValueError(
+                f"layer {self.name} has no optimizer for its rows, since it takes that of a"
+                " compiled model, and none is trained here. Give the layer its own, such as"
+                ' HetEmbedding(..., optimizer="adagrad"), or compile a het_tf.keras.Model'
+            )
 
     @property
     def is_cached(self) -> bool:
@@ -119,7 +128,7 @@ class StoredRows:
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """
-        if not self.built or self.optimizer is None or not self.is_cached:
+        if not self.built or not self.has_table or not self.is_cached:
             return
         # A strategy of ours passes over workers that are down, and says what they lost.
         flusher = self._strategy if hasattr(self._strategy, "flush") else self._worker_cache

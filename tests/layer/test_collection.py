@@ -416,7 +416,7 @@ def test_a_single_feature_trains_as_the_layer_does():
 
 def sized(tables):
     """A model of a table for each name, in this order: its size, or its size and optimizer."""
-    arguments = {name: each if isinstance(each, tuple) else (each,) for name, each in tables}
+    arguments = {name: each if isinstance(each, tuple) else (each, "adam") for name, each in tables}
     features = [
         FeatureConfig(name, TableConfig(name, size, 3, "normal", *optimizer, combiner="sum"))
         for name, (size, *optimizer) in arguments.items()

@@ -333,16 +333,33 @@ def test_same_in_a_subclassed_model_is_saved_and_loaded(tmp_path):
 
 
 def test_same_without_a_compiled_model_says_what_is_missing():
-    layer = new_layer("same", name="users")
-    with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
-        layer(np.array([7]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"users has .*no table before"):
-        tf.function(layer)(tf.constant([7]))
-    with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
-        _ = layer.table
+    layer = new_layer("same", name="users", embeddings_initializer="ones")
+    # It may be looked at, and set.
+    assert layer(np.array([7])) == tf.function(layer)(tf.constant([7])) == 1
+    layer.table.assign([7], [[3.0]])
     layer.flush()
-    with pytest.raises(ValueError, match=r"users has optimizer=.same., .*compile"):
-        layer.save_own_variables({})
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([7])))
+        return tape.gradient(loss, layer.trainable_variables)
+
+    for each in (step, tf.function(step)):
+        with pytest.raises(
+            ValueError, match=r"users has no optimizer .*optimizer=.*compile a het_tf"
+        ):
+            each()
+    assert layer.table.lookup([7]) == 3
+    # What was set is there when the model is known.
+    inputs = keras.Input((1,), dtype="int64")
+    model = het_tf.keras.Model(inputs, layer(inputs))
+    model.compile(
+        keras.optimizers.SGD(1.0, momentum=0.5), lambda _, outputs: keras.ops.sum(outputs)
+    )
+    assert layer.table.slot_dim == 1
+    assert layer.table.lookup([7]) == 3
+    model.fit(np.array([[7]]), np.zeros((1, 1)), verbose=0)
+    assert layer.table.lookup([7]) == 2
 
 
 def test_same_refuses_an_optimizer_without_a_row_form_or_another_one_for_its_rows():

@@ -84,8 +84,9 @@ def test_the_tutorial_of_keras_io():
     }
 
 
-def make_layer():
-    table1, table2 = table("table1", USERS, placement="auto"), table("table2", MOVIES)
+def make_layer(**arguments):
+    table1 = table("table1", USERS, placement="auto", **arguments)
+    table2 = table("table2", MOVIES, **arguments)
     configs = {"feature1": feature("feature1", table1), "feature2": feature("feature2", table2)}
     return keras_rs.layers.DistributedEmbedding(configs)
 
@@ -111,7 +112,7 @@ def test_the_docstrings_use_in_a_keras_model():
 
 
 def test_the_docstrings_direct_invocation():
-    embedding = make_layer()
+    embedding = make_layer(optimizer="adam")  # nothing is compiled
     given = features()
     weights = {name: np.ones(len(ids), np.float32) for name, ids in given.items()}
     labels = {name: np.ones((len(ids), DIM), np.float32) for name, ids in given.items()}

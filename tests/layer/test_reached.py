@@ -153,7 +153,9 @@ def test_containers_may_hold_themselves_and_keys_alike(tmp_path):
 def test_a_restore_says_for_which_layers_there_are_no_rows(tmp_path, caplog):
     def make(*names):
         ids = keras.Input((), dtype="int64")
-        model = het_tf.keras.Model(ids, [HetEmbedding(1, name=name)(ids) for name in names])
+        model = het_tf.keras.Model(
+            ids, [HetEmbedding(1, name=name, optimizer="sgd")(ids) for name in names]
+        )
         return het_tf.checkpoint.Manager(tf.train.Checkpoint(model=model), tmp_path)
 
     manager = make("old")

@@ -52,7 +52,7 @@ def graph_of_a_step(layer):
 
 def test_a_graph_with_a_lookup_goes_when_its_function_does():
     for combiner in (None, "sum"):
-        layer = het_tf.layers.HetEmbedding(4, combiner=combiner)
+        layer = het_tf.layers.HetEmbedding(4, optimizer="sgd", combiner=combiner)
         graph = graph_of_a_step(layer)
         gc.collect()
         assert graph() is None
@@ -60,7 +60,7 @@ def test_a_graph_with_a_lookup_goes_when_its_function_does():
 
 
 def test_an_eager_call_is_forgotten_with_its_tape():
-    layer = het_tf.layers.HetEmbedding(4, weights=[np.ones((3, 4), np.float32)])
+    layer = het_tf.layers.HetEmbedding(4, optimizer="sgd", weights=[np.ones((3, 4))])
     ids = tf.constant([1, 2], tf.int64)
     layer(ids)
     gc.collect()
