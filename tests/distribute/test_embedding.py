@@ -183,7 +183,8 @@ def test_lookup_of_a_million_unknown_keys_adds_no_row(strategy):
 
 def test_nonfinite_gradient_fails_the_step_and_changes_nothing(strategy):
     with strategy.scope():
-        embedding = het_tf.layers.HetEmbedding(2, cache=het_tf.CacheConfig(10, staleness=0))
+        cache = het_tf.CacheConfig(10, staleness=0)
+        embedding = het_tf.layers.HetEmbedding(2, optimizer="sgd", cache=cache)
         embedding.build()
 
     @tf.function

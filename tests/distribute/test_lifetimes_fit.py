@@ -67,7 +67,10 @@ def test_rows_that_went_are_new_rows_to_all_workers(strategy):
 def test_a_cache_that_never_asks_is_warned_of(strategy):
     def build(cache, **arguments):
         with strategy.scope():
-            het_tf.layers.HetEmbedding(2, cache=cache, name="users", **arguments).build()
+            layer = het_tf.layers.HetEmbedding(
+                2, optimizer="sgd", cache=cache, name="users", **arguments
+            )
+            layer.build()
 
     unbounded = het_tf.CacheConfig(10, staleness=None)
     expiry = het_tf.Expiry(age=10)

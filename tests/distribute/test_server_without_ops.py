@@ -21,7 +21,7 @@ resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
 )
 strategy = het_tf.distribute.HetParameterServerStrategy(resolver)
 with strategy.scope():
-    layer = het_tf.layers.HetEmbedding(4)
+    layer = het_tf.layers.HetEmbedding(4, optimizer="sgd")
     try:
         layer.build()
     except tf.errors.NotFoundError as error:

@@ -45,6 +45,7 @@ def new_embedding(strategy, **arguments):
     """Its updates stay in the caches until they are flushed."""
     with strategy.scope():
         cache = het_tf.CacheConfig(100, staleness=None)
+        arguments = {"optimizer": "sgd", **arguments}
         embedding = het_tf.layers.HetEmbedding(2, cache=cache, **arguments)
         embedding.build()
     return embedding
