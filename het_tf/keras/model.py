@@ -130,6 +130,7 @@ class _ParameterServerFit(Saving):
     @contextlib.contextmanager
     def _followed(self) -> Iterator[None]:
         """Embeddings' rates follow this model's in it; in a callback of another one, no longer."""
+        self._check_open()  # Where the optimizer is looked at, TensorFlow's error says less.
         optimizer = getattr(self, "optimizer", None)  # None before `compile`
         is_keras_s = isinstance(optimizer, keras.optimizers.Optimizer)
         layers = embeddings_of(self) if is_keras_s else []

@@ -143,7 +143,7 @@ class SameOptimizer:
         A plain `keras.Model` tells nobody that it was compiled. To be called before anything is
         traced that looks up in the table.
         """
-        if not self._takes_compiled or not self._rate.is_there:
+        if not self._takes_compiled or not self.built or not self._rate.is_there:
             return
         fitted = callers.fitted_model()
         is_new = self.optimizer is None or self._compiled_optimizer is None
