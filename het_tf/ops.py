@@ -80,6 +80,8 @@ guard = ctypes.CDLL(str(LIBRARY))
 guard.het_guard_probe.argtypes = [ctypes.c_char_p, ctypes.c_double]
 guard.het_guard_start.argtypes = [ctypes.c_char_p, *3 * [ctypes.c_double]]
 guard.het_guard_start.restype = ctypes.c_void_p
+guard.het_guard_found.argtypes = [ctypes.c_void_p] * 3
+guard.het_guard_found.restype = None
 guard.het_guard_stop.argtypes = [ctypes.c_void_p]
 guard.het_guard_stop.restype = None
 

@@ -7,6 +7,7 @@ runs, every task is asked for a gRPC handshake every few seconds, by threads of 
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import math
 import threading
@@ -23,6 +24,7 @@ Task = tuple[str, int]
 
 PROBE_INTERVAL = 2.0  # seconds between two rounds of probes
 PROBE_TIMEOUT = 8.0  # seconds a task may take to answer
+_LOOK_INTERVAL = 0.25  # seconds between two looks at what was found, for messages
 REPORT_INTERVAL = 5.0  # seconds between two lines about the tasks that are waited for
 _MOST_REPORTED = 10  # tasks in such a line
 
@@ -42,13 +44,17 @@ class TaskState(enum.Enum):
     UNREACHABLE = "cannot be reached: its host does not answer or has no address"
 
 
+_STATES = tuple(TaskState)
+_UP = TaskState.UP
+
+
 def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
     """Begins HTTP/2 with "host:port" and says what came back, within about `timeout` s.
 
     The kernel accepts connections for a stopped process; only the process answers. (By hand:
     closing a channel of grpcio has been seen to wait without end.)
     """
-    return tuple(TaskState)[ops.guard.het_guard_probe(address.encode(), timeout)]
+    return _STATES[ops.guard.het_guard_probe(address.encode(), timeout)]
 
 
 def wait_until_up(addresses: Mapping[Task, str], within: float = math.inf) -> bool:
@@ -112,11 +118,9 @@ class HealthMonitor:
         self._on_down = on_down
         self._lost_after = lost_after
         self._lock = threading.Lock()
-        self._failing: dict[Task, TaskState] = {}  # guarded by _lock
-        self._answered: dict[Task, float] = {}  # when each was last seen up; guarded by _lock
         self._users = 0  # guarded by _lock
-        self._stop: threading.Event | None = None  # guarded by _lock
-        self._guard: int | None = None  # guarded by _lock
+        self._guard: int | None = None  # between `start` and `stop`; guarded by _lock
+        self._stop = threading.Event()  # of the thread that began last; guarded by _lock
 
     def __enter__(self) -> HealthMonitor:
         self.start()
@@ -131,65 +135,59 @@ class HealthMonitor:
             self._users += 1
             if self._users > 1:
                 return
-            self._stop = threading.Event()
-            stop = self._stop
-            self._answered = dict.fromkeys(self._addresses, time.monotonic())
             addresses = "\n".join(self._addresses.values()).encode()
             self._guard = ops.guard.het_guard_start(
                 addresses, self._lost_after, PROBE_INTERVAL, PROBE_TIMEOUT
             )
-        threading.Thread(target=self._run, args=(stop,), name="het-health", daemon=True).start()
+            self._stop = threading.Event()
+            arguments = (self._stop,)
+        threading.Thread(target=self._tell, args=arguments, name="het-health", daemon=True).start()
 
     def stop(self) -> None:
         """Undoes one `start`; the last one ends the probing."""
         with self._lock:
             self._users -= 1
-            if self._users == 0 and self._stop is not None:
+            if self._users == 0:
                 self._stop.set()
                 ops.guard.het_guard_stop(self._guard)
-                self._failing.clear()  # Nobody would notice that they answer again.
-                self._answered.clear()
+                self._guard = None
 
     def failing(self) -> dict[Task, TaskState]:
         """The tasks whose last probe failed. None between `stop` and `start`."""
-        with self._lock:
-            return dict(self._failing)
+        return {task: state for task, (state, _) in self._found().items() if state is not _UP}
 
     def lost(self, task_type: str) -> dict[Task, TaskState]:
-        """The tasks of a type whose last answer was `lost_after` seconds ago, and which fail now.
-
-        Also where no probe was made meanwhile, since the interpreter's lock was held.
-        """
-        now = time.monotonic()
-        with self._lock:
-            return {
-                task: state
-                for task, state in self._failing.items()
-                if task[0] == task_type and now - self._answered[task] >= self._lost_after
-            }
+        """The tasks of a type that fail, and last answered at least `lost_after` seconds ago."""
+        return {
+            task: state
+            for task, (state, silent) in self._found().items()
+            if task[0] == task_type and state is not _UP and silent >= self._lost_after
+        }
 
     def seconds_left(self, task: Task) -> float:
         """For how long a task may be silent from now on until it is lost, or at least 2."""
-        with self._lock:
-            silent = time.monotonic() - self._answered.get(task, math.inf)
-        return max(2.0, self._lost_after - max(0.0, silent))
+        _, silent = self._found().get(task, (_UP, 0.0))
+        return max(2.0, self._lost_after - silent)
 
-    def _run(self, stop: threading.Event) -> None:
-        while not stop.wait(PROBE_INTERVAL):
-            started = time.monotonic()
-            probes = [(task, call_in_daemon(probe, a)) for task, a in self._addresses.items()]
-            for task, found in probes:
-                self._record(task, found.result(), started, stop)
-
-    def _record(self, task: Task, state: TaskState, started: float, stop: threading.Event) -> None:
+    def _found(self) -> dict[Task, tuple[TaskState, float]]:
+        """State of each task, and seconds since it was last up. Empty where nothing is probed."""
+        states = (ctypes.c_int * len(self._addresses))()
+        silent = (ctypes.c_double * len(self._addresses))()
         with self._lock:
-            if stop.is_set():
+            if self._guard is None:
+                return {}
+            ops.guard.het_guard_found(self._guard, states, silent)
+        found = zip((_STATES[state] for state in states), silent, strict=True)
+        return dict(zip(self._addresses, found, strict=True))
+
+    def _tell(self, stop: threading.Event) -> None:
+        """Calls `on_down`."""
+        told: dict[Task, TaskState] = {}
+        while not stop.wait(_LOOK_INTERVAL):
+            failing = self.failing()
+            if stop.is_set():  # Another guard may have begun.
                 return
-            if state is TaskState.UP:
-                self._failing.pop(task, None)
-                self._answered[task] = started
-                return
-            first = task not in self._failing
-            self._failing[task] = state
-        if first and self._on_down is not None:
-            self._on_down(task, state)
+            for task, state in failing.items():
+                if task not in told and self._on_down is not None:
+                    self._on_down(task, state)
+            told = failing

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import pickle
 import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -63,42 +65,63 @@ def wait_until(holds) -> None:
         time.sleep(0.01)
 
 
-def test_monitor_notices_loss_and_return(monkeypatch):
-    monkeypatch.setattr(health, "PROBE_INTERVAL", 0.01)
-    state = {"now": TaskState.UP}
-    monkeypatch.setattr(health, "probe", lambda address: state["now"])
-    down = threading.Event()
-    seen = []
+@contextlib.contextmanager
+def task() -> Iterator[tuple[str, threading.Event]]:
+    """The address of what listens, and whether it answers."""
+    answers, held = threading.Event(), []
+    answers.set()
+    with socket.create_server(("localhost", 0)) as listening:
 
-    def on_down(task, state):
-        seen.append((task, state))
-        down.set()
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(listening.accept()[0])
+                    if answers.is_set():
+                        held.pop().sendall(b"x")
 
-    task = ("ps", 0)
-    monitor = HealthMonitor({task: "host:1"}, on_down, lost_after=1e6)
-    with monitor:
-        assert monitor.failing() == {}
-        state["now"] = TaskState.SILENT
-        assert down.wait(300)
-        assert monitor.failing() == {task: TaskState.SILENT}
-        assert monitor.lost("ps") == {}
-        state["now"] = TaskState.UP
-        wait_until(lambda: not monitor.failing())
-    assert seen == [(task, TaskState.SILENT)]
-    state["now"] = TaskState.SILENT
-    # Of many probes: counted from the last that was answered.
-    monitor = HealthMonitor({task: "host:1"}, None, lost_after=0.5)
-    with monitor:
-        wait_until(lambda: monitor.lost("ps"))
-        assert monitor.lost("ps") == {task: TaskState.SILENT}
-        assert monitor.lost("worker") == {}
-    assert monitor.failing() == monitor.lost("ps") == {}  # It would not notice that it is back.
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield f"localhost:{listening.getsockname()[1]}", answers
+        listening.shutdown(socket.SHUT_RDWR)
+        serving.join()
 
 
-def test_a_call_that_holds_the_interpreter_is_cut_off_from_a_task_that_hangs(monkeypatch):
-    """As calls of TensorFlow's: nothing of Python runs until it returns."""
+@pytest.fixture
+def _impatient(monkeypatch):
     monkeypatch.setattr(health, "PROBE_INTERVAL", 0.05)
     monkeypatch.setattr(health, "PROBE_TIMEOUT", 0.2)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_monitor_notices_loss_and_return():
+    seen = []
+    with task() as (address, answers):
+        monitor = HealthMonitor({("ps", 0): address}, lambda *found: seen.append(found), 1e6)
+        with monitor:
+            assert monitor.failing() == {}
+            for times in (1, 2):
+                answers.clear()
+                wait_until(lambda times=times: len(seen) == times)
+                assert monitor.failing() == {("ps", 0): TaskState.SILENT}
+                assert monitor.lost("ps") == {}
+                answers.set()
+                wait_until(lambda: not monitor.failing())
+                time.sleep(1)  # for who tells of it
+        assert seen == 2 * [(("ps", 0), TaskState.SILENT)]
+        # Of many probes: counted from the last that was answered.
+        answers.clear()
+        monitor = HealthMonitor({("ps", 0): address}, lost_after=0.5)
+        assert monitor.seconds_left(("ps", 0)) == 2  # at least
+        with monitor:
+            wait_until(lambda: monitor.lost("ps"))
+            assert monitor.lost("ps") == {("ps", 0): TaskState.SILENT}
+            assert monitor.lost("worker") == {}
+        assert monitor.failing() == monitor.lost("ps") == {}  # It would not notice a return.
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_call_that_holds_the_interpreter_is_cut_off_from_a_task_that_hangs():
+    """As calls of TensorFlow's: nothing of Python runs until it returns."""
     libc = ctypes.PyDLL(None)  # keeps the lock in calls
     with (
         socket.create_server(("localhost", 0)) as hangs,

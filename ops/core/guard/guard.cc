@@ -172,7 +172,9 @@ bool IsSame(const sockaddr_storage& peer, const addrinfo& address) {
 }  // namespace
 
 TaskState Probe(const std::string& address, double timeout) {
-  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(timeout));
+  constexpr double kLongest = 1e6;  // what milliseconds of poll(2) have room for
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        Seconds(std::min(timeout, kLongest)));
   TaskState state = TaskState::kUnreachable;
   // Of several addresses, as localhost has them, the first that is not refused.
   Addresses(address).Any([&](const addrinfo& each) {
@@ -206,37 +208,63 @@ int CutConnections(const std::string& address) {
 }
 
 struct Guard::State {
+  struct Task {
+    TaskState state = TaskState::kUp;
+    Clock::time_point up = Clock::now();
+  };
+
   std::mutex mutex;
   std::condition_variable changed;
-  bool ended = false;  // guarded by mutex
+  bool ended = false;       // guarded by mutex
+  std::vector<Task> tasks;  // likewise
 
   // Whether it ended within so many seconds.
   bool EndsWithin(double seconds) {
     std::unique_lock<std::mutex> lock(mutex);
     return changed.wait_for(lock, Seconds(seconds), [&] { return ended; });
   }
+
+  // For how long a task was not up. asked: when what was found of it was asked.
+  double Note(size_t task, TaskState found, Clock::time_point asked) {
+    std::lock_guard<std::mutex> lock(mutex);
+    tasks[task].state = found;
+    if (found == TaskState::kUp) tasks[task].up = asked;
+    return SecondsSince(tasks[task].up);
+  }
+
+  static double SecondsSince(Clock::time_point time) {
+    return std::chrono::duration<double>(Clock::now() - time).count();
+  }
 };
 
 Guard::Guard(const std::vector<std::string>& addresses, const Config& config)
     : state_(std::make_shared<State>()) {
-  for (const std::string& address : addresses) {
-    std::thread([address, config, state = state_] {
-      auto answered = Clock::now();
+  state_->tasks.resize(addresses.size());
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    std::thread([i, address = addresses[i], config, state = state_] {
+      double silent = 0;
       while (!state->EndsWithin(config.interval)) {
         const auto asked = Clock::now();
         // So that who is lost is cut off then, and not only after a whole timeout more.
-        const std::chrono::duration<double> left = answered + Seconds(config.lost_after) - asked;
-        const double timeout = std::clamp(left.count(), config.timeout / 4, config.timeout);
+        const double left = config.lost_after - silent - config.interval;
+        const double timeout = std::clamp(left, config.timeout / 4, config.timeout);
         const TaskState found = Probe(address, timeout);
         if (state->EndsWithin(0)) return;
-        if (found == TaskState::kUp || found == TaskState::kRefused) {
-          answered = asked;
-        } else if (Clock::now() - answered >= Seconds(config.lost_after)) {
-          CutConnections(address);
-        }
+        silent = state->Note(i, found, asked);
+        const bool hangs = found == TaskState::kSilent || found == TaskState::kUnreachable;
+        if (hangs && silent >= config.lost_after) CutConnections(address);
       }
     }).detach();
   }
+}
+
+std::vector<Guard::Found> Guard::found() const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  std::vector<Found> found;
+  for (const State::Task& task : state_->tasks) {
+    found.push_back({task.state, State::SecondsSince(task.up)});
+  }
+  return found;
 }
 
 Guard::~Guard() {
@@ -256,6 +284,13 @@ void* het_guard_start(const char* addresses, double lost_after, double interval,
   std::istringstream lines(addresses);
   for (std::string line; std::getline(lines, line);) each.push_back(line);
   return new het_tf::Guard(each, {lost_after, interval, timeout});
+}
+
+void het_guard_found(void* guard, int* states, double* silent) {
+  for (const het_tf::Guard::Found& found : static_cast<het_tf::Guard*>(guard)->found()) {
+    *states++ = static_cast<int>(found.state);
+    *silent++ = found.silent;
+  }
 }
 
 void het_guard_stop(void* guard) { delete static_cast<het_tf::Guard*>(guard); }

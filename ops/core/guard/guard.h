@@ -1,4 +1,4 @@
-// Cuts the connections to tasks of a cluster that hang.
+// Finds out which tasks of a cluster answer, and cuts the connections to those that hang.
 //
 // A call to a process that was stopped, or whose host vanished, waits until something closes its
 // connection. TensorFlow makes some such calls with the lock of Python's interpreter held (to add a
@@ -29,14 +29,19 @@ TaskState Probe(const std::string& address, double timeout);
 // them fail. Returns how many there are.
 int CutConnections(const std::string& address);
 
-// Does that to each of some tasks, again and again, once it has been silent or out of reach for
-// long.
+// Asks some tasks again and again, each in a thread of its own. One that has been silent or out of
+// reach for long has its connections cut, as long as it stays so.
 class Guard {
  public:
   struct Config {
-    double lost_after;  // seconds
+    double lost_after;  // seconds since the last answer
     double interval;    // seconds between two questions
     double timeout;     // seconds that an answer may take, or a quarter, once lost_after is over
+  };
+
+  struct Found {
+    TaskState state;
+    double silent;  // seconds since it was last up, or since the guard began
   };
 
   Guard(const std::vector<std::string>& addresses, const Config& config);
@@ -44,6 +49,9 @@ class Guard {
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
+
+  // Of each task, by the order of their addresses. Before the first answer it is up.
+  std::vector<Found> found() const;
 
  private:
   struct State;
@@ -58,6 +66,9 @@ __attribute__((visibility("default"))) int het_guard_probe(const char* address, 
 __attribute__((visibility("default"))) void* het_guard_start(const char* addresses,
                                                              double lost_after, double interval,
                                                              double timeout);
+// states, silent: out, of each task.
+__attribute__((visibility("default"))) void het_guard_found(void* guard, int* states,
+                                                            double* silent);
 __attribute__((visibility("default"))) void het_guard_stop(void* guard);
 }
 

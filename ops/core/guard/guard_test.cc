@@ -108,12 +108,15 @@ TEST(GuardTest, WhoDoesNotAnswerForLongIsCutOffUntilTheGuardEnds) {
   const Stopped stopped;
   char byte;
   {
-    const Guard guard({stopped.address()}, {0.05, 0.01, 0.05});
+    const Guard guard({"no-such-host.invalid:1", stopped.address()}, {0.05, 0.01, 0.05});
     for (int i = 0; i < 2; ++i) {
       const int connection = stopped.Connect();
       EXPECT_EQ(recv(connection, &byte, 1, 0), 0);
       close(connection);
     }
+    const Guard::Found found = guard.found()[1];
+    EXPECT_EQ(found.state, TaskState::kSilent);
+    EXPECT_GE(found.silent, 0.05);
   }
   const int connection = stopped.Connect();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));

@@ -177,13 +177,27 @@ def run(
 def result_of(program: str, *arguments: str, timeout: float = 1500.0) -> Any:
     """The JSON that a program of tests/distribute/programs prints last.
 
-    The test fails with the error that the program raised, if it raised one.
+    The test fails with the error that the program raised, or says where it hung until
+    `faulthandler` ended it.
     """
     ended = run(PROGRAMS / program, *arguments, timeout=timeout)
     if ended.returncode != 0:
         print(ended.stderr)
-        # After what it raised, TensorFlow may log pages about servers that end.
-        raised = ended.stderr.rpartition("Traceback (most recent call last):")[2]
-        lines = (line for line in raised.splitlines() if re.match(r"[\w.]+(: |$)", line))
-        pytest.fail(f"{program} ended with {ended.returncode}: {next(lines, '')}", pytrace=False)
+        why = _where_it_hung(ended.stderr) or _what_it_raised(ended.stderr)
+        pytest.fail(f"{program} ended with {ended.returncode}: {why}", pytrace=False)
     return json.loads(ended.stdout.splitlines()[-1])
+
+
+def _where_it_hung(errors: str) -> str:
+    """The calls of the main thread, which `faulthandler` names last, from the innermost on."""
+    _, timed_out, stacks = errors.rpartition("Timeout (")
+    stack = stacks.rpartition("(most recent call first):")[2] if timed_out else ""
+    calls = re.findall(r'File ".*?([^/"]+)", line (\d+) in (.+)', stack)
+    named = (f"{name} ({file}:{line})" for file, line, name in calls[:20])
+    return "hung in " + " < ".join(named) if calls else ""
+
+
+def _what_it_raised(errors: str) -> str:
+    # After what it raised, TensorFlow may log pages about servers that end.
+    raised = errors.rpartition("Traceback (most recent call last):")[2]
+    return next((line for line in raised.splitlines() if re.match(r"[\w.]+(: |$)", line)), "")
