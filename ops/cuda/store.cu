@@ -129,8 +129,9 @@ struct Forget {
   HET_DEVICE void operator()(int64_t item) const {
     const auto slot = static_cast<int32_t>(item);
     DeviceLine& line = store.line(slot);
-    if (!line.full) return;
     if (ShardOfHash(HashKey(line.key), num_shards) != static_cast<uint32_t>(shard)) return;
+    if (line.base > 0) line.base = 0;  // the clock of a row that is no more
+    if (!line.full) return;
     line.full = 0;
     if (!store.is_line(slot)) return;
     if (line.pins == 0) store.tag(slot) = StoreView::kNoTag;

@@ -237,4 +237,16 @@ EXAMPLES: dict[str, Schedule] = {
         Update(0, 0),
         read_bound=1,
     ),
+    # What was read then is of rows that are no more, and so is its clock.
+    "shard_restarts_while_a_step_is_open": schedule(
+        *step(0, KEY, OTHER),
+        Lookup(0, (KEY, 3, OTHER, 4)),
+        Install(0, 0),
+        RESTART,
+        *step(0, 3),
+        Update(0, 0),
+        capacity=1,
+        write_bound=2,
+        slots=True,
+    ),
 }

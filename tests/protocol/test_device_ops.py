@@ -82,20 +82,7 @@ def test_a_value_that_comes_late_does_not_end_the_watch_of_a_line():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "clock",
-    [
-        pytest.param(
-            clock,
-            marks=pytest.mark.xfail(
-                clock == "lamport",
-                reason="after a shard has restarted, a step that was open then counts for less",
-                strict=True,
-            ),
-        )
-        for clock in BOUNDS
-    ],
-)
+@pytest.mark.parametrize("clock", BOUNDS)
 def test_many_longer_schedules(rows_kind, clock):
     options = {"workers": (1, 3), "capacities": (1, 2), "most_keys": 12}
     for schedule in drawn(150, seed=2, clock=clock, kinds=("crash", "restart"), **options):
