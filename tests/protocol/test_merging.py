@@ -150,10 +150,13 @@ class Recording(Shard):
         super().merge(key, sent)
 
 
-def merged(schedule, optimizer: Optimizer):
-    """(key, the row on the shard, the row of the serial run) for each row."""
+def merged(schedule, optimizer: Optimizer, update=None, **options):
+    """(key, the row on the shard, the row of the serial run) for each row.
+
+    update: of a row of the serial run, if it is another one than the optimizer's.
+    """
     setup, events = schedule
-    system = ModelSystem(setup, optimizer, uniform(3, DIM), rate=0.1, shard=Recording)
+    system = ModelSystem(setup, optimizer, uniform(3, DIM), 0.1, Recording, **options)
     player = RandomGradients(setup, system)
     player.play(events)
     player.finish()
@@ -161,7 +164,7 @@ def merged(schedule, optimizer: Optimizer):
         for key, (row, _) in shard.rows.items():
             serial = system.config.new_row(key)
             for gradient, rate in shard.merged[key]:
-                serial = optimizer.update(serial, gradient, rate)
+                serial = (update or optimizer.update)(serial, gradient, rate)
             yield key, row, serial
 
 
@@ -222,20 +225,15 @@ def test_l2_merges_as_a_part_of_the_gradient(name):
     def play(schedule):
         optimizer = recording(L2[name])
         without = dataclasses.replace(L2[name], l2=0.0, clipnorm=0.0)
-        setup, events = schedule
-        system = ModelSystem(setup, optimizer, uniform(3, DIM), 0.1, Recording, admitted=1.0)
-        player = RandomGradients(setup, system)
-        player.play(events)
-        player.finish()
-        for shard in system.shards:
-            for key, (row, _) in shard.rows.items():
-                serial = system.config.new_row(key)
-                for gradient, rate in shard.merged[key]:
-                    serial = without.update(serial, optimizer.made[gradient.tobytes()], rate)
-                np.testing.assert_allclose(row.slots, serial.slots, 1e-9, 1e-12)
-                if name in ("sgd", "momentum", "nesterov"):
-                    np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
-                assert np.linalg.norm(row.value) <= (optimizer.max_norm or math.inf) * (1 + 1e-12)
+
+        def update(row, gradient, rate):
+            return without.update(row, optimizer.made[gradient.tobytes()], rate)
+
+        for _, row, serial in merged(schedule, optimizer, update, admitted=1.0):
+            np.testing.assert_allclose(row.slots, serial.slots, 1e-9, 1e-12)
+            if name in ("sgd", "momentum", "nesterov"):
+                np.testing.assert_allclose(row.value, serial.value, 1e-9, 1e-12)
+            assert np.linalg.norm(row.value) <= (optimizer.max_norm or math.inf) * (1 + 1e-12)
 
     for schedule in drawn(8, **MADE_ONCE):
         check(play, schedule)

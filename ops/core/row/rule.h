@@ -26,7 +26,7 @@
 
 namespace het_tf {
 
-// Columns of a row: what lengths in bytes stay far from overflowing with.
+// The most columns of a row. An int has room for the bytes of a row with its slots.
 constexpr int kMaxDim = 1 << 24;
 
 template <typename AlgorithmType>

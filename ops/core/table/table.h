@@ -314,10 +314,11 @@ class Table {
   Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
   // Alone, and without a snapshot.
   UniqueLock LockContents();
-  // The contents locked, with room for so many bytes of rows that the call keeps; 0: it changes
-  // none. Whatever a call may wait for it takes in this order: room, contents_, a session, a
-  // closure, a stripe. So nobody holds what others need while the reader of a snapshot is waited
-  // for.
+  // The contents locked, with room for the bytes of the rows that the call may change; 0: none.
+  //
+  // Room is waited for first, because the reader of a snapshot may take long to make some. The
+  // order in which a call takes what it may wait for is: room, contents_, a session, a closure, a
+  // stripe.
   template <typename Lock>
   struct WithRoom {
     WithRoom(Table* table, size_t bytes) {
