@@ -79,11 +79,6 @@ def seen():
     return program_runner.result_of("slow_server_program.py")
 
 
-@pytest.mark.exhaustive
-def test_training_where_every_process_has_one_core(seen):
-    assert seen["one core"] == 40 * [1]
-
-
 def test_a_thread_that_waits_for_a_server_holds_up_no_other(seen):
     assert seen["beside"] == [2, [0], False, 1.0]
 
@@ -93,6 +88,8 @@ def test_a_server_that_is_silent_for_a_while(seen):
     assert "does not answer: its process is there" in "".join(seen["silent"]["warnings"])
 
 
-def test_a_server_with_a_load_of_20_on_its_core(seen):
-    assert seen["slow"]["counts"] == 40 * [1]
+@pytest.mark.exhaustive
+def test_servers_with_one_core_and_with_a_load_of_20_on_it():
+    seen = program_runner.result_of("slow_server_program.py", "--loaded")
+    assert seen["one core"] == seen["slow"]["counts"] == 40 * [1]
     assert max(seen["slow"]["seconds of a probe"]) < health.LOST_AFTER

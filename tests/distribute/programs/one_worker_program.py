@@ -1,10 +1,14 @@
-"""Trains on one worker and in one process, and prints both as JSON. Run by test_one_worker.py."""
+"""Trains on one worker and in one process, and prints both as JSON. Run by test_one_worker.py.
+
+Arguments: names of cases.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import sys
 
 import keras
 import numpy as np
@@ -190,7 +194,7 @@ def train_embedding(model_class, cache):
     return {"loss": history["loss"], "rows": embedding.table.lookup(range(50)).tolist()}
 
 
-def main():
+def main(chosen):
     with het_tf.distribute.LocalCluster(num_workers=1, num_ps=1) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         # Before anything sets TensorFlow's seed: Keras then has the same order in every epoch.
@@ -203,15 +207,22 @@ def main():
         results = {
             name: [train(ours, on_cluster), train(theirs, local)]
             for name, (on_cluster, local) in cases().items()
+            if name in chosen
         }
         with strategy.scope():
             cache = het_tf.CacheConfig(20, staleness=0)
             ours = train_embedding(het_tf.keras.Model, cache)
         embedding = [ours, train_embedding(keras.Model, None)]
         arguments = sorted({a for fit, _ in cases().values() for a in fit} | {"callbacks"})
-    output = {"cases": results, "batches": batches, "embedding": embedding, "arguments": arguments}
+    output = {
+        "cases": results,
+        "all cases": list(cases()),
+        "arguments": arguments,
+        "batches": batches,
+        "embedding": embedding,
+    }
     print(json.dumps(output))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Trains with servers that have one core, are slow, or are silent for a while.
 
-Run by test_slow_servers.py.
+Run by test_slow_servers.py: without arguments, or with --loaded.
 """
 
 from __future__ import annotations
@@ -54,61 +54,64 @@ def read_beside_one_that_waits(ps, strategy):
     return [*found, float(waiting.result())]
 
 
-def main():
-    cores = os.sched_getaffinity(0)
-    core = min(cores)
-    os.sched_setaffinity(0, {core})  # for the servers, too
+def under_load(cluster, strategy, model, data):
+    """Trains where every process has one core, and then the parameter server with 20 others."""
+    model.fit(data, verbose=0)
+    out = {"one core": model.counter.counts.numpy().tolist()}
+    # From here on only the parameter server has one core.
+    (core,) = os.sched_getaffinity(0)
+    for pid in (os.getpid(), *(cluster.process("worker", i).pid for i in range(2))):
+        for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), range(os.cpu_count()))
+    spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(LOAD)]
+    try:
+        model.fit(data, verbose=0)
+        seconds = []
+        for _ in range(5):
+            began = time.monotonic()
+            health.probe(cluster.addresses["ps"][0])
+            seconds.append(time.monotonic() - began)
+    finally:
+        for process in busy:
+            process.kill()
+    counts = model.counter.counts.numpy().tolist()
+    return out | {"slow": {"counts": counts, "seconds of a probe": seconds}}
+
+
+def with_one_that_is_silent(cluster, strategy, model, data):
+    """Has the parameter server answer nothing for a while."""
+    model.fit(data, verbose=0)
+    ps = cluster.process("ps", 0)
+    out = {"beside": read_beside_one_that_waits(ps, strategy)}
     logged = Warnings()
-    out = {}
+
+    def stop():
+        ps.send_signal(signal.SIGSTOP)
+        threading.Thread(target=go_on_when_noticed).start()
+
+    def go_on_when_noticed():
+        while strategy.health.failing() != {("ps", 0): health.TaskState.SILENT}:
+            time.sleep(0.1)
+        ps.send_signal(signal.SIGCONT)
+
+    model.fit(data, callbacks=[AtStep(2, stop)], verbose=0)
+    counts = model.counter.counts.numpy().tolist()
+    return out | {"silent": {"counts": counts, "warnings": logged.take()}}
+
+
+def main(loaded):
+    if loaded:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # for the servers, too
     with het_tf.distribute.LocalCluster(num_workers=2, num_ps=1) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         with strategy.scope():
             model = sm.make_id_counter(het_tf.keras.Model, 40, steps_per_execution=1)
         data = sm.id_dataset(range(40), 4)
-        model.fit(data, verbose=0)
-        out["one core"] = model.counter.counts.numpy().tolist()
-        ps = cluster.process("ps", 0)
-        # From here on only the parameter server has one core.
-        for pid in (os.getpid(), *(cluster.process("worker", i).pid for i in range(2))):
-            for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), cores)
-        out["beside"] = read_beside_one_that_waits(ps, strategy)
-        logged.take()
-
-        def stop():
-            ps.send_signal(signal.SIGSTOP)
-            threading.Thread(target=go_on_when_noticed).start()
-
-        def go_on_when_noticed():
-            while strategy.health.failing() != {("ps", 0): health.TaskState.SILENT}:
-                time.sleep(0.1)
-            ps.send_signal(signal.SIGCONT)
-
-        model.fit(data, callbacks=[AtStep(2, stop)], verbose=0)
-        out["silent"] = {
-            "counts": model.counter.counts.numpy().tolist(),
-            "warnings": logged.take(),
-        }
-
-        spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-        busy = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(LOAD)]
-        try:
-            model.fit(data, verbose=0)
-            seconds = []
-            for _ in range(5):
-                began = time.monotonic()
-                health.probe(cluster.addresses["ps"][0])
-                seconds.append(time.monotonic() - began)
-        finally:
-            for process in busy:
-                process.kill()
-        out["slow"] = {
-            "counts": model.counter.counts.numpy().tolist(),
-            "warnings": logged.take(),
-            "seconds of a probe": seconds,
-        }
+        run = under_load if loaded else with_one_that_is_silent
+        out = run(cluster, strategy, model, data)
     print(json.dumps(out))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] == ["--loaded"])
