@@ -101,7 +101,7 @@ def test_four_combiners_take_less_than_one_row_for_each_id(where):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("where", ["in this process", "cached"], indirect=True)
+@pytest.mark.parametrize("where", ["cached"], indirect=True)
 def test_rows_that_are_gathered_first_are_seen(where):
     scope, cache, pids = where
     with scope:

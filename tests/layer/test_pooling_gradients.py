@@ -139,7 +139,7 @@ class Uncached(Cached):
     config = None
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(30, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(12, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kind", [Local, Cached, Uncached])
 def test_outputs_and_gradients_are_tensorflows(kind, rounds):
     for combiner in COMBINERS:

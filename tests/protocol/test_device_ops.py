@@ -85,7 +85,7 @@ def test_a_value_that_comes_late_does_not_end_the_watch_of_a_line():
 @pytest.mark.parametrize("clock", BOUNDS)
 def test_many_longer_schedules(rows_kind, clock):
     options = {"workers": (1, 3), "capacities": (1, 2), "most_keys": 12}
-    for schedule in drawn(150, seed=2, clock=clock, kinds=("crash", "restart"), **options):
+    for schedule in drawn(80, seed=2, clock=clock, kinds=("crash", "restart"), **options):
         check(lambda s: run_on_device(rows_kind, s, host_rows=5), schedule)
 
 

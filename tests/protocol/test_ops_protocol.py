@@ -47,9 +47,9 @@ def test_a_table_that_is_restored_is_what_was_saved(clock):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("clock", BOUNDS)
 def test_many_longer_schedules(clock):
-    for schedule in drawn(100, seed=2, clock=clock, max_events=100):
+    for schedule in drawn(50, seed=2, clock=clock, max_events=100):
         check(run_with_lfu, schedule)
-    for schedule in drawn(100, seed=2, clock=clock, max_events=100, kinds=SAVES):
+    for schedule in drawn(50, seed=2, clock=clock, max_events=100, kinds=SAVES):
         check(run_on_ops, schedule)
 
 

@@ -36,9 +36,9 @@ def test_a_table_that_is_restored_is_what_was_saved(clock):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("clock", BOUNDS)
 def test_many_longer_schedules(clock):
-    for schedule in drawn(400, seed=2, clock=clock, max_events=100):
+    for schedule in drawn(160, seed=2, clock=clock, max_events=100):
         check(run_on_model, schedule)
-    for schedule in drawn(200, seed=2, clock=clock, max_events=100, kinds=SAVES):
+    for schedule in drawn(80, seed=2, clock=clock, max_events=100, kinds=SAVES):
         check(run_on_model, schedule)
 
 

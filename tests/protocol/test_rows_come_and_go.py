@@ -298,8 +298,8 @@ def test_rows_on_a_device_do_as_the_model():
 @pytest.mark.parametrize("options", [ANY, SAVED, OFTEN_SAVED, HELD])
 def test_many_longer_schedules(options):
     longer = options | {"max_events": 100}
-    check_all(run_on_ops, cases(150, longer, seed=2))
-    check_all(run_on_ops, cases(100, longer, counted_lifetimes, seed=2))
+    check_all(run_on_ops, cases(60, longer, seed=2))
+    check_all(run_on_ops, cases(40, longer, counted_lifetimes, seed=2))
 
 
 # The tests notice.
