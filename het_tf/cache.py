@@ -197,12 +197,13 @@ class WorkerCache:
 
         Returns:
           rows: int64 scalar, how many came.
-          lacks_rows: bool scalar, whether a lookup needs `ask_again_op`: only where `is_watched`.
+          incomplete: bool scalar, whether shards have to be asked again (`ask_again_op`): after a
+            lookup only where `is_watched`, after others where steps overlap.
         """
         return ops.cache_install(self._handle_op(), ticket, replies)
 
     def ask_again_op(self, ticket: tf.Tensor) -> list[tf.Tensor]:
-        """Requests, like those of `request_op`, for what an installed lookup lacks."""
+        """Requests, like those of `request_op`, for what an installed ticket lacks."""
         return ops.cache_ask_again(self._handle_op(), ticket, num_shards=self.table.num_shards)
 
     def gather_op(self, ticket: tf.Tensor) -> tf.Tensor:
@@ -343,7 +344,13 @@ class WorkerCache:
 
     def _flush_op(self, cache: tf.Tensor, everything: bool) -> tf.Tensor:
         ticket, requests = ops.cache_flush(cache, num_shards=self.table.num_shards, all=everything)
-        return ops.cache_install(cache, ticket, self.table.exchange_op(requests)).rows
+        replies = self.table.exchange_op(requests)
+        if everything:
+            return ops.cache_install(cache, ticket, replies).rows
+        (ticket,) = install_complete_op(
+            [self], [ticket], [replies], lambda messages: [self.table.exchange_op(*messages)]
+        )
+        return ticket
 
 
 def install_lookups_op(
@@ -364,27 +371,52 @@ def install_lookups_op(
     Returns:
       The tickets; when they are there, so are the rows.
     """
-    installed = [
-        cache.install_op(ticket, reply)
-        for cache, ticket, reply in zip(caches, tickets, replies, strict=True)
-    ]
-    done = [rows for rows, _ in installed]
     watched = [i for i, cache in enumerate(caches) if cache.is_watched]
-    if watched:
+    complete = install_complete_op(
+        *([each[i] for i in watched] for each in (caches, tickets, replies)), send_op
+    )
+    others = [i for i in range(len(caches)) if i not in watched]
+    installed = [caches[i].install_op(tickets[i], replies[i])[0] for i in others]
+    with tf.control_dependencies([*installed, *complete]):
+        return [tf.identity(ticket) for ticket in tickets]
 
-        def ask_again(_: tf.Tensor) -> list[tf.Tensor]:
-            requests = [caches[i].ask_again_op(tickets[i]) for i in watched]
-            again = [
-                caches[i].install_op(tickets[i], reply)
-                for i, reply in zip(watched, send_op(requests), strict=True)
-            ]
-            return [tf.reduce_any([lacks_rows for _, lacks_rows in again])]
 
-        lacks_rows = tf.reduce_any([installed[i][1] for i in watched])
-        done += tf.while_loop(
-            lambda more: more, ask_again, [lacks_rows], parallel_iterations=1, name="ask_again"
-        )
-    with tf.control_dependencies(done):
+def install_complete_op(
+    caches: Sequence[WorkerCache],
+    tickets: Sequence[tf.Tensor],
+    replies: Sequence[list[tf.Tensor]],
+    send_op: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]],
+) -> list[tf.Tensor]:
+    """Takes the replies to requests, and asks again for as long as some ticket is incomplete.
+
+    Args:
+      caches: of each ticket.
+      tickets: of lookups, of updates that were sent, or of room that was made.
+      replies: uint8 [bytes], by ticket and shard.
+      send_op: carries requests of all `caches`, in their order, and gives the replies, both as
+        `Exchange.send_op`.
+
+    Returns:
+      The tickets, when they are complete.
+    """
+    if not caches:
+        return []
+
+    def install(replies: Sequence[list[tf.Tensor]]) -> tf.Tensor:
+        installed = [
+            cache.install_op(ticket, reply)
+            for cache, ticket, reply in zip(caches, tickets, replies, strict=True)
+        ]
+        return tf.reduce_any([incomplete for _, incomplete in installed])
+
+    def ask_again(_: tf.Tensor) -> list[tf.Tensor]:
+        requests = [c.ask_again_op(ticket) for c, ticket in zip(caches, tickets, strict=True)]
+        return [install(send_op(requests))]
+
+    incomplete = tf.while_loop(
+        lambda more: more, ask_again, [install(replies)], parallel_iterations=1, name="ask_again"
+    )
+    with tf.control_dependencies(incomplete):
         return [tf.identity(ticket) for ticket in tickets]
 
 

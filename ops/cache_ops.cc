@@ -77,7 +77,7 @@ REGISTER_OP("Het>CacheInstall")
     .Input("ticket: variant")
     .Input("replies: num_shards * uint8")
     .Output("rows: int64")
-    .Output("lacks_rows: bool")
+    .Output("incomplete: bool")
     .Attr("num_shards: int >= 1")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0}));
@@ -91,8 +91,9 @@ Takes what the shards replied; all of it or, on an error, nothing.
 ticket: From CacheLookup or CacheFlush.
 replies: [bytes] each, from TableSync; 0 bytes where nothing was sent.
 rows: Scalar. How many came.
-lacks_rows: Scalar. A shard had other rows than the cache knew, and was not asked about some of the
-  step's: CacheAskAgain, or they are read as they were.
+incomplete: Scalar. Shards have to be asked again (CacheAskAgain): one had other rows than the cache
+  knew, and was not asked about some of the step's, which are else read as they were; or a flush
+  came before the push that it waits for, which the shard may not have yet.
 )doc");
 
 REGISTER_OP("Het>CacheAskAgain")

@@ -18,7 +18,7 @@ from absl import logging
 
 from het_tf import _keras
 from het_tf._visits import cluster_devices
-from het_tf.cache import WorkerCache, install_lookups_op
+from het_tf.cache import WorkerCache, install_complete_op, install_lookups_op
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
 from het_tf.keras.dense import is_seed
@@ -380,9 +380,6 @@ def write_through_op(lookups: list[prepared.Lookup]) -> None:
     caches = [layer.worker_cache for layer in layers.values() if layer.worker_cache.writes_through]
     if not caches:
         return
-    begun = [cache.flush_request_op() for cache in caches]
+    tickets, requests = zip(*(cache.flush_request_op() for cache in caches), strict=True)
     exchange = Exchange(cluster_devices("ps"), [cache.table for cache in caches])
-    for cache, (ticket, _), reply in zip(
-        caches, begun, exchange.send_op([requests for _, requests in begun]), strict=True
-    ):
-        cache.install_op(ticket, reply)
+    install_complete_op(caches, tickets, exchange.send_op(requests), exchange.send_op)

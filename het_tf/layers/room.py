@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from het_tf._visits import cluster_devices
-from het_tf.cache import WorkerCache
+from het_tf.cache import WorkerCache, install_complete_op
 from het_tf.exchange import Exchange
 
 
@@ -57,11 +57,9 @@ class Room:
 
         def send(_: tf.Tensor) -> list[tf.Tensor]:
             replies = exchange.send_op([requests for *_, requests in begun])
-            installed = [
-                cache.install_op(made, reply)[0]
-                for cache, (made, *_), reply in zip(caches, begun, replies, strict=True)
-            ]
-            with tf.control_dependencies(installed):
+            tickets = [made for made, *_ in begun]
+            complete = install_complete_op(caches, tickets, replies, exchange.send_op)
+            with tf.control_dependencies(complete):
                 return [tf.constant(False)]
 
         # A loop: it hands on what comes from the function's caller, which tf.cond does not.

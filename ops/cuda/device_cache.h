@@ -102,7 +102,7 @@ class DeviceTicket : public RowTicket {
 
   const RowCache* owner() const override;
   int64_t num_ids() const override { return found_ == nullptr ? 0 : found_->batch.num_ids; }
-  bool lacks_rows() const override { return lacks_rows_; }
+  bool incomplete() const override { return lacks_rows_ || overtook_; }
 
  private:
   friend class DeviceCache;
@@ -126,6 +126,8 @@ class DeviceTicket : public RowTicket {
   bool taken_ = false;             // the replies: they are not taken again
   bool installed_ = false;         // their rows
   bool lacks_rows_ = false;        // of a shard that has restarted, those that were not asked about
+  bool overtook_ = false;          // see Asked
+  int asked_again_ = 0;            // times
   std::vector<int64_t> keys_in_;   // (num_shards): how many of its keys each has
   std::list<Holds> released_;      // (1): of its end, which gets no memory
   // Rows of misses that the host had kept, for those that no shard sends.
@@ -186,7 +188,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies, const ParallelFor&,
                  int64_t* rows) override;
 
-  // Waits for the device if rows are missing. Its requests push nothing.
+  // Waits for the device if rows are missing. Its requests push nothing new.
   Status AskAgain(RowTicket* ticket, const AllocateRequest& allocate) override;
 
   // out: device memory, written in the stream's order.
@@ -340,7 +342,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
                std::vector<Questions>* questions);
   void Ask(const std::vector<char>& has_line, int64_t read_bound, DeviceTicket* ticket,
            std::vector<Questions>* questions);
-  void SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
+  void SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
                    const AllocateRequest& allocate, DeviceTicket* ticket);
   Status CollectLines(const int32_t* slots, int64_t n);
   Status CollectGradients(const Found& found, const int32_t* keys, int64_t n, const float* sums,

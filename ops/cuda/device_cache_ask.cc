@@ -148,7 +148,7 @@ void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, Dev
   counters_.Add(CacheCounter::kMisses, found.here.keys - hits);
 }
 
-void DeviceCache::SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
+void DeviceCache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
                               const AllocateRequest& allocate, DeviceTicket* ticket) {
   Shard& state = shards_[shard];
   Asked& asked = ticket->asked_[shard];
@@ -183,7 +183,7 @@ void DeviceCache::SendRequest(int shard, bool everything, int64_t read_bound, Qu
     Counters<CacheCounter>& counters;
     const uint64_t before;
   } cut = {state, counters_, state.link.cut()};
-  const RequestBytes bytes = asker_.Send(shard, everything, read_bound, queries,
+  const RequestBytes bytes = asker_.Send(shard, carry, read_bound, queries,
                                          pushes ? &push : nullptr, allocate, &state.link, &asked);
   if (bytes.all == 0) return;
   ++state.num_open;

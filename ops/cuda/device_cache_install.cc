@@ -279,7 +279,9 @@ Status DeviceCache::TakeReply(int shard, DeviceTicket* ticket, const ReplyView& 
       Lose(unsent);
     }
     marked_[shard] = TakeWatch(header, &asked, &shards_[shard].watching);
+    asked.overtook = standing == Link::Standing::kCurrent && header.acknowledged < asked.awaited;
     ticket->lacks_rows_ |= asked.lacks_rows();
+    ticket->overtook_ |= asked.overtook;
     admission_.Came(int64_t{header.num_full} + header.num_unasked, header.num_values);
     admission_.GiveBack(came.unused + came.kept);
     if (!(header.flags & kRestarted)) admission_.Spared(asked.num_checks - came.refreshed);
@@ -330,21 +332,25 @@ Status DeviceCache::AskAgain(RowTicket* row_ticket, const AllocateRequest& alloc
     HET_RETURN_IF_ERROR(TakeReleased());
     std::vector<Questions> questions(num_shards());
     if (ticket->lacks_rows_) HET_RETURN_IF_ERROR(AskForLacking(*ticket, &questions));
+    ++ticket->asked_again_;
     // Where memory is short, the requests are given up with this.
     DeviceTicket asking(shared_from_this());
     for (int s = 0; s < num_shards(); ++s) {
       const auto num_asked = static_cast<int64_t>(questions[s].full.size());
       questions[s].pushes = false;
-      if (num_asked == 0) {
+      const bool overtook = ticket->asked_[s].overtook;
+      if (num_asked == 0 && !overtook) {
         allocate(s, 0);
-      } else {
-        SendRequest(s, false, config_.read_bound, std::move(questions[s]), allocate, &asking);
-        asking.asked_[s].num_spared = ticket->keys_in_[s] - num_asked;
+        continue;
       }
+      SendRequest(s, overtook ? CarryAfter(ticket->asked_again_) : Link::Carry::kIdle,
+                  config_.read_bound, std::move(questions[s]), allocate, &asking);
+      if (num_asked > 0) asking.asked_[s].num_spared = ticket->keys_in_[s] - num_asked;
     }
     ticket->asked_.swap(asking.asked_);
     asking.taken_ = true;
-    ticket->taken_ = ticket->installed_ = ticket->lacks_rows_ = false;
+    ticket->taken_ = ticket->installed_ = false;
+    ticket->lacks_rows_ = ticket->overtook_ = false;
     return Status();
   });
 }

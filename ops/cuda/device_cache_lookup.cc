@@ -260,7 +260,7 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
     if (!forced.empty()) HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
     if (closure_.holds_back()) AskForWaiting(&questions);
     for (int s = 0; s < num_shards(); ++s) {
-      SendRequest(s, false, read_bound, std::move(questions[s]), allocate, made.get());
+      SendRequest(s, Link::Carry::kIdle, read_bound, std::move(questions[s]), allocate, made.get());
     }
     *ticket = std::move(made);
     return Status();
@@ -312,8 +312,9 @@ Status DeviceCache::WriteFlush(bool all, const AllocateRequest& allocate, Device
     HET_RETURN_IF_ERROR(NewFound(static_cast<int64_t>(forced.size()), &ticket->forced_));
     HET_RETURN_IF_ERROR(Force(forced, ticket, &questions));
   }
+  const Link::Carry carry = all ? Link::Carry::kAll : Link::Carry::kAwaited;
   for (int s = 0; s < num_shards(); ++s) {
-    SendRequest(s, true, config_.read_bound, std::move(questions[s]), allocate, ticket);
+    SendRequest(s, carry, config_.read_bound, std::move(questions[s]), allocate, ticket);
   }
   return Status();
 }

@@ -171,9 +171,9 @@ int RunWatchedShort(int64_t left, Limit limit) {
         step.failures > before;  // after some request, perhaps: then all is checked
     step.Install();
     if (!given_up) {
-      EXPECT_EQ(step.call.ticket->lacks_rows(), restarted);
+      EXPECT_EQ(step.call.ticket->incomplete(), restarted);
     }
-    if (step.call.ticket->lacks_rows()) {
+    if (step.call.ticket->incomplete()) {
       for (testing::Buffer& reply : step.call.replies) reply.clear();
       step.Run([&] {
         return cluster.cache()->AskAgain(step.call.ticket.get(), cluster.Into(&step.call));

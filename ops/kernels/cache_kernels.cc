@@ -248,12 +248,12 @@ class CacheInstallOp : public CacheKernel {
       bytes.push_back({aligned[s].data(), aligned[s].size()});
     }
     Tensor* rows;
-    Tensor* lacks_rows;
+    Tensor* incomplete;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &rows));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &lacks_rows));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &incomplete));
     TF_RETURN_IF_ERROR(
         ToTf(cache->Install(ticket.get(), bytes, PoolOf(context), &rows->scalar<int64_t>()())));
-    lacks_rows->scalar<bool>()() = ticket->lacks_rows();
+    incomplete->scalar<bool>()() = ticket->incomplete();
     return absl::OkStatus();
   }
 };
@@ -391,7 +391,7 @@ REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheInstall")
                             .HostMemory("ticket")
                             .HostMemory("replies")
                             .HostMemory("rows")
-                            .HostMemory("lacks_rows"),
+                            .HostMemory("incomplete"),
                         CacheInstallOp);
 REGISTER_KERNEL_BUILDER(GPU_KERNEL("CacheAskAgain").HostMemory("ticket").HostMemory("requests"),
                         CacheAskAgainOp);

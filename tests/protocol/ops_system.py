@@ -148,13 +148,13 @@ class OpsSystem:
 
     def install(self, sending: Sending) -> bool:
         installed = ops.cache_install(sending.cache, sending.ticket, sending.replies)
-        lacks_rows = bool(installed.lacks_rows)
-        if lacks_rows:
+        incomplete = bool(installed.incomplete)
+        if incomplete:
             sending.requests = ops.cache_ask_again(
                 sending.cache, sending.ticket, num_shards=self.setup.num_shards
             )
             sending.replies = [_NOTHING] * self.setup.num_shards
-        return lacks_rows
+        return incomplete
 
     def gather(self, sending: Sending) -> np.ndarray:
         return ops.cache_gather(sending.cache, sending.ticket).numpy()
@@ -314,11 +314,11 @@ def flush(system: OpsSystem, worker: int, everything: bool = True) -> None:
 
 
 def _answer(system: OpsSystem, sending: Sending) -> None:
-    lacks_rows = True
-    while lacks_rows:
+    incomplete = True
+    while incomplete:
         for shard in system.shards_with_requests(sending):
             system.deliver(sending, shard)
-        lacks_rows = system.install(sending)
+        incomplete = system.install(sending)
 
 
 def _name(kind: str) -> str:

@@ -248,10 +248,10 @@ class Player:
             return
         for shard in sorted(step.shards - step.replied):
             self.deliver(step, shard)
-        lacks_rows = self.system.install(step.handle)
-        step.installed = not lacks_rows
+        incomplete = self.system.install(step.handle)
+        step.installed = not incomplete
         self.was_installed(step)
-        if lacks_rows:
+        if incomplete:
             step.shards = frozenset(self.system.shards_with_requests(step.handle))
             step.replied.clear()
             self.has_asked_again(step)

@@ -55,7 +55,7 @@ class Ticket : public RowTicket {
 
   const RowCache* owner() const override;
   int64_t num_ids() const override { return ids_->num_ids(); }
-  bool lacks_rows() const override { return lacks_rows_; }
+  bool incomplete() const override { return incomplete_; }
   const UniqueIds& ids() const { return *ids_; }
   const std::shared_ptr<const UniqueIds>& shared_ids() const { return ids_; }
 
@@ -72,7 +72,8 @@ class Ticket : public RowTicket {
   std::vector<uint32_t> also_held_;  // lines of other keys
   std::vector<Asked> asked_;         // (num_shards)
   bool installed_ = false;
-  bool lacks_rows_ = false;  // of a shard that has restarted, those that were not asked about
+  bool incomplete_ = false;
+  int asked_again_ = 0;  // times
 };
 
 // Every public function may run concurrently with every other: one lock orders them.
@@ -153,7 +154,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   PushHeader CountOutbox(const Shard& shard) const;
   NewPush CutPush(Shard* shard);
   void WritePush(Shard* shard, const PushHeader& header, char* bytes);
-  void SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
+  void SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
                    const AllocateRequest& allocate, Ticket* ticket);
   void Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted);
   void ForgetRow(uint32_t slot);

@@ -40,7 +40,7 @@ Status Cache::CommitClosure(const Closure& closure, int64_t done, const Allocate
     Trim();
     for (const uint32_t slot : store_.dirty()) Enqueue(slot);
     for (int s = 0; s < num_shards(); ++s) {
-      SendRequest(s, true, config_.read_bound, Questions(), allocate, made.get());
+      SendRequest(s, Link::Carry::kAll, config_.read_bound, Questions(), allocate, made.get());
     }
     return Status();
   });

@@ -197,7 +197,8 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
                   (header.flags & kCounted) != 0);
       const bool watches = TakeWatch(header, &asked, &shards_[s].watching);
       InstallReply(static_cast<int>(s), asked, watches, views[s], parallel_for);
-      ticket->lacks_rows_ |= asked.lacks_rows();
+      asked.overtook = standing == Link::Standing::kCurrent && header.acknowledged < asked.awaited;
+      ticket->incomplete_ |= asked.lacks_rows() || asked.overtook;
     }
     link.Close(asked.request.number);
     *rows += static_cast<int64_t>(header.num_rows());

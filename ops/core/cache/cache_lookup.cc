@@ -66,7 +66,7 @@ Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
     Ask(slot, read_bound, &questions[store_.line(slot)->shard]);
   });
   for (int s = 0; s < num_shards(); ++s) {
-    SendRequest(s, false, read_bound, std::move(questions[s]), allocate, made.get());
+    SendRequest(s, Link::Carry::kIdle, read_bound, std::move(questions[s]), allocate, made.get());
   }
   return Status();
 }
@@ -223,7 +223,8 @@ NewPush Cache::CutPush(Shard* shard) {
 }
 
 // A shard that has other rows now, or has forgotten the cache or what it watched for it, watches
-// nothing. So the lines of the step that it was not asked about are asked for whole.
+// nothing. So the lines of the step that it was not asked about are asked for whole. A shard
+// that did not have what a flush waits for is asked for it again.
 Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   auto* ticket = static_cast<Ticket*>(row_ticket);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -250,16 +251,21 @@ Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
     admission_.Ask(1);
     questions[line->shard].full.push_back(slot);
   }
-  ticket->asked_.assign(num_shards(), Ticket::Asked());
-  ticket->installed_ = ticket->lacks_rows_ = false;
+  ++ticket->asked_again_;
+  std::vector<Link::Carry> carry(num_shards(), Link::Carry::kIdle);
   for (int s = 0; s < num_shards(); ++s) {
-    SendRequest(s, false, config_.read_bound, std::move(questions[s]), allocate, ticket);
+    if (ticket->asked_[s].overtook) carry[s] = CarryAfter(ticket->asked_again_);
+  }
+  ticket->asked_.assign(num_shards(), Ticket::Asked());
+  ticket->installed_ = ticket->incomplete_ = false;
+  for (int s = 0; s < num_shards(); ++s) {
+    SendRequest(s, carry[s], config_.read_bound, std::move(questions[s]), allocate, ticket);
     ticket->asked_[s].num_spared = num_spared[s];
   }
   return Status();
 }
 
-void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Questions questions,
+void Cache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
                         const AllocateRequest& allocate, Ticket* ticket) {
   Shard& state = shards_[shard];
   Ticket::Asked& asked = ticket->asked_[shard];
@@ -290,7 +296,7 @@ void Cache::SendRequest(int shard, bool everything, int64_t read_bound, Question
   }
   NewPush push;
   if (pushes) push = CutPush(&state);
-  const RequestBytes bytes = asker_.Send(shard, everything, read_bound, queries,
+  const RequestBytes bytes = asker_.Send(shard, carry, read_bound, queries,
                                          pushes ? &push : nullptr, allocate, &state.link, &asked);
   if (bytes.all == 0) return;
   if (asked.watch != 0) watching.Open();
@@ -324,7 +330,7 @@ Status Cache::MakeRoom(const RowTicket& row_ticket, const AllocateRequest& alloc
   }
   for (int s = 0; s < num_shards(); ++s) {
     if (lacks_room[s]) {
-      SendRequest(s, true, config_.read_bound, Questions(), allocate, made.get());
+      SendRequest(s, Link::Carry::kAwaited, config_.read_bound, Questions(), allocate, made.get());
     } else {
       allocate(s, 0);
     }
@@ -347,8 +353,9 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<R
   if (all) {
     for (const uint32_t slot : store_.dirty()) Enqueue(slot);
   }
+  const Link::Carry carry = all ? Link::Carry::kAll : Link::Carry::kAwaited;
   for (int s = 0; s < num_shards(); ++s) {
-    SendRequest(s, true, config_.read_bound, Questions(), allocate, made.get());
+    SendRequest(s, carry, config_.read_bound, Questions(), allocate, made.get());
   }
   return Status();
 }

@@ -105,7 +105,7 @@ class WriteBoundSchedule {
     num_messages_ += room.num_requests();
     cluster_.Deliver(&room);
     if (Chance(&random_, 0.1)) return;  // lost when the shards have taken it
-    ASSERT_OK(cluster_.TryInstall(&room));
+    cluster_.Install(&room);
     const UniqueIds& unique = UniqueIdsOf(*step.ticket);
     ASSERT_OK(cluster_.Update(step, OneForEachKey(unique)));
     const TableRows rows = cluster_.Rows();

@@ -139,13 +139,16 @@ class ClusterOf {
     for (Buffer& reply : call->replies) reply.clear();
     EXPECT_OK(cache(call->cache)->AskAgain(call->ticket.get(), Into(call)));
   }
-  Floats Fill(Call* call) const {
+  void Install(Call* call) const {
     EXPECT_OK(TryInstall(call));
-    while (call->ticket->lacks_rows()) {
+    while (call->ticket->incomplete()) {
       AskAgain(call);
       Deliver(call);
       EXPECT_OK(TryInstall(call));
     }
+  }
+  Floats Fill(Call* call) const {
+    Install(call);
     return Gather(*call);
   }
 
@@ -172,7 +175,7 @@ class ClusterOf {
   void Flush(int w, bool all = true) const {
     Call call = CutFlush(w, all);
     Deliver(&call);
-    EXPECT_OK(TryInstall(&call));
+    Install(&call);
   }
 
   // Every row of every shard.

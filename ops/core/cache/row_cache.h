@@ -116,8 +116,8 @@ class RowTicket {
   virtual ~RowTicket() = default;
   virtual const RowCache* owner() const = 0;
   virtual int64_t num_ids() const = 0;
-  // Installed, and yet rows are missing: AskAgain.
-  virtual bool lacks_rows() const = 0;
+  // Installed, and yet not done: AskAgain.
+  virtual bool incomplete() const = 0;
 };
 
 // Every function may run concurrently with every other. Tickets: of this cache.
@@ -138,8 +138,8 @@ class RowCache {
   virtual Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies,
                          const ParallelFor& parallel_for, int64_t* rows) = 0;
 
-  // Requests for the rows that an installed ticket lacks. Their replies are installed like the
-  // first, and may say again that it does.
+  // Requests for the rows that an installed ticket lacks, or with the pushes that it waited for in
+  // vain. Their replies are installed like the first, and may say again that it is incomplete.
   virtual Status AskAgain(RowTicket* ticket, const AllocateRequest& allocate) = 0;
 
   // The rows as they are now. ticket: installed. out: (num_ids, dim).
@@ -150,12 +150,12 @@ class RowCache {
                         const ParallelFor& parallel_for) = 0;
 
   // Requests that push what keeps rows of the ticket from another update: write_bound of theirs are
-  // not known to be merged. When the replies were taken, there is room.
+  // not known to be merged. When the ticket that is made is complete, there is room.
   virtual Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
                           std::shared_ptr<RowTicket>* made) = 0;
 
-  // Requests that push what is due, or (all) everything not yet sent, and what is under way once
-  // more: when the replies were taken, the shards have it.
+  // Requests that push what is due, and wait for what is under way; or (all) that push everything
+  // not yet sent, and what is under way once more. When the ticket is complete, the shards have it.
   virtual Status Flush(bool all, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) = 0;
 

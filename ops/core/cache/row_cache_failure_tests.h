@@ -429,6 +429,40 @@ TYPED_TEST_P(RowCacheFailureTest, StepsThatOverlapHearOfARefusedUpdate) {
   }
 }
 
+// Steps overlap: the lookup of a later step has taken the push along.
+TYPED_TEST_P(RowCacheFailureTest, AFlushWaitsForWhatALookupHasUnderWay) {
+  using Cluster = ClusterOf<TypeParam>;
+  for (const bool lookup_comes_first : {true, false}) {
+    SCOPED_TRACE(lookup_comes_first);
+    CacheConfig config = PlainConfig();
+    SetStaleness(&config, 0);
+    const Cluster cluster(config);
+    cluster.Step(0, {1}, {3});
+    auto lookup = cluster.Lookup(0, {2});
+    EXPECT_EQ(Sequences(*lookup.requests[0]), std::vector<uint64_t>{1});
+    auto flush = cluster.CutFlush(0, false);
+    EXPECT_EQ(Sequences(*flush.requests[0]), std::vector<uint64_t>{});
+    if (lookup_comes_first) cluster.Deliver(&lookup);
+    cluster.Deliver(&flush);
+    EXPECT_OK(cluster.TryInstall(&flush));
+    EXPECT_EQ(flush.ticket->incomplete(), !lookup_comes_first);
+    // The lookup may be lost, so the flush asks some times and then sends the push itself.
+    for (int times = 1; !lookup_comes_first && times <= 3; ++times) {
+      EXPECT_TRUE(flush.ticket->incomplete());
+      cluster.AskAgain(&flush);
+      EXPECT_EQ(Sequences(*flush.requests[0]), std::vector<uint64_t>(times == 3 ? 1 : 0, 1));
+      cluster.Deliver(&flush);
+      EXPECT_OK(cluster.TryInstall(&flush));
+    }
+    EXPECT_FALSE(flush.ticket->incomplete());
+    if (!lookup_comes_first) cluster.Deliver(&lookup);
+    EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+    EXPECT_EQ(cluster.Fill(&lookup), Floats{0});
+    EXPECT_EQ(cluster.Rows(), (TableRows{{1, {{-3}, {}, 1}}}));
+    EXPECT_EQ(cluster.CutFlush(0, false).num_requests(), 0) << "there is nothing to wait for";
+  }
+}
+
 REGISTER_TYPED_TEST_SUITE_P(RowCacheFailureTest, ALostRequestIsSentAgain,
                             AfterALostReplyTheSameSequenceIsSentAndNotMergedAgain,
                             AFailedStepCanBeRepeated, ALateReplyDoesNotUndoWhatWasPushedSince,
@@ -441,7 +475,8 @@ REGISTER_TYPED_TEST_SUITE_P(RowCacheFailureTest, ALostRequestIsSentAgain,
                             OwnWritesAreReadWhenStepsOverlap, AnAnswerOlderThanAnAcknowledgement,
                             AGapDoesNotBlockWhatComesAfter, ClearForgetsRowsAndWhatWasNotSent,
                             WhatIsNotFiniteIsRefusedAndChangesNothing,
-                            WhatIsNotFiniteIsSkippedIfToldTo, StepsThatOverlapHearOfARefusedUpdate);
+                            WhatIsNotFiniteIsSkippedIfToldTo, StepsThatOverlapHearOfARefusedUpdate,
+                            AFlushWaitsForWhatALookupHasUnderWay);
 
 }  // namespace testing
 }  // namespace het_tf

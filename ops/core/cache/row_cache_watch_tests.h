@@ -354,7 +354,7 @@ TYPED_TEST_P(RowCacheWatchTest, OnlyWhatAShardThatStartedAnewWatchedIsAskedForAg
   auto call = this->LookUp({kKey, there, kKey});
   this->cluster_->Deliver(&call);
   ASSERT_OK(this->cluster_->TryInstall(&call));
-  EXPECT_TRUE(call.ticket->lacks_rows());
+  EXPECT_TRUE(call.ticket->incomplete());
   this->cluster_->AskAgain(&call);
   EXPECT_EQ(call.num_requests(), 1);
   EXPECT_REFUSED(
@@ -377,14 +377,14 @@ TYPED_TEST_P(RowCacheWatchTest, AStepAsksUntilItsShardStays) {
   this->cluster_->Deliver(&both);
   EXPECT_EQ(this->Finish(&one), 0);
   ASSERT_OK(this->cluster_->TryInstall(&both));
-  ASSERT_TRUE(both.ticket->lacks_rows());
+  ASSERT_TRUE(both.ticket->incomplete());
   this->cluster_->AskAgain(&both);
   EXPECT_EQ(AskedBy(both).num_queries(), 1) << "the other row is there";
   this->cluster_->table()->Clear();
   this->OthersUpdate(6);
   this->cluster_->Deliver(&both);
   ASSERT_OK(this->cluster_->TryInstall(&both));
-  ASSERT_TRUE(both.ticket->lacks_rows()) << "and is not any more";
+  ASSERT_TRUE(both.ticket->incomplete()) << "and is not any more";
   this->cluster_->AskAgain(&both);
   this->cluster_->Deliver(&both);
   const float merged = this->cluster_->Rows().at(kKey).value[0];
@@ -416,7 +416,7 @@ TYPED_TEST_P(RowCacheWatchTest, AShardThatNoLongerWatchesForASilentCacheIsAskedA
   EXPECT_EQ(AskedBy(call).num_queries(), 0) << "it counts on the watch";
   this->cluster_->Deliver(&call);
   ASSERT_OK(this->cluster_->TryInstall(&call));
-  ASSERT_TRUE(call.ticket->lacks_rows());
+  ASSERT_TRUE(call.ticket->incomplete());
   this->cluster_->AskAgain(&call);
   this->cluster_->Deliver(&call);
   EXPECT_EQ(this->Finish(&call), -5) << "with its own update, which was not pushed";

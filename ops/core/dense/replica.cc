@@ -232,7 +232,7 @@ bool Replica::IsStale(const Shard& shard) const {
 }
 
 bool Replica::IsDue(const Shard& shard) const {
-  return IsStale(shard) || !shard.link.ToCarry(false).empty();
+  return IsStale(shard) || !shard.link.ToCarry(Link::Carry::kIdle).empty();
 }
 
 bool Replica::AnyIsUrgent() const {
@@ -263,7 +263,7 @@ Status Replica::Request(bool asks, const AllocateRequest& allocate,
       continue;
     }
     std::vector<const Link::Push*> carried;
-    if (opens) carried = shard.link.ToCarry(false);
+    if (opens) carried = shard.link.ToCarry(Link::Carry::kIdle);
     DenseRequestHeader header;
     header.flags = (config_.half ? kDenseHalf : 0) | (only_asks ? kDenseAsk : 0);
     header.replica_id = id_;
@@ -286,7 +286,7 @@ Status Replica::Request(bool asks, const AllocateRequest& allocate,
     }
     (*ticket)->asks_[s] = only_asks;
     if (opens) {
-      (*ticket)->requests_[s] = shard.link.Open(false);
+      (*ticket)->requests_[s] = shard.link.Open(Link::Carry::kIdle);
       shard.open = true;
       shard.seen_since = 0;
     }

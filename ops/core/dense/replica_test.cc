@@ -373,7 +373,9 @@ TEST(ReplicaTest, AFlushDoesNotWaitForRequestsThatAreGivenUp) {
     system.Begin(&worker, 0);
     system.Make(&worker, 3);
     System::Call lost = system.Ask(&worker);
-    if (arrives) ASSERT_OK(system.Serve(&lost, 0));
+    if (arrives) {
+      ASSERT_OK(system.Serve(&lost, 0));
+    }
     EXPECT_EQ(system.Settle(&worker, 0, false, true), Replica::Must::kWait);
     bool idle = false;
     worker.replica->WhenIdle([&] { idle = true; });
@@ -383,8 +385,10 @@ TEST(ReplicaTest, AFlushDoesNotWaitForRequestsThatAreGivenUp) {
     for (size_t f = 0; f < system.start().size(); ++f) {
       EXPECT_EQ(system.Values()[f], system.start()[f] + 3);
     }
-    if (arrives) ASSERT_OK(system.Serve(&lost, 1));
-    if (arrives) ASSERT_OK(system.Answer(&worker, &lost));
+    if (arrives) {
+      ASSERT_OK(system.Serve(&lost, 1));
+      ASSERT_OK(system.Answer(&worker, &lost));
+    }
     lost.ticket.reset();
     system.Flush(&worker, 0);
     for (int s : {0, 1}) EXPECT_EQ(system.clock(s), 3);

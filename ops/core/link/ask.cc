@@ -6,11 +6,13 @@
 
 namespace het_tf {
 
-RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Queries& queries,
+RequestBytes Asker::Send(int shard, Link::Carry carry, int64_t read_bound, const Queries& queries,
                          NewPush* push, const AllocateRequest& allocate, Link* link,
                          Asked* asked) const {
-  const std::vector<const Link::Push*> again = link->ToCarry(everything);
-  if (again.empty() && push == nullptr && queries.keys.empty() && queries.num_spared == 0) {
+  const std::vector<const Link::Push*> again = link->ToCarry(carry);
+  const bool waits = carry == Link::Carry::kAwaited && link->acknowledged() < link->cut();
+  const bool asks = !queries.keys.empty() || queries.num_spared > 0;
+  if (again.empty() && push == nullptr && !asks && !waits) {
     allocate(shard, 0);
     return RequestBytes();
   }
@@ -67,7 +69,8 @@ RequestBytes Asker::Send(int shard, bool everything, int64_t read_bound, const Q
   for (const int64_t base : queries.bases) writer.AddBase(base);
   writer.Finish();
 
-  asked->request = link->Open(everything);
+  asked->request = link->Open(carry);
+  asked->awaited = carry == Link::Carry::kAwaited ? header.cut : 0;
   asked->num_queries = header.num_queries();
   asked->num_checks = header.num_checks;
   asked->num_value_checks = header.num_value_checks;

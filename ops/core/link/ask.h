@@ -57,6 +57,8 @@ struct Asked {
   int64_t num_spared = 0;  // rows of the step that it does not ask about
   bool restarted = false;  // it was answered by a shard that has other rows
   bool unwatched = false;  // or by one that has the rows, and no longer watches them
+  uint64_t awaited = 0;    // the last push that the reply should acknowledge
+  bool overtook = false;   // it does not: the request came before another one, which has that push
 
   int64_t num_bases() const { return num_checks + num_value_checks; }
   int64_t first_value() const { return num_bases() + num_full; }
@@ -78,8 +80,8 @@ struct Asker {
 
   RowFormat format() const { return {optimizer->dim(), half}; }
 
-  // push: nullptr if nothing is cut. everything: see Link::ToCarry. asked: out.
-  RequestBytes Send(int shard, bool everything, int64_t read_bound, const Queries& queries,
+  // push: nullptr if nothing is cut. asked: out.
+  RequestBytes Send(int shard, Link::Carry carry, int64_t read_bound, const Queries& queries,
                     NewPush* push, const AllocateRequest& allocate, Link* link, Asked* asked) const;
 
   // Reads a shard's reply to a request that went out.
@@ -89,6 +91,12 @@ struct Asker {
 // Takes what the reply to a request says of the shard and of its watch. Returns whether it watches
 // the rows of checks without an answer from now on.
 bool TakeWatch(const ReplyHeader& reply, Asked* asked, Watching* watching);
+
+// What is carried by a request that follows so many of its kind which overtook what they wait for.
+// That is on its way as a rule, so it is sent again only after some round trips.
+inline Link::Carry CarryAfter(int overtaken) {
+  return overtaken <= 2 ? Link::Carry::kAwaited : Link::Carry::kAll;
+}
 
 // Whether the rows that nobody asked for, each of them once, are of the shard that sends them.
 Status CheckUnasked(const ReplyView& reply, int shard, int num_shards);

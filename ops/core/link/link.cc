@@ -10,21 +10,21 @@ void Link::AddPush(Push push) {
   cut_ = pushes_.back().sequence;
 }
 
-std::vector<const Link::Push*> Link::ToCarry(bool everything) const {
+std::vector<const Link::Push*> Link::ToCarry(Carry carry) const {
   std::vector<const Push*> carried;
   for (const Push& push : pushes_) {
     if (push.sequence <= acknowledged_) continue;
-    if (everything || push.carrier == 0) carried.push_back(&push);
+    if (carry == Carry::kAll || push.carrier == 0) carried.push_back(&push);
   }
   return carried;
 }
 
-Link::Request Link::Open(bool everything) {
+Link::Request Link::Open(Carry carry) {
   open_.push_back({{last_number_ + 1, epoch_}, acknowledged_, 0});
   OpenRequest& open = open_.back();
   ++last_number_;
   for (Push& push : pushes_) {
-    if (push.sequence > acknowledged_ && (everything || push.carrier == 0)) {
+    if (push.sequence > acknowledged_ && (carry == Carry::kAll || push.carrier == 0)) {
       push.carrier = open.request.number;
       open.last_carried = push.sequence;
     }

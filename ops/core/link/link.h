@@ -78,11 +78,16 @@ class Link {
   uint64_t NextSequence() const { return cut_ + 1; }
   void AddPush(Push push);
 
-  // The pushes that a request carries now, oldest first: those that are not under way, or
-  // (everything) all that are not acknowledged. Valid until the next call of another function.
-  std::vector<const Push*> ToCarry(bool everything) const;
-  // A request goes out with what ToCarry(everything) said.
-  Request Open(bool everything);
+  // Of the pushes that are not acknowledged, which a request carries.
+  enum class Carry {
+    kIdle,     // those that no other request has under way
+    kAwaited,  // those; it waits for the others, whose requests may come later (Asked::awaited)
+    kAll,
+  };
+  // These pushes, oldest first. Valid until the next call of another function.
+  std::vector<const Push*> ToCarry(Carry carry) const;
+  // A request goes out with what ToCarry(carry) said.
+  Request Open(Carry carry);
   // Its reply was taken, or never will be: what it carried is not under way any more. Again has no
   // effect.
   void Close(uint64_t number);
