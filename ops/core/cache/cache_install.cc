@@ -80,7 +80,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
     if (line->has(Line::kStays)) store_.SetResident(line);
     line->clear(Line::kStays);
   };
-  int64_t refreshed = 0;
+  int64_t refreshed = 0;  // by rows with slots, and by values
   std::vector<int64_t> to_merge;
   std::mutex to_merge_mutex;
   for (int64_t r = 0; r < header.num_full; ++r) {
@@ -103,6 +103,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
       }
     }
   });
+  admission_.Ask(refreshed);  // with slots, which were not reckoned with
   for (const int64_t r : to_merge) {
     merge_and_keep(asked.slots[reply.full_rows[r].query], reply.full + r * row_dim,
                    reply.full_rows[r].clock);
