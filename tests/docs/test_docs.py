@@ -55,13 +55,33 @@ def test_files_that_are_named_are_there():
     assert [(name, target) for name, target in named if not target.exists()] == []
 
 
-def test_tests_that_are_named_are_there():
-    """Of the page that names those of each first attempt: `file.py`: `test_name`, ..."""
-    cells = re.findall(r"`(test_\w+\.py)`: ((?:`test_\w+`(?:, )?)+)", _traps())
+def _named_tests(page: str) -> set[tuple[str, str]]:
+    """(file, test) of what a page names as `file.py`: `test_name`, ..."""
+    cells = re.findall(r"`(test_\w+\.py)`: ((?:`test_\w+`(?:, )?)+)", page)
     named = {(file, test) for file, tests in cells for test in re.findall(r"`(\w+)`", tests)}
-    assert len(named) == _traps().count("`test_") - len(cells) > 40
-    files = {path.name: path.read_text() for path in (pages.ROOT / "tests").rglob("test_*.py")}
+    assert len(named) == page.count("`test_") - len(cells)
+    return named
+
+
+def _test_files() -> dict[str, str]:
+    return {path.name: path.read_text() for path in (pages.ROOT / "tests").rglob("test_*.py")}
+
+
+@pytest.mark.parametrize("name", ["traps.md", "guarantees.md"])
+def test_tests_that_are_named_are_there(name):
+    named, files = _named_tests((pages.DOCS / name).read_text()), _test_files()
+    assert len(named) > 25
     assert [(f, test) for f, test in named if f"\ndef {test}(" not in files[f]] == []
+
+
+def test_no_guarantee_is_shown_only_in_what_is_exhaustive():
+    exhaustive = re.compile(r"^@pytest.mark.exhaustive\n(?:@.*\n)*def (\w+)", re.MULTILINE)
+    only = {(f, test) for f, text in _test_files().items() for test in exhaustive.findall(text)}
+    assert len(only) > 100
+    assert _named_tests((pages.DOCS / "guarantees.md").read_text()) & only == set()
+
+
+def test_attempts_are_numbered():
     assert re.findall(r"^\| (\d+) \|", _traps(), re.MULTILINE) == [str(i) for i in range(1, 14)]
 
 
