@@ -50,7 +50,6 @@ def test_every_step_counts_once(dense, staleness, merge, wire):
     assert int(model.optimizer.iterations.numpy()) == 180
 
 
-@pytest.mark.exhaustive
 def test_what_is_written_back_keeps_to_constraints(dense):
     """Each worker's steps leave it above 0; all of them together would not."""
     dense.dense_staleness, dense.dense_merge = 100, "sum"

@@ -216,6 +216,17 @@ def test_explain_leaves_other_errors_alone(strategy):
         assert strategy.explain(error) is error
 
 
+def test_a_server_that_lacks_what_it_was_given_to_keep_was_restarted(strategy, cluster):
+    lacks = "Unable to find the relevant tensor remote_handle: Op ID: 7, Output num: 0"
+    error = tf.errors.InvalidArgumentError(None, None, f"/job:ps/replica:0/task:1: {lacks}")
+    explained = strategy.explain(error)
+    assert isinstance(explained, tf.errors.UnavailableError)
+    address = cluster.addresses["ps"][1]
+    expected = f"Parameter server /job:ps/task:1 at {address} was restarted or unreachable"
+    assert str(explained).startswith(expected)
+    assert lacks in str(explained)
+
+
 def test_a_worker_that_fails_of_the_end_of_another_is_asked_again(strategy):
     calls = collections.Counter()
 

@@ -1,6 +1,7 @@
 """The arguments of keras.layers.Embedding, on ours."""
 
 import copy
+import inspect
 import tempfile
 
 import keras
@@ -34,6 +35,27 @@ DIMENSIONS = [
     (lambda: HetEmbedding(input_dim=1000, output_dim=64), (1000, 64)),
     (lambda: HetEmbedding(1000, 64, "zeros", "l2", "non_neg", True), (1000, 64)),
 ]
+
+
+def defaults_of(function, names=None) -> dict[str, object]:
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = {p.name: p.default for p in parameters if p.kind not in kinds}
+    return named if names is None else {name: named[name] for name in names if name in named}
+
+
+def test_defaults_are_kerass():
+    """All but those that docs/migration.md lists."""
+    for method in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
+        theirs = defaults_of(getattr(keras.Model, method))
+        assert defaults_of(getattr(het_tf.keras.Model, method), theirs) == theirs
+    theirs = defaults_of(keras.Model.compile)
+    ours = defaults_of(het_tf.keras.Model.compile, theirs)
+    assert ours == theirs | {"steps_per_execution": "auto"}
+    theirs = defaults_of(keras.layers.Embedding.__init__)
+    ours = defaults_of(HetEmbedding.__init__, theirs)
+    assert set(theirs) - set(ours) == {"lora_rank", "lora_alpha", "quantization_config"}
+    assert ours == {name: theirs[name] for name in ours} | {"input_dim": None, "output_dim": None}
 
 
 def test_dimensions():
