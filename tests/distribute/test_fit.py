@@ -179,7 +179,6 @@ def test_steps_per_epoch_repeats_the_data(id_counter):
         assert int(iterations.numpy()) - before == 40
 
 
-@pytest.mark.exhaustive
 def test_each_worker_takes_batches_of_all_of_a_dataset_that_repeats(id_counter, strategy):
     """In turn: there are 4, of which none is one worker's own."""
     counts = counts_after_fit(id_counter, sm.id_dataset(range(8), 2), steps_per_epoch=96)
