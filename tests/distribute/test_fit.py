@@ -186,6 +186,15 @@ def test_each_worker_takes_batches_of_all_of_a_dataset_that_repeats(id_counter, 
     assert counts[:8] == pytest.approx(8 * [24], abs=strategy.num_workers)
 
 
+def test_evaluating_within_an_epoch_leaves_its_metrics(id_counter):
+    class Evaluate(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.evaluate(sm.id_dataset(range(8), 4), verbose=0)
+
+    fitted = id_counter.fit(sm.id_dataset(range(24), 4), verbose=0, callbacks=[Evaluate()])
+    assert fitted.history["ids"] == [24]
+
+
 @pytest.mark.exhaustive
 def test_dataset_of_this_process_is_sent_to_the_workers(id_counter):
     def generate():

@@ -286,7 +286,7 @@ def test_a_metric_of_several_values_that_a_step_returns_and_does_not_update(stra
 def test_class_weight_is_of_the_labels_that_keras_takes_it_of():
     for labels, weights in (
         ([0.9, 0.1, 1.4, 2.0], {0: 1.0, 1: 5.0}),
-        ([1.0, -1.0, 3.0], {1: 2.0, -1: 0.5}),
+        ([1.0, -1.0, 3.0, 0.0], {1: 2.0, -1: 0.5}),
         ([5, 6, 4], {5: 0.5, 6: 2.0}),
     ):
         labels = np.array(labels)[:, None]
