@@ -324,7 +324,7 @@ Status DeviceCache::AskAgain(RowTicket* row_ticket, const AllocateRequest& alloc
   return OrOutOfMemory([&]() -> Status {
     auto* ticket = static_cast<DeviceTicket*>(row_ticket);
     std::lock_guard<std::mutex> lock(mutex_);
-    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    if (ticket->lacks_rows_) HET_RETURN_IF_ERROR(CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     if (!ticket->installed_) {
       return FailedPrecondition("ticket was not installed before more is asked");

@@ -228,7 +228,9 @@ NewPush Cache::CutPush(Shard* shard) {
 Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   auto* ticket = static_cast<Ticket*>(row_ticket);
   std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  const bool lacks_rows = std::any_of(ticket->asked_.begin(), ticket->asked_.end(),
+                                      [](const Asked& asked) { return asked.lacks_rows(); });
+  if (lacks_rows) HET_RETURN_IF_ERROR(CheckNotFrozen());  // what has been updated is still sent
   if (!ticket->installed_)
     return FailedPrecondition("ticket was not installed before more is asked");
   TakeReleased();
