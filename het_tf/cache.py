@@ -138,9 +138,15 @@ class WorkerCache:
         """
         ticket, requests = self.request_op(unique_ids, fresh)
         replies = self.table.exchange_op(requests)
-        (ticket,) = install_lookups_op(
-            [self], [ticket], [replies], lambda messages: [self.table.exchange_op(*messages)]
-        )
+        return self._install_complete_op(ticket, replies, of_lookups=True)
+
+    def _install_complete_op(
+        self, ticket: tf.Tensor, replies: list[tf.Tensor], of_lookups: bool = False
+    ) -> tf.Tensor:
+        def send_op(messages: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+            return [self.table.exchange_op(*messages)]
+
+        (ticket,) = install_complete_op([self], [ticket], [replies], send_op, of_lookups)
         return ticket
 
     # The parts of a lookup, for whoever sends the requests of several caches together.
@@ -347,38 +353,7 @@ class WorkerCache:
         replies = self.table.exchange_op(requests)
         if everything:
             return ops.cache_install(cache, ticket, replies).rows
-        (ticket,) = install_complete_op(
-            [self], [ticket], [replies], lambda messages: [self.table.exchange_op(*messages)]
-        )
-        return ticket
-
-
-def install_lookups_op(
-    caches: Sequence[WorkerCache],
-    tickets: Sequence[tf.Tensor],
-    replies: Sequence[list[tf.Tensor]],
-    send_op: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]],
-) -> list[tf.Tensor]:
-    """Takes the replies to lookups; asks again where a shard that watched rows has restarted.
-
-    Args:
-      caches: of each lookup.
-      tickets: of each.
-      replies: uint8 [bytes], by lookup and shard.
-      send_op: carries requests of those of `caches` that are watched, in their order, and gives
-        the replies, both as `Exchange.send_op`.
-
-    Returns:
-      The tickets; when they are there, so are the rows.
-    """
-    watched = [i for i, cache in enumerate(caches) if cache.is_watched]
-    complete = install_complete_op(
-        *([each[i] for i in watched] for each in (caches, tickets, replies)), send_op
-    )
-    others = [i for i in range(len(caches)) if i not in watched]
-    installed = [caches[i].install_op(tickets[i], replies[i])[0] for i in others]
-    with tf.control_dependencies([*installed, *complete]):
-        return [tf.identity(ticket) for ticket in tickets]
+        return self._install_complete_op(ticket, replies)
 
 
 def install_complete_op(
@@ -386,37 +361,42 @@ def install_complete_op(
     tickets: Sequence[tf.Tensor],
     replies: Sequence[list[tf.Tensor]],
     send_op: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]],
+    of_lookups: bool = False,
 ) -> list[tf.Tensor]:
     """Takes the replies to requests, and asks again for as long as some ticket is incomplete.
 
     Args:
       caches: of each ticket.
-      tickets: of lookups, of updates that were sent, or of room that was made.
+      tickets: of each; all of lookups, or of updates that were sent and of room that was made.
       replies: uint8 [bytes], by ticket and shard.
-      send_op: carries requests of all `caches`, in their order, and gives the replies, both as
-        `Exchange.send_op`.
+      send_op: carries requests of those of `caches` that ask again, in their order, and gives the
+        replies, both as `Exchange.send_op`.
+      of_lookups: whether they are of lookups. Then only caches that are watched ask again.
 
     Returns:
       The tickets, when they are complete.
     """
-    if not caches:
-        return []
+    installed = [
+        cache.install_op(ticket, reply)
+        for cache, ticket, reply in zip(caches, tickets, replies, strict=True)
+    ]
+    done = [rows for rows, _ in installed]
+    asking = [i for i, cache in enumerate(caches) if cache.is_watched or not of_lookups]
+    if asking:
 
-    def install(replies: Sequence[list[tf.Tensor]]) -> tf.Tensor:
-        installed = [
-            cache.install_op(ticket, reply)
-            for cache, ticket, reply in zip(caches, tickets, replies, strict=True)
-        ]
-        return tf.reduce_any([incomplete for _, incomplete in installed])
+        def ask_again(_: tf.Tensor) -> list[tf.Tensor]:
+            requests = [caches[i].ask_again_op(tickets[i]) for i in asking]
+            again = [
+                caches[i].install_op(tickets[i], reply)
+                for i, reply in zip(asking, send_op(requests), strict=True)
+            ]
+            return [tf.reduce_any([incomplete for _, incomplete in again])]
 
-    def ask_again(_: tf.Tensor) -> list[tf.Tensor]:
-        requests = [c.ask_again_op(ticket) for c, ticket in zip(caches, tickets, strict=True)]
-        return [install(send_op(requests))]
-
-    incomplete = tf.while_loop(
-        lambda more: more, ask_again, [install(replies)], parallel_iterations=1, name="ask_again"
-    )
-    with tf.control_dependencies(incomplete):
+        incomplete = tf.reduce_any([installed[i][1] for i in asking])
+        done += tf.while_loop(
+            lambda more: more, ask_again, [incomplete], parallel_iterations=1, name="ask_again"
+        )
+    with tf.control_dependencies(done):
         return [tf.identity(ticket) for ticket in tickets]
 
 

@@ -18,7 +18,7 @@ from absl import logging
 
 from het_tf import _keras
 from het_tf._visits import cluster_devices
-from het_tf.cache import WorkerCache, install_complete_op, install_lookups_op
+from het_tf.cache import WorkerCache, install_complete_op
 from het_tf.distribute.replicas import DenseReplicas
 from het_tf.exchange import Exchange
 from het_tf.keras.dense import is_seed
@@ -341,7 +341,9 @@ class StepLookups:
                 self._exchanges[tables] = Exchange(cluster_devices("ps"), tables)
             return self._exchanges[tables].send_op(messages)
 
-        tickets = install_lookups_op(caches, [r.ticket for r in requests], replies, send_op)
+        tickets = install_complete_op(
+            caches, [r.ticket for r in requests], replies, send_op, of_lookups=True
+        )
         return [
             prepared.Lookup(request.layer, request.unique_ids, ticket)
             for request, ticket in zip(requests, tickets, strict=True)
