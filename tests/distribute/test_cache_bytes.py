@@ -21,7 +21,8 @@ def bytes_of_fit(strategy, cache, optimizer) -> tuple[float, float]:
         layer = het_tf.layers.HetEmbedding(16, optimizer=optimizer, cache=cache, seed=1)
         outputs = keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs)))
         model = het_tf.keras.Model(inputs, outputs)
-        model.compile(keras.optimizers.SGD(0.01), "mse")
+        # Closures of so many steps that these overlap.
+        model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=16)
     model.fit(ids, np.ones((EXAMPLES, 1), np.float32), batch_size=BATCH, epochs=2, verbose=0)
     stats = layer.cache_stats()
     assert stats["updates"] == stats["updates_pushed"] > 0
@@ -37,7 +38,8 @@ def test_a_cache_costs_no_more_than_none(strategy, optimizer):
 
     none = bytes_with(None)
     # Steps are looked up ahead by default, and a later one's lookup takes along what is to be sent.
-    for config in (het_tf.CacheConfig(2000, staleness=0), het_tf.CacheConfig(2000)):
-        up, down = bytes_with(config) / none
-        assert up < 1.03, config
-        assert down < 1.07, config
+    up, down = bytes_with(het_tf.CacheConfig(2000)) / none
+    assert max(up, down) < 1.03
+    # Of replies docs/concepts.md promises less here: rows that two steps have at once need slots.
+    up, _ = bytes_with(het_tf.CacheConfig(2000, staleness=0)) / none
+    assert up < 1.03
