@@ -134,7 +134,8 @@ class _ParameterServerFit(Saving):
         optimizer = getattr(self, "optimizer", None)  # None before `compile`
         is_keras_s = isinstance(optimizer, keras.optimizers.Optimizer)
         layers = embeddings_of(self) if is_keras_s else []
-        before = [layer.turn_to(optimizer) for layer in layers]
+        with servers_named():  # They keep the optimizer's rate.
+            before = [layer.turn_to(optimizer) for layer in layers]
         try:
             yield
         finally:

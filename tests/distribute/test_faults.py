@@ -143,7 +143,7 @@ def test_lost_parameter_server_is_named(seen, run, task, state, process):
 
 def test_whatever_is_called_next_names_the_parameter_server(seen):
     named = f"Parameter server /job:ps/task:0 at {seen['addresses']['ps'][0]}"
-    assert len(seen["errors"]) == 22
+    assert len(seen["errors"]) == 23
     assert {name: e for name, e in seen["errors"].items() if not e.startswith(named)} == {}
 
 

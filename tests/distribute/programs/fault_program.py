@@ -133,6 +133,7 @@ def errors_of_what_comes_next(model, table, checkpoint, publisher, folder):
     ids = np.arange(EXAMPLES)
     calls = {
         "call": lambda: model(x),
+        "fit": lambda: model.fit(x, x, verbose=0),
         "evaluate": lambda: model.evaluate(x, x, verbose=0),
         "predict": lambda: model.predict(x, verbose=0),
         "train_on_batch": lambda: model.train_on_batch(x, x),
