@@ -103,6 +103,12 @@ class CallServersOp : public OpKernel {
         context, devices_.size() == n && functions_.size() == n,
         absl::InvalidArgumentError(StrCat("n = ", n, " requests are for ", devices_.size(),
                                           " devices and ", functions_.size(), " functions")));
+    FunctionLibraryRuntime* library = context->function_library();
+    if (library == nullptr) return;
+    for (size_t i = 0; i < n; ++i) {
+      FunctionLibraryRuntime::Handle handle;
+      OP_REQUIRES_OK(context, Register(library, i, &handle));
+    }
   }
 
   void Compute(OpKernelContext* context) override {
