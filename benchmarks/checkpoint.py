@@ -38,10 +38,10 @@ import tensorflow as tf
 from absl import app, flags
 
 import het_tf
-from het_tf._visits import cluster_devices
-from het_tf.cache import WorkerCache
 from het_tf.checkpoint import TableState
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.runtime.broadcast import cluster_devices
+from het_tf.tables.table import EmbeddingTable, TableExport
+from het_tf.tables.worker_cache import WorkerCache
 
 _ROWS = flags.DEFINE_integer("rows", 20_000_000, "rows of the shard", lower_bound=1)
 _DIM = flags.DEFINE_integer("dim", 16, "columns of a row", lower_bound=1)

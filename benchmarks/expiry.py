@@ -28,7 +28,7 @@ from absl import app, flags
 
 import het_tf
 from het_tf import lifetimes, ops
-from het_tf.table import EmbeddingTable
+from het_tf.tables.table import EmbeddingTable
 
 _IDS = flags.DEFINE_integer("ids", 20_000_000, "of the stream, returning ones not counted anew")
 _STEP = flags.DEFINE_integer("step", 100_000, "new ids of a step", lower_bound=1000)

@@ -56,7 +56,7 @@ def tensorflow_program(rows: int, dim: int) -> Program:
 def table_program(rows: int, dim: int) -> Program:
     """The ops of a layer without a strategy."""
     from het_tf import optimizers
-    from het_tf.table import EmbeddingTable
+    from het_tf.tables.table import EmbeddingTable
 
     del rows
     table = EmbeddingTable(dim, optimizers.RowWiseAdagrad())
@@ -77,9 +77,9 @@ def table_program(rows: int, dim: int) -> Program:
 def cache_program(rows: int, dim: int) -> Program:
     """A cache that holds all rows, and its shard."""
     from het_tf import ops, optimizers
-    from het_tf.cache import WorkerCache
     from het_tf.cache_config import CacheConfig
-    from het_tf.table import EmbeddingTable
+    from het_tf.tables.table import EmbeddingTable
+    from het_tf.tables.worker_cache import WorkerCache
 
     table = EmbeddingTable(dim, optimizers.RowWiseAdagrad())
     cache = WorkerCache(table, CacheConfig(rows, staleness=100))

@@ -25,9 +25,9 @@ from absl import app, flags
 from zipf import zipf_ids
 
 from het_tf import ops, optimizers
-from het_tf.cache import WorkerCache
 from het_tf.cache_config import CacheConfig
-from het_tf.table import EmbeddingTable
+from het_tf.tables.table import EmbeddingTable
+from het_tf.tables.worker_cache import WorkerCache
 
 _BAGS = flags.DEFINE_integer("bags", 1_024, "bags in a batch")
 _LONGEST = flags.DEFINE_integer("longest", 26, "ids in the longest bag")

@@ -21,7 +21,7 @@ from absl import app, flags
 
 import het_tf
 from het_tf import lifetimes, ops
-from het_tf.table import EmbeddingTable
+from het_tf.tables.table import EmbeddingTable
 
 _ROWS = flags.DEFINE_integer("rows", 4_000_000, "of the table", lower_bound=1000)
 _DIM = flags.DEFINE_integer("dim", 16, "columns of a row", lower_bound=1)

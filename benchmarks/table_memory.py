@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import app, flags
 
 from het_tf import ops, optimizers
-from het_tf.table import EmbeddingTable
+from het_tf.tables.table import EmbeddingTable
 
 _OPTIMIZERS = {
     cls.name: cls

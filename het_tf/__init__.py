@@ -4,7 +4,6 @@ HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFlow and Keras.
 """
 
 from het_tf import (
-    _quiet,
     checkpoint,
     distribute,
     initializers,
@@ -16,9 +15,10 @@ from het_tf import (
     serving,
 )
 from het_tf.cache_config import CacheConfig
+from het_tf.compat import gpu_probe
 from het_tf.export import export_saved_model
 from het_tf.lifetimes import Admission, Expiry, KeyRange
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.tables.table import EmbeddingTable, TableExport
 
 __all__ = [
     "Admission",
@@ -40,4 +40,4 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_quiet.look_for_devices()
+gpu_probe.look_for_devices()

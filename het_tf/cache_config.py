@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from het_tf._arguments import INT32_MAX, check_clock, check_integer, check_number
+from het_tf.runtime.validation import INT32_MAX, check_clock, check_integer, check_number
 
 UNBOUNDED = -1  # a bound, as the ops take it
 _UNSET: Any = "unset"

@@ -11,13 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf._strategy import servers_named
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
 from het_tf.layers.exporting import ServedTable, lookups_from
-from het_tf.saving import bundles
-from het_tf.saving.files import VERSIONS, saving_model
-from het_tf.saving.frozen import FrozenTable
-from het_tf.saving.row_selection import RowSelection
+from het_tf.runtime.current_strategy import servers_named
+from het_tf.storage.files import VERSIONS, replace_tensors, saving_model
+from het_tf.storage.served.frozen_table import FrozenTable
+from het_tf.storage.served.row_selection import RowSelection
 
 
 @servers_named()
@@ -92,7 +91,7 @@ def export_saved_model(
         }
         with saving_model(os.fspath(path)) as folder:
             save_servable(servable, model, specs, read, folder)
-            bundles.replace_tensors(f"{folder}/variables/variables", columns)
+            replace_tensors(f"{folder}/variables/variables", columns)
 
 
 def layers_with_rows(model: keras.Model) -> list[HetEmbedding]:

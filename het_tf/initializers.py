@@ -14,11 +14,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from het_tf._arguments import INT64_MAX
+from het_tf.runtime.validation import INT64_MAX
 
 # The standard deviation of a normal distribution that is cut at two of its own.
 TRUNCATED_STDDEV = 0.87962566103423978
-# Beyond it, products of rows and frequencies would not fit an int64 (het_tf/saving/frozen.py).
+# Beyond it, products of rows and frequencies would not fit an int64 (storage/frozen_table.py).
 _MAX_ORTHOGONAL_ROWS = 2**30
 
 

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from het_tf._arguments import INT64_MAX, check_integer
-from het_tf._strategy import servers_named
 from het_tf.layers.collection import HetEmbeddingCollection
-from het_tf.saving.row_files import Npz, Parquet, Rows, Tfra, TfraCheckpoint, rows_a_block
-from het_tf.table import EmbeddingTable
+from het_tf.runtime.current_strategy import servers_named
+from het_tf.runtime.validation import INT64_MAX, check_integer
+from het_tf.storage.row_files import Npz, Parquet, Rows, Tfra, TfraCheckpoint, rows_a_block
+from het_tf.tables.table import EmbeddingTable
 
 __all__ = ["Npz", "Parquet", "Rows", "Tfra", "TfraCheckpoint", "Weights", "load", "save"]
 

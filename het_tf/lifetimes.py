@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from het_tf._arguments import INT32_MAX, INT64_MAX, check_integer, check_number
+from het_tf.runtime.validation import INT32_MAX, INT64_MAX, check_integer, check_number
 
 # A sketch counts in half a byte.
 _MAX_SKETCH_COUNT = 15

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from het_tf._arguments import check_number
+from het_tf.runtime.validation import check_number
 
 # Those of ops/core/row/optimizer.cc. Parameters that are not here are from 0 to 1e30.
 _RANGES = {

@@ -1,8 +1,8 @@
 """Runs the TensorFlow server of one worker or parameter server task: `python -m het_tf.server`.
 
-The task is read from TF_CONFIG (see `het_tf.distribute.tf_config`). The het_tf ops are loaded
-before the server starts, so that the coordinator can place them on this task. The process serves
-until it is killed. On SIGTERM a worker first sends what its caches and replicas hold.
+The task is read from TF_CONFIG (see `het_tf.distribute.cluster.tf_config`). The het_tf ops are
+loaded before the server starts, so that the coordinator can place them on this task. The process
+serves until it is killed. On SIGTERM a worker first sends what its caches and replicas hold.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf._threads import call_in_daemon
-from het_tf.distribute import gpus
-from het_tf.distribute.environment import set_grpc_defaults
-from het_tf.distribute.last_flush import send_all
-from het_tf.distribute.tf_config import TaskConfig, read_tf_config
+from het_tf.distribute.cluster.tf_config import (
+    TaskConfig,
+    read_tf_config,
+    set_grpc_defaults,
+    show_one,
+)
+from het_tf.distribute.shutdown_flush import send_all
+from het_tf.runtime.threads import call_in_daemon
 
 # Seconds. Schedulers kill a process that is still there after a while (Kubernetes: 30 s).
 LAST_FLUSH_TIMEOUT = 20.0
@@ -62,7 +65,7 @@ def start_server(task: TaskConfig) -> tf.distribute.Server:
         config.intra_op_parallelism_threads = max(1, cores // task.num_tasks_on_host)
     if task.task_type == "ps":
         config.device_count["GPU"] = 0  # Tables live in host memory; leave the GPU to the workers.
-    elif gpu := gpus.show_one(task, config):
+    elif gpu := show_one(task, config):
         print(f"het_tf.server: worker {task.task_index} uses {gpu}", flush=True)
     return tf.distribute.Server(
         tf.train.ClusterSpec(task.cluster),

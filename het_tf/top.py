@@ -8,13 +8,76 @@ the first one, counts are since the start, and shards have not been asked yet ("
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
+import pathlib
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from het_tf import _status_files
-from het_tf._counters import GAUGES, with_ratios
+from het_tf.runtime.counters import GAUGES, with_ratios
+
+_WATCHED_FOR = 5.0  # seconds
+
+
+def folder() -> pathlib.Path:
+    """Where this user's files are: in XDG_RUNTIME_DIR, or in the folder for temporary files."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return pathlib.Path(runtime) / "het_tf"
+    return pathlib.Path(tempfile.gettempdir()) / f"het_tf-{os.getuid()}"
+
+
+class StatusFile:
+    """This process's file. What cannot be written is not: training goes on without it."""
+
+    def __init__(self) -> None:
+        """Names the file; makes nothing yet."""
+        self._path = folder() / f"{os.getpid()}.json"
+
+    def write(self, status: dict[str, Any]) -> None:
+        """Replaces the file's content at once."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._path.parent.stat().st_uid != os.getuid():
+                return  # A folder of that name, made by somebody else.
+            partial = self._path.with_suffix(".partial")
+            partial.write_text(json.dumps(status | {"pid": os.getpid(), "time": time.time()}))
+            partial.replace(self._path)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks."""
+        try:
+            return time.time() - self._path.with_suffix(".watched").stat().st_mtime < _WATCHED_FOR
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Nothing is done any more."""
+        for suffix in (".json", ".watched"):
+            with contextlib.suppress(OSError):
+                self._path.with_suffix(suffix).unlink()
+
+
+def read_all() -> list[dict[str, Any]]:
+    """What running processes of this user say, and has them say all. Files of dead ones go."""
+    found = []
+    for path in sorted(folder().glob("*.json")):
+        if not path.stem.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            if not pathlib.Path(f"/proc/{path.stem}").exists():
+                path.unlink()
+                path.with_suffix(".watched").unlink(missing_ok=True)
+                continue
+            path.with_suffix(".watched").touch()
+            found.append(json.loads(path.read_text()))
+    return found
+
 
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -125,7 +188,7 @@ def main() -> int:
     looks = 1
     try:
         while True:
-            statuses = _status_files.read_all()
+            statuses = read_all()
             for status in statuses:
                 pid, said = status["pid"], last.get(status["pid"])
                 if said is not None and said["time"] != status["time"]:
@@ -135,7 +198,7 @@ def main() -> int:
             text = "\n".join(shown)
             if not shown:
                 waits = "" if arguments.once else "; waiting until something does"
-                text = f"Nothing is training (looked in {_status_files.folder()}){waits}.\n"
+                text = f"Nothing is training (looked in {folder()}){waits}.\n"
             if not arguments.once:
                 sys.stdout.write(_CLEAR + text)
                 sys.stdout.flush()

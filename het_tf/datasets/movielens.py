@@ -22,8 +22,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from het_tf._threads import call_in_daemon
 from het_tf.datasets import generated_movielens
+from het_tf.runtime.threads import call_in_daemon
 
 NAME = "movielens/100k-ratings"
 SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"  # where TFDS has it from

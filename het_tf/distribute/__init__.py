@@ -1,7 +1,7 @@
 """Clusters and the strategy that trains on them."""
 
-from het_tf.distribute.cache_reports import CacheReport
-from het_tf.distribute.cluster import LocalCluster
+from het_tf.distribute.cluster.local_cluster import LocalCluster
 from het_tf.distribute.strategy import HetParameterServerStrategy
+from het_tf.distribute.worker_state import CacheReport
 
 __all__ = ["CacheReport", "HetParameterServerStrategy", "LocalCluster"]

@@ -10,26 +10,30 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from het_tf import _abandoned
-from het_tf._arguments import INT32_MAX, check_float_dtype, check_integer
-from het_tf._strategy import note_strategy
-from het_tf._visits import COORDINATOR
-from het_tf.distribute import gpus, health, reaching, recovery
-from het_tf.distribute.cache_reports import CacheReports
-from het_tf.distribute.closure_numbers import ClosureNumbers
-from het_tf.distribute.connection import (
+from het_tf.distribute.closure_runner import ClosureNumbers, Coordinator
+from het_tf.distribute.cluster.tf_config import (
+    TASK_TYPES,
+    check_cluster,
+    leave_memory_to_workers,
+    read_tf_config,
+    set_grpc_defaults,
+)
+from het_tf.distribute.failure_reports import Watching
+from het_tf.distribute.failures import probes, recovery
+from het_tf.distribute.failures.connection import (
     is_connected_to,
+    own_what_is_on,
     reconnect,
     tables_kept,
+    task_devices,
     with_local_chief,
 )
-from het_tf.distribute.coordinator import Coordinator
-from het_tf.distribute.environment import set_grpc_defaults
-from het_tf.distribute.flushing import Flushing
-from het_tf.distribute.presence import own_what_is_on, task_devices
-from het_tf.distribute.tf_config import TASK_TYPES, check_cluster, read_tf_config
-from het_tf.distribute.watching import Watching
-from het_tf.saving.manager import Manager
+from het_tf.distribute.worker_state import CacheReports, Flushing
+from het_tf.runtime import deferred_destroy
+from het_tf.runtime.broadcast import COORDINATOR
+from het_tf.runtime.current_strategy import note_strategy
+from het_tf.runtime.validation import INT32_MAX, check_float_dtype, check_integer
+from het_tf.storage.checkpoints.manager import Manager
 
 _POLL = 1.0  # seconds between looks at closures that waited for a lost parameter server
 
@@ -53,7 +57,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         dense_staleness: int | None = None,
         dense_merge: str = "average",
         dense_wire_dtype: str = "float32",
-        lost_after: float = health.LOST_AFTER,
+        lost_after: float = probes.LOST_AFTER,
         back_within: float = 600.0,
         exactly_once: bool = False,
     ):
@@ -115,8 +119,8 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         self._closed = False
         self._local_cluster = getattr(cluster_resolver, "local_cluster", None)
         set_grpc_defaults()
-        gpus.leave_memory_to_workers()
-        health.wait_until_up(self._addresses)
+        leave_memory_to_workers()
+        probes.wait_until_up(self._addresses)
         self._earlier = recovery.Earlier()
         super().__init__(cluster_resolver, variable_partitioner)
         Coordinator(self)  # There is one per strategy: else TensorFlow would make its own.
@@ -126,11 +130,11 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         self._reached = False
         self._manager: tf.train.CheckpointManager | Manager | None = None
         self._reports = CacheReports(self._ended_holders)
-        self._monitor = health.HealthMonitor(self._addresses, self._task_down, lost_after)
+        self._monitor = probes.HealthMonitor(self._addresses, self._task_down, lost_after)
         if self._local_cluster is not None:
             self._local_cluster.attach(self.idle, self._cluster_closed)
         else:
-            _abandoned.destroy_at_exit()
+            deferred_destroy.destroy_at_exit()
         note_strategy(self)
 
     # The cluster.
@@ -205,7 +209,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
             return False
 
     @property
-    def health(self) -> health.HealthMonitor:
+    def health(self) -> probes.HealthMonitor:
         """Monitor of all tasks. It probes only between its `start` and `stop`."""
         return self._monitor
 
@@ -322,7 +326,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         """
         until = time.monotonic() + self.back_within
         servers = {task: address for task, address in self._addresses.items() if task[0] == "ps"}
-        if not health.wait_until_up(servers, self.back_within):
+        if not probes.wait_until_up(servers, self.back_within):
             self._raise_if_ps_down()
         if not self._marks.any_replaced():
             return False
@@ -334,7 +338,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         own_what_is_on(replaced, self._address)
         self._recoveries += 1
         recovery.make_again(replaced, self._earlier)
-        reaching.wait_until_servers_are_reached(replaced, self.is_down, until)
+        recovery.wait_until_servers_are_reached(replaced, self.is_down, until)
         return True
 
     def wait_until_reached(self) -> None:
@@ -350,7 +354,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         if not self._reached:
             until = time.monotonic() + self.back_within
             self._reached = self.call_watched(
-                lambda: reaching.wait_until_program_is_reached(
+                lambda: recovery.wait_until_program_is_reached(
                     lambda server: self.is_down(server) or self._marks.any_replaced(), until
                 )
             )
@@ -369,7 +373,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
     # Inside.
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
-        # Of the base class, which would take the name "chief": see het_tf.distribute.connection.
+        # Of the base class, which would take the name "chief": see failures/connection.py.
         resolver = self._cluster_resolver
         cluster = with_local_chief(resolver.cluster_spec())
         self._cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -406,7 +410,7 @@ def _for_workers(dataset_class: type) -> type:
 
 def _checked_addresses(
     resolver: tf.distribute.cluster_resolver.ClusterResolver,
-) -> dict[health.Task, str]:
+) -> dict[probes.Task, str]:
     if isinstance(resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver):
         task = read_tf_config()
         if task.task_type != "chief":

@@ -11,17 +11,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from het_tf import _keras
-from het_tf._strategy import servers_named, warn_of_idle_cluster
-from het_tf.checkpoint import FlushedFirst
+from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.keras import inputs
-from het_tf.keras.eager_inputs import check_inputs
-from het_tf.keras.input_order import by_key
-from het_tf.keras.lookups import lookups_of_call
-from het_tf.keras.saving import Saving
+from het_tf.keras.data import datasets
+from het_tf.keras.data.model_inputs import by_key, check_inputs
+from het_tf.keras.model_files import Saving
 from het_tf.keras.trainer import ParameterServerTrainer
+from het_tf.keras.worker_step.batched_lookups import lookups_of_call
 from het_tf.layers.embedding import embeddings_of
+from het_tf.runtime.current_strategy import servers_named, warn_of_idle_cluster
+from het_tf.storage.checkpoints.table_state import FlushedFirst
 
 
 class _ParameterServerFit(Saving):
@@ -326,7 +325,7 @@ class _ParameterServerFit(Saving):
         batch = trainer.one_batches.dataset(x)
         if batch is not None:
             return self.predict(batch, verbose=0)
-        return self.predict(x, batch_size=inputs.num_examples(x), verbose=0)
+        return self.predict(x, batch_size=datasets.num_examples(x), verbose=0)
 
 
 @keras.saving.register_keras_serializable(package="het_tf")
@@ -351,7 +350,7 @@ class Model(_ParameterServerFit, keras.Model):
         super().__init__(*args, **kwargs)
 
 
-_KerasFunctional = _keras.functional_class()
+_KerasFunctional = keras_internals.functional_class()
 
 
 @keras.saving.register_keras_serializable(package="het_tf")

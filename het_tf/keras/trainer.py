@@ -13,26 +13,25 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from het_tf import _keras
+from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.distribute.closures import ClosureRunner
-from het_tf.keras import checks, inputs
-from het_tf.keras.callback_list import (
+from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.keras.callbacks.backup import Resuming
+from het_tf.keras.callbacks.callback_list import (
     Logs,
+    Traffic,
     batch_hooks,
     callback_list,
     look_at_batches,
     showing_status,
 )
-from het_tf.keras.compiled_model import CompiledModel
-from het_tf.keras.data import Validation, eval_feed, predict_feed, train_feed
-from het_tf.keras.dense import averages_weights
-from het_tf.keras.feeds import Feed, fill
-from het_tf.keras.metric_state import without_names
-from het_tf.keras.predictions import predict_in_order
-from het_tf.keras.rates import RateFollower
-from het_tf.keras.resuming import Resuming
-from het_tf.keras.traffic import Traffic
+from het_tf.keras.compiled_model import CompiledModel, check_callbacks
+from het_tf.keras.data import datasets
+from het_tf.keras.data.feeds import Feed, Validation, eval_feed, fill, predict_feed, train_feed
+from het_tf.keras.worker_step.closure import predict_in_order
+from het_tf.keras.worker_step.dense_variables import averages_weights
+from het_tf.keras.worker_step.metrics import without_names
+from het_tf.keras.worker_step.step_count import RateFollower
 
 # Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
 # closure do not count, few enough that the workers end an epoch together and logs stay fresh.
@@ -55,7 +54,7 @@ class ParameterServerTrainer:
         self._epoch = 0  # of the last `fit`
         self._waits = np.zeros(4)  # As lookahead_stats has them.
         self._traffic = Traffic(strategy)
-        self.one_batches = inputs.OneBatches()
+        self.one_batches = datasets.OneBatches()
 
     def forget_compiled(self) -> None:
         """Drops what was traced; `compile` was called."""
@@ -93,7 +92,7 @@ class ParameterServerTrainer:
         self._check_servers()
         model = self._model
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = inputs.split_validation(
+            (x, y, sample_weight), validation_data = datasets.split_validation(
                 x, y, sample_weight, validation_split
             )
         feed = train_feed(
@@ -109,7 +108,7 @@ class ParameterServerTrainer:
         self._compiled.build(feed.element_spec)
         self._traffic = Traffic(self._strategy)
         callbacks = callback_list(self._model, callbacks, feed, verbose, epochs, self._traffic)
-        checks.check_callbacks(model, callbacks)
+        check_callbacks(model, callbacks)
         validation = Validation(
             self._strategy,
             validation_data,
@@ -124,7 +123,7 @@ class ParameterServerTrainer:
             if self._strategy.exactly_once:
                 self._strategy.flush()  # A closure takes no updates of before along.
             resuming = Resuming(model, self._strategy, callbacks)
-            self._epoch = _keras.take_initial_epoch(model) or initial_epoch
+            self._epoch = keras_internals.take_initial_epoch(model) or initial_epoch
             resuming.begin(self._epoch)
             while True:
                 try:
@@ -231,7 +230,7 @@ class ParameterServerTrainer:
         self._check_servers()
         batch = self.one_batches.dataset(x, y, sample_weight)
         if batch is None:
-            batch_size = inputs.num_examples(x)
+            batch_size = datasets.num_examples(x)
         else:
             x, y, sample_weight, batch_size = batch, None, None, None
         if training:

@@ -12,29 +12,33 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import (
-    _keras,
-    initializers,
-    lifetimes,
-    optimizers,
-    pooling,
-)
-from het_tf._arguments import INT64_MAX, check_float_dtype, check_integer
-from het_tf._strategy import parameter_servers, warn_of_idle_cluster
-from het_tf.cache import WorkerCache
+from het_tf import initializers, lifetimes, optimizers
 from het_tf.cache_config import CacheConfig
-from het_tf.checkpoint import TableState
-from het_tf.layers import arguments, prepared, row_forms
-from het_tf.layers.anchor import Anchor
-from het_tf.layers.as_keras import AsKeras
-from het_tf.layers.compiled import CompiledOptimizer
+from het_tf.compat import keras_internals
+from het_tf.layers import lookahead, row_optimizers
 from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
-from het_tf.layers.lookup import lookup
-from het_tf.layers.rate import LearningRate
-from het_tf.layers.stored_rows import StoredRows
+from het_tf.layers.joint_step import Anchor
+from het_tf.layers.keras_parity import (
+    AsKeras,
+    check_cache_hears,
+    check_dtype,
+    dimensions,
+    first_values,
+    matrix_of,
+    refuse_what_only_keras_does,
+    regularizer,
+)
+from het_tf.layers.layer_table import StoredRows
+from het_tf.layers.optimizer_binding import CompiledOptimizer, LearningRate
+from het_tf.layers.trainable_lookup import lookup
 from het_tf.lifetimes import Admission, Expiry, KeyRange
-from het_tf.table import EmbeddingTable
+from het_tf.runtime.current_strategy import parameter_servers, warn_of_idle_cluster
+from het_tf.runtime.validation import INT64_MAX, check_float_dtype, check_integer
+from het_tf.storage.checkpoints.table_state import TableState
+from het_tf.tables import pooling
+from het_tf.tables.table import EmbeddingTable
+from het_tf.tables.worker_cache import WorkerCache
 
 
 @keras.saving.register_keras_serializable("het_tf")
@@ -149,9 +153,9 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         Raises:
           ValueError: an argument is out of its range; the message names it.
         """
-        arguments.refuse_what_only_keras_does(kwargs)
+        refuse_what_only_keras_does(kwargs)
         super().__init__(**kwargs)
-        arguments.check_dtype(self.dtype_policy)
+        check_dtype(self.dtype_policy)
         if seed is None:
             seed = random.getrandbits(62)
         if nonfinite not in ("error", "skip"):
@@ -163,23 +167,23 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             padding_id = check_integer("padding_id", padding_id, -INT64_MAX - 1, INT64_MAX)
             if mask_zero and padding_id != 0:
                 raise ValueError(f"mask_zero makes id 0 padding, padding_id = {padding_id} another")
-        input_dim, output_dim = arguments.dimensions(first, second, input_dim, output_dim)
+        input_dim, output_dim = dimensions(first, second, input_dim, output_dim)
         self.input_dim, self.output_dim = input_dim, output_dim
-        self.embeddings_regularizer = arguments.regularizer(embeddings_regularizer)
+        self.embeddings_regularizer = regularizer(embeddings_regularizer)
         self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
         initializer = keras.initializers.get(embeddings_initializer)
-        matrix = arguments.matrix_of(initializer)
+        matrix = matrix_of(initializer)
         if matrix is not None and weights is not None:
             raise ValueError("weights are given twice, as embeddings_initializer, too")
         given = weights if matrix is None else matrix
-        self._first_values = arguments.first_values(given, input_dim, output_dim)
+        self._first_values = first_values(given, input_dim, output_dim)
         self.embeddings_initializer = initializer
         self._row_initializer = keras.initializers.Zeros() if matrix is not None else initializer
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         self._takes_compiled = optimizer is None or (
             isinstance(optimizer, str) and optimizer == "same"
         )
-        self.optimizer = None if self._takes_compiled else row_forms.get(optimizer)
+        self.optimizer = None if self._takes_compiled else row_optimizers.get(optimizer)
         optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
         if self.optimizer and self.optimizer.cowclip and self.embeddings_regularizer:
             raise ValueError(
@@ -243,7 +247,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         """Makes the table; before: whose rows it is to have, and slots that are of its kind."""
         devices = self._devices
         if devices:
-            arguments.check_cache_hears(self.name, self.cache, self.expiry, self.key_ranges)
+            check_cache_hears(self.name, self.cache, self.expiry, self.key_ranges)
         table = EmbeddingTable(
             self.output_dim,
             # Until it is known what trains the rows, they have no slots.
@@ -342,15 +346,15 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             outputs = served.pool(keys, features)
         else:
             self.take_caller_s()
-            if not self.has_table and _keras.asks_for_shapes():
+            if not self.has_table and keras_internals.asks_for_shapes():
                 outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
                 self._check_has_table()
-                if not tf.executing_eagerly() and not _keras.asks_for_shapes():
+                if not tf.executing_eagerly() and not keras_internals.asks_for_shapes():
                     self._is_traced = True
-                if prepared.record(self, keys, fresh=training is False):
+                if lookahead.record(self, keys, fresh=training is False):
                     zeros = [tf.zeros([bags.count, self.output_dim]) for bags in features]
-                    outputs = list(map(prepared.unknown, zeros))
+                    outputs = list(map(lookahead.unknown, zeros))
                 else:
                     outputs = lookup(self, keys, features, training)
         for output in outputs:
@@ -457,7 +461,9 @@ class EmbedReduce(HetEmbedding):
 
 def embeddings_of(model: keras.Model) -> list[HetEmbedding]:
     """The `HetEmbedding` layers of a model, those of its layers' layers included."""
-    return [layer for layer in _keras.nested_layers(model) if isinstance(layer, HetEmbedding)]
+    return [
+        layer for layer in keras_internals.nested_layers(model) if isinstance(layer, HetEmbedding)
+    ]
 
 
 def named_embeddings(model: keras.Model) -> dict[str, HetEmbedding]:

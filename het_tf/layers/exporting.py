@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from het_tf.layers import callers
-from het_tf.pooling import Bags
-from het_tf.saving.frozen import FrozenTable
+from het_tf.compat import call_stack
+from het_tf.storage.served.frozen_table import FrozenTable
+from het_tf.tables.pooling import Bags
 
 
 class ServedTable(Protocol):
@@ -62,10 +62,10 @@ def _exported_table(layer: Any) -> FrozenTable | None:
     """
     if tf.executing_eagerly():  # exports are traced
         return None
-    check_format(layer, callers.export_format() or _FORMAT)
-    archive = callers.caller(_archive_class())
+    check_format(layer, call_stack.export_format() or _FORMAT)
+    archive = call_stack.caller(_archive_class())
     if archive is None:
-        if callers.is_called_by(tf.saved_model.save):
+        if call_stack.is_called_by(tf.saved_model.save):
             raise ValueError(
                 f"tf.saved_model.save would leave out the table of layer {layer.name}: use"
                 " het_tf.export_saved_model(model, path) or model.export(path)"

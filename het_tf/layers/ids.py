@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from het_tf import ops
 
-# Ops that put out what was fed to a graph; the last two in closures (het_tf/keras/closures.py).
+# Ops that put out what was fed to a graph; the last two in closures (keras/worker_step/closure.py).
 _FED = (
     "Placeholder",
     "IteratorGetNext",

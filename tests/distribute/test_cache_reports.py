@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import het_tf
-from het_tf.cache import WorkerCache
-from het_tf.distribute.cache_reports import CacheReports, report_ops, reports_size
+from het_tf.distribute.worker_state import CacheReports, report_ops, reports_size
+from het_tf.tables.worker_cache import WorkerCache
 
 
 def new_cache(name):

@@ -8,8 +8,8 @@ import pytest
 import small_models as sm
 
 import het_tf.keras
-from het_tf import _status_files
-from het_tf.keras.metric_state import MetricSums
+from het_tf import top
+from het_tf.keras.worker_step.metrics import MetricSums
 
 
 @pytest.fixture(scope="module")
@@ -250,14 +250,14 @@ def test_a_training_that_failed_is_not_shown(model, data, tmp_path, monkeypatch)
     shown = []
 
     def on_epoch_end(epoch, logs):
-        shown.extend(_status_files.read_all())
+        shown.extend(top.read_all())
         raise RuntimeError("enough")
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
     with pytest.raises(RuntimeError, match="enough"):
         model.fit(*data, batch_size=16, callbacks=[callback], verbose=0)
     assert [each["model"] for each in shown] == [model.name]
-    assert not _status_files.read_all()
+    assert not top.read_all()
 
 
 def test_flush_comes_before_what_needs_it(model, data, strategy, monkeypatch):

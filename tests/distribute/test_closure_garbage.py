@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from het_tf.distribute.closures import _num_traces, _old_objects_passed_over
+from het_tf.distribute.closure_runner import _num_traces, _old_objects_passed_over
 
 
 class _Cycle:

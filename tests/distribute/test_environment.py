@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from het_tf.distribute import health
-from het_tf.distribute.environment import set_grpc_defaults
+from het_tf.distribute.cluster.tf_config import set_grpc_defaults
+from het_tf.distribute.failures import probes
 
 
 def test_pings_come_no_more_often_than_servers_accept(monkeypatch):
@@ -24,7 +24,7 @@ def test_an_attempt_to_connect_takes_no_longer_than_a_probe(monkeypatch):
     set_grpc_defaults()
     options = os.environ["TF_GRPC_DEFAULT_OPTIONS"]
     limit = re.search(r"grpc\.min_reconnect_backoff_ms=(\d+)", options)[1]
-    assert int(limit) == 1000 * health.PROBE_TIMEOUT
+    assert int(limit) == 1000 * probes.PROBE_TIMEOUT
 
 
 def test_what_is_set_stays(monkeypatch):

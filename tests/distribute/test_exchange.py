@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf._graph import run_beside
-from het_tf._visits import cluster_devices
-from het_tf.distribute.closures import ClosureRunner
-from het_tf.exchange import Exchange
+from het_tf.compat.function_graphs import run_beside
+from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.runtime.broadcast import cluster_devices
+from het_tf.tables.exchange import Exchange
 
 BYTES = tf.TensorSpec([None], tf.uint8)
 

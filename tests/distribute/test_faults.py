@@ -156,6 +156,6 @@ def test_servers_end_with_the_process_that_started_them(seen):
 
 def is_server(pid):
     try:
-        return b"server_template" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"fork_server" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # It has ended, maybe just now.
         return False

@@ -14,7 +14,7 @@ import small_models as sm
 import tensorflow as tf
 
 import het_tf.keras
-from het_tf.keras.inputs import weigh_classes
+from het_tf.keras.data.datasets import weigh_classes
 
 
 class Subclassed(het_tf.keras.Model):

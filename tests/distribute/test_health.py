@@ -13,22 +13,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from het_tf.distribute import health
-from het_tf.distribute.health import HealthMonitor, TaskState
-from het_tf.distribute.watching import ServerLostError
+from het_tf.distribute.failure_reports import ServerLostError
+from het_tf.distribute.failures import probes
+from het_tf.distribute.failures.probes import HealthMonitor, TaskState
 
 
 def test_refused_when_nobody_listens():
     with socket.socket() as reserved:
         reserved.bind(("localhost", 0))
         address = f"localhost:{reserved.getsockname()[1]}"
-        assert health.probe(address, timeout=5) is TaskState.REFUSED
+        assert probes.probe(address, timeout=5) is TaskState.REFUSED
 
 
 def test_silent_when_only_the_kernel_answers():
     with socket.create_server(("localhost", 0)) as listening:
         address = f"localhost:{listening.getsockname()[1]}"
-        assert health.probe(address, timeout=1) is TaskState.SILENT
+        assert probes.probe(address, timeout=1) is TaskState.SILENT
 
 
 @pytest.mark.parametrize("how", ["it closes", "it resets"])
@@ -45,17 +45,17 @@ def test_refused_when_the_process_ends_meanwhile(how):
         ends = threading.Thread(target=end)
         ends.start()
         address = f"localhost:{listening.getsockname()[1]}"
-        assert health.probe(address, timeout=30) is TaskState.REFUSED
+        assert probes.probe(address, timeout=30) is TaskState.REFUSED
         ends.join()
 
 
 def test_a_host_without_an_address_is_not_a_process_that_is_gone():
-    assert health.probe("no-such-host.invalid:1", timeout=5) is TaskState.UNREACHABLE
+    assert probes.probe("no-such-host.invalid:1", timeout=5) is TaskState.UNREACHABLE
 
 
 def test_up_when_a_server_answers(cluster):
     for addresses in cluster.addresses.values():
-        assert all(health.probe(address) is TaskState.UP for address in addresses)
+        assert all(probes.probe(address) is TaskState.UP for address in addresses)
 
 
 def wait_until(holds) -> None:
@@ -88,8 +88,8 @@ def task() -> Iterator[tuple[str, threading.Event]]:
 
 @pytest.fixture
 def _impatient(monkeypatch):
-    monkeypatch.setattr(health, "PROBE_INTERVAL", 0.05)
-    monkeypatch.setattr(health, "PROBE_TIMEOUT", 0.2)
+    monkeypatch.setattr(probes, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(probes, "PROBE_TIMEOUT", 0.2)
 
 
 @pytest.mark.usefixtures("_impatient")

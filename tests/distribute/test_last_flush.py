@@ -14,8 +14,8 @@ PROGRAM = """
 import json, sys
 import tensorflow as tf
 from het_tf import ops
-from het_tf.distribute.last_flush import send_all
-from het_tf.distribute.tf_config import TaskConfig
+from het_tf.distribute.shutdown_flush import send_all
+from het_tf.distribute.cluster.tf_config import TaskConfig
 from het_tf.server import start_server
 
 cluster = json.loads(sys.argv[1])

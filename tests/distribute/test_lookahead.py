@@ -14,8 +14,8 @@ from tracing import count_server_calls, graph_def, record_closures
 
 import het_tf
 import het_tf.keras
-from het_tf._visits import cluster_devices, visit
 from het_tf.layers import HetEmbedding
+from het_tf.runtime.broadcast import cluster_devices, visit
 
 KEYS, BATCH, STEPS = 200, 32, 12
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import het_tf
 import het_tf.keras
-from het_tf import _status_files
+from het_tf import top
 
 KEYS, BATCH = 40, 16
 
@@ -152,7 +152,7 @@ def test_layers_of_one_name_are_told_apart(strategy, tmp_path, monkeypatch):
 
     class Said(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            said.extend(_status_files.read_all())
+            said.extend(top.read_all())
 
     metrics = het_tf.keras.callbacks.CacheMetrics(str(tmp_path))
     model.fit(*batches(20), batch_size=BATCH, epochs=2, verbose=0, callbacks=[metrics, Said()])
@@ -237,7 +237,7 @@ class Top(keras.callbacks.Callback):
         self.num_workers = num_workers
 
     def on_train_batch_end(self, batch, logs=None):
-        statuses = _status_files.read_all()
+        statuses = top.read_all()
         everyone = any(len(each["caches"]["items"]) == self.num_workers for each in statuses)
         if everyone and not self.model.stop_training:
             command = [sys.executable, "-m", "het_tf.top", "--once"]

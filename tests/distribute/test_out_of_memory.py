@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import ops
-from het_tf.distribute import health
-from het_tf.distribute.closures import ClosureRunner
+from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.distribute.failures import probes
 
 FLOATS = 2**45  # more than any machine has
 
@@ -68,5 +68,5 @@ def test_fit_raises_what_the_server_said_and_does_not_try_again(strategy):
 def test_a_server_that_answers_so_is_not_asked_whether_it_lives(strategy, monkeypatch):
     text = "no memory for 512 bytes [/job:ps/replica:0/task:1]"
     error = tf.errors.ResourceExhaustedError(None, None, text)
-    monkeypatch.setattr(health, "probe", lambda *_: health.TaskState.SILENT)
+    monkeypatch.setattr(probes, "probe", lambda *_: probes.TaskState.SILENT)
     assert strategy.explain(error) is error

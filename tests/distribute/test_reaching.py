@@ -12,8 +12,8 @@ PROGRAM = """
 import sys
 import tensorflow as tf
 import het_tf
-from het_tf._visits import cluster_devices
-from het_tf.table import EmbeddingTable
+from het_tf.runtime.broadcast import cluster_devices
+from het_tf.tables.table import EmbeddingTable
 
 strategy = het_tf.distribute.HetParameterServerStrategy(
     tf.distribute.cluster_resolver.TFConfigClusterResolver()

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import pytest
 from program_runner import PROGRAMS, Program
 
-from het_tf.distribute import LocalCluster, server_processes
-from het_tf.distribute.server_processes import ServerTemplate
+from het_tf.distribute import LocalCluster
+from het_tf.distribute.cluster.local_cluster import TEMPLATE, ServerTemplate
 
 
 def parent(pid: int) -> int:
@@ -96,7 +96,7 @@ def test_servers_end_whose_program_died_while_they_were_started(tmp_path):
     mark = str(tmp_path)
     with other:
         template = subprocess.Popen(
-            [sys.executable, server_processes.TEMPLATE],
+            [sys.executable, TEMPLATE],
             env={**os.environ, "MARK": mark},
             stdin=other,
             start_new_session=True,

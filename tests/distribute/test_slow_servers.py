@@ -12,7 +12,7 @@ import program_runner
 import pytest
 from standalone import free_address
 
-from het_tf.distribute import health
+from het_tf.distribute.failures import probes
 
 PROGRAM = """
 import os, sys
@@ -39,7 +39,7 @@ def addresses():
 
 
 def test_servers_that_are_not_started_are_named_and_waited_for(addresses):
-    assert 2 * health.REPORT_INTERVAL <= 10
+    assert 2 * probes.REPORT_INTERVAL <= 10
     program = program_runner.Program("-c", f"CLUSTER = {json.dumps(addresses)}\n{PROGRAM}")
     with contextlib.ExitStack() as stack:
         stack.callback(program.kill)
@@ -92,4 +92,4 @@ def test_a_server_that_is_silent_for_a_while(seen):
 def test_servers_with_one_core_and_with_a_load_of_20_on_it():
     seen = program_runner.result_of("slow_server_program.py", "--loaded")
     assert seen["one core"] == seen["slow"]["counts"] == 40 * [1]
-    assert max(seen["slow"]["seconds of a probe"]) < health.LOST_AFTER
+    assert max(seen["slow"]["seconds of a probe"]) < probes.LOST_AFTER

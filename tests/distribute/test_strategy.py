@@ -11,9 +11,9 @@ import small_models as sm
 import tensorflow as tf
 
 import het_tf
-from het_tf._visits import cluster_devices, visit
-from het_tf.distribute.cache_reports import report_ops
-from het_tf.distribute.closures import ClosureRunner
+from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.distribute.worker_state import report_ops
+from het_tf.runtime.broadcast import cluster_devices, visit
 
 
 def test_is_a_parameter_server_strategy(strategy, cluster):

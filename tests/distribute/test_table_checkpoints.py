@@ -12,12 +12,12 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import lifetimes
-from het_tf._threads import call_in_daemon
-from het_tf._visits import cluster_devices
-from het_tf.cache import WorkerCache
 from het_tf.checkpoint import TableState
-from het_tf.saving.cuts import Cut
-from het_tf.table import EmbeddingTable
+from het_tf.runtime.broadcast import cluster_devices
+from het_tf.runtime.threads import call_in_daemon
+from het_tf.storage.checkpoints.snapshots import Cut
+from het_tf.tables.table import EmbeddingTable
+from het_tf.tables.worker_cache import WorkerCache
 
 ROWS = 3000
 

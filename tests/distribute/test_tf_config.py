@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from het_tf import server
 from het_tf.distribute import HetParameterServerStrategy, LocalCluster
-from het_tf.distribute.tf_config import check_cluster, read_tf_config
+from het_tf.distribute.cluster.tf_config import check_cluster, read_tf_config
 
 CLUSTER = {"worker": ["a:1", "b:2"], "ps": ["c:3"], "chief": ["d:4"]}
 

@@ -17,7 +17,7 @@ import pages
 import pytest
 import yaml
 
-from het_tf.distribute.tf_config import read_tf_config
+from het_tf.distribute.cluster.tf_config import read_tf_config
 
 HOOKS = runpy.run_path(str(pages.DOCS / "hooks.py"))
 

@@ -36,8 +36,8 @@ import test_checkpoint as cases
 import test_weights_check as weights
 
 import het_tf
-import het_tf.table as tables
-from het_tf.table import EmbeddingTable, TableExport
+import het_tf.tables.table as tables
+from het_tf.tables.table import EmbeddingTable, TableExport
 
 ROWS, WIDTH = 2000, 8
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import het_tf
 from het_tf.checkpoint import TableState
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.tables.table import EmbeddingTable, TableExport
 
 ROWS, WIDTH = 20_000, 16
 

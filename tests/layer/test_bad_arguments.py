@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import initializers, ops, optimizers
-from het_tf.cache import WorkerCache
+from het_tf.tables.worker_cache import WorkerCache
 
 SGD = optimizers.SGD(1.0)
 
@@ -31,7 +31,9 @@ def table(dim=2, optimizer=SGD, **arguments) -> het_tf.EmbeddingTable:
 
 def set_rows(keys, clocks=(1,)) -> None:
     values, slots = np.ones((1, 1), np.float32), np.ones((1, 0), np.float32)
-    table(1).import_(het_tf.table.TableExport(np.array(keys), values, slots, np.array(clocks)))
+    table(1).import_(
+        het_tf.tables.table.TableExport(np.array(keys), values, slots, np.array(clocks))
+    )
 
 
 def drift(**changes) -> het_tf.CacheConfig:

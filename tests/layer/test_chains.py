@@ -15,7 +15,7 @@ from test_manager import manager_of
 import het_tf
 from het_tf import lifetimes
 from het_tf.checkpoint import Manager, TableState
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.tables.table import EmbeddingTable, TableExport
 
 WIDTH = 4
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import het_tf
 from het_tf.checkpoint import TableState
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.tables.table import EmbeddingTable, TableExport
 
 IDS = np.arange(300).reshape(100, 3)
 TARGETS = np.ones(100)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import het_tf
 from het_tf import optimizers
 from het_tf.layers import FeatureConfig, HetEmbedding, HetEmbeddingCollection, TableConfig
-from het_tf.saving import descriptions
+from het_tf.storage.checkpoints import table_schema
 
 BATCH = 4
 
@@ -517,17 +517,17 @@ def test_tables_that_came_to_share_one_do_not_lose_rows_in_silence(tmp_path):
 
 def test_rows_of_before_are_taken_where_they_are_of_one_table(tmp_path):
     table = sized(SAVED[:1])[1].layers[0].table
-    descriptions.check_shape({"format": 1, "dim": 3}, table, "it")
+    table_schema.check_shape({"format": 1, "dim": 3}, table, "it")
     table = sized(SAVED)[1].layers[0].table
     with pytest.raises(ValueError, match=r"^it does not say .* tables \['item', 'user'\]$"):
-        descriptions.check_shape({"format": 1, "dim": 3}, table, "it")
+        table_schema.check_shape({"format": 1, "dim": 3}, table, "it")
 
 
 def test_a_damaged_layout_is_named():
     table = sized(SAVED)[1].layers[0].table
     for layout in (3, [], {"t": 3}, {"t": [0]}, {"t": [0, -1]}, {"t": [0, "0"]}):
-        config = descriptions.describe(table) | {"layout": layout}
+        config = table_schema.describe(table) | {"layout": layout}
         with pytest.raises(ValueError, match="it says layout = "):
-            descriptions.check_description(config)
+            table_schema.check_description(config)
         with pytest.raises(ValueError, match=r"^it is damaged: it says layout = "):
-            descriptions.check_shape(config, table, "it")
+            table_schema.check_shape(config, table, "it")

@@ -21,7 +21,7 @@ from test_weights_check import IDS, assert_same, model_of, state_of, tables_of
 
 import het_tf
 from het_tf.checkpoint import TableState
-from het_tf.table import EmbeddingTable
+from het_tf.tables.table import EmbeddingTable
 
 WIDTH = 6
 

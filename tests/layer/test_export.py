@@ -204,8 +204,8 @@ def test_stored_rows_are_as_near_as_the_documentation_says(tmp_path, monkeypatch
     # Values of all sizes, a row of zeros among them; in many parts and slices.
     values = rng.normal(size=(3000, 7)) * 10.0 ** rng.integers(-9, 4, (3000, 1))
     values[5] = 0
-    monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 5000)
-    monkeypatch.setattr("het_tf.saving.bundles._SLICE_BYTES", 5000)
+    monkeypatch.setattr("het_tf.tables.table._EXPORT_PART_BYTES", 5000)
+    monkeypatch.setattr("het_tf.storage.files._SLICE_BYTES", 5000)
     model = lookup_model(values)
     values = values.astype(np.float32)
     bounds = {

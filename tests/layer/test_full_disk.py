@@ -79,7 +79,7 @@ def full(request, monkeypatch) -> Callable[[], contextlib.AbstractContextManager
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
 
         with monkeypatch.context() as patch, full_after(limits[0]):
-            for module in ("het_tf.export", "het_tf.saving.mapped"):
+            for module in ("het_tf.export", "het_tf.serving"):
                 patch.setattr(f"{module}.save_endpoints", save_and_fill)
             yield
 

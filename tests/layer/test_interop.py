@@ -54,8 +54,8 @@ FORMATS = {
 
 
 def test_rows_come_back_from_every_format_in_many_blocks(tmp_path, monkeypatch, subtests):
-    monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 200)
-    monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 500)
+    monkeypatch.setattr("het_tf.storage.row_files._BLOCK_BYTES", 200)
+    monkeypatch.setattr("het_tf.tables.table._EXPORT_PART_BYTES", 500)
     for rows in (0, 1, 300):
         layer = trained_layer(rows)
         for name, make in FORMATS.items():
@@ -83,7 +83,7 @@ class Ram:
 
 
 def test_any_file_system_of_tensorflow_will_do(monkeypatch, subtests):
-    monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 200)
+    monkeypatch.setattr("het_tf.storage.row_files._BLOCK_BYTES", 200)
     layer = trained_layer()
     for name, make in FORMATS.items():
         with subtests.test(name):
@@ -193,7 +193,7 @@ def _saved_by_saver(path, tensors) -> str:
 
 @pytest.mark.parametrize(("name", "cuts"), [("t", [2, 2, 3]), ("a/t.1", [])])
 def test_tables_of_tfra_in_a_checkpoint_are_read(name, cuts, tmp_path, monkeypatch):
-    monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 20)
+    monkeypatch.setattr("het_tf.storage.row_files._BLOCK_BYTES", 20)
     shards = [*zip(*(np.split(each, cuts) for each in (KEYS, VALUES)), strict=True)]
     checkpoint = _checkpoint(tmp_path, name, shards)
     tensors = {"dense": np.ones(1), "t_slot_mht_1of1-keys": KEYS, "t_slot_mht_1of1-values": VALUES}
@@ -239,7 +239,7 @@ def test_a_large_row_group_is_read_in_parts(tmp_path, monkeypatch):
             sizes.append(size)
             return super().read(size)
 
-    monkeypatch.setattr("het_tf.saving.files.io.BufferedReader", Counted)
+    monkeypatch.setattr("het_tf.storage.files.io.BufferedReader", Counted)
     blocks = [block for _, block in interop.Parquet(tmp_path / "x.parquet").read()]
     np.testing.assert_array_equal(np.concatenate(blocks), values)
     assert 0 < max(sizes) < values.nbytes / 2
@@ -467,7 +467,7 @@ def test_a_flipped_bit_is_noticed_or_means_nothing(name, flips, tmp_path):
 
 
 def test_what_is_bad_in_the_last_block_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("het_tf.saving.row_files._BLOCK_BYTES", 12)
+    monkeypatch.setattr("het_tf.storage.row_files._BLOCK_BYTES", 12)
     layer = make_layer()
     with pytest.raises(ValueError, match=r"x\.npz: key 0 has nan"):
         interop.load(layer, _npz(keys=KEYS, values=_with(4, 2, np.nan))(tmp_path))

@@ -11,7 +11,7 @@ import tensorflow as tf
 import het_tf
 from het_tf import Admission, Expiry, KeyRange, lifetimes, ops
 from het_tf.checkpoint import TableState
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.tables.table import EmbeddingTable, TableExport
 
 SGD = het_tf.optimizers.SGD(1.0)
 DAYS = Expiry(age=2, time="given")

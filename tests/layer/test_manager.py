@@ -12,7 +12,7 @@ from test_checkpoint import assert_same_rows, sorted_rows
 
 import het_tf
 from het_tf.checkpoint import Manager, TableState
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.tables.table import EmbeddingTable, TableExport
 
 WIDTH = 4
 

@@ -7,7 +7,7 @@ import inspect
 import keras
 import tensorflow as tf
 
-from het_tf.keras.metric_state import MetricScope, check_is_added_to
+from het_tf.keras.worker_step.metrics import MetricScope, check_is_added_to
 
 ARGUMENTS = {
     "IoU": {"num_classes": 3, "target_class_ids": [0]},

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import ops, optimizers
-from het_tf.cache import WorkerCache
-from het_tf.pooling import bags_of
+from het_tf.tables.pooling import bags_of
+from het_tf.tables.worker_cache import WorkerCache
 
 KEYS, DIM = 12, 5
 PADDING = KEYS

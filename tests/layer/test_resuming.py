@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from het_tf.keras.callbacks import BackupAndRestore
-from het_tf.keras.resuming import Resuming
+from het_tf.keras.callbacks.backup import Resuming
 
 
 def test_training_ends_where_it_was_resumed_in_vain_three_times_in_a_row(tmp_path):

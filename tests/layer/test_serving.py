@@ -877,7 +877,7 @@ def test_a_model_that_is_published_is_not_exported_over(model, tmp_path):
 
 
 def test_of_two_programs_that_make_a_folder_one_does(model, tmp_path, monkeypatch):
-    flush = het_tf.saving.mapped.flush_model
+    flush = het_tf.serving.flush_model
     first = []
 
     def make(made) -> None:
@@ -886,7 +886,7 @@ def test_of_two_programs_that_make_a_folder_one_does(model, tmp_path, monkeypatc
             first.append(None)
             first[0] = het_tf.serving.publish(model, tmp_path / "model", every="1h")
 
-    monkeypatch.setattr(het_tf.saving.mapped, "flush_model", make)
+    monkeypatch.setattr(het_tf.serving, "flush_model", make)
     with pytest.raises(RuntimeError, match=r"model: another publisher wrote a SavedModel there"):
         het_tf.serving.publish(model, tmp_path / "model", every="1h")
     assert first[0].publish() == 1

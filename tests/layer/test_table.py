@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import ops, optimizers
-from het_tf.cache import WorkerCache
+from het_tf.tables.worker_cache import WorkerCache
 
 KEYS = np.array([0, 1, -1, 2**31, 2**32 + 1, 2**53 + 1, 2**63 - 1, -(2**63)])
 
@@ -142,14 +142,14 @@ def test_rows_move_to_a_table_of_another_number_of_shards_and_back():
 def test_an_export_in_parts_is_the_whole(monkeypatch):
     table = het_tf.EmbeddingTable(2, optimizers.SGD())
     train(table, np.arange(1000), np.ones((1000, 2)))
-    monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 500)
+    monkeypatch.setattr("het_tf.tables.table._EXPORT_PART_BYTES", 500)
     rows = table.export()
     assert sorted(rows.keys) == list(range(1000))
     np.testing.assert_array_equal(rows.values, table.lookup(rows.keys))
 
 
 def test_parts_of_an_export_are_of_one_size_whatever_the_tables(monkeypatch):
-    monkeypatch.setattr("het_tf.table._EXPORT_PART_BYTES", 20_000)
+    monkeypatch.setattr("het_tf.tables.table._EXPORT_PART_BYTES", 20_000)
     table = het_tf.EmbeddingTable(2, optimizers.Adagrad())
     for rows in (1_000, 100_000):
         table.assign(np.arange(rows), np.zeros((rows, 2), np.float32))

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import het_tf
-from het_tf.layers.backward import Backward
-from het_tf.layers.trained import trained
+from het_tf.layers.trainable_lookup import Backward, trained
 
 
 def test_rows_come_out_as_they_are_and_gradients_go_where_they_are_sent():

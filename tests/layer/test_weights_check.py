@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 import het_tf
-from het_tf.saving.checksums import add_checksums
-from het_tf.table import TableExport
+from het_tf.storage.checkpoints.keras_files import add_checksums
+from het_tf.tables.table import TableExport
 
 IDS = np.arange(60).reshape(20, 3)
 
@@ -187,7 +187,7 @@ def saved(tmp_path_factory) -> tuple[pathlib.Path, list[np.ndarray]]:
     """A file with the rows of a table in three parts, and the rows."""
     model, path = layer_of(300), tmp_path_factory.mktemp("saved") / "rows.weights.h5"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("het_tf.table._EXPORT_PART_BYTES", 5000)
+        patch.setattr("het_tf.tables.table._EXPORT_PART_BYTES", 5000)
         model.save_weights(path)
     assert read_config(path)["parts"] == 3
     return path, rows_of(model)

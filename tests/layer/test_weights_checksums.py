@@ -15,7 +15,7 @@ from test_checkpoint import error_of
 from test_weights_check import assert_same, model_of, state_of
 
 import het_tf
-from het_tf.saving.checksums import check_checksums
+from het_tf.storage.checkpoints.keras_files import check_checksums
 
 CHECKSUMS = "het_tf/vars/checksums"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from het_tf._threads import call_in_daemon
-from het_tf.keras.window import Window
+from het_tf.keras.worker_step.step_queue import Window
+from het_tf.runtime.threads import call_in_daemon
 
 
 @pytest.fixture

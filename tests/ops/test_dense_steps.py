@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf.keras.fused_steps import fused_steps
+from het_tf.keras.worker_step.dense_variables import fused_steps
 
 REFUSED = tf.errors.InvalidArgumentError
 OPTIMIZERS = {

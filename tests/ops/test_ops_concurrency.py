@@ -12,7 +12,7 @@ from small_tables import name
 
 import het_tf
 from het_tf import ops, optimizers
-from het_tf.cache import WorkerCache
+from het_tf.tables.worker_cache import WorkerCache
 
 THREADS, STEPS, KEYS = 4, 60, 20
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from small_tables import INVALID, installed_ticket, new_cache, new_table, unique
 
 from het_tf import ops, optimizers
-from het_tf.cache import WorkerCache
 from het_tf.cache_config import CacheConfig
-from het_tf.table import EmbeddingTable
+from het_tf.tables.table import EmbeddingTable
+from het_tf.tables.worker_cache import WorkerCache
 
 
 def shards_to_push():

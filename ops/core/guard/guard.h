@@ -14,7 +14,7 @@
 
 namespace het_tf {
 
-// In the order of het_tf.distribute.health.TaskState.
+// In the order of het_tf.distribute.failures.probes.TaskState.
 enum class TaskState : int {
   kUp,
   kRefused,      // its process is gone

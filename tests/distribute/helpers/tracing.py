@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from het_tf.distribute.closures import ClosureRunner
+from het_tf.distribute.closure_runner import ClosureRunner
 
 
 def record_closures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

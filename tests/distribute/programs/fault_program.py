@@ -23,7 +23,7 @@ import tensorflow as tf
 from faults import AtStep, Warnings
 
 import het_tf
-from het_tf.distribute import health
+from het_tf.distribute.failures import probes
 
 EXAMPLES = 200
 BATCH = 4  # as many updates of the embedding, whose ids are all different
@@ -95,14 +95,14 @@ def shorten_probes() -> list[str]:
       A list that gets the address of every probe that is not the monitor's.
     """
     addresses = []
-    probe = health.probe
+    probe = probes.probe
 
     def noted(address, timeout=PROBE_TIMEOUT):
         addresses.append(address)
         return probe(address, timeout)
 
-    health.probe = noted
-    health.PROBE_INTERVAL, health.PROBE_TIMEOUT = 1.0, PROBE_TIMEOUT
+    probes.probe = noted
+    probes.PROBE_INTERVAL, probes.PROBE_TIMEOUT = 1.0, PROBE_TIMEOUT
     return addresses
 
 

@@ -17,8 +17,8 @@ import tensorflow as tf
 from faults import AtStep, Warnings
 
 import het_tf
-from het_tf._threads import call_in_daemon
-from het_tf._visits import cluster_devices
+from het_tf.runtime.broadcast import cluster_devices
+from het_tf.runtime.threads import call_in_daemon
 
 BATCHES = 40
 BATCH = 8

@@ -23,9 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 import het_tf
-from het_tf._visits import cluster_devices
 from het_tf.checkpoint import TableState
-from het_tf.table import EmbeddingTable, TableExport
+from het_tf.runtime.broadcast import cluster_devices
+from het_tf.tables.table import EmbeddingTable, TableExport
 
 ROWS, WIDTH = 60_000, 16
 # Of a chain, one in so many rows is changed between two checkpoints.

@@ -20,9 +20,9 @@ import tensorflow as tf
 from faults import AtStep, Warnings
 
 import het_tf
-from het_tf._apart import call_apart
-from het_tf.distribute import health
-from het_tf.keras.feeds import StreamFeed
+from het_tf.distribute.failures import probes
+from het_tf.keras.data.feeds import StreamFeed
+from het_tf.runtime.threads import call_apart
 
 LOAD = 20
 
@@ -70,7 +70,7 @@ def under_load(cluster, strategy, model, data):
         seconds = []
         for _ in range(5):
             began = time.monotonic()
-            health.probe(cluster.addresses["ps"][0])
+            probes.probe(cluster.addresses["ps"][0])
             seconds.append(time.monotonic() - began)
     finally:
         for process in busy:
@@ -91,7 +91,7 @@ def with_one_that_is_silent(cluster, strategy, model, data):
         threading.Thread(target=go_on_when_noticed).start()
 
     def go_on_when_noticed():
-        while strategy.health.failing() != {("ps", 0): health.TaskState.SILENT}:
+        while strategy.health.failing() != {("ps", 0): probes.TaskState.SILENT}:
             time.sleep(0.1)
         ps.send_signal(signal.SIGCONT)
 

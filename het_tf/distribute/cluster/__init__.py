@@ -1,0 +1,1 @@
+"""Clusters: TF_CONFIG, the processes of tasks, GPUs."""

@@ -1,0 +1,1 @@
+"""Replicas of the dense variables on workers."""

@@ -1,0 +1,231 @@
+"""What the functions that run on a worker do with its replica of the dense variables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+from het_tf import ops
+from het_tf.compat.function_graphs import handle_from_caller, share_in_graph
+from het_tf.distribute.dense.server_copy import DenseCopy
+from het_tf.runtime.counters import names_of
+from het_tf.tables.exchange import Exchange
+
+
+class ReplicaVariable(BaseResourceVariable):
+    """Stands for a variable on a parameter server: Keras takes it for that one.
+
+    Attributes:
+      assigned: whether an op was built that writes it.
+    """
+
+    def __init__(self, native: tf.Variable, find_handle: Callable[[], tf.Tensor]):
+        """Describes the variable.
+
+        Args:
+          native: the one on the parameter server.
+          find_handle: gives the handle to use in the graph that is being built.
+        """
+        self._find_handle = find_handle
+        self.assigned = False
+        super().__init__(
+            trainable=native.trainable,
+            shape=native.shape,
+            dtype=native.dtype,
+            distribute_strategy=native._distribute_strategy,
+            unique_id=native._unique_id,  # Keras' optimizers find their slots by it.
+            handle_name=native.name.split(":")[0],
+            in_graph_mode=False,
+        )
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The handle in the present graph."""
+        return self._find_handle()
+
+    @property
+    def device(self) -> str:
+        """Not known when a graph is built: that of the worker that runs it."""
+        return ""
+
+
+def _noting(name: str) -> Any:
+    method = getattr(BaseResourceVariable, name)
+
+    @functools.wraps(method)
+    def note(self: ReplicaVariable, *args: Any, **kwargs: Any) -> Any:
+        self.assigned = True
+        return method(self, *args, **kwargs)
+
+    return note
+
+
+for _name in (
+    *("assign", "assign_add", "assign_sub", "batch_scatter_update"),
+    *(f"scatter_{verb}" for verb in ("add", "sub", "max", "min", "mul", "div", "update")),
+    *(f"scatter_nd_{verb}" for verb in ("add", "sub", "update", "max", "min")),
+):
+    setattr(ReplicaVariable, _name, _noting(_name))
+
+
+class ReplicaOps:
+    """The part of `DenseReplicas` that builds ops, for the graphs of those functions.
+
+    Attributes:
+      name: unique; for logs.
+    """
+
+    _make_handle: Callable[[], tf.Tensor]
+
+    def __init__(self, name: str, natives: Sequence[tf.Variable], copy: DenseCopy):
+        """Describes the replicas; makes nothing yet.
+
+        Args:
+          name: unique.
+          natives: the variables on the parameter servers.
+          copy: what the replicas have in common there.
+        """
+        self.name = name
+        self._natives = list(natives)
+        self._dtypes = [native.dtype for native in natives]
+        self._shapes = [native.shape for native in natives]
+        self._variables = [
+            ReplicaVariable(native, functools.partial(self._find_handle, i))
+            for i, native in enumerate(natives)
+        ]
+        self._copy = copy
+        self._exchange = Exchange(copy.servers, [self])
+
+    @property
+    def variables(self) -> dict[int, ReplicaVariable]:
+        """id of a variable on a parameter server -> what stands for it on the workers."""
+        return {id(n): v for n, v in zip(self._natives, self._variables, strict=True)}
+
+    def open_op(self) -> None:
+        """At the start of a function's graph: makes the variables usable in it."""
+        replica = self._handle_op()
+        handles = ops.replica_variables(
+            replica, n=len(self._natives), dtypes=self._dtypes, shapes=self._shapes
+        )
+        for i, handle in enumerate(handles):
+            share_in_graph(f"{self.name}/{i}", handle)
+
+    def settle_op(
+        self,
+        steps: tf.Tensor,
+        reads: bool,
+        carrier: Callable[[], list[tf.Operation]] | None = None,
+    ) -> None:
+        """Between two steps: takes over what came from the servers, sends what must be sent.
+
+        Args:
+          steps: int64 scalar, steps made since the last time.
+          reads: whether a step begins.
+          carrier: sends messages that take along what `request_op` and `receive_op` have to say;
+            returns ops after which that was received.
+        """
+        must = self._settle_op(steps, reads)
+        none = tf.constant(0, tf.int64)
+        if carrier is not None:
+            with tf.control_dependencies([must]):
+                received = carrier()
+            with tf.control_dependencies(received):
+                must = self._settle_op(none, False)
+        self._exchange_while(must, lambda: self._settle_op(none, False))
+
+    def exchange_loop_op(self) -> None:
+        """Exchanges what no other message takes along, from `open_loop_op` to `close_loop_op`."""
+
+        def body(urgent: tf.Tensor) -> list[tf.Tensor]:
+            urgent = ops.replica_urgent(self._handle_op())
+
+            def exchange() -> tf.Tensor:
+                with tf.control_dependencies(self._exchange_op()):
+                    return tf.constant(True)
+
+            return [tf.cond(urgent, exchange, lambda: tf.constant(False))]
+
+        tf.while_loop(lambda urgent: urgent, body, [tf.constant(True)], parallel_iterations=1)
+
+    def open_loop_op(self) -> tf.Operation:
+        """Before `exchange_loop_op`."""
+        return ops.replica_close(self._handle_op(), closed=False)
+
+    def close_loop_op(self) -> tf.Operation:
+        """Has `exchange_loop_op` end."""
+        return ops.replica_close(self._handle_op(), closed=True)
+
+    def request_op(self, asks: bool = False) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """What there is to say, for whoever sends the requests of several together.
+
+        Args:
+          asks: also how many steps are missed, in a few bytes, where there is nothing else.
+
+        Returns:
+          ticket: for `receive_op`.
+          requests: uint8 [bytes], one for each server.
+        """
+        ticket, requests = ops.replica_request(
+            self._handle_op(), num_shards=self._copy.num_shards, asks=asks
+        )
+        return ticket, self._copy.pack(requests)
+
+    def receive_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Operation:
+        """Takes the replies to requests, one a server. `settle_op` takes them over."""
+        return ops.replica_receive(self._handle_op(), ticket, self._copy.unpack(replies))
+
+    def flush_op(self) -> tf.Tensor:
+        """Sends all steps. Returns the replica's `report_op` then."""
+        zero = tf.constant(0, tf.int64)
+        must = self._settle_op(zero, False, everything=True)
+        done = self._exchange_while(must, lambda: self._settle_op(zero, False, everything=True))
+        with tf.control_dependencies([done]):
+            return self.report_op()
+
+    def report_op(self) -> tf.Tensor:
+        """int64 [2 + counters]: the worker's task index, the replica's id, its counters."""
+        return ops.replica_report(self._handle_op())
+
+    @property
+    def counter_names(self) -> tuple[str, ...]:
+        """Names of the counters of `report_op` (`ReplicaCounter` in ops/core/dense/replica.h)."""
+        return names_of(ops.replica_counter_names)
+
+    def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Names and values of the counters (`ReplicaCounter` in ops/core/dense/replica.h)."""
+        return ops.replica_stats(self._handle_op())
+
+    def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
+        """On parameter server number `shard`: its reply to a request of a replica."""
+        return self._copy.serve_op(shard, request)
+
+    # Inside.
+
+    def _handle_op(self) -> tf.Tensor:
+        return handle_from_caller(self.name, self._make_handle)
+
+    def _find_handle(self, index: int) -> tf.Tensor:
+        def make() -> tf.Tensor:
+            raise RuntimeError(f"{self._natives[index].name} is used outside of a step")
+
+        return handle_from_caller(f"{self.name}/{index}", make)
+
+    def _settle_op(self, steps: tf.Tensor, reads: bool, everything: bool = False) -> tf.Tensor:
+        handles = [self._find_handle(i) for i in range(len(self._natives))]
+        return ops.replica_settle(self._handle_op(), handles, steps, reads=reads, all=everything)
+
+    def _exchange_op(self) -> list[tf.Operation]:
+        ticket, requests = self.request_op()
+        (replies,) = self._exchange.send_op([requests])
+        return [self.receive_op(ticket, replies)]
+
+    def _exchange_while(self, must: tf.Tensor, settle: Callable[[], tf.Tensor]) -> tf.Tensor:
+        def body(_: tf.Tensor) -> list[tf.Tensor]:
+            with tf.control_dependencies(self._exchange_op()):
+                return [settle()]
+
+        return tf.while_loop(lambda must: must, body, [must], parallel_iterations=1)[0]

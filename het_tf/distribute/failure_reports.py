@@ -1,0 +1,220 @@
+"""Which tasks of a cluster are down, and errors that name them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from absl import logging
+
+from het_tf.distribute.closure_runner import is_of_lost_tensor
+from het_tf.distribute.failures import probes
+from het_tf.distribute.worker_state import CacheReports
+from het_tf.runtime.broadcast import CHECK_INTERVAL
+from het_tf.runtime.threads import call_apart
+
+if TYPE_CHECKING:
+    from het_tf.distribute.cluster.local_cluster import LocalCluster
+
+_POLL = 1.0  # seconds between looks at the health of the parameter servers
+_PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
+
+
+class ServerLostError(tf.errors.UnavailableError):
+    """A parameter server is down, or was restarted and has lost what it held.
+
+    Attributes:
+      what: which server, and what became of it, without what to do about it.
+    """
+
+    # AutoGraph, through which TensorFlow calls what saves, makes other errors of such than these.
+    ag_pass_through = True
+
+    def __init__(self, what: str, remedy: str, notice: str = ""):
+        """notice: by what error it was noticed."""
+        super().__init__(None, None, what + remedy + (f" ({notice})" if notice else ""))
+        self.what, self.remedy, self.notice = what, remedy, notice
+
+
+class Watching:
+    """What `HetParameterServerStrategy` knows of the health of its tasks.
+
+    Attributes:
+      lost_after: seconds for which a task must leave every probe unanswered until it is lost.
+    """
+
+    lost_after: float
+    _addresses: Mapping[probes.Task, str]
+    _local_cluster: LocalCluster | None
+    _monitor: probes.HealthMonitor
+    _reports: CacheReports
+
+    def is_down(self, device: str) -> bool:
+        """Whether the task of a device does not answer now; this process does."""
+        spec = tf.DeviceSpec.from_string(device)
+        task = (spec.job, spec.task)
+        return task in self._addresses and self._probe(task) is not probes.TaskState.UP
+
+    def call_watched(self, fn: Callable[[], Any]) -> Any:
+        """Calls `fn`, which talks to parameter servers, in a thread; returns what it returns.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down, or was lost meanwhile: with one
+            that hangs, `fn` might not end.
+          Exception: what `fn` raised.
+        """
+        with self._monitor:
+            waiting = call_apart(fn)
+            while True:
+                try:
+                    return waiting.result(timeout=_POLL)
+                except concurrent.futures.TimeoutError:
+                    self.raise_if_ps_lost()
+                except Exception as error:
+                    raise self.explain(error) from error
+
+    def raise_if_ps_lost(self) -> None:
+        """Raises if a parameter server has left every probe unanswered for `lost_after` seconds.
+
+        Raises:
+          tf.errors.UnavailableError: names the parameter server. Only while `health` is started.
+        """
+        for task, state in self._monitor.lost("ps").items():
+            raise ServerLostError(*self._ps_lost_message(task, state))
+
+    def explain(self, error: Exception) -> Exception:
+        """The error to show for `error`: one that names the parameter server that is down, if so.
+
+        Args:
+          error: what a closure, `run_on_worker` or the coordinator raised.
+
+        Returns:
+          A `tf.errors.UnavailableError` naming the task and its address, or the error itself.
+        """
+        # The coordinator wraps what happened when a closure's dataset was made.
+        error = getattr(error, "original_exception", error)
+        if not isinstance(error, tf.errors.OpError) or isinstance(error, ServerLostError):
+            return error
+        # The answer of a server that lives; so short of memory it may fail a probe.
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            return error
+        named = {("ps", int(i)) for i in _PS_DEVICE.findall(str(error))} & set(self._addresses)
+        transport = _is_of_transport(error)
+        if not named and not transport:
+            return error
+        suspects = sorted(named) or [task for task in self._addresses if task[0] == "ps"]
+        for task in suspects:
+            state = self._probe(task)
+            if state is not probes.TaskState.UP:
+                return ServerLostError(*self._ps_lost_message(task, state), str(error))
+        if named and (transport or is_of_lost_tensor(error)):
+            # It answers, so it was restarted: the variables and tables it held are gone.
+            return ServerLostError(*self._ps_lost_message(sorted(named)[0], None), str(error))
+        return error
+
+    def _probe(self, task: probes.Task) -> probes.TaskState:
+        """As `health.probe`; a task that answers slowly is up."""
+        # One that is lost has had as long for an answer already.
+        lost = self._monitor.lost(task[0]).get(task)
+        return lost or probes.probe(self._addresses[task], self._monitor.seconds_left(task))
+
+    def _ps_lost_message(
+        self, task: probes.Task, state: probes.TaskState | None
+    ) -> tuple[str, str]:
+        """What happened, and what to do."""
+        named = f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]}"
+        what = "was restarted or unreachable" if state is None else state.value
+        log = "" if self._local_cluster is None else f" {self._local_cluster.describe(*task)}"
+        if state is probes.TaskState.SILENT:
+            what += (
+                f" (for {self.lost_after:g} s, the `lost_after` of the strategy). End it if it "
+                "still runs"
+            )
+            return (
+                f"{named} {what}",
+                ", restart it and the training program, and resume from the last checkpoint, or"
+                f" wait longer.{log}",
+            )
+        return (
+            f"{named} {what}",
+            ". The variables and tables it held are gone: restart it and the training program, and"
+            f" resume from the last checkpoint.{log}",
+        )
+
+    def _task_down(self, task: probes.Task, state: probes.TaskState) -> None:
+        logging.warning("%s %d at %s %s", *task, self._addresses[task], state.value)
+        if task[0] == "worker" and state is probes.TaskState.REFUSED:
+            self._reports.worker_lost(task[1])
+
+    def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool | None:
+        """Whether a flush goes on without `device` (see `visit`)."""
+        if error is None:
+            self._raise_if_ps_down()
+        elif (explained := self.explain(error)) is not error:
+            raise explained from error
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.job != "worker":
+            return False
+        index = spec.task
+        address = self._addresses["worker", index]
+        state = self._probe(("worker", index))
+        if state is probes.TaskState.UP:
+            if error is None or not _is_stale_worker_error(error):
+                return False
+            # A call on one worker may fail of the end of another.
+            if _runs_ops(device):
+                return None
+        what = "was restarted" if state is probes.TaskState.UP else state.value
+        logging.warning("not flushed: worker %d at %s %s", index, address, what)
+        self._reports.worker_lost(index)
+        return True
+
+    def _raise_if_ps_down(self) -> None:
+        for task in self._addresses:
+            if task[0] == "ps" and (state := self._probe(task)) is not probes.TaskState.UP:
+                raise ServerLostError(*self._ps_lost_message(task, state))
+
+
+def _runs_ops(device: str) -> bool:
+    """Whether the task of a device is still the process that this one connected to."""
+
+    def run() -> None:
+        with tf.device(device):
+            tf.zeros([]).numpy()
+
+    try:
+        call_apart(run).result(timeout=CHECK_INTERVAL)
+    except (tf.errors.OpError, concurrent.futures.TimeoutError):
+        return False
+    return True
+
+
+# Internal errors that are of transport: what TensorFlow makes of one that an op of ours has had, as
+# it takes such errors for those of its own calls; and what it says of a tensor that was on its way.
+_INTERNAL = re.compile(
+    r"originally returned (Unavailable|Aborted)Error, and was replaced by InternalError"
+    r"|found to be poisoned"
+)
+
+
+def _is_of_transport(error: tf.errors.OpError) -> bool:
+    if isinstance(error, tf.errors.InternalError):
+        return _INTERNAL.search(str(error)) is not None
+    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+
+
+def _is_stale_worker_error(error: tf.errors.OpError) -> bool:
+    """Whether a worker that answers fails because it is a new process at the old address."""
+    return isinstance(
+        error,
+        (
+            tf.errors.UnavailableError,
+            tf.errors.AbortedError,
+            tf.errors.CancelledError,
+            tf.errors.InvalidArgumentError,
+            tf.errors.NotFoundError,
+        ),
+    ) and "/job:worker" in str(error)

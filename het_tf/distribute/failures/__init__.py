@@ -1,0 +1,1 @@
+"""Tasks that die, hang or return: probes, error messages, recovery."""

@@ -1,0 +1,472 @@
+"""Turning what a user passes as data into one dataset, or into one dataset per worker."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from het_tf.distribute.failures.connection import is_of_before
+from het_tf.keras.data.batch_structure import (
+    common_spec,
+    components_of,
+    spec_of,
+    with_components,
+)
+from het_tf.layers.features import tuple_like
+
+_LOOKED_AT = 2  # batches, for their shapes; so does Keras
+
+
+def is_python_source(x: Any) -> bool:
+    """Whether `x` is a generator or a `keras.utils.PyDataset`."""
+    return inspect.isgenerator(x) or isinstance(x, keras.utils.PyDataset)
+
+
+def python_dataset(x: Any, shuffle: bool, as_arrays: Callable[[Any], Any]) -> tf.data.Dataset:
+    """A dataset of what a generator or a `keras.utils.PyDataset` yields, read by this process.
+
+    Args:
+      x: yields batches: `x`, `(x, y)` or `(x, y, sample_weight)`. A generator is read on where the
+        dataset was read before.
+      shuffle: whether the batches of a `PyDataset` that has an end come in another order each time.
+      as_arrays: from a batch to the same of arrays.
+
+    Raises:
+      ValueError: a generator has no batches.
+    """
+    if inspect.isgenerator(x):
+        seen = list(itertools.islice(x, _LOOKED_AT))
+        if not seen:
+            raise ValueError("The generator has no batches.")
+        batches = itertools.chain(seen, x)
+        count = None
+    else:
+        count = x.num_batches
+        seen = [x[i] for i in range(min(_LOOKED_AT, count or _LOOKED_AT))]
+
+    def read() -> Iterator[Any]:
+        found = batches if inspect.isgenerator(x) else _batches_of(x, count, shuffle)
+        return map(as_arrays, found)
+
+    dataset = tf.data.Dataset.from_generator(
+        read, output_signature=tf.nest.map_structure(_spec, *map(as_arrays, seen))
+    )
+    return (
+        dataset if count is None else dataset.apply(tf.data.experimental.assert_cardinality(count))
+    )
+
+
+def _batches_of(x: keras.utils.PyDataset, count: int | None, shuffle: bool) -> Iterator[Any]:
+    x.on_epoch_begin()
+    order = itertools.count() if count is None else range(count)
+    if shuffle and count is not None:
+        order = np.random.default_rng().permutation(count).tolist()
+    for i in order:
+        yield x[i]
+    x.on_epoch_end()
+
+
+def _spec(array: np.ndarray, *others: np.ndarray) -> tf.TensorSpec:
+    """Of a part of the batches that were looked at; where they differ an axis is of any size."""
+    if not array.ndim:
+        raise TypeError(
+            "Under HetParameterServerStrategy the data must be a function that returns a"
+            " tf.data.Dataset, a tf.data.Dataset, arrays, or a generator or keras.utils.PyDataset"
+            f" of batches; got one of {array.dtype} scalars."
+        )
+    sizes = zip(*(each.shape[1:] for each in (array, *others)), strict=True)
+    shape = [of_axis[0] if len({*of_axis}) == 1 else None for of_axis in sizes]
+    return tf.TensorSpec([None, *shape], array.dtype)
+
+
+DatasetFunction = Callable[..., tf.data.Dataset]
+
+_COMPOSITE = tf.RaggedTensor, tf.SparseTensor
+_DEFAULT_BATCH_SIZE = 32
+
+
+def is_dataset_function(x: Any) -> bool:
+    """Whether `x` is a function that makes a worker's dataset."""
+    return callable(x) and not isinstance(x, (tf.data.Dataset, tf.Tensor, tf.Variable, np.ndarray))
+
+
+def as_dataset(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+    shuffle: bool | str = False,
+    steps: int | None = None,
+) -> tf.data.Dataset:
+    """A batched dataset of `x`, a `tf.data.Dataset`, batches that Python makes, or arrays.
+
+    Args:
+      x: a batched dataset, returned as it is; a generator or `keras.utils.PyDataset`; or an array,
+        or a list, tuple or dict of arrays whose first dimensions are equal.
+      y: labels, arrays likewise. Not with a dataset.
+      sample_weight: one weight per example. Not with a dataset.
+      batch_size: examples per batch; None: as many as bring arrays to `steps` batches, or 32. Not
+        with a dataset.
+      shuffle: whether arrays are shuffled anew every time the dataset is read; "batch": no.
+      steps: batches that are wanted.
+
+    Returns:
+      A dataset of `x`, `(x, y)` or `(x, y, sample_weight)`.
+
+    Raises:
+      ValueError: an argument does not go with a dataset, or lengths differ.
+      TypeError: `x` is of a kind that is not known here.
+    """
+    if isinstance(x, tf.data.Dataset):
+        check_alone(y, sample_weight, batch_size, "a tf.data.Dataset")
+        return x
+    if is_python_source(x):
+        check_alone(y, sample_weight, batch_size, f"a {type(x).__name__}")
+        return python_dataset(x, shuffle, _as_arrays)
+    if x is None:
+        raise _no_data("None")
+    parts = _given(x, y, sample_weight)
+    arrays = _as_arrays(parts)
+    flat = components_of(arrays)
+    lengths = {len(array) for array in flat}
+    if len(lengths) != 1:
+        raise ValueError(
+            "All arrays must have the same number of examples, got shapes "
+            f"{[array.shape for array in flat]}."
+        )
+    tensors = [_as_tensor(array) for array in flat]
+    length = lengths.pop()
+    indices = tf.data.Dataset.range(length)
+    if shuffle and shuffle != "batch":
+        indices = indices.shuffle(max(1, length))
+    if batch_size is None:
+        batch_size = max(1, math.ceil(length / steps)) if steps else _DEFAULT_BATCH_SIZE
+    batches = indices.batch(batch_size)
+    return batches.map(
+        lambda index: with_components(arrays, [tf.gather(each, index) for each in tensors])
+    )
+
+
+class OneBatches:
+    """Batches that come one by one, with ragged or sparse tensors or without an example.
+
+    Two of different shapes have a spec of both, since for each spec functions are traced.
+    """
+
+    def __init__(self) -> None:
+        """None has come."""
+        self._specs: dict[int, Any] = {}  # by whether there are labels, and weights
+
+    def dataset(self, x: Any, y: Any = None, sample_weight: Any = None) -> tf.data.Dataset | None:
+        """A dataset of one such batch; None: it is of arrays, and not empty.
+
+        Raises:
+          ValueError: there are weights and no labels.
+        """
+        parts = _given(x, y, sample_weight)
+        flat = [each for each in tf.nest.flatten(parts) if each is not None]
+        if not any(isinstance(each, _COMPOSITE) for each in flat) and len(flat[0]):
+            return None
+
+        def as_tensor(value: Any) -> Any:
+            return value if isinstance(value, _COMPOSITE) else _as_array(value)
+
+        dataset = tf.data.Dataset.from_tensors(tf.nest.map_structure(as_tensor, parts))
+        own = dataset.element_spec
+        spec = common_spec([self._specs.get(len(parts), own), own]) or own
+        self._specs[len(parts)] = spec
+        return tf.data.experimental.from_variant(tf.data.experimental.to_variant(dataset), spec)
+
+
+def num_examples(x: Any) -> int:
+    """In arrays."""
+    return len(components_of(_as_arrays(x))[0])
+
+
+def _given(x: Any, y: Any, sample_weight: Any = None) -> tuple[Any, ...]:
+    """x, and y and sample_weight that are not None; of tuples for lists of several arrays."""
+    if y is None and sample_weight is not None:
+        raise ValueError("sample_weight needs y.")
+    parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    return tuple(_lists_to_tuples(part) for part in parts)
+
+
+def check_alone(y: Any, sample_weight: Any, batch_size: int | None, what: str) -> None:
+    """Raises a ValueError if an argument was given that `what` brings along itself."""
+    for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
+        if value is not None:
+            raise ValueError(f"`{name}` cannot be given when the data is {what}.")
+
+
+def split_validation(
+    x: Any, y: Any, sample_weight: Any, fraction: float
+) -> tuple[list[Any], list[Any]]:
+    """Splits arrays; the last `fraction` of the examples is the second part.
+
+    Returns:
+      `[x, y, sample_weight]` of both parts; None where None was given.
+
+    Raises:
+      ValueError: the data is not arrays, or one of the parts would be empty.
+    """
+    if isinstance(x, tf.data.Dataset) or is_dataset_function(x) or is_python_source(x):
+        raise ValueError("validation_split needs arrays; pass validation_data instead.")
+    arrays = [_as_arrays(part) for part in (x, y, sample_weight)]
+    length = len(components_of(arrays[0])[0])
+    split = int(length * (1.0 - fraction))
+    if not 0 < split < length:
+        raise ValueError(
+            f"validation_split={fraction} leaves no data on one side of {length} examples."
+        )
+
+    def cut(where: slice) -> list[Any]:
+        return [with_components(part, [a[where] for a in components_of(part)]) for part in arrays]
+
+    return cut(slice(None, split)), cut(slice(split, None))
+
+
+def worker_dataset_fn(
+    fn: DatasetFunction, num_workers: int, repeat: bool
+) -> tf.types.experimental.ConcreteFunction:
+    """What every worker runs to make its dataset.
+
+    Args:
+      fn: takes a `tf.distribute.InputContext` with `num_input_pipelines` the number of workers and
+        `input_pipeline_id` the worker's index, and returns a batched `tf.data.Dataset`. It is
+        called here, once for every worker.
+      num_workers: number of workers.
+      repeat: whether each worker starts over when its dataset ends.
+
+    Returns:
+      A function without arguments; which worker's dataset it makes is found out when it runs.
+
+    Raises:
+      TypeError: `fn` does not return a dataset.
+      ValueError: `fn` hands on a dataset that only this process can read, or uses a variable that
+        it alone can.
+    """
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        dataset = _call(fn, context)
+        return dataset.repeat() if repeat else dataset
+
+    contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
+    made = [_traced(functools.partial(make, context)) for context in contexts]
+    if any(captured.dtype == tf.variant for each in made for captured in each.inputs):
+        # `fn` uses a dataset that was made before, which does not travel as a tensor.
+        copies = [as_copies(make(context)) for context in contexts]
+        if None in copies:
+            raise ValueError(
+                "The function given as data uses a dataset made outside it that only this process "
+                "can read, for instance because of a Python generator. Make it inside the "
+                "function, or pass the dataset itself."
+            )
+        made = [_traced(copy) for copy in copies]
+    for variable in [each for of_worker in made for each in of_worker.variables]:
+        if is_of_before(variable):
+            raise ValueError(
+                f"The function given as data uses the variable {variable.name!r}, which was made"
+                " before the strategy, so that workers cannot read it: use its value,"
+                " variable.numpy(), or make it, or the tf.random.Generator that it is of, after"
+                " the strategy."
+            )
+    return made[0] if len(made) == 1 else _of_this_worker(made)
+
+
+def _traced(maker: Callable[[], tf.data.Dataset]) -> tf.types.experimental.ConcreteFunction:
+    return tf.function(maker).get_concrete_function()
+
+
+def _of_this_worker(
+    makers: list[tf.types.experimental.ConcreteFunction],
+) -> tf.types.experimental.ConcreteFunction:
+    """The dataset of the maker at the index of the worker on which it runs.
+
+    The makers are no branches of one function: in those, TensorFlow does not find what each worker
+    has of a lookup table that was made in the strategy's scope.
+    """
+    specs = [each.structured_outputs.element_spec for each in makers]
+    spec = common_spec(specs)
+    if spec is None:
+        raise _unlike(specs)
+
+    @tf.function
+    def index_op() -> tf.Tensor:
+        return tf.distribute.coordinator.experimental_get_current_worker_index()
+
+    def make() -> tf.Tensor:
+        return tf.data.experimental.to_variant(makers[int(index_op())]())
+
+    def of_this_worker() -> tf.data.Dataset:
+        graph = tf.compat.v1.get_default_graph()
+        # As `index_op` has the index: asked for on the worker, when this is called there.
+        made = graph.capture_call_time_value(make, tf.TensorSpec([], tf.variant))
+        return tf.data.experimental.from_variant(made, spec)
+
+    return _traced(of_this_worker)
+
+
+def _unlike(specs: list[Any]) -> ValueError:
+    kinds = " and ".join(sorted({str(spec) for spec in specs}))
+    return ValueError(
+        "The function given as data makes datasets of several types for different workers, which"
+        f" must be one: {kinds}"
+    )
+
+
+def shares_or_dataset(fn: DatasetFunction) -> DatasetFunction | tf.data.Dataset:
+    """`fn`, if it takes a context and makes a worker's share, else its dataset.
+
+    Were every worker to make that dataset, they would train on every example once each; and shares
+    of it would not add up where each worker shuffles in an order of its own.
+    """
+    return fn if takes_context(fn) else _call(fn)
+
+
+def _call(fn: DatasetFunction, *arguments: Any) -> tf.data.Dataset:
+    dataset = fn(*arguments)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "The function given as data must return a tf.data.Dataset, got "
+            f"{type(dataset).__name__}."
+        )
+    return dataset
+
+
+def then(
+    fn: DatasetFunction, change: Callable[[tf.data.Dataset], tf.data.Dataset]
+) -> DatasetFunction:
+    """A dataset function that returns `change` of what `fn` returns for a context."""
+    return lambda context: change(_call(fn, context))
+
+
+def call_once(fn: DatasetFunction) -> tf.data.Dataset:
+    """The dataset of `fn` as if there were one worker."""
+    return _call(fn, *([tf.distribute.InputContext(1, 0, 1)] if takes_context(fn) else []))
+
+
+def takes_context(fn: DatasetFunction) -> bool:
+    """Whether a dataset function takes a `tf.distribute.InputContext`.
+
+    It does by an argument without a default, or with None as that; `lambda n=8: ...` takes none.
+    """
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    signature = inspect.signature(getattr(fn, "python_function", fn))
+    for parameter in signature.parameters.values():
+        if parameter.kind == inspect.Parameter.VAR_POSITIONAL:
+            return True
+        if parameter.kind in positional:
+            return parameter.default is inspect.Parameter.empty or parameter.default is None
+    return False
+
+
+def as_copies(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset] | None:
+    """A function that makes a copy of a dataset wherever it is run.
+
+    Returns:
+      The function; None if the dataset needs something of this process, such as a Python function,
+      and so cannot be read elsewhere.
+    """
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=2,  # FAIL
+            strip_device_assignment=True,
+        )
+    except tf.errors.OpError:
+        return None
+    spec = dataset.element_spec
+    return lambda: tf.data.experimental.from_variant(
+        tf.raw_ops.DatasetFromGraph(graph_def=graph), spec
+    )
+
+
+def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.data.Dataset:
+    """Adds `class_weight` as sample weights: one number per example, by its label.
+
+    Args:
+      dataset: batches `(x, y)` or `(x, y, None)`; y is one tensor, class numbers of shape [batch]
+        or [batch, 1], or one-hot of shape [batch, classes]. Other numbers are of the nearest class.
+      weights: class number -> weight; 1 for a class that is not in it.
+
+    Raises:
+      ValueError: the batches are not `(x, y)`, or have sample weights already.
+    """
+    spec = spec_of(dataset)
+    is_pair = isinstance(spec, tuple) and spec[2:] in ((), (None,))
+    if not (is_pair and isinstance(spec[1], tf.TensorSpec)):
+        raise ValueError(
+            "class_weight needs batches of (x, y) with a single label and no sample weights, got "
+            f"{spec}."
+        )
+    first = min(weights, default=0)
+    table = np.ones(max(weights, default=0) + 1 - first, np.float32)
+    for label, weight in weights.items():
+        table[label - first] = weight
+
+    def weigh(x: Any, y: tf.Tensor, none: None = None) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        labels = y
+        if y.shape.rank is not None and y.shape.rank > 1:
+            labels = tf.argmax(y, -1) if y.shape[-1] != 1 else tf.squeeze(y, -1)
+        if labels.dtype.is_floating:
+            labels = tf.round(labels)
+        labels = tf.cast(labels, tf.int64) - first
+        known = (labels >= 0) & (labels < len(table))
+        found = tf.gather(table, tf.where(known, labels, 0))
+        return x, y, tf.where(known, found, 1.0)
+
+    return dataset.map(weigh)
+
+
+def _as_array(value: Any) -> np.ndarray | None:
+    """An array of one input; floats in the precision of Keras, as in `keras.Model.fit`."""
+    if value is None:
+        return None
+    if isinstance(value, _COMPOSITE):
+        raise TypeError("Pass ragged and sparse tensors in a tf.data.Dataset.")
+    array = value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
+    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
+
+
+def _as_tensor(array: np.ndarray) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(array)
+    except ValueError as error:
+        kinds = sorted({type(each).__name__ for each in array.flat})
+        raise _no_data(f"objects of {', '.join(kinds)}") from error
+
+
+def _no_data(what: str) -> TypeError:
+    return TypeError(
+        "Under HetParameterServerStrategy the data must be a function that returns a "
+        "tf.data.Dataset, a tf.data.Dataset, a generator, a keras.utils.PyDataset or arrays of "
+        f"numbers or strings; got {what}."
+    )
+
+
+def _as_arrays(parts: Any) -> Any:
+    return tf.nest.map_structure(_as_array, _lists_to_tuples(parts))
+
+
+def _lists_to_tuples(value: Any) -> Any:
+    """Lists of arrays stand for several inputs; lists of numbers are arrays."""
+    if isinstance(value, dict):
+        return {key: _lists_to_tuples(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        several = dict, list, tuple, *_COMPOSITE
+        if not any(isinstance(item, several) or np.ndim(item) for item in value):
+            return np.asarray(value)
+        items = map(_lists_to_tuples, value)
+        return tuple(items) if isinstance(value, list) else tuple_like(value, items)
+    return value

@@ -1,0 +1,478 @@
+"""Where closures get their batches from.
+
+Two kinds. A `StreamFeed` is read here and its batches travel with the closures: every batch is used
+once, whichever worker dies, and results can be put in order. A `WorkerFeed` is read by the workers
+themselves, each its own dataset: nothing passes through the coordinator.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.distribute.failures.probes import TaskState
+from het_tf.keras.data import datasets
+from het_tf.keras.data.batch_structure import components_of, spec_of
+from het_tf.keras.data.datasets import worker_dataset_fn
+from het_tf.runtime.threads import stand_apart
+
+_IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their share
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Arguments of one closure.
+
+    Attributes:
+      index: number of the closure within its pass, counted from 0.
+      args: arguments of `on_batches` or `on_iterator`.
+      steps: steps it is meant to do.
+    """
+
+    index: int
+    args: tuple[Any, ...]
+    steps: int
+
+
+class Pass(abc.ABC):
+    """One pass over a feed: an epoch, or an evaluation.
+
+    Attributes:
+      name: of the batches that it hands out; another pass that goes on with them has the same.
+      goes_on: whether another pass may.
+      has_begun: whether a step was made, which whoever runs its closures says.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or uuid.uuid4().hex
+        self.goes_on = name is not None
+        self.has_begun = False
+
+    @abc.abstractmethod
+    def next_work(self, in_flight: int) -> Work | None:
+        """Work for the next closure; None when there is none, or none until others finish."""
+
+    @abc.abstractmethod
+    def finished(self, work: Work, worker: int, steps: int) -> None:
+        """Takes in how many steps the closure for `work` did, and where."""
+
+
+class Feed(abc.ABC):
+    """Batches for training or evaluation.
+
+    Attributes:
+      element_spec: spec of one batch.
+      num_steps: batches per pass; None when not known yet.
+      on_iterator: whether closures read an iterator of the worker (`on_iterator`) rather than
+        getting batches (`on_batches`).
+    """
+
+    element_spec: Any
+    num_steps: int | None
+    on_iterator: bool
+
+    @abc.abstractmethod
+    def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
+        """Begins a pass.
+
+        Args:
+          steps_per_closure: of each closure, at most.
+          lookahead: batches that a closure may take beyond its steps, for the next one.
+        """
+
+
+class StreamFeed(Feed):
+    """One dataset, read on the coordinator."""
+
+    on_iterator = False
+
+    def __init__(self, dataset: tf.data.Dataset, steps: int | None = None, endless: bool = False):
+        """Creates the feed.
+
+        Args:
+          dataset: batches.
+          steps: batches per pass; all of the dataset when None.
+          endless: whether the next pass goes on where the last one stopped, and the dataset starts
+            over at its end; otherwise each pass reads it from the start.
+
+        Raises:
+          ValueError: the dataset is infinite and `steps` is None.
+        """
+        cardinality = int(dataset.cardinality())
+        if steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "The dataset is infinite: pass steps_per_epoch (fit), validation_steps "
+                "(validation_data of fit) or steps (evaluate, predict)."
+            )
+        self.element_spec = spec_of(dataset)
+        self.num_steps = steps if steps is not None else cardinality if cardinality >= 0 else None
+        self._steps = steps
+        self._dataset = dataset.prefetch(tf.data.AUTOTUNE)
+        self._stream = iter(self._dataset.repeat()) if endless else None
+
+    def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
+        del lookahead  # What is sent along is all that a closure has.
+        stand_apart()
+        stream = self._stream if self._stream is not None else iter(self._dataset)
+        return _StreamPass(stream, self._steps, steps_per_closure, self._set_length)
+
+    def _set_length(self, length: int) -> None:
+        if self.num_steps is None:
+            self.num_steps = length
+
+
+class _StreamPass(Pass):
+    """Groups consecutive batches of equal shapes, as many as a closure takes."""
+
+    def __init__(
+        self,
+        stream: Iterator[Any],
+        steps: int | None,
+        steps_per_closure: int,
+        on_end: Callable[[int], None],
+    ):
+        super().__init__()
+        self._stream = stream
+        self._steps = steps
+        self._steps_per_closure = steps_per_closure
+        self._on_end = on_end
+        self._taken = 0
+        self._index = 0
+        # A batch of another shape than those before it: the first of the next closure.
+        self._held: list[tf.Tensor] | None = None
+
+    def next_work(self, in_flight: int) -> Work | None:
+        del in_flight
+        group: list[list[tf.Tensor]] = []
+        while len(group) < self._steps_per_closure:
+            batch = self._next_batch()
+            if batch is None:
+                break
+            if group and any(a.shape != b.shape for a, b in zip(group[0], batch, strict=True)):
+                self._held = batch
+                break
+            group.append(batch)
+        if not group:
+            return None
+        work = Work(
+            self._index, tuple(tf.stack(parts) for parts in zip(*group, strict=True)), len(group)
+        )
+        self._index += 1
+        return work
+
+    def finished(self, work: Work, worker: int, steps: int) -> None:
+        del work, worker, steps  # A closure that brings its batches does them all.
+
+    def _next_batch(self) -> list[tf.Tensor] | None:
+        if self._held is not None:
+            batch, self._held = self._held, None
+            return batch
+        if self._steps is not None and self._taken >= self._steps:
+            return None
+        try:
+            batch = next(self._stream)
+        except StopIteration:
+            if self._steps is not None and self._taken < self._steps:
+                logging.warning("the data ended after %d of %d steps", self._taken, self._steps)
+                self._steps = self._taken
+            else:
+                self._on_end(self._taken)
+            self._stream = iter(())
+            return None
+        self._taken += 1
+        return components_of(batch)
+
+
+class WorkerFeed(Feed):
+    """One dataset per worker, made and read there."""
+
+    on_iterator = True
+
+    def __init__(
+        self,
+        strategy: HetParameterServerStrategy,
+        fn: Callable[..., tf.data.Dataset],
+        steps: int | None = None,
+        endless: bool = False,
+    ):
+        """Creates the datasets on the workers.
+
+        Args:
+          strategy: names the workers.
+          fn: makes a worker's dataset of a context, see `worker_dataset_fn`.
+          steps: batches per pass, over all workers; the datasets start over when they end. When
+            None a pass reads the dataset of every worker once, from start to end.
+          endless: whether the next pass goes on where the last one stopped; otherwise each pass
+            reads from the start. Only with `steps`.
+        """
+        self._strategy = strategy
+        self._steps = steps
+        make = worker_dataset_fn(fn, strategy.num_workers, repeat=steps is not None)
+        self._datasets = strategy.coordinator.create_per_worker_dataset(make)
+        self.element_spec = spec_of(self._datasets)
+        self.num_steps = steps
+        self._iterator = iter(self._datasets) if endless else None
+        self._name = uuid.uuid4().hex
+
+    def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
+        iterator = iter(self._datasets) if self._iterator is None else self._iterator
+        # What a worker has taken beyond a pass is the first of the next, where that goes on.
+        name = None if self._iterator is None else self._name
+        reading = _Reading(self._strategy, iterator, steps_per_closure, lookahead, name)
+        if self._steps is None:
+            return _SharesPass(reading, self._set_length)
+        return _CountedPass(reading, self._steps)
+
+    def _set_length(self, length: int) -> None:
+        if self.num_steps is None:
+            self.num_steps = length
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """What a pass reads, and how.
+
+    Attributes:
+      strategy: of the workers.
+      iterator: over their datasets.
+      per_closure: steps of a closure.
+      lookahead: batches that a closure may take for the next.
+      name: of the batches, where the next pass goes on with them.
+    """
+
+    strategy: HetParameterServerStrategy
+    iterator: Any
+    per_closure: int
+    lookahead: int
+    name: str | None
+
+
+class _WorkerPass(Pass):
+    """Common to both ways of reading the workers' datasets."""
+
+    def __init__(self, reading: _Reading):
+        super().__init__(reading.name)
+        self._reading = reading
+        self._index = 0
+        self._ended: set[int] = set()  # Workers whose dataset has ended.
+
+    def _work(self, steps: int) -> Work:
+        lookahead = tf.constant(self._reading.lookahead)
+        work = Work(self._index, (self._reading.iterator, tf.constant(steps), lookahead), steps)
+        self._index += 1
+        return work
+
+    def _unfinished(self) -> set[int]:
+        return set(range(self._reading.strategy.num_workers)) - self._ended
+
+    def _down(self) -> set[int]:
+        """Workers that are gone: one that is only silent may be busy, for a while."""
+        health = self._reading.strategy.health
+        refused = {t for t, state in health.failing().items() if state is TaskState.REFUSED}
+        return {i for task_type, i in refused | set(health.lost("worker")) if task_type == "worker"}
+
+
+class _CountedPass(_WorkerPass):
+    """A given number of steps, by whichever workers are free."""
+
+    def __init__(self, reading: _Reading, steps: int):
+        super().__init__(reading)
+        self._remaining = steps
+
+    def next_work(self, in_flight: int) -> Work | None:
+        del in_flight
+        if self._remaining == 0:
+            return None
+        steps = min(self._reading.per_closure, self._remaining)
+        self._remaining -= steps
+        return self._work(steps)
+
+    def finished(self, work: Work, worker: int, steps: int) -> None:
+        self._remaining += work.steps - steps
+        if steps < work.steps:  # The dataset repeats: it ends only if it is empty.
+            self._ended.add(worker)
+            if not self._unfinished() - self._down():
+                raise ValueError("The datasets of all workers are empty.")
+            time.sleep(_IDLE_WAIT)
+
+
+class _SharesPass(_WorkerPass):
+    """The datasets of all workers, each to its end.
+
+    The coordinator cannot choose the worker that runs a closure, so closures are scheduled until
+    every worker has said that its dataset has ended; those that meet an ended one return at once.
+    """
+
+    def __init__(self, reading: _Reading, on_end: Callable[[int], None]):
+        super().__init__(reading)
+        self._on_end = on_end
+        self._steps = 0
+
+    def next_work(self, in_flight: int) -> Work | None:
+        unfinished = self._unfinished()
+        if not unfinished:
+            if in_flight == 0:
+                self._on_end(self._steps)
+            return None
+        if self._ended:
+            if unfinished <= self._down():
+                logging.warning(
+                    "worker(s) %s are down: the rest of their share of the data is not read",
+                    sorted(unfinished),
+                )
+                self._ended |= unfinished
+                return None
+            if in_flight > len(unfinished):
+                return None
+        return self._work(self._reading.per_closure)
+
+    def finished(self, work: Work, worker: int, steps: int) -> None:
+        self._steps += steps
+        if steps < work.steps:
+            self._ended.add(worker)
+        if steps == 0:
+            time.sleep(_IDLE_WAIT)
+
+
+def fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
+    """Schedules closures of `fn` for as much of a pass as there is room for, unless `stop`.
+
+    One after the other is until a step was made: Keras looks whether to stop when it has made one.
+    """
+    while runner.has_room and not (stop and (data.has_begun or runner.in_flight)):
+        work = data.next_work(runner.in_flight)
+        if work is None:
+            return
+        runner.schedule(fn, work.args, work)
+
+
+def train_feed(
+    strategy: HetParameterServerStrategy,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    *,
+    batch_size: int | None,
+    shuffle: bool,
+    steps: int | None,
+    class_weight: Mapping[int, float] | None,
+) -> Feed:
+    """The feed for `fit`; the arguments are those of `het_tf.keras.Model.fit`."""
+    if class_weight is not None and sample_weight is not None:
+        raise ValueError("class_weight and sample_weight cannot be given together.")
+
+    def weighed(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return dataset if class_weight is None else datasets.weigh_classes(dataset, class_weight)
+
+    if datasets.is_dataset_function(x):
+        datasets.check_alone(y, sample_weight, batch_size, "a function")
+        x = datasets.shares_or_dataset(x)
+    if strategy.exactly_once and datasets.is_dataset_function(x):
+        raise ValueError(
+            "With exactly_once the batches of a closure must be the same whoever runs it, but a"
+            " function of a tf.distribute.InputContext has every worker read its own: pass a"
+            " dataset, or a function without arguments that returns one."
+        )
+    if datasets.is_dataset_function(x):
+        return WorkerFeed(strategy, datasets.then(x, weighed), steps, endless=steps is not None)
+    dataset = weighed(datasets.as_dataset(x, y, sample_weight, batch_size, shuffle, steps))
+    if steps is None or not isinstance(x, tf.data.Dataset) or strategy.exactly_once:
+        return StreamFeed(dataset, steps, endless=steps is not None)
+    copy = datasets.as_copies(dataset)
+    if copy is None:
+        logging.info("the dataset needs this process, so its batches are sent from here")
+        return StreamFeed(dataset, steps, endless=True)
+
+    def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return copy().repeat().shard(context.num_input_pipelines, context.input_pipeline_id)
+
+    return WorkerFeed(strategy, share, steps, endless=True)
+
+
+def eval_feed(
+    strategy: HetParameterServerStrategy,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+) -> Feed:
+    """The feed for `evaluate`; the arguments are those of `het_tf.keras.Model.evaluate`."""
+    if datasets.is_dataset_function(x):
+        datasets.check_alone(y, sample_weight, batch_size, "a function")
+        x = datasets.shares_or_dataset(x)
+    if datasets.is_dataset_function(x):
+        return WorkerFeed(strategy, x, steps)
+    return StreamFeed(datasets.as_dataset(x, y, sample_weight, batch_size, steps=steps), steps)
+
+
+class Validation:
+    """What `fit` validates on, and when.
+
+    Attributes:
+      had_batches: whether it has validated.
+    """
+
+    def __init__(
+        self,
+        strategy: HetParameterServerStrategy,
+        data: Any,
+        *,
+        batch_size: int | None,
+        steps: int | None,
+        freq: int | list[int],
+    ):
+        """Takes arguments of `fit`; the data is not looked at before the first time.
+
+        Args:
+          strategy: names the workers.
+          data: a function, a dataset, or arrays `(x, y)` or `(x, y, sample_weight)`; None: never.
+          batch_size: examples per batch, for arrays only.
+          steps: batches; all when None.
+          freq: Keras's `validation_freq`.
+        """
+        self._strategy = strategy
+        self._data = data
+        self._batch_size = batch_size
+        self._steps = steps
+        self._freq = freq
+        self.had_batches = False
+
+    @functools.cached_property
+    def feed(self) -> Feed:
+        """Its batches."""
+        data = self._data
+        if not isinstance(data, (tuple, list)):
+            return eval_feed(self._strategy, data, steps=self._steps)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(data))
+        return eval_feed(
+            self._strategy, x, y, sample_weight, batch_size=self._batch_size, steps=self._steps
+        )
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether `fit` validates after this epoch, the first of which is 0."""
+        if self._data is None:
+            return False
+        if isinstance(self._freq, int):
+            return (epoch + 1) % self._freq == 0
+        return epoch + 1 in self._freq
+
+
+def predict_feed(x: Any, batch_size: int | None, steps: int | None) -> StreamFeed:
+    """The feed for `predict`; the arguments are those of `het_tf.keras.Model.predict`."""
+    if datasets.is_dataset_function(x):
+        datasets.check_alone(None, None, batch_size, "a function")
+        return StreamFeed(datasets.call_once(x), steps)
+    return StreamFeed(datasets.as_dataset(x, batch_size=batch_size, steps=steps), steps)

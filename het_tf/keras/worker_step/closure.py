@@ -1,0 +1,420 @@
+"""The functions that run on the workers: several steps of training or evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from het_tf.compat.function_graphs import run_beside
+from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.distribute.worker_state import report_ops, reports_size
+from het_tf.keras.data.batch_structure import Batch, read_weights, stacked_signature, take_batch
+from het_tf.keras.data.feeds import Pass, StreamFeed, fill
+from het_tf.keras.worker_step.batched_lookups import (
+    SharedLookups,
+    StepLookups,
+    commit_op,
+    find_keys_fn,
+    shared,
+)
+from het_tf.keras.worker_step.dense_variables import DenseVariables
+from het_tf.keras.worker_step.lookahead import Source, StepsAhead
+from het_tf.keras.worker_step.metrics import MetricScope
+from het_tf.keras.worker_step.model_step import ModelStep, States, on_one_replica
+from het_tf.keras.worker_step.step_queue import Window
+from het_tf.layers.embedding import embeddings_of
+from het_tf.layers.lookahead import Lookup
+
+
+class PredictClosure:
+    """Runs `model.predict_step` over several batches on a worker.
+
+    Attributes:
+      strategy: the one that the model was made under.
+    """
+
+    def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy, element_spec: Any):
+        """Prepares the function; it is traced on first use. Arguments as for `StepClosure`."""
+        self._model = model
+        self.strategy = strategy
+        self._element_spec = element_spec
+        signature = stacked_signature(element_spec)
+        self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
+
+    def _on_batches(self, *stacked: tf.Tensor) -> Any:
+        """Outputs of the model, each stacked over the steps: [steps, batch, ...]."""
+        weights = read_weights(self._model)
+        variables = list(self._model.variables)
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.int32)], autograph=False)
+        def step(i: tf.Tensor) -> Any:
+            batch = take_batch(self._element_spec, stacked, i)
+            scope = MetricScope(weights, variables)
+            sharing = shared(SharedLookups(self._model, scope, []))
+            with scope, on_one_replica(self.strategy), sharing:
+                return self._model.predict_step(batch)
+
+        outputs = step.get_concrete_function().structured_outputs
+        for output in tf.nest.flatten(outputs):
+            if not isinstance(output, tf.Tensor):
+                raise ValueError(
+                    f"predict under HetParameterServerStrategy needs dense outputs, got {output}."
+                )
+        return tf.map_fn(
+            step,
+            tf.range(tf.shape(stacked[0])[0]),
+            fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs),
+            parallel_iterations=1,
+        )
+
+
+def predict_in_order(
+    closure: PredictClosure,
+    feed: StreamFeed,
+    steps_per_closure: int,
+    callbacks: keras.callbacks.CallbackList,
+    should_stop: Callable[[], bool],
+) -> Any:
+    """Runs a closure on all batches of a feed.
+
+    Returns:
+      What the model puts out, as arrays, all batches' one after the other.
+
+    Raises:
+      ValueError: there are no batches.
+    """
+    results: dict[int, Any] = {}
+    handed_on = done = 0  # Closures, and steps, that the callbacks have seen.
+    with ClosureRunner(closure.strategy) as runner:
+        data = feed.start(steps_per_closure)
+        while True:
+            fill(runner, data, closure.on_batches, should_stop())
+            if not runner.in_flight:
+                break
+            work, stacked = runner.wait()
+            data.has_begun = True
+            results[work.index] = stacked
+            while handed_on in results:
+                steps = tf.nest.flatten(results[handed_on])[0].shape[0]
+                results[handed_on] = outputs = tf.nest.map_structure(
+                    lambda a: a.reshape(-1, *a.shape[2:]) if a.ndim > 1 else a,
+                    results[handed_on],
+                )
+                callbacks.on_predict_batch_begin(done)
+                callbacks.on_predict_batch_end(done + steps - 1, {"outputs": outputs})
+                handed_on, done = handed_on + 1, done + steps
+    if not results:
+        raise ValueError("The data has no batches.")
+    in_order = [results[i] for i in range(handed_on)]
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *in_order)
+
+
+_HEADER = 4  # worker index, number of steps, steps that waited for a row, microseconds of that
+
+Waited = tuple[tf.Tensor, tf.Tensor]  # steps that waited, microseconds
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosureResult:
+    """What a closure of training or evaluation steps came to.
+
+    Attributes:
+      worker: task index of the worker that ran it.
+      steps: steps done; fewer than asked for when the worker's data ended.
+      waited_steps: those of them that waited, since what they look up was not there yet.
+      waited_seconds: for how long, together.
+      cache_reports: int64, of the model's own caches in their order (`report_ops`).
+      metric_states: float64[all metric states], summed over the steps.
+      step_logs: the logs of the last step that are no metric's result.
+    """
+
+    worker: int
+    steps: int
+    waited_steps: int
+    waited_seconds: float
+    cache_reports: np.ndarray
+    metric_states: np.ndarray
+    step_logs: dict[str, float]
+
+
+class StepClosure:
+    """Runs `model.train_step` or `model.test_step` several times on a worker.
+
+    Everything comes back in one int64 vector, since each tensor that a closure returns costs a
+    message of its own.
+
+    Attributes:
+      caches: the model's own, and its replicas, on which the closures report.
+      looks_ahead: whether rows are looked up before the step that needs them.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HetParameterServerStrategy,
+        element_spec: Any,
+        training: bool,
+        dense: DenseVariables | None = None,
+    ):
+        """Prepares the functions; they are traced on first use.
+
+        Args:
+          model: compiled and built.
+          strategy: the strategy the model was made under.
+          element_spec: spec of one batch.
+          training: `train_step` if true, else `test_step`.
+          dense: the variables that workers have replicas of, for training.
+        """
+        self._dense = dense
+        self._model = model
+        self._strategy = strategy
+        self._element_spec = element_spec
+        self._training = training
+        self._model_step = ModelStep(model, strategy, training, dense)
+        self._layer_caches = [x.worker_cache for x in embeddings_of(model) if x.built]
+        self._trained = dense if dense is not None and dense.trains else None
+        self.caches = [*self._layer_caches, *([] if self._trained is None else [dense.replicas])]
+        self._num_states = sum(int(np.prod(v.shape)) for v in self._model_step.metrics)
+        self._plan_lookups()
+        self._once = training and strategy.exactly_once
+        signature = stacked_signature(element_spec)
+        if self._once:
+            signature += [tf.TensorSpec([], tf.int64)] * 2  # those of ClosureNumbers
+        self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
+        self.on_iterator = tf.function(self._on_iterator, autograph=False)
+
+    def _plan_lookups(self) -> None:
+        """Decides what is looked up ahead, and what when a step begins."""
+        find_keys = find_keys_fn(self._model, self._element_spec) if self._training else None
+        layers = embeddings_of(self._model) if find_keys is not None else []
+        replicas = None if self._trained is None else self._trained.replicas
+        # Replicas that write every step speak when one has been made, and no step begins before.
+        waits = replicas is not None and self._strategy.dense_staleness == 0
+        travels = None if waits else replicas
+        ahead = {
+            id(layer): layer.cache.steps_ahead(waits)
+            for layer in layers
+            if layer.cache is not None and layer.cache.steps_ahead(waits) > 0
+        }
+        self.looks_ahead = bool(ahead)
+        self.lookahead = max([*ahead.values(), 0 if travels is None else 1])
+        self._is_ahead = lambda layer: id(layer) in ahead
+        self._exchanging = travels
+        inline = find_keys if len(ahead) < len(layers) else None
+        self._carries = inline is not None and waits
+        self._inline = StepLookups(inline, replicas if self._carries else None)
+        self.window = Window(self.lookahead) if self.lookahead else None
+        self._ahead = None
+        if self.window is not None:
+            lookups = StepLookups(find_keys if ahead else None, travels)
+            per_message = min(
+                [x.worker_cache.steps_per_message for x in layers if id(x) in ahead and x.built]
+                + [(self.lookahead + 1) // 2]
+            )
+            self._ahead = StepsAhead(
+                self.window, self._element_spec, lookups, self._is_ahead, per_message
+            )
+
+    @contextlib.contextmanager
+    def steps_of(self, data: Pass) -> Iterator[None]:
+        """To be entered around a pass: steps that are prepared are of its batches."""
+        if self.window is None:
+            yield
+            return
+        with self.window.of(data.name, data.goes_on):
+            yield
+
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        """Names of the step's logs, metrics included, in the step's order. Empty until traced."""
+        return self._model_step.log_names
+
+    def unpack(self, packed: np.ndarray) -> ClosureResult:
+        """Reads the vector that either function returns."""
+        ends = np.cumsum([_HEADER, reports_size(self.caches), self._num_states])
+        header, reports, states, logs = np.split(packed, ends)
+        names = self._model_step.scalar_log_names() if header[1] else ()
+        return ClosureResult(
+            worker=int(header[0]),
+            steps=int(header[1]),
+            waited_steps=int(header[2]),
+            waited_seconds=int(header[3]) * 1e-6,
+            cache_reports=reports,
+            metric_states=states.view(np.float64),
+            # A closure that has made no step has none.
+            step_logs=dict(zip(names, logs.view(np.float64).tolist(), strict=True)),
+        )
+
+    # Traced.
+
+    def _on_batches(self, *stacked: tf.Tensor) -> tf.Tensor:
+        """Steps over batches sent along: each component stacked over the steps.
+
+        With `exactly_once` the closure's number and `done` come after them.
+        """
+        closure = None
+        if self._once:
+            *stacked, number, done = stacked
+            closure = number, done
+        source = Source(
+            first=lambda wanted: (),
+            has=lambda: tf.constant(True),
+            get=lambda i: take_batch(self._element_spec, stacked, i),
+            next=lambda more: (),
+        )
+        return self._loop(source, tf.shape(stacked[0])[0], None, closure)
+
+    def _on_iterator(
+        self, iterator: tf.data.Iterator, num_steps: tf.Tensor, ahead: tf.Tensor
+    ) -> tf.Tensor:
+        """Up to `num_steps` steps over batches of the worker's own dataset.
+
+        Up to `ahead` more batches may be taken for the next closure. Otherwise not one more than is
+        used: what is taken is gone.
+        """
+        none = tf.experimental.Optional.empty(iterator.element_spec)
+        source = Source(
+            first=lambda wanted: (tf.cond(wanted, iterator.get_next_as_optional, lambda: none),),
+            has=lambda batch: batch.has_value(),
+            get=lambda i, batch: batch.get_value(),
+            next=lambda more, batch: (tf.cond(more, iterator.get_next_as_optional, lambda: batch),),
+        )
+        return self._loop(source, num_steps, ahead)
+
+    def _loop(
+        self,
+        source: Source,
+        num_steps: tf.Tensor,
+        ahead: tf.Tensor | None,
+        closure: tuple[tf.Tensor, tf.Tensor] | None = None,
+    ) -> tf.Tensor:
+        """ahead: None: no step is prepared that is not of this closure."""
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        for cache in self._layer_caches:
+            cache.open_op()
+        runs = []
+        if closure is not None:
+            number, done = closure
+            runs = [cache.begin_closure_op(number) for cache in self._layer_caches]
+            with tf.control_dependencies(runs):
+                num_steps = tf.identity(num_steps)
+        states = self._model_step.zero_states()
+        self._model_step.read_constants()
+        # Their number is known only once the loop's body is traced, hence the unknown shape.
+        logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
+        run = self._run_inline if self.window is None else self._run_ahead
+        steps, states, logs, waited = run(source, num_steps, ahead, states, logs)
+        with tf.control_dependencies([steps]):
+            if self._dense is not None:
+                self._dense.replicas.settle_op(tf.cast(steps > 0, tf.int64), reads=False)
+            ended = commit_op(self._layer_caches, runs, done) if runs else []
+        with tf.control_dependencies([steps, *ended]):
+            reports = report_ops(self.caches)
+        floats = [tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states] + [logs]
+        header = tf.stack([tf.cast(x, tf.int64) for x in (worker, steps, *waited)])
+        return tf.concat([header, reports, tf.bitcast(tf.concat(floats, 0), tf.int64)], 0)
+
+    def _run_inline(
+        self,
+        source: Source,
+        num_steps: tf.Tensor,
+        ahead: tf.Tensor | None,
+        states: States,
+        logs: tf.Tensor,
+    ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
+        """Steps one after the other."""
+        del ahead
+
+        def cond(step: tf.Tensor, states: States, logs: tf.Tensor, *carry: Any) -> tf.Tensor:
+            del states, logs
+            return tf.logical_and(step < num_steps, source.has(*carry))
+
+        def body(step: tf.Tensor, states: States, logs: tf.Tensor, *carry: Any) -> Any:
+            del logs
+            states, logs = self._step(step, source.get(step, *carry), [], states)
+            return step + 1, states, logs, *source.next(step + 1 < num_steps, *carry)
+
+        first = (tf.constant(0), states, logs, *source.first(num_steps > 0))
+        steps, states, logs, *_ = tf.while_loop(cond, body, first, parallel_iterations=1)
+        return steps, states, logs, (tf.constant(0), tf.constant(0.0, tf.float64))
+
+    def _run_ahead(
+        self,
+        source: Source,
+        num_steps: tf.Tensor,
+        ahead: tf.Tensor | None,
+        states: States,
+        logs: tf.Tensor,
+    ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
+        """Loops side by side: two prepare steps, one computes them, one sends what is urgent."""
+        window = self.window
+        with tf.control_dependencies([num_steps]):
+            kept = window.open_op(keeps=ahead is not None)
+        opened = [] if self._exchanging is None else [self._exchanging.open_loop_op()]
+        with tf.control_dependencies([kept, *opened]):
+            num_steps = tf.identity(num_steps)
+        count = num_steps - kept if ahead is None else num_steps + ahead - kept
+        run_beside(lambda: self._ahead.prepare_op(source, count))
+        if self._exchanging is not None:
+            with tf.control_dependencies(opened):
+                run_beside(self._exchanging.exchange_loop_op)
+
+        def cond(step: tf.Tensor, optional: tf.Tensor, *_: Any) -> tf.Tensor:
+            more = tf.raw_ops.OptionalHasValue(optional=optional)
+            return tf.logical_and(step < num_steps, more)
+
+        def body(
+            step: tf.Tensor,
+            optional: tf.Tensor,
+            waits: tf.Tensor,
+            seconds: tf.Tensor,
+            states: States,
+            logs: tf.Tensor,
+        ) -> Any:
+            del logs
+            batch, lookups = self._ahead.unpack(optional)
+            states, logs = self._step(step, batch, lookups, states)
+            # What the step made due travels with the next lookup, which taking a step begins.
+            updates = [update for lookup in lookups[:1] for update in lookup.room.updates()]
+            with tf.control_dependencies([*states, logs, *updates]):
+                again = step + 1 < num_steps
+            none = tf.zeros([], tf.float64)
+            optional, waited = tf.cond(again, window.take_op, lambda: (tf.identity(optional), none))
+            waits += tf.cast(waited > 0, tf.int32)
+            return step + 1, optional, waits, seconds + waited, states, logs
+
+        optional, waited = window.take_op()
+        waits = tf.cast(waited > 0, tf.int32)
+        first = (tf.constant(0), optional, waits, waited, states, logs)
+        steps, _, waits, seconds, states, logs = tf.while_loop(
+            cond, body, first, parallel_iterations=1
+        )
+        if self._exchanging is not None:
+            with tf.control_dependencies([steps]):
+                self._exchanging.close_loop_op()
+        return steps, states, logs, (waits, seconds * 1e6)
+
+    def _step(
+        self, step: tf.Tensor, batch: Batch, lookups: list[Lookup], states: States
+    ) -> tuple[States, tf.Tensor]:
+        lookups = list(lookups)
+
+        def look_up() -> list[tf.Operation]:
+            found, received = self._inline.begin_op(batch, lambda x: not self._is_ahead(x))
+            lookups.extend(found)
+            return received
+
+        if not self._carries:
+            look_up()
+        if self._dense is not None:
+            made = tf.cast(step > 0, tf.int64)
+            carrier = look_up if self._carries else None
+            self._dense.replicas.settle_op(made, reads=True, carrier=carrier)
+        return self._model_step.trace(batch, lookups, states)

@@ -1,0 +1,267 @@
+"""Which of a Keras model's variables the workers have replicas of, and by what rule."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from het_tf import ops
+from het_tf.compat import keras_internals
+from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.dense.replicas import DenseReplicas
+from het_tf.keras.worker_step.metrics import metric_variables
+from het_tf.keras.worker_step.step_count import StepCount, counted_variable, innermost
+from het_tf.layers.embedding import embeddings_of
+
+# From an optimizer, a variable, its gradient and the learning rate: the ops of a step.
+_Step = Callable[[Any, tf.Variable, tf.Tensor, tf.Tensor], None]
+
+
+@contextlib.contextmanager
+def fused_steps(model: keras.Model) -> Iterator[None]:
+    """In this context a model's optimizer steps by fused ops, if there are such for it.
+
+    It is for building a graph in which the optimizer's and the trained variables are float32
+    resource variables on the device of the step.
+    """
+    optimizer = model.optimizer
+    # Straight into the instance: Keras would track the attribute as part of the model.
+    model.__dict__["optimizer"] = _stand_in(optimizer)
+    try:
+        yield
+    finally:
+        model.__dict__["optimizer"] = optimizer
+
+
+def _stand_in(optimizer: Any) -> Any:
+    """The same optimizer, with all that it has, of a subclass whose `update_step` is fused."""
+    kind = type(optimizer)  # A subclass of Keras's may step otherwise.
+    step = _STEPS.get(kind)
+    if step is None or getattr(optimizer, "amsgrad", False):
+        return optimizer
+
+    class Fused(kind):
+        def update_step(
+            self, gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor
+        ) -> None:
+            if isinstance(gradient, tf.IndexedSlices):
+                super().update_step(gradient, variable, learning_rate)
+                return
+            rate = tf.cast(learning_rate, variable.dtype)
+            step(self, variable, tf.cast(gradient, variable.dtype), rate)
+
+    stand_in = object.__new__(Fused)
+    object.__setattr__(stand_in, "__dict__", optimizer.__dict__)
+    return stand_in
+
+
+def _sgd(optimizer: Any, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> None:
+    if not optimizer.momentum:
+        tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+        return
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=variable.handle,
+        accum=_slot(optimizer, "momentums", variable),
+        lr=rate,
+        grad=gradient,
+        momentum=tf.cast(optimizer.momentum, rate.dtype),
+        use_nesterov=optimizer.nesterov,
+    )
+
+
+def _adam(optimizer: Any, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> None:
+    count = tf.cast(optimizer.iterations + 1, tf.float32)
+    left_1 = 1 - tf.pow(tf.constant(optimizer.beta_1, tf.float32), count)
+    left_2 = 1 - tf.pow(tf.constant(optimizer.beta_2, tf.float32), count)
+    ops.apply_adam(
+        variable.handle,
+        _slot(optimizer, "momentums", variable),
+        _slot(optimizer, "velocities", variable),
+        gradient,
+        rate * tf.sqrt(left_2) / left_1,
+        one_minus_beta_1=1 - optimizer.beta_1,
+        one_minus_beta_2=1 - optimizer.beta_2,
+        epsilon=optimizer.epsilon,
+    )
+
+
+def _adagrad(optimizer: Any, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> None:
+    ops.apply_adagrad(
+        variable.handle,
+        _slot(optimizer, "accumulators", variable),
+        gradient,
+        rate,
+        epsilon=optimizer.epsilon,
+    )
+
+
+def _slot(optimizer: Any, name: str, variable: tf.Variable) -> tf.Tensor:
+    return keras_internals.slot_of(optimizer, name, variable).value.handle
+
+
+_STEPS: dict[type[keras.optimizers.Optimizer], _Step] = {
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adam,
+    keras.optimizers.Adagrad: _adagrad,
+}
+
+
+class DenseVariables:
+    """The variables of a model and its optimizer, by what becomes of them (docs/protocol.md, 8).
+
+    Attributes:
+      replicas: with `dense_staleness`, of all variables that steps use, but for the settings.
+        Without, of those that every worker has for itself (`has_own`).
+      trains: whether the trained variables are among them.
+      settings: variables that only callbacks change: learning rates. Each closure reads them once.
+    """
+
+    def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy):
+        """Sorts the variables of a compiled and built model.
+
+        Raises:
+          ValueError: there is no rule for a variable; the message names it.
+        """
+        self.trains = strategy.dense_staleness is not None
+        self.settings: list[keras.Variable] = []
+        optimizer = model.optimizer
+        self._cycle = accumulated_steps(optimizer)
+        trainable: list[keras.Variable] = []
+        slots: list[keras.Variable] = []
+        seeds: list[keras.Variable] = []
+        others: list[keras.Variable] = []
+        least = _scaler_state(optimizer)
+        if self._cycle:
+            slots = keras_internals.accumulated_gradients(innermost(optimizer))
+        counting = optimizers_of(model) if self.trains else [optimizer] if self._cycle else []
+        self._accumulating = counted_variable(optimizer)
+        # A variable, and that in which a worker has its own count.
+        self._counts: list[tuple[keras.Variable, tf.Variable]] = []
+        for variable in map(counted_variable, counting):
+            if variable is not None and id(variable) not in _ids([v for v, _ in self._counts]):
+                with strategy.scope():
+                    own = tf.Variable(variable.value, trainable=False, name="own_iterations")
+                self._counts.append((variable, own))
+        if self.trains:
+            rates = [layer.rate_variable for layer in embeddings_of(model)]
+            self.settings = [rate for rate in rates if rate is not None]
+            trainable = list(model.trainable_variables)
+            for each in optimizers_of(model):
+                others += [*_unchanged_by_scaler(each), counted_variable(each)]
+                rate = keras_internals.learning_rate_variable(innermost(each))
+                if rate is not None:
+                    self.settings.append(rate)
+                known = _ids(others, self.settings, least, slots)
+                rest = [v for v in each.variables if id(v) not in known]
+                # Adafactor has integers in the places of slots that a variable has not.
+                slots += [v for v in rest if not _is_integer(v)]
+                others += [v for v in rest if _is_integer(v)]
+            unread = [rate for layer in embeddings_of(model) for rate in layer.unread_rates]
+            known = _ids(
+                *(trainable, slots, least, others, self.settings, metric_variables(model), unread)
+            )
+            rest = [v for v in model.variables if id(v) not in known]
+            seeds = [v for v in rest if is_seed(v)]
+            others += [v for v in rest if not is_seed(v)]
+        natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
+        counts = [(own, variable.value) for variable, own in self._counts]
+        constraints = [variable.constraint for variable in trainable]
+        self.replicas = DenseReplicas(strategy, *natives, constraints, counts)
+
+    def begin_counts(self) -> list[StepCount]:
+        """The counts of a step that begins, of optimizers that do not count as Keras has it."""
+        replicas = self.replicas.variables
+        return [
+            StepCount(
+                variable,
+                replicas.get(id(variable.value), variable.value),
+                replicas[id(own)],
+                self._cycle if variable is self._accumulating else 0,
+                own_slots=self.trains,
+            )
+            for variable, own in self._counts
+        ]
+
+    def open_op(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """At the start of a function's graph: makes the replicas usable, reads the settings.
+
+        Returns:
+          The settings with their values.
+        """
+        self.replicas.open_op()
+        # All that a server has comes in one tensor.
+        by_device = collections.defaultdict(list)
+        for setting in self.settings:
+            by_device[setting.value.device].append(setting)
+        values = []
+        for device, settings in by_device.items():
+            with tf.device(device):
+                packed = tf.stack([tf.cast(s.value.read_value(), tf.float64) for s in settings])
+            for i, setting in enumerate(settings):
+                values.append((setting, tf.cast(packed[i], setting.dtype)))
+        return values
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """That which the model is compiled with, and those that its own `train_step` may use.
+
+    They are attributes of the model, or in lists or dicts that are.
+    """
+    found: list[keras.optimizers.Optimizer] = []
+    for value in [model.optimizer, *vars(model).values()]:
+        values = list(value.values()) if isinstance(value, Mapping) else value
+        for each in values if isinstance(values, (list, tuple)) else [values]:
+            known = any(each is x or each is innermost(x) for x in found)
+            if isinstance(each, keras.optimizers.Optimizer) and not known:
+                found.append(each)
+    return found
+
+
+def has_own(optimizer: keras.optimizers.Optimizer | None) -> bool:
+    """Whether workers have something of it for themselves, wherever the dense variables are."""
+    return bool(_scaler_state(optimizer)) or accumulated_steps(optimizer) > 0
+
+
+def averages_weights(optimizer: Any) -> bool:
+    """Whether it has averages of the weights (`use_ema`), which callbacks exchange with them."""
+    return bool(getattr(innermost(optimizer), "use_ema", False))
+
+
+def accumulated_steps(optimizer: Any) -> int:
+    """Of how many steps it applies the mean gradient; 0: it does not accumulate gradients."""
+    return getattr(innermost(optimizer), "gradient_accumulation_steps", None) or 0
+
+
+def _scaler_state(optimizer: Any) -> list[keras.Variable]:
+    """The scale of the loss, and since how many steps it stands: each worker tries its own."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    return [optimizer.dynamic_scale, optimizer.step_counter]
+
+
+def _unchanged_by_scaler(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """What a `LossScaleOptimizer` has since it is an optimizer: its inner one has them, too."""
+    inner = innermost(optimizer)
+    if inner is optimizer:
+        return []
+    known = _ids(inner.variables, _scaler_state(optimizer))
+    return [v for v in optimizer.variables if id(v) not in known]
+
+
+def _ids(*kinds: Iterable[keras.Variable]) -> set[int]:
+    return {id(variable) for kind in kinds for variable in kind}
+
+
+def is_seed(variable: keras.Variable) -> bool:
+    """Whether it is the state of a `keras.random.SeedGenerator`."""
+    return variable.path.endswith("seed_generator_state")
+
+
+def _is_integer(variable: keras.Variable) -> bool:
+    return tf.as_dtype(variable.dtype).is_integer

@@ -1,0 +1,172 @@
+"""Keras's optimizers as optimizers of rows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from het_tf import optimizers
+from het_tf.compat import keras_internals
+
+Config = dict[str, Any]
+
+# Arguments of Keras's optimizers that act on a whole variable, on several, or on several steps.
+# Where `compile` has them, they are minded when a step is applied.
+_OF_STEPS = ("global_clipnorm", "gradient_accumulation_steps", "loss_scale_factor")
+_WITHOUT_ROW_FORM = ("clipnorm", "clipvalue", "use_ema")
+
+
+def _sgd(config: Config) -> optimizers.Optimizer:
+    if not config["momentum"]:
+        return optimizers.SGD(**_common(config))
+    return optimizers.Momentum(**_common(config, "momentum", "nesterov"))
+
+
+def _adagrad(config: Config) -> optimizers.Optimizer:
+    return optimizers.Adagrad(**_common(config, "initial_accumulator_value", "epsilon"))
+
+
+def _adam(config: Config) -> optimizers.Optimizer:
+    _check_unset("Adam", config, "amsgrad")
+    return optimizers.Adam(**_common(config, "beta_1", "beta_2", "epsilon"))
+
+
+def _adamw(config: Config) -> optimizers.Optimizer:
+    _check_unset("AdamW", config, "amsgrad")
+    return optimizers.AdamW(**_common(config, "beta_1", "beta_2", "epsilon"))
+
+
+def _rmsprop(config: Config) -> optimizers.Optimizer:
+    return optimizers.RMSprop(**_common(config, "rho", "momentum", "epsilon", "centered"))
+
+
+def _lion(config: Config) -> optimizers.Optimizer:
+    return optimizers.Lion(**_common(config, "beta_1", "beta_2"))
+
+
+def _lamb(config: Config) -> optimizers.Optimizer:
+    return optimizers.LAMB(**_common(config, "beta_1", "beta_2", "epsilon"))
+
+
+def _ftrl(config: Config) -> optimizers.Optimizer:
+    if config["learning_rate_power"] != -0.5:
+        raise ValueError(
+            "optimizer Ftrl has no row form with"
+            f" learning_rate_power={config['learning_rate_power']!r}, only with -0.5"
+        )
+    return optimizers.Ftrl(
+        **_common(config, "initial_accumulator_value", "beta"),
+        l1=config["l1_regularization_strength"],
+        l2=config["l2_regularization_strength"],
+        l2_shrinkage=config["l2_shrinkage_regularization_strength"],
+    )
+
+
+# From the class of an optimizer, not of its subclasses, and its config to the row form.
+ROW_FORMS: dict[type[keras.optimizers.Optimizer], Callable[[Config], optimizers.Optimizer]] = {
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.Adagrad: _adagrad,
+    keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adamw,
+    keras.optimizers.Ftrl: _ftrl,
+    keras.optimizers.Lamb: _lamb,
+    keras.optimizers.Lion: _lion,
+    keras.optimizers.RMSprop: _rmsprop,
+}
+
+
+def row_form(
+    optimizer: keras.optimizers.Optimizer, of_compile: bool = False, decays: bool = True
+) -> optimizers.Optimizer:
+    """An optimizer of rows that does to each row what one of Keras's does to a variable.
+
+    Args:
+      optimizer: of Keras.
+      of_compile: whether a model is compiled with it. Then what it does with the gradients of a
+        whole step is done there, and its row form lacks it.
+      decays: whether its `weight_decay` is to hold for rows.
+
+    Raises:
+      ValueError: there is no such optimizer of rows; the message names what it lacks.
+    """
+    if of_compile and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    name = type(optimizer).__name__
+    convert = ROW_FORMS.get(type(optimizer))
+    if convert is None:
+        known = ", ".join(sorted(kind.__name__ for kind in ROW_FORMS))
+        raise ValueError(f"optimizer {name} has no row form; of Keras's optimizers have: {known}")
+    config = _arguments_of(optimizer)
+    _check_unset(name, config, *_WITHOUT_ROW_FORM, *(() if of_compile else _OF_STEPS))
+    return convert(config if decays else config | {"weight_decay": None})
+
+
+def _arguments_of(optimizer: keras.optimizers.Optimizer) -> Config:
+    """What it was made with; `get_config` needs a schedule that can be serialized."""
+    names = set(inspect.signature(type(optimizer)).parameters) - {"learning_rate", "kwargs"}
+    rate = keras_internals.learning_rate_of(optimizer)
+    if isinstance(rate, keras.Variable):  # a float32: 0.001 is 0.001, not 0.0010000000474974513
+        rate = float(str(np.float32(rate.numpy())))
+    return {name: getattr(optimizer, name) for name in names} | {"learning_rate": rate}
+
+
+def get(identifier: Any) -> optimizers.Optimizer:
+    """An optimizer of rows from one of `het_tf.optimizers` or of Keras, or the name of one.
+
+    Raises:
+      ValueError: it is none of these, or has no row form.
+    """
+    if isinstance(identifier, dict):
+        whole = "module" in identifier  # as Keras serializes; else as optimizers.get takes it
+        identifier = (
+            keras.saving.deserialize_keras_object if whole else keras.optimizers.deserialize
+        )(identifier)
+    if isinstance(identifier, keras.optimizers.Optimizer):
+        return row_form(identifier)
+    return _named(identifier) if isinstance(identifier, str) else optimizers.get(identifier)
+
+
+def _named(name: str) -> optimizers.Optimizer:
+    """The optimizer of a name: Keras's, with Keras's defaults, or one that only rows have.
+
+    Raises:
+      ValueError: there is none.
+    """
+    try:
+        optimizer = keras.optimizers.get(name)
+    except ValueError:
+        pass
+    else:
+        return row_form(optimizer)
+    own = {}
+    for kind in optimizers.Optimizer.__subclasses__():
+        own |= {kind.name: kind, kind.__name__.lower(): kind}
+    if name.lower() not in own:
+        known = {kind.__name__.lower() for kind in ROW_FORMS}
+        known |= {kind.name for kind in optimizers.Optimizer.__subclasses__()}
+        raise ValueError(
+            "optimizer must be one of het_tf.optimizers or of keras.optimizers, or the name of one:"
+            f" {', '.join(sorted(known))}; not {name!r}"
+        )
+    return own[name.lower()]()
+
+
+def _common(config: Config, *names: str) -> Config:
+    """The arguments of those names and those that every optimizer of rows has."""
+    decay = config.get("weight_decay") or 0.0
+    common = {"learning_rate": config["learning_rate"], "weight_decay": decay}
+    return common | {name: config[name] for name in names}
+
+
+def _check_unset(optimizer: str, config: Config, *names: str) -> None:
+    for name in names:
+        if config.get(name):
+            remedy = "; the optimizers in het_tf.optimizers have a clipnorm for each row"
+            raise ValueError(
+                f"optimizer {optimizer} has no row form with {name}={config[name]!r}"
+                + (remedy if "clip" in name else "")
+            )

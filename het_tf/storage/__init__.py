@@ -1,0 +1,1 @@
+"""Rows in files: checkpoints, Keras files, served models."""

@@ -1,0 +1,169 @@
+"""What files say of the tables whose rows they hold, and what of it a table can take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from het_tf import lifetimes
+from het_tf.runtime.validation import INT64_MAX
+from het_tf.tables.table import EmbeddingTable
+
+_FORMAT = 1
+
+
+def describe(table: EmbeddingTable) -> dict[str, Any]:
+    """What a file says of the table whose rows it holds."""
+    ages = {"ages": table.age_time, "time": table.time} if table.age_time else {}
+    return {**shape_of(table), "slot_dim": table.slot_dim, **table.row_attributes, **ages}
+
+
+def check_description(config: Any) -> None:
+    """Checks what a file says, before anything else is made of it.
+
+    Raises:
+      ValueError: a part of `describe` is missing or no such thing; the message names it.
+    """
+    if not isinstance(config, dict):
+        raise ValueError(f"it says {config!r}")
+    if "format" not in config:
+        raise ValueError(f"it has no format, but {config}")
+    for name in ("dim", "slot_dim"):
+        if not is_count(config.get(name)):
+            raise ValueError(f"it says {name} = {config.get(name)!r}")
+    for name in ("optimizer", "initializer"):
+        if not isinstance(config.get(name), str) or not config[name].split():
+            raise ValueError(f"it says {name} = {config.get(name)!r}")
+    if type(config.get("seed")) is not int:
+        raise ValueError(f"it says seed = {config.get('seed')!r}")
+    if not _is_layout(config.get("layout", {})):
+        raise ValueError(f"it says layout = {config['layout']!r}")
+
+
+def is_count(number: Any) -> bool:
+    """Whether it is one, or a given time, that an int64 holds."""
+    return type(number) is int and 0 <= number <= INT64_MAX
+
+
+def shape_of(table: EmbeddingTable) -> dict[str, Any]:
+    """What of `describe` a table must have in common with rows that it is to have."""
+    layout = {name: [number, first] for name, number, first in table.layout}
+    return {"format": _FORMAT, "dim": table.dim, **({"layout": layout} if layout else {})}
+
+
+def check_shape(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> None:
+    """Checks that saved rows fit a table.
+
+    Args:
+      config: `shape_of`, or `describe`, of the table that was saved.
+      table: that is to have the rows.
+      where: they are, for messages.
+
+    Raises:
+      ValueError: the rows have another width, or another format; or they are those of a collection
+        that had a table under other keys, or one that the table's has not.
+    """
+    if config.get("format") != _FORMAT:
+        raise ValueError(f"{where} has format {config.get('format')!r}, expected {_FORMAT}")
+    if config.get("dim") != table.dim:
+        raise ValueError(f"{where} has rows of {config.get('dim')} columns, the table {table.dim}")
+    if table.layout:
+        _check_layout(config.get("layout"), shape_of(table)["layout"], where)
+
+
+def _check_layout(saved: Any, own: Mapping[str, list[int]], where: str) -> None:
+    """Checks that the tables of a collection are to have the rows that were theirs."""
+    if saved is None:  # before, files did not say it, and tables were nearer to one another
+        if any(first for _, first in own.values()):
+            raise ValueError(
+                f"{where} does not say which of its rows are whose of the tables {list(own)}"
+            )
+        return
+    if not _is_layout(saved):
+        raise ValueError(f"{where} is damaged: it says layout = {saved!r}")
+    differ = [
+        f"table {name}: {_place(place)} there, {_place(own.get(name))} in the layer"
+        for name, place in saved.items()
+        if place != own.get(name)
+    ]
+    if differ:
+        raise ValueError(f"{where} has rows of tables that are elsewhere now: {'; '.join(differ)}")
+
+
+def _is_layout(layout: Any) -> bool:
+    return isinstance(layout, dict) and all(
+        isinstance(place, list) and len(place) == 2 and all(map(is_count, place))
+        for place in layout.values()
+    )
+
+
+def _place(place: Sequence[int] | None) -> str:
+    return "nowhere" if place is None else f"layers[{place[0]}] from key {place[1]} on"
+
+
+def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
+    """Whether saved rows fit a table with their slots, or only without them, which is logged.
+
+    Args:
+      config: `describe` of the table that was saved.
+      table: that is to have the rows.
+      where: they are, for messages.
+
+    Raises:
+      ValueError: the rows have another width, or another format.
+    """
+    check_shape(config, table, where)
+    own = describe(table)
+    if any(config[x] != own[x] for x in ("initializer", "seed")):
+        logging.warning(
+            "%s was saved with initializer %r and seed %d; with %r and %d of this table, rows that"
+            " were never updated read otherwise",
+            where,
+            *(each[x] for each in (config, own) for x in ("initializer", "seed")),
+        )
+    kinds = [each["optimizer"].split()[0] for each in (config, own)]
+    if kinds[0] == kinds[1] and config["slot_dim"] == own["slot_dim"]:
+        return True
+    logging.warning(
+        "%s was saved with optimizer %r: values are kept, and the slots of %r start afresh",
+        where,
+        config["optimizer"],
+        own["optimizer"],
+    )
+    return False
+
+
+def takes_clocks(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
+    """Whether the clocks of saved rows mean something in the table; else they begin anew."""
+    saved, own = config.get("clock"), table.row_attributes["clock"]
+    if saved in (None, own):
+        return True
+    logging.warning(
+        "%s was saved with clock=%r: values are kept, and the clocks of %r begin anew",
+        where,
+        saved,
+        own,
+    )
+    return False
+
+
+def takes_ages(config: Mapping[str, Any], table: EmbeddingTable) -> bool:
+    """Whether the ages of saved rows mean something in the table."""
+    return table.age_time is not None and config.get("ages") == table.age_time
+
+
+def takes_sketches(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
+    """Whether saved sketches count for the same ids in the same places as those of the table."""
+    if not lifetimes.has_sketch(config.get("admission", "")):
+        return False
+    if config["admission"] == table.admission:
+        return True
+    logging.warning(
+        "%s was saved with admission %r; sketches of %r begin anew",
+        where,
+        config["admission"],
+        table.admission,
+    )
+    return False

@@ -1,0 +1,203 @@
+"""Tables and workers as parts of a `tf.train.Checkpoint`."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+# There is no public way for an object to write its part of a checkpoint by itself, nor for one to
+# be asked before a restore changes anything: `_checkpoint_adapter` and `_update_uid` below.
+from tensorflow.python.saved_model import registration
+
+from het_tf.runtime.current_strategy import current_strategy
+from het_tf.storage.checkpoints import shard_parts
+from het_tf.storage.checkpoints.increments import find_table, is_of_part
+from het_tf.storage.checkpoints.table_schema import check_shape, shape_of
+from het_tf.storage.files import check_tensors
+from het_tf.tables.table import EmbeddingTable
+
+_PACKAGE, _NAME = "het_tf", "Table"
+
+# The last restore whose variables were checked.
+_checked = -1
+
+# By path of a checkpoint, what removes the folders that are left of it if it was not completed.
+_leftovers: dict[str, weakref.finalize] = {}
+
+
+class _Shape(tf.train.experimental.PythonState):
+    """Has a restore fail before it changes anything, if the rows do not fit or are not all there.
+
+    TensorFlow restores the states of Python first, then variables, and then rows.
+
+    Attributes:
+      snapshot: what the last save is called in all parts of it.
+      path: of the checkpoint that is being restored.
+      saved: the rows in it, which were checked; None: they were not.
+    """
+
+    def __init__(self, table: EmbeddingTable):
+        self._table = table
+        self.snapshot = shard_parts.new_snapshot()
+        self.path = ""
+        self.saved: shard_parts.Saved | None = None
+
+    def serialize(self) -> str:
+        self.snapshot = shard_parts.new_snapshot()
+        return json.dumps({**shape_of(self._table), "snapshot": self.snapshot})
+
+    def deserialize(self, string_value: bytes) -> None:
+        where = f"the checkpoint's table for {self._table.shared_name.rpartition('/')[0]}"
+        try:
+            said = dict(json.loads(string_value))
+        except (ValueError, TypeError, RecursionError) as error:
+            message = f"{where} is damaged: {string_value!r}"
+            raise tf.errors.DataLossError(None, None, message) from error
+        check_shape(said, self._table, where)
+        if "snapshot" in said:  # before, checkpoints did not have it
+            name = find_table(self.path, said["snapshot"])
+            self.saved = shard_parts.check_parts({name: self._table}, self.path)[name]
+
+
+class TableState(tf.Module):
+    """The rows of a table as a part of a checkpoint.
+
+    Every shard writes its own rows into the checkpoint, and reads them from it.
+    """
+
+    def __init__(self, table: EmbeddingTable, flush: Callable[[], None]):
+        """Ties a table to checkpoints.
+
+        Args:
+          table: its rows are saved and replaced.
+          flush: sends what caches hold back; called before the rows are saved.
+        """
+        super().__init__()
+        self.table = table
+        self.flush = flush
+        self.shape = _Shape(table)
+
+    def _checkpoint_adapter(self, path: str) -> None:
+        """What TensorFlow calls of all that it is to restore, before it restores any of it."""
+        _wait_until_reached()
+        _check_variables(path, self._update_uid)
+        self.shape.path, self.shape.saved = path, None
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """What TensorFlow calls first where a checkpoint is to be written in a thread of its own.
+
+        It copies the variables before, and has the rows written when they have changed.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError(
+            "tf.train.CheckpointOptions(enable_async=True) would write rows of a later moment than"
+            " variables: het_tf.checkpoint.Manager writes while training goes on"
+        )
+
+
+class FlushedFirst(tf.Module):
+    """Has variables brought up to date before a checkpoint is written whose part it is.
+
+    Nothing of itself is in the checkpoint.
+    """
+
+    def __init__(self, flush: Callable[[], None]):
+        """flush: called before anything is written."""
+        super().__init__()
+        self.flush = flush
+
+
+def _check_variables(path: str, restore: int) -> None:
+    """Reads all but the rows of tables, once in a restore, of which TensorFlow has the number.
+
+    Raises:
+      tf.errors.OpError: something is damaged, or missing.
+    """
+    global _checked
+    if restore != _checked:
+        check_tensors(path, lambda name: not is_of_part(name))
+        _checked = restore
+
+
+def _flush(trackables: Mapping[str, FlushedFirst], file_prefix: tf.Tensor) -> None:
+    del file_prefix
+    with tf.init_scope():
+        _wait_until_reached()
+        for each in trackables.values():
+            each.flush()
+
+
+def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[tf.Tensor]:
+    with tf.init_scope():
+        _wait_until_reached()
+        path = _path(file_prefix)
+        if path in _leftovers:
+            _leftovers[path]()
+        for done in [each for each, leftover in _leftovers.items() if not leftover.alive]:
+            del _leftovers[done]
+        for state in trackables.values():
+            state.flush()
+        snapshots = {name: state.shape.snapshot for name, state in trackables.items()}
+        prefixes = shard_parts.save_parts(_tables(trackables), path, snapshots)
+    # TensorFlow writes the variables next. It leaves its folder, and this one, when it cannot; the
+    # tensor with the path is there for as long as it writes.
+    folders = [f"{path}_temp", f"{path.removesuffix(f'-{_PACKAGE}.{_NAME}')}_temp"]
+    _leftovers[path] = weakref.finalize(file_prefix, shard_parts.remove, folders)
+    return [tf.constant(prefix) for prefix in prefixes]
+
+
+def _restore(trackables: Mapping[str, TableState], merged_prefix: tf.Tensor) -> None:
+    with tf.init_scope():
+        path = _path(merged_prefix)
+        saved = {name: state.shape.saved for name, state in trackables.items()}
+        unchecked = {name: trackables[name].table for name in saved if saved[name] is None}
+        shard_parts.replace_rows(
+            _tables(trackables), {**saved, **shard_parts.check_parts(unchecked, path)}
+        )
+
+
+def _tables(trackables: Mapping[str, TableState]) -> dict[str, EmbeddingTable]:
+    return {name: state.table for name, state in trackables.items()}
+
+
+def _wait_until_reached() -> None:
+    if (strategy := current_strategy()) is not None:
+        strategy.wait_until_reached()
+
+
+def _path(prefix: Any) -> str:
+    if tf.is_symbolic_tensor(prefix):
+        from het_tf.compat import call_stack  # whose package imports this module
+
+        if call_stack.is_called_by(tf.saved_model.save):
+            raise ValueError(
+                "tf.saved_model.save would leave out the rows of tables: use"
+                " het_tf.export_saved_model(model, path) or model.export(path) of the model"
+            )
+        raise ValueError(
+            "tables are saved and restored eagerly: call tf.train.Checkpoint outside of tf.function"
+        )
+    return prefix.numpy().decode()
+
+
+registration.register_checkpoint_saver(
+    package=_PACKAGE,
+    name=_NAME,
+    predicate=lambda trackable: isinstance(trackable, TableState),
+    save_fn=_save,
+    restore_fn=_restore,
+)
+
+registration.register_checkpoint_saver(
+    package=_PACKAGE,
+    name="FlushedFirst",
+    predicate=lambda trackable: isinstance(trackable, FlushedFirst),
+    save_fn=_flush,
+    restore_fn=lambda trackables, merged_prefix: None,
+)

@@ -1,0 +1,1 @@
+"""Rows of models that are served: published versions and memory-mapped files."""

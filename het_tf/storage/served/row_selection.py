@@ -1,0 +1,95 @@
+"""Which rows of a table are served, and as what."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from het_tf.runtime.validation import INT64_MAX, check_integer, check_number
+from het_tf.tables.table import EmbeddingTable, TableExport
+
+_DTYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSelection:
+    """Which rows of a table are served, and as what.
+
+    Attributes:
+      rows: "float32"; "float16", off by at most 2**-11 of a value, or 2**-25 where that is more;
+        "int8", with a scale per row, off by at most 1 / 254 of the row's largest value.
+      min_updates: rows with a smaller clock are left out.
+      min_norm: rows with a smaller L2 norm are left out.
+      max_age: rows that were not updated for longer are left out, in the unit of `Expiry.age`.
+    """
+
+    rows: str = "float32"
+    min_updates: int = 0
+    min_norm: float = 0.0
+    max_age: int | None = None
+
+    def __post_init__(self):
+        if self.rows not in _DTYPES:
+            raise ValueError(f'rows must be "float32", "float16" or "int8", not {self.rows!r}')
+        check_integer("min_updates", self.min_updates, 0, INT64_MAX)
+        check_number("min_norm", self.min_norm, 0, math.inf)
+        if self.max_age is not None:
+            check_integer("max_age", self.max_age, 0, INT64_MAX)
+
+    @property
+    def stored_dtype(self) -> type:
+        """NumPy's type of stored values."""
+        return _DTYPES[self.rows]
+
+    @property
+    def most_age(self) -> int:
+        """`max_age`, as the ops take it."""
+        return INT64_MAX if self.max_age is None else self.max_age
+
+    def check_table(self, table: EmbeddingTable) -> None:
+        """Raises a ValueError if the table does not know what is asked for of its rows."""
+        clock = table.row_attributes["clock"]
+        if self.min_updates and clock != "count":
+            raise ValueError(
+                f"min_updates = {self.min_updates} needs a table that counts updates; this one has"
+                f' clock="{clock}"'
+            )
+        if self.max_age is not None and table.age_time is None:
+            raise ValueError(
+                f"max_age = {self.max_age} needs tables whose rows have an age; that of"
+                f" {table.shared_name.rpartition('/')[0]} has no expiry"
+            )
+
+    def select(self, rows: TableExport) -> TableExport:
+        """Those of the rows that are served, of which none is too old."""
+        if not self.min_updates and not self.min_norm:
+            return rows
+        norms = np.linalg.norm(rows.values.astype(np.float64), axis=1)
+        keep = (rows.clocks >= self.min_updates) & (norms >= self.min_norm)
+        return TableExport(rows.keys[keep], rows.values[keep], rows.slots[keep], rows.clocks[keep])
+
+    def store(self, rows: TableExport) -> tuple[np.ndarray, np.ndarray]:
+        """Values as they are stored.
+
+        Returns:
+          values: `stored_dtype` [rows, dim].
+          scales: float32 [rows] with "int8", which values are to be multiplied with; else [0].
+
+        Raises:
+          ValueError: a value is beyond the range of float16.
+        """
+        none = np.zeros([0], np.float32)
+        if self.rows == "float32":
+            return rows.values, none
+        most = np.abs(rows.values).max(axis=1, initial=0)
+        if self.rows == "float16":
+            for row in np.flatnonzero(most >= 65520):  # that and more would round to infinity
+                raise ValueError(
+                    f'rows = "float16" cannot hold {most[row]:g} of key {rows.keys[row]}'
+                )
+            return rows.values.astype(np.float16), none
+        scales = (most / np.float32(127)).astype(np.float32)
+        divisors = np.where(scales > 0, scales, np.float32(1))[:, np.newaxis]
+        return np.clip(np.rint(rows.values / divisors), -127, 127).astype(np.int8), scales
