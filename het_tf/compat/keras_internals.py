@@ -47,6 +47,21 @@ def functional_class() -> type[keras.Model]:
     return type(keras.Model(inputs, inputs, name="het_tf_model"))
 
 
+def make_functional(
+    cls: type[keras.Model], base: type[keras.Model], functional: type[keras.Model]
+) -> None:
+    """Puts a functional model in the place of `base` among the bases of a subclass.
+
+    Keras does so with subclasses of `keras.Model` whose constructor is called with inputs and
+    outputs. Were it left to Keras, `base` itself would become functional, and subclasses with a
+    `call` of their own could not be made any more.
+    """
+    cls.__bases__ = tuple(functional if each is base else each for each in cls.__bases__)
+    for each in cls.__bases__:
+        if issubclass(each, base) and not issubclass(each, functional):
+            make_functional(each, base, functional)
+
+
 def calls_as_keras_does(model: keras.Model) -> bool:
     """Whether it is functional or sequential, with the call of Keras."""
     is_known = isinstance(model, (functional_class(), keras.Sequential))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from het_tf.compat.errors import Cause, cause_of, names_job
 from het_tf.runtime.threads import call_in_daemon
 
 if TYPE_CHECKING:
@@ -276,16 +277,6 @@ def _old_objects_passed_over() -> Iterator[None]:
 
 
 def _is_worker_lost(error: Exception) -> bool:
-    text = str(error)
-    is_lost = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
-    # A new process at the worker's address does not have the result.
-    is_lost = is_lost or is_of_lost_tensor(error)
-    return is_lost and "/job:worker" in text and "/job:ps" not in text
-
-
-def is_of_lost_tensor(error: Exception) -> bool:
-    """Whether a task lacks what a process before it at its address was given to keep."""
-    return (
-        isinstance(error, tf.errors.InvalidArgumentError)
-        and "Unable to find the relevant tensor remote_handle" in error.message
-    )
+    # A stale handle: a new process at the worker's address does not have the result.
+    is_lost = cause_of(error) in (Cause.TRANSPORT, Cause.STALE_HANDLE)
+    return is_lost and names_job(error, "worker") and not names_job(error, "ps")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from absl import logging
 
-from het_tf.distribute.closure_runner import is_of_lost_tensor
+from het_tf.compat.errors import Cause, cause_of, names_job, node_named, tasks_named
 from het_tf.distribute.failures import probes
+from het_tf.distribute.failures.connection import lookup_table_error
 from het_tf.distribute.worker_state import CacheReports
 from het_tf.runtime.broadcast import CHECK_INTERVAL
 from het_tf.runtime.threads import call_apart
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from het_tf.distribute.cluster.local_cluster import LocalCluster
 
 _POLL = 1.0  # seconds between looks at the health of the parameter servers
-_PS_DEVICE = re.compile(r"/job:ps/replica:0/task:(\d+)")
 
 
 class ServerLostError(tf.errors.UnavailableError):
@@ -98,19 +97,21 @@ class Watching:
         error = getattr(error, "original_exception", error)
         if not isinstance(error, tf.errors.OpError) or isinstance(error, ServerLostError):
             return error
+        if cause_of(error) is Cause.LOST_LOOKUP_TABLE:
+            return lookup_table_error(f"The step ({node_named(error)})")
         # The answer of a server that lives; so short of memory it may fail a probe.
         if isinstance(error, tf.errors.ResourceExhaustedError):
             return error
-        named = {("ps", int(i)) for i in _PS_DEVICE.findall(str(error))} & set(self._addresses)
-        transport = _is_of_transport(error)
-        if not named and not transport:
+        named = {task for task in tasks_named(error) & set(self._addresses) if task[0] == "ps"}
+        cause = cause_of(error)
+        if not named and cause is not Cause.TRANSPORT:
             return error
         suspects = sorted(named) or [task for task in self._addresses if task[0] == "ps"]
         for task in suspects:
             state = self._probe(task)
             if state is not probes.TaskState.UP:
                 return ServerLostError(*self._ps_lost_message(task, state), str(error))
-        if named and (transport or is_of_lost_tensor(error)):
+        if named and cause in (Cause.TRANSPORT, Cause.STALE_HANDLE):
             # It answers, so it was restarted: the variables and tables it held are gone.
             return ServerLostError(*self._ps_lost_message(sorted(named)[0], None), str(error))
         return error
@@ -192,20 +193,6 @@ def _runs_ops(device: str) -> bool:
     return True
 
 
-# Internal errors that are of transport: what TensorFlow makes of one that an op of ours has had, as
-# it takes such errors for those of its own calls; and what it says of a tensor that was on its way.
-_INTERNAL = re.compile(
-    r"originally returned (Unavailable|Aborted)Error, and was replaced by InternalError"
-    r"|found to be poisoned"
-)
-
-
-def _is_of_transport(error: tf.errors.OpError) -> bool:
-    if isinstance(error, tf.errors.InternalError):
-        return _INTERNAL.search(str(error)) is not None
-    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
-
-
 def _is_stale_worker_error(error: tf.errors.OpError) -> bool:
     """Whether a worker that answers fails because it is a new process at the old address."""
     return isinstance(
@@ -217,4 +204,4 @@ def _is_stale_worker_error(error: tf.errors.OpError) -> bool:
             tf.errors.InvalidArgumentError,
             tf.errors.NotFoundError,
         ),
-    ) and "/job:worker" in str(error)
+    ) and names_job(error, "worker")

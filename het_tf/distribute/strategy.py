@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from het_tf.compat.tensorflow_internals import change_class, reconnect
 from het_tf.distribute.closure_runner import ClosureNumbers, Coordinator
 from het_tf.distribute.cluster.tf_config import (
     TASK_TYPES,
@@ -23,8 +25,6 @@ from het_tf.distribute.failures import probes, recovery
 from het_tf.distribute.failures.connection import (
     is_connected_to,
     own_what_is_on,
-    reconnect,
-    tables_kept,
     task_devices,
     with_local_chief,
 )
@@ -34,6 +34,7 @@ from het_tf.runtime.broadcast import COORDINATOR
 from het_tf.runtime.current_strategy import note_strategy
 from het_tf.runtime.validation import INT32_MAX, check_float_dtype, check_integer
 from het_tf.storage.checkpoints.manager import Manager
+from het_tf.tables.table import EmbeddingTable
 
 _POLL = 1.0  # seconds between looks at closures that waited for a lost parameter server
 
@@ -121,7 +122,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         set_grpc_defaults()
         leave_memory_to_workers()
         probes.wait_until_up(self._addresses)
-        self._earlier = recovery.Earlier()
+        self._on_servers = recovery.OnServers()
         super().__init__(cluster_resolver, variable_partitioner)
         Coordinator(self)  # There is one per strategy: else TensorFlow would make its own.
         own_what_is_on(task_devices(), self._address)
@@ -184,7 +185,18 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
           RuntimeError: as of `check_open`.
         """
         self.check_open()
-        return super().scope()
+        return self._noting_variables()
+
+    @contextlib.contextmanager
+    def _noting_variables(self) -> Iterator[Any]:
+        # Entered before the scope of the base class, the creator gets the variables that are
+        # placed on servers, and not those that are made of them.
+        with tf.variable_creator_scope(self._on_servers.note_variable), super().scope() as scope:
+            yield scope
+
+    def note_table(self, table: EmbeddingTable) -> None:
+        """Has a table made anew where its shards are lost with a parameter server."""
+        self._on_servers.note_table(table)
 
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
@@ -192,7 +204,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         """As in the base class, for `coordinator.create_per_worker_dataset`."""
         made = super().experimental_distribute_dataset(dataset, options)
         # `keras.Model.fit` comes here first, and reads it next.
-        made.__class__ = _for_workers(type(made))
+        change_class(made, _for_workers(type(made)))
         return made
 
     def idle(self) -> bool:
@@ -337,7 +349,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         logging.warning("%s: other processes than before; made anew what they held", replaced)
         own_what_is_on(replaced, self._address)
         self._recoveries += 1
-        recovery.make_again(replaced, self._earlier)
+        self._on_servers.make_again(replaced)
         recovery.wait_until_servers_are_reached(replaced, self.is_down, until)
         return True
 
@@ -380,8 +392,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
             cluster, rpc_layer=resolver.rpc_layer
         )
         try:
-            with tables_kept():
-                super()._connect_to_cluster(COORDINATOR)
+            super()._connect_to_cluster(COORDINATOR)
         finally:
             self._cluster_resolver = resolver
 

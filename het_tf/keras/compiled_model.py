@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.failures.connection import lookup_table_error
 from het_tf.keras.data.batch_structure import components_of
 from het_tf.keras.worker_step.closure import PredictClosure, StepClosure
 from het_tf.keras.worker_step.dense_variables import (
@@ -42,6 +43,22 @@ def check_placement(variables: Iterable[keras.Variable]) -> None:
                 "cannot use it: make the model, its layers and the optimizer inside "
                 "`with strategy.scope():`."
             )
+
+
+def check_lookup_tables(model: keras.Model) -> None:
+    """Checks that the vocabularies of layers were made after the strategy.
+
+    Raises:
+      ValueError: the lookup table of a layer, such as a `StringLookup`, is gone.
+    """
+    for layer in keras_internals.nested_layers(model):
+        table = getattr(layer, "lookup_table", None)
+        if table is None:
+            continue
+        try:
+            table.size()
+        except tf.errors.NotFoundError as error:
+            raise lookup_table_error(f"Layer {layer.name!r} of model {model.name!r}") from error
 
 
 def check_inputs(model: keras.Model, element_spec: Any) -> None:
@@ -145,6 +162,7 @@ class CompiledModel:
                 self._strategy.register_replicas(self.dense.replicas)
             self._is_built = True
         check_inputs(model, element_spec)
+        check_lookup_tables(model)
         metrics = [id(variable) for variable in metric_variables(model)]
         if self.sums is None or metrics != self._metrics:
             self._metrics = metrics
@@ -159,6 +177,7 @@ class CompiledModel:
                 x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
                 model(tf.nest.map_structure(_symbol, x))
         check_inputs(model, element_spec)
+        check_lookup_tables(model)
         check_placement(model.variables)
 
     def step_closure(self, element_spec: Any, training: bool) -> StepClosure:

@@ -346,7 +346,7 @@ class Model(_ParameterServerFit, keras.Model):
     def __init__(self, *args: Any, **kwargs: Any):
         """As `keras.Model(inputs, outputs, ...)`, or `super().__init__(...)` in a subclass."""
         if _is_functional(args, kwargs) and not isinstance(self, _KerasFunctional):
-            _make_functional(type(self))
+            keras_internals.make_functional(type(self), Model, Functional)
         super().__init__(*args, **kwargs)
 
 
@@ -370,15 +370,3 @@ def _is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         or (len(args) == 1 and "outputs" in kwargs)
         or ("inputs" in kwargs and "outputs" in kwargs)
     )
-
-
-def _make_functional(cls: type) -> None:
-    """Puts the functional model in the place of `Model` among the bases of a subclass.
-
-    Keras does so with subclasses of `keras.Model`. Were it left to Keras, `Model` itself would
-    become functional, and subclasses with a `call` of their own could not be made any more.
-    """
-    cls.__bases__ = tuple(Functional if base is Model else base for base in cls.__bases__)
-    for base in cls.__bases__:
-        if issubclass(base, Model) and not issubclass(base, Functional):
-            _make_functional(base)

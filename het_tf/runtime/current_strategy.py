@@ -6,10 +6,11 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
+from het_tf.compat.errors import Cause, cause_of
 from het_tf.runtime.broadcast import cluster_devices
 
 
@@ -28,14 +29,14 @@ class ClusterStrategy(Protocol):
         """An error that names the task which is down; or the same error."""
         ...
 
+    def note_table(self, table: Any) -> None:
+        """Has a table made anew where its shards are lost with a parameter server."""
+
     def wait_until_reached(self) -> None:
         """Returns when the parameter servers reach this process."""
 
 
 _made: list[weakref.ref[ClusterStrategy]] = []
-
-# What TensorFlow says of a tensor, a variable or a call on a task of a cluster that was closed.
-_OF_CLOSED_CLUSTER = ("unknown device", "an invalid device", "Client for target /job:")
 
 
 def note_strategy(strategy: ClusterStrategy) -> None:
@@ -60,7 +61,7 @@ def servers_named() -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         last = _made[0]() if _made else None
-        if last is not None and any(words in str(error) for words in _OF_CLOSED_CLUSTER):
+        if last is not None and cause_of(error) in (Cause.UNKNOWN_DEVICE, Cause.TRANSPORT):
             last.check_open()
         strategy = current_strategy()
         if strategy is None or (explained := strategy.explain(error)) is error:

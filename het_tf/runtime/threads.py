@@ -9,15 +9,11 @@ on other tasks for any thread.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
-# There is no public way to give a thread an executor of its own.
-from tensorflow.python.eager import context, executor
+from het_tf.compat.tensorflow_internals import finish_own_executor, use_own_executor
 
 
 def call_in_daemon(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
@@ -40,16 +36,6 @@ def call_in_daemon(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Fut
     return future
 
 
-_own = threading.local()
-
-
-def stand_apart() -> None:
-    """Has the calling thread wait for no op of another thread."""
-    if not hasattr(_own, "executor"):
-        _own.executor = executor.new_executor(enable_async=False)
-        context.context().executor = _own.executor
-
-
 def call_apart(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
     """As `call_in_daemon`, for what makes ops: nobody but the future waits for them to end."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -59,7 +45,7 @@ def call_apart(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[
 
 def _run(future: concurrent.futures.Future[Any], fn: Callable[..., Any], args: Any) -> None:
     try:
-        stand_apart()
+        use_own_executor()
         result = fn(*args)
     except BaseException as error:  # Handed to whoever waits for the future.
         future.set_exception(error)
@@ -67,6 +53,4 @@ def _run(future: concurrent.futures.Future[Any], fn: Callable[..., Any], args: A
         future.set_result(result)
     # The executor goes with the thread, and waits for what is still under way: whatever that ends
     # with is no error of a call that is done.
-    with contextlib.suppress(tf.errors.OpError):
-        _own.executor.wait()
-    _own.executor.clear_error()
+    finish_own_executor()

@@ -16,7 +16,7 @@ import tensorflow as tf
 from het_tf import initializers, lifetimes, ops, optimizers
 from het_tf.runtime import deferred_destroy
 from het_tf.runtime.counters import add_up, sum_stats
-from het_tf.runtime.current_strategy import servers_named
+from het_tf.runtime.current_strategy import current_strategy, servers_named
 from het_tf.runtime.validation import (
     INT64_MAX,
     MAX_DIM,
@@ -128,6 +128,8 @@ class EmbeddingTable:
         self._exchange = Exchange(self.devices, [self])
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        if self.devices and (strategy := current_strategy()) is not None:
+            strategy.note_table(self)
         deferred_destroy.destroy_after(self, functools.partial(_destroy, self._handles))
 
     @property
@@ -450,8 +452,10 @@ class EmbeddingTable:
     def make_again(self, devices: Sequence[str]) -> None:
         """Makes the shards on `devices` anew, whose rows were lost with the server they were on.
 
-        Functions that were traced before do not reach them.
+        Functions that were traced before do not reach them; those of the caches are traced anew.
         """
+        for cache in tuple(self._caches):
+            cache.forget_functions()
         for shard, device in enumerate(self.devices):
             if device in devices:
                 self._handles[shard] = self._create(shard)
@@ -459,7 +463,7 @@ class EmbeddingTable:
         vars(self).pop("_remote_lookup", None)
 
     def add_cache(self, cache: Any) -> None:
-        """Has `clear`, `import_` and a restore clear `cache`, for as long as it exists."""
+        """Notes a cache for as long as it exists: to be cleared when the rows were replaced."""
         self._caches.add(cache)
 
     def forgets(self, waiting: Any) -> None:
@@ -476,7 +480,8 @@ class EmbeddingTable:
         # Caches find out by themselves when they hear from a shard, but one without a bound may
         # have no reason to ask.
         for cache in tuple(self._caches):
-            cache.clear()
+            if cache.config is not None:
+                cache.clear()
 
     # Inside.
 

@@ -11,6 +11,7 @@ from absl import logging
 
 from het_tf import ops
 from het_tf.cache_config import UNBOUNDED, CacheConfig
+from het_tf.compat.errors import Cause, cause_of, names_job
 from het_tf.compat.function_graphs import handle_from_caller, share_in_graph
 from het_tf.runtime import deferred_destroy
 from het_tf.runtime.broadcast import (
@@ -253,8 +254,7 @@ class WorkerCache:
             self._attributes, self._attributes | bounds, devices, config, table.is_local
         )
         self._functions: dict[str, Any] = {}
-        if config is not None:
-            table.add_cache(self)
+        table.add_cache(self)
         deferred_destroy.destroy_after(self, self._handles.destroy)
 
     def unique_ids_op(self, keys: tf.Tensor) -> tf.Tensor:
@@ -554,11 +554,12 @@ def install_complete_op(
 
 
 def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
-    if isinstance(error, tf.errors.InvalidArgumentError):
+    cause = None if error is None else cause_of(error)
+    if cause is Cause.UNKNOWN_DEVICE:
         # TensorFlow forgets a worker that died until it has been started again.
-        is_down = "unknown device" in error.message and device in error.message
+        is_down = device in error.message
     else:
-        is_down = isinstance(error, tf.errors.UnavailableError) and "/job:ps" not in error.message
+        is_down = cause is Cause.TRANSPORT and not names_job(error, "ps")
     if not is_down:
         return False
     logging.warning("%s is down, and its cache with it: %s", device, error.message)

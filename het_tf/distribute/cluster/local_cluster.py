@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 from absl import logging
 
-from het_tf.distribute.failures.connection import tables_kept
 from het_tf.distribute.failures.probes import TaskState, probe
 from het_tf.runtime.broadcast import COORDINATOR
 
@@ -389,10 +388,7 @@ class LocalCluster:
             return
         if not is_idle():
             return
-        with tables_kept():
-            tf.config.experimental_connect_to_cluster(
-                tf.train.ClusterSpec({}), job_name=COORDINATOR
-            )
+        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({}), job_name=COORDINATOR)
 
     def _reserve_address(self) -> str:
         # Bound with SO_REUSEPORT but not listening: nobody else is given the port, and the server,

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from het_tf import ops
 from het_tf.compat.function_graphs import handle_from_caller, share_in_graph
+from het_tf.compat.tensorflow_internals import ResourceVariable, identity_of
 from het_tf.distribute.dense.server_copy import DenseCopy
 from het_tf.runtime.counters import names_of
 from het_tf.tables.exchange import Exchange
 
 
-class ReplicaVariable(BaseResourceVariable):
+class ReplicaVariable(ResourceVariable):
     """Stands for a variable on a parameter server: Keras takes it for that one.
 
     Attributes:
@@ -36,10 +36,9 @@ class ReplicaVariable(BaseResourceVariable):
             trainable=native.trainable,
             shape=native.shape,
             dtype=native.dtype,
-            distribute_strategy=native._distribute_strategy,
-            unique_id=native._unique_id,  # Keras' optimizers find their slots by it.
             handle_name=native.name.split(":")[0],
             in_graph_mode=False,
+            **identity_of(native),
         )
 
     @property
@@ -54,7 +53,7 @@ class ReplicaVariable(BaseResourceVariable):
 
 
 def _noting(name: str) -> Any:
-    method = getattr(BaseResourceVariable, name)
+    method = getattr(ResourceVariable, name)
 
     @functools.wraps(method)
     def note(self: ReplicaVariable, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ has to make them anew.
 from __future__ import annotations
 
 import contextlib
-import gc
+import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from het_tf.compat.errors import Cause, cause_of
+from het_tf.compat.tensorflow_internals import has_own_handle, replace_handle
 from het_tf.runtime.broadcast import cache_devices, cluster_devices
 from het_tf.tables.table import EmbeddingTable
-from het_tf.tables.worker_cache import WorkerCache
 
 _PAUSE = 1.0  # seconds between attempts to use a server that is back
 
@@ -113,10 +114,8 @@ def _repeat(call: Callable[[], Any], is_lost: Callable[[], bool], until: float) 
 
 
 def _may_pass(error: tf.errors.OpError) -> bool:
-    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) or (
-        # Of a worker that TensorFlow has still to take back.
-        isinstance(error, tf.errors.InvalidArgumentError) and "unknown device" in error.message
-    )
+    # An unknown device is that of a worker which TensorFlow has still to connect to again.
+    return cause_of(error) in (Cause.TRANSPORT, Cause.UNKNOWN_DEVICE)
 
 
 # Times that something is tried on a server that answers: TensorFlow may give what runs there the
@@ -159,41 +158,35 @@ class Marks:
         return replaced
 
 
-class Earlier:
-    """What there was before this process connected to its servers, such as to those of a cluster
-    that was closed.
-
-    It is not on them, though its devices may have the same names. TensorFlow has freed those: who
-    asks a variable for its device ends with a segmentation fault.
-    """
+class OnServers:
+    """The variables and tables that the parameter servers of a strategy hold."""
 
     def __init__(self) -> None:
-        """Takes note of all that there is. It is held weakly."""
-        self._refs = {id(each): weakref.ref(each) for each in _alive()}
+        """Nothing is there yet. What is noted is held weakly."""
+        self._variables: dict[int, weakref.ref[tf.Variable]] = {}
+        self._tables: weakref.WeakSet[EmbeddingTable] = weakref.WeakSet()
 
-    def __contains__(self, each: Any) -> bool:
-        ref = self._refs.get(id(each))
-        return ref is not None and ref() is each
+    def note_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        """A creator for `tf.variable_creator_scope`, which notes the variables that are made."""
+        variable = next_creator(**kwargs)
+        forget = functools.partial(self._variables.pop, id(variable))
+        self._variables[id(variable)] = weakref.ref(variable, lambda _: forget(None))
+        return variable
 
+    def note_table(self, table: EmbeddingTable) -> None:
+        """Notes a table, and with it the caches of its rows."""
+        self._tables.add(table)
 
-def make_again(devices: Sequence[str], earlier: Earlier) -> None:
-    """Makes the variables and the shards of tables anew that were on the devices.
-
-    Args:
-      devices: of servers.
-      earlier: what was made before this process connected to them.
-    """
-    for each in _alive():
-        if each in earlier:
-            continue
-        if isinstance(each, EmbeddingTable):
-            _tried(lambda table=each: table.make_again(devices))
-        elif isinstance(each, WorkerCache):
-            each.forget_functions()
-        elif each.handle.device in devices:
-            # There is no public way to give a variable another handle, and Keras's optimizers know
-            # their variables by identity.
-            each._handle = _tried(lambda variable=each: _zeros_like(variable).handle)
+    def make_again(self, devices: Sequence[str]) -> None:
+        """Makes the variables and the shards of tables anew that were on the devices of servers."""
+        for table in tuple(self._tables):
+            _tried(lambda table=table: table.make_again(devices))
+        for variable in [each() for each in tuple(self._variables.values())]:
+            if variable is None or not has_own_handle(variable):
+                continue
+            if variable.handle.device in devices:
+                handle = _tried(lambda variable=variable: _zeros_like(variable).handle)
+                replace_handle(variable, handle)
 
 
 def _zeros_like(variable: tf.Variable) -> tf.Variable:
@@ -225,17 +218,3 @@ def _is_there(mark: tf.Tensor) -> bool:
         return _tried(read) == 0
     except tf.errors.OpError:
         return False
-
-
-def _alive() -> list[Any]:
-    """The tables, their caches, and the variables that have a handle of their own."""
-
-    def is_one(each: Any) -> bool:
-        # By type(): isinstance() would run code of proxies.
-        if issubclass(type(each), (EmbeddingTable, WorkerCache)):
-            return True
-        return issubclass(type(each), tf.Variable) and isinstance(
-            vars(each).get("_handle"), tf.Tensor
-        )
-
-    return [each for each in gc.get_objects() if is_one(each)]

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf.distribute.failures.connection import is_of_before
 from het_tf.keras.data.batch_structure import (
     common_spec,
     components_of,
@@ -21,6 +20,7 @@ from het_tf.keras.data.batch_structure import (
     with_components,
 )
 from het_tf.layers.features import tuple_like
+from het_tf.runtime.broadcast import cluster_devices, traced_by_device
 
 _LOOKED_AT = 2  # batches, for their shapes; so does Keras
 
@@ -271,14 +271,26 @@ def worker_dataset_fn(
             )
         made = [_traced(copy) for copy in copies]
     for variable in [each for of_worker in made for each in of_worker.variables]:
-        if is_of_before(variable):
-            raise ValueError(
-                f"The function given as data uses the variable {variable.name!r}, which was made"
-                " before the strategy, so that workers cannot read it: use its value,"
-                " variable.numpy(), or make it, or the tf.random.Generator that it is of, after"
-                " the strategy."
-            )
+        _check_readable(variable)
     return made[0] if len(made) == 1 else _of_this_worker(made)
+
+
+def _check_readable(variable: tf.Variable) -> None:
+    """Checks that workers can read a variable: this process may have made it before it connected.
+
+    Raises:
+      ValueError: they cannot.
+    """
+    try:
+        with tf.device(cluster_devices("worker")[0]):
+            traced_by_device(variable.read_value)()
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f"The function given as data uses the variable {variable.name!r}, which was made"
+            " before the strategy, so that workers cannot read it: use its value,"
+            " variable.numpy(), or make it, or the tf.random.Generator that it is of, after"
+            " the strategy."
+        ) from error
 
 
 def _traced(maker: Callable[[], tf.data.Dataset]) -> tf.types.experimental.ConcreteFunction:

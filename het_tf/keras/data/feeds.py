@@ -19,13 +19,15 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from het_tf.compat.errors import Cause, cause_of, node_named
+from het_tf.compat.tensorflow_internals import use_own_executor
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.distribute.failures.connection import lookup_table_error
 from het_tf.distribute.failures.probes import TaskState
 from het_tf.keras.data import datasets
 from het_tf.keras.data.batch_structure import components_of, spec_of
 from het_tf.keras.data.datasets import worker_dataset_fn
-from het_tf.runtime.threads import stand_apart
 
 _IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their share
 
@@ -123,7 +125,7 @@ class StreamFeed(Feed):
 
     def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
         del lookahead  # What is sent along is all that a closure has.
-        stand_apart()
+        use_own_executor()
         stream = self._stream if self._stream is not None else iter(self._dataset)
         return _StreamPass(stream, self._steps, steps_per_closure, self._set_length)
 
@@ -190,6 +192,10 @@ class _StreamPass(Pass):
                 self._on_end(self._taken)
             self._stream = iter(())
             return None
+        except tf.errors.NotFoundError as error:
+            if cause_of(error) is Cause.LOST_LOOKUP_TABLE:
+                raise lookup_table_error(f"The data ({node_named(error)})") from error
+            raise
         self._taken += 1
         return components_of(batch)
 

@@ -9,10 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# There is no public way for an object to write its part of a checkpoint by itself, nor for one to
-# be asked before a restore changes anything: `_checkpoint_adapter` and `_update_uid` below.
-from tensorflow.python.saved_model import registration
-
+from het_tf.compat.tensorflow_internals import register_checkpoint_saver
 from het_tf.runtime.current_strategy import current_strategy
 from het_tf.storage.checkpoints import shard_parts
 from het_tf.storage.checkpoints.increments import find_table, is_of_part
@@ -186,18 +183,7 @@ def _path(prefix: Any) -> str:
     return prefix.numpy().decode()
 
 
-registration.register_checkpoint_saver(
-    package=_PACKAGE,
-    name=_NAME,
-    predicate=lambda trackable: isinstance(trackable, TableState),
-    save_fn=_save,
-    restore_fn=_restore,
-)
-
-registration.register_checkpoint_saver(
-    package=_PACKAGE,
-    name="FlushedFirst",
-    predicate=lambda trackable: isinstance(trackable, FlushedFirst),
-    save_fn=_flush,
-    restore_fn=lambda trackables, merged_prefix: None,
+register_checkpoint_saver(_NAME, TableState, _save, _restore)
+register_checkpoint_saver(
+    "FlushedFirst", FlushedFirst, _flush, lambda trackables, merged_prefix: None
 )
