@@ -105,10 +105,6 @@ class ProcessEndsOp : public OpKernel {
     for (const auto& resource : ProcessRegistry<CacheResource>::Get().All()) {
       resource->cache->Freeze();
     }
-    // The steps that would take their replies fail.
-    for (const auto& resource : ProcessRegistry<ReplicaResource>::Get().All()) {
-      resource->replica->GiveUpRequests();
-    }
   }
 };
 

@@ -179,6 +179,9 @@ class ReplicaSettleOp : public AsyncOpKernel {
       Finish(call, status);
       return;
     }
+    // The steps that would receive the replies fail. A request may also have been prepared for a
+    // closure that never comes.
+    if (process_ends) call->resource->replica->GiveUpRequests();
     Settle(call, steps->scalar<int64_t>()(), reads_);
   }
 
@@ -221,6 +224,7 @@ class ReplicaSettleOp : public AsyncOpKernel {
 
   void Wait(const std::shared_ptr<Call>& call) {
     call->waits = true;
+    std::shared_ptr<Replica> replica = call->resource->replica;  // the call may end below
     // The answer may never come: the request's own step may have failed, which waits for this op.
     tensorflow::CancellationManager* cancellation = call->context->cancellation_manager();
     if (cancellation != nullptr) {
@@ -233,7 +237,6 @@ class ReplicaSettleOp : public AsyncOpKernel {
         return;
       }
     }
-    std::shared_ptr<Replica> replica = call->resource->replica;
     replica->WhenIdle([this, call, cancellation] {
       if (!call->waits.exchange(false)) return;
       if (cancellation != nullptr) cancellation->TryDeregisterCallback(call->token);

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 import uuid
 
 import numpy as np
+import program_runner
 import pytest
 import tensorflow as tf
 
@@ -217,3 +220,43 @@ def test_check_ids():
         ops.check_ids(unique, np.array([5, 4, 5], np.int64))
     with pytest.raises(REFUSED, match="ids holds 2 ids, looked ahead for were 3"):
         ops.check_ids(unique, np.array([5, 3], np.int64))
+
+
+ENDING_PROGRAM = """
+import json
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+sys.path.append(sys.argv[1])
+from test_dense_ops import Training
+
+from het_tf import ops
+
+training = Training(staleness=10)
+training.settle(0)
+for variable in training.variables[:1]:
+    tf.raw_ops.AssignAddVariableOp(resource=variable, value=tf.ones([3]))
+no_steps = tf.constant(0, tf.int64)
+one_step = tf.constant(1, tf.int64)
+ops.replica_settle(training.replica, training.variables, one_step, reads=False, all=True)
+ops.process_ends()
+prepared = ops.replica_request(training.replica, num_shards=1)
+sent = int(tf.size(prepared[1][0]))
+exchanges = 0
+while ops.replica_settle(training.replica, training.variables, no_steps, reads=False, all=True):
+    training.exchange()
+    exchanges += 1
+floats = ops.dense_get(training.shard)[0]
+print(json.dumps([sent > 0, exchanges, floats.numpy().tolist()]))
+"""
+
+
+def test_a_process_that_ends_waits_for_no_reply_to_its_steps(tmp_path):
+    """A step after `process_ends` opens a request, and nobody receives its reply."""
+    (tmp_path / "ending.py").write_text(ENDING_PROGRAM)
+    folder = str(pathlib.Path(__file__).parent)
+    ended = program_runner.run(tmp_path / "ending.py", folder, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == [True, 1, [2, 3, 4]]
