@@ -27,6 +27,16 @@ from het_tf.runtime.threads import call_apart
 LOAD = 20
 
 
+def stop_all_threads(process):
+    """Stops a process. The signal is sent at once; threads that run stop a little later."""
+    process.send_signal(signal.SIGSTOP)
+    tasks = pathlib.Path(f"/proc/{process.pid}/task")
+    states = {None}
+    while states != {"T"}:
+        texts = [(task / "stat").read_text() for task in tasks.iterdir()]
+        states = {text.rpartition(")")[2].split()[0] for text in texts}
+
+
 def read_beside_one_that_waits(ps, strategy):
     """Batches of this thread and of one that trains, while a third waits for a server; and is it?
 
@@ -41,7 +51,7 @@ def read_beside_one_that_waits(ps, strategy):
         next(batches)
         feed.next_work(0)
     there = [variable.read_value() for _ in range(100)]
-    ps.send_signal(signal.SIGSTOP)
+    stop_all_threads(ps)
     waiting = call_apart(variable.numpy)
     there.clear()
     time.sleep(0.5)
