@@ -179,6 +179,12 @@ def test_steps_per_epoch_repeats_the_data(id_counter):
         assert int(iterations.numpy()) - before == 40
 
 
+def test_an_epoch_of_a_repeated_dataset_begins_where_the_one_before_ended(id_counter):
+    dataset = sm.id_dataset(range(80), 2).repeat()
+    counts = counts_after_fit(id_counter, dataset, epochs=2, steps_per_epoch=20)
+    assert counts == 80 * [1] + (len(counts) - 80) * [0]
+
+
 def test_each_worker_takes_batches_of_all_of_a_dataset_that_repeats(id_counter, strategy):
     """In turn: there are 4, of which none is one worker's own."""
     counts = counts_after_fit(id_counter, sm.id_dataset(range(8), 2), steps_per_epoch=96)
