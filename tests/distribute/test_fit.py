@@ -179,6 +179,18 @@ def test_steps_per_epoch_repeats_the_data(id_counter):
         assert int(iterations.numpy()) - before == 40
 
 
+def test_an_epoch_of_steps_begins_where_the_one_before_ended(id_counter):
+    """Where this process deals the batches out, as with `exactly_once` those of a dataset."""
+    seen = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: seen.append(np.flatnonzero(id_counter.counter.counts).tolist())
+    )
+    ids = np.arange(80, dtype=np.float32).reshape(-1, 1)
+    counts = {"batch_size": 2, "epochs": 2, "steps_per_epoch": 20, "shuffle": False}
+    id_counter.fit(ids, ids, callbacks=[note], verbose=0, **counts)
+    assert seen == [list(range(40)), list(range(40, 80))]
+
+
 def test_each_worker_takes_batches_of_all_of_a_dataset_that_repeats(id_counter, strategy):
     """In turn: there are 4, of which none is one worker's own."""
     counts = counts_after_fit(id_counter, sm.id_dataset(range(8), 2), steps_per_epoch=96)

@@ -53,6 +53,17 @@ def test_a_host_without_an_address_is_not_a_process_that_is_gone():
     assert probes.probe("no-such-host.invalid:1", timeout=5) is TaskState.UNREACHABLE
 
 
+def test_a_server_that_does_not_come_back_is_waited_for_so_many_seconds(cluster):
+    with socket.socket() as reserved:
+        reserved.bind(("localhost", 0))
+        nobody = f"localhost:{reserved.getsockname()[1]}"
+        up = {("ps", 0): cluster.addresses["ps"][0]}
+        began = time.monotonic()
+        assert not health.wait_until_up(up | {("ps", 1): nobody}, within=1)
+        assert 1 <= time.monotonic() - began < 60
+    assert health.wait_until_up(up, within=0)
+
+
 def test_up_when_a_server_answers(cluster):
     for addresses in cluster.addresses.values():
         assert all(probes.probe(address) is TaskState.UP for address in addresses)

@@ -67,7 +67,7 @@ def _test_files() -> dict[str, str]:
     return {path.name: path.read_text() for path in (pages.ROOT / "tests").rglob("test_*.py")}
 
 
-@pytest.mark.parametrize("name", ["traps.md", "guarantees.md"])
+@pytest.mark.parametrize("name", ["traps.md", "guarantees.md", "checkpoints.md"])
 def test_tests_that_are_named_are_there(name):
     named, files = _named_tests((pages.DOCS / name).read_text()), _test_files()
     assert len(named) > 25

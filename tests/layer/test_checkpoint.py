@@ -164,6 +164,44 @@ def test_another_optimizer_keeps_the_values(trained, tmp_path, caplog):
     assert (slots == 0.5).all()
 
 
+def test_rows_never_updated_read_differently_with_another_seed_and_the_log_says_so(
+    tmp_path, caplog
+):
+    """A layer without a seed draws one, so a program that is started again has another."""
+    layers = [
+        het_tf.layers.HetEmbedding(4, optimizer="sgd", seed=seed) for seed in (1, 1, 2, None, None)
+    ]
+    for layer in layers:
+        layer.build()
+    saved, same, *others = layers
+    saved.table.assign([5], np.ones((1, 4), np.float32))
+    path = tf.train.Checkpoint(layer=saved).save(str(tmp_path / "checkpoint"))
+    ids = [5, 6]
+    expected = saved.table.lookup(ids)
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        tf.train.Checkpoint(layer=same).restore(path).expect_partial()
+        np.testing.assert_array_equal(same.table.lookup(ids), expected)
+        assert "never updated" not in caplog.text
+        for layer in others:
+            tf.train.Checkpoint(layer=layer).restore(path).expect_partial()
+            rows = layer.table.lookup(ids)
+            np.testing.assert_array_equal(rows[0], expected[0])
+            assert (rows[1] != expected[1]).all()
+            assert f"and {layer.seed} of this table, rows that were never updated" in caplog.text
+    assert len({layer.seed for layer in others}) == 3
+
+
+def test_an_optimizer_without_slots_saves_none(tmp_path):
+    layer = het_tf.layers.HetEmbedding(4, optimizer="sgd")
+    layer.build()
+    layer.table.assign([5], np.ones((1, 4), np.float32))
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "checkpoint"))
+    reader = tf.train.load_checkpoint(path)
+    part = "layer/_table_state/shard_0"
+    assert reader.get_tensor(f"{part}/keys").tolist() == [5]
+    assert not reader.has_tensor(f"{part}/slots")
+
+
 def test_another_width_is_refused_before_anything_is_restored(tmp_path):
     """Also where the table of the other width comes last, behind one that fits."""
 

@@ -507,6 +507,12 @@ def test_a_table_that_grew_has_its_rows_and_one_that_is_elsewhere_is_named(form,
         assert [each.table.size() for each in layer.layers] == [1] * len(layer.layers)
 
 
+def test_tables_that_share_a_layer_begin_at_multiples_of_four_billion_keys():
+    _, layer = sized([("item", 2**32 + 1), ("user", 2**32), ("shop", 10)])
+    expected = (("item", 0, 0), ("user", 0, 2 * 2**32), ("shop", 0, 3 * 2**32))
+    assert layer.layers[0].layout == expected
+
+
 def test_tables_that_came_to_share_one_do_not_lose_rows_in_silence(tmp_path):
     save, load = saver_of("checkpoint", tmp_path)
     model, _ = sized([("item", 10), ("user", (10, "sgd"))])

@@ -325,6 +325,19 @@ def test_rows_beside_the_file(tmp_path, kind):
         np.testing.assert_array_equal(one, other)
 
 
+def test_each_save_beside_the_file_has_a_name_of_its_own_and_stays(tmp_path):
+    layer = build(optimizers.SGD(0.1)).get_layer("users")
+    stores = [{}, {}]
+    for number, store in enumerate(stores):
+        layer.table.assign([1], np.full((1, layer.output_dim), number, np.float32))
+        with het_tf.checkpoint.rows_in(tmp_path):
+            layer.save_own_variables(store)
+    assert len(list(tmp_path.glob("*.index"))) == 2
+    for number, store in enumerate(stores):
+        layer.load_own_variables(store)
+        np.testing.assert_array_equal(layer.table.lookup([1]), [[number, number]])
+
+
 def test_a_pointer_leads_only_into_folders_that_the_program_has_named(tmp_path):
     layer = build(optimizers.SGD(0.1)).get_layer("users")
     layer.table.assign([1], np.ones((1, layer.output_dim), np.float32))

@@ -8,6 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+import het_tf
 from het_tf.keras.callbacks import BackupAndRestore
 from het_tf.keras.callbacks.backup import Resuming
 
@@ -30,3 +31,19 @@ def test_training_ends_where_it_was_resumed_in_vain_three_times_in_a_row(tmp_pat
         assert resuming.go_on(error, 0) == 0
     with pytest.raises(tf.errors.UnavailableError, match="server 0 is gone"):
         resuming.go_on(error, 0)
+
+
+@pytest.mark.parametrize(
+    "kind", [het_tf.checkpoint.Manager, tf.train.CheckpointManager], ids=["ours", "theirs"]
+)
+def test_the_beginning_is_saved_with_the_manager_of_the_strategy_if_nothing_was(tmp_path, kind):
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    manager = kind(tf.train.Checkpoint(model=model), tmp_path, max_to_keep=None)
+    resuming = Resuming(
+        model, types.SimpleNamespace(manager=manager), keras.callbacks.CallbackList(model=model)
+    )
+    for _ in range(2):
+        resuming.begin(0)
+        getattr(manager, "wait", lambda: None)()
+        assert len(manager.checkpoints) == 1

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import zipfile
 import zlib
 
 import h5py
@@ -128,6 +129,36 @@ def test_missing_and_damaged_rows_beside_a_file_are_named(tmp_path):
     with pytest.raises(tf.errors.NotFoundError, match=r"^the weights file has no rows of layer"):
         other.load_weights(path)
     assert_same(state_of(other), before)
+
+
+def test_skip_mismatch_loads_what_fits(tmp_path):
+    model, other = model_of(6), model_of(5)
+    model.save_weights(tmp_path / "model.weights.h5")
+    before = tables_of(other)[1].export().values
+    with pytest.warns(UserWarning, match="inner"):
+        other.load_weights(tmp_path / "model.weights.h5", skip_mismatch=True)
+    one, two = (tables_of(each)[0].export().values for each in (model, other))
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(tables_of(other)[1].export().values, before)
+    kernels = [each.get_layer("before").kernel for each in (model, other)]
+    np.testing.assert_array_equal(*kernels)
+
+
+def test_a_flipped_bit_of_a_keras_file_changes_nothing(tmp_path):
+    """The archive has checksums."""
+    model, other, path = model_of(6), model_of(6), tmp_path / "model.keras"
+    model.save(path)
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo("model.weights.h5")
+    assert member.compress_type == zipfile.ZIP_STORED
+    before, content = state_of(other), path.read_bytes()
+    for part in range(1, 8):
+        flipped = bytearray(content)
+        flipped[member.header_offset + part * member.file_size // 8] ^= 1 << part
+        path.write_bytes(flipped)
+        with pytest.raises(zipfile.BadZipFile, match=r"CRC-32 for file 'model\.weights\.h5'"):
+            other.load_weights(path)
+        assert_same(state_of(other), before)
 
 
 def test_what_is_skipped_is_not_looked_at(tmp_path):
