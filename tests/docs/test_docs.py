@@ -91,7 +91,7 @@ def _traps() -> str:
 
 def test_all_pages_are_in_the_navigation():
     # Lines of the file: it has tags that only mkdocs knows.
-    nav = re.findall(r"^  - .*: (\S+\.md)$", (pages.ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    nav = re.findall(r"^ +- .*: (\S+\.md)$", (pages.ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(nav) == sorted(pages.NAMES)
 
 
