@@ -59,9 +59,9 @@ def test_a_server_that_does_not_come_back_is_waited_for_so_many_seconds(cluster)
         nobody = f"localhost:{reserved.getsockname()[1]}"
         up = {("ps", 0): cluster.addresses["ps"][0]}
         began = time.monotonic()
-        assert not health.wait_until_up(up | {("ps", 1): nobody}, within=1)
+        assert not probes.wait_until_up(up | {("ps", 1): nobody}, within=1)
         assert 1 <= time.monotonic() - began < 60
-    assert health.wait_until_up(up, within=0)
+    assert probes.wait_until_up(up, within=0)
 
 
 def test_up_when_a_server_answers(cluster):
