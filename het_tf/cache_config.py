@@ -28,6 +28,9 @@ _MAX_LOOKAHEAD = 1024
 _DEFAULT_TOTAL = {"count": 4, "drift": 0.1}
 
 
+_BOUNDS = ("staleness", "read_bound", "write_bound")
+
+
 @keras.saving.register_keras_serializable("het_tf")
 @dataclasses.dataclass(frozen=True)
 class CacheConfig:
@@ -112,12 +115,14 @@ class CacheConfig:
             object.__setattr__(self, "device_capacity", device_capacity)
         if self.device not in ("GPU", "CPU"):
             raise ValueError(f'device must be "GPU" or "CPU", not {self.device!r}')
-        bounds = ("staleness", "read_bound", "write_bound")
-        given = [name for name in bounds if getattr(self, name) is not _UNSET]
         check_clock(self.clock)
         if self.lookahead is not None:
             lookahead = check_integer("lookahead", self.lookahead, 0, _MAX_LOOKAHEAD)
             object.__setattr__(self, "lookahead", lookahead)
+        self._set_bounds()
+
+    def _set_bounds(self) -> None:
+        given = [name for name in _BOUNDS if getattr(self, name) is not _UNSET]
         if self.total_staleness is not None:
             if given:
                 raise ValueError(
@@ -136,7 +141,7 @@ class CacheConfig:
                 if self.clock == "drift" and len(given) < 2:
                     raise ValueError(f'clock = "drift" needs staleness beside {given[0]}')
                 staleness = None if self.clock == "drift" else 100
-            for name in bounds:
+            for name in _BOUNDS:
                 value = getattr(self, name)
                 value = self._checked_bound(name, staleness if value is _UNSET else value)
                 object.__setattr__(self, name, value)

@@ -99,7 +99,7 @@ def jacobian_sources() -> list[Any] | None:
 
 def _frames() -> Iterator[FrameType]:
     """The frames of the call stack, the innermost first."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -91,7 +91,8 @@ def asks_for_shapes() -> bool:
 
 @contextlib.contextmanager
 def stepping_within(
-    optimizer: keras.optimizers.Optimizer, context: Callable[[], contextlib.AbstractContextManager]
+    optimizer: keras.optimizers.Optimizer,
+    context: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> Iterator[None]:
     """Has it step on variables and slots within a context; it has asked for its rate before."""
     step = optimizer._backend_update_step

@@ -467,8 +467,10 @@ def embeddings_of(model: keras.Model) -> list[HetEmbedding]:
 
 
 def named_embeddings(model: keras.Model) -> dict[str, HetEmbedding]:
-    """The built ones of `embeddings_of` by their paths. Of a path that comes again, as where a
-    function made each of two towers, the second is called path_2.
+    """The built layers of `embeddings_of`, by their paths.
+
+    A path may occur twice, as where one function made each of two towers. The second layer is then
+    called path_2.
     """
     named: dict[str, HetEmbedding] = {}
     for layer in embeddings_of(model):

@@ -51,8 +51,10 @@ def since(now: Mapping[str, int], before: Mapping[str, int]) -> Counts:
 
 
 def with_ratios(counters: Mapping[str, int]) -> dict[str, int | float]:
-    """Adds "hit_rate" and "key_hit_rate", from 0 to 1, 0 where nothing was looked up; and
-    "refreshes": rows that came again since they had passed the read bound.
+    """Adds ratios, and rows that were fetched again, to the counters of caches.
+
+    "hit_rate" and "key_hit_rate" are from 0 to 1, and 0 where nothing was looked up. "refreshes"
+    are rows that were fetched again because they had passed the read bound.
     """
     if not counters:
         return {}

@@ -92,7 +92,7 @@ VERSIONS = "assets.extra/het_tf"
 
 
 @contextlib.contextmanager
-def reading(path: str) -> Iterator[io.BufferedReader]:
+def reading(path: str) -> Iterator[io.BufferedReader[Any]]:
     """The bytes of a file.
 
     Raises:

@@ -111,7 +111,7 @@ class EmbeddingTable:
         # Two tables must not meet under one name, in this process or on a parameter server.
         # TensorFlow takes no name that begins with an underscore.
         self.shared_name = f"{'table' if name.startswith('_') else ''}{name}/{uuid.uuid4().hex}"
-        self.row_attributes = {
+        self.row_attributes: dict[str, Any] = {
             "dim": dim,
             "optimizer": optimizer.spec(),
             "initializer": initializers.spec(initializer, input_dim, dim, key_initializers),

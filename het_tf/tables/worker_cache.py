@@ -56,6 +56,7 @@ class Handles:
         self.devices = devices
         self._is_local = is_local
         if devices:
+            assert config is not None  # else there are no devices
             rows = config.device_capacity
             self._on_device = attributes | {"device_capacity": _AUTO if rows == "auto" else rows}
             if is_local:
@@ -221,7 +222,7 @@ class WorkerCache:
         self.table = table
         self.config = config
         self.name = f"{table.shared_name}/{'cache' if config else 'uncached'}"
-        self._attributes = {
+        self._attributes: dict[str, Any] = {
             "shared_name": self.name,
             "nonfinite": nonfinite,
             "wire_dtype": check_float_dtype("wire_dtype", wire_dtype),
@@ -554,7 +555,9 @@ def install_complete_op(
 
 
 def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
-    cause = None if error is None else cause_of(error)
+    if error is None:
+        return False
+    cause = cause_of(error)
     if cause is Cause.UNKNOWN_DEVICE:
         # TensorFlow forgets a worker that died until it has been started again.
         is_down = device in error.message

@@ -82,6 +82,52 @@ def test_a_layer_may_be_used_in_a_dataset_and_otherwise_in_any_order(strategy, o
     assert np.abs(last["lookup"] - first["lookup"]).min() > 0
 
 
+class SumOfRows(keras.metrics.Metric):
+    """The sum of some rows of a layer, which each step looks up."""
+
+    def __init__(self, layer: HetEmbedding):
+        super().__init__(name="sum_of_rows")
+        self.layer = [layer]  # no layer of the metric's
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(self.layer[0](tf.constant([1, 2]))))
+
+    def result(self):
+        return self.total
+
+
+def test_a_layer_may_be_used_by_a_loaded_model_a_metric_and_data_of_steps(strategy, tmp_path):
+    """Each builds functions with lookups of its own; the servers know functions by name."""
+    x, ones = np.arange(8).reshape(4, 2), np.ones((4, 2, 4), np.float32)
+    with strategy.scope():
+        inputs = keras.Input((2,), dtype="int64")
+        layer, other = (HetEmbedding(4, optimizer=optimizers.SGD(1.0)) for _ in range(2))
+        model = het_tf.keras.Model(inputs, layer(inputs))
+        measured = het_tf.keras.Model(inputs, other(inputs))
+        measured.compile("sgd", "mse", metrics=[SumOfRows(layer)])
+        rows = keras.Input((2, 4))
+        of_rows = het_tf.keras.Model(rows, keras.layers.Dense(4)(rows))
+        of_rows.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((x, ones)).batch(2)
+    of_rows.fit(data.map(lambda x, y: (layer(x), y)), verbose=0)
+    measured.fit(data, verbose=0)
+    model.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    found = {
+        "eager": loaded.layers[1](tf.constant(x)).numpy(),
+        "map": np.concatenate(list(data.map(lambda x, y: loaded.layers[1](x)))),
+        "predict": loaded.predict(x, verbose=0),
+        "data": np.concatenate(list(data.map(lambda x, y: layer(x)))),
+    }
+    for use, each in found.items():
+        np.testing.assert_allclose(each, layer.table.lookup(x), rtol=1e-6, err_msg=use)
+    assert measured.evaluate(data, verbose=0, return_dict=True)["sum_of_rows"] == pytest.approx(
+        2 * layer.table.lookup([1, 2]).sum(), rel=1e-5
+    )
+
+
 def of_ids() -> HetEmbedding:
     return HetEmbedding(
         1,

@@ -8,7 +8,8 @@ import re
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 START = "index.md"  # what its blocks define, those of all other pages have
-NAMES = [START, *sorted(path.name for path in DOCS.glob("*.md") if path.name != START)]
+_PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+NAMES = [START, *(name for name in _PAGES if name != START)]
 
 
 def blocks(name: str, language: str) -> list[tuple[int, str]]:

@@ -184,8 +184,14 @@ def check_cluster(cluster: object, source: str = "cluster spec") -> dict[str, li
             )
     if len(checked.get("chief", ())) > 1:
         raise ValueError(f'{source}["chief"] must name one task, got {_show(checked["chief"])}.')
+    _check_all_differ(checked, source)
+    return checked
+
+
+def _check_all_differ(cluster: dict[str, list[str]], source: str) -> None:
+    """Raises a ValueError if two tasks have one address."""
     seen: dict[str, str] = {}
-    for task_type, addresses in checked.items():
+    for task_type, addresses in cluster.items():
         for i, address in enumerate(addresses):
             where = f"{task_type}[{i}]"
             if address in seen:
@@ -193,7 +199,6 @@ def check_cluster(cluster: object, source: str = "cluster spec") -> dict[str, li
                     f"{source}: {seen[address]} and {where} have the same address {address!r}."
                 )
             seen[address] = where
-    return checked
 
 
 def _is_int(value: object) -> bool:

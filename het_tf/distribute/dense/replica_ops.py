@@ -101,7 +101,7 @@ class ReplicaOps:
 
     @property
     def variables(self) -> dict[int, ReplicaVariable]:
-        """id of a variable on a parameter server -> what stands for it on the workers."""
+        """By the id of a variable on a parameter server, its replica on the workers."""
         return {id(n): v for n, v in zip(self._natives, self._variables, strict=True)}
 
     def open_op(self) -> None:

@@ -31,7 +31,6 @@ class ReplicaStrategy(Protocol):
       dense_staleness: steps after which a worker exchanges its variables with the servers.
       dense_merge: "average" or "sum", of the workers' contributions.
       dense_wire_dtype: dtype of contributions in messages.
-      num_workers: of the cluster.
     """
 
     dense_staleness: int | None
@@ -39,7 +38,9 @@ class ReplicaStrategy(Protocol):
     dense_wire_dtype: str
 
     @property
-    def num_workers(self) -> int: ...
+    def num_workers(self) -> int:
+        """Workers of the cluster."""
+        ...
 
     def is_lost(self, device: str) -> bool:
         """Whether the task of that device is down."""

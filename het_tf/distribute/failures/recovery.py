@@ -38,7 +38,6 @@ def wait_until_servers_are_reached(
     Raises:
       tf.errors.OpError: one of them did not.
     """
-
     # Variables, so that the function has to go there.
     variables = {}
     for device in cluster_devices("ps"):

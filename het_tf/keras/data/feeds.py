@@ -124,6 +124,7 @@ class StreamFeed(Feed):
         self._stream = iter(self._dataset.repeat()) if endless else None
 
     def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
+        """A pass whose batches this process reads and sends along."""
         del lookahead  # What is sent along is all that a closure has.
         use_own_executor()
         stream = self._stream if self._stream is not None else iter(self._dataset)
@@ -232,6 +233,7 @@ class WorkerFeed(Feed):
         self._name = uuid.uuid4().hex
 
     def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
+        """A pass whose batches the workers read."""
         iterator = iter(self._datasets) if self._iterator is None else self._iterator
         # What a worker has taken beyond a pass is the first of the next, where that goes on.
         name = None if self._iterator is None else self._name

@@ -136,7 +136,7 @@ def _form(dataset: h5py.Dataset) -> list[Any]:
 
 
 def _crc32(dataset: h5py.Dataset) -> int:
-    return zlib.crc32(np.ascontiguousarray(dataset[...]).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(dataset[...]).reshape(-1).view(np.uint8).data)
 
 
 _DTYPES = {"keys": np.int64, "values": np.float32, "slots": np.float32, "clocks": np.int64}
@@ -381,7 +381,7 @@ def _check_parts(store: Any, config: dict[str, Any], where: str) -> int:
         raise ValueError(
             f"{where} is damaged: it says count = {config['count']}, and has {count} rows"
         )
-    if len(np.unique(np.concatenate(keys or [[]]))) != count:
+    if len(np.unique(np.concatenate([np.zeros(0, np.int64), *keys]))) != count:
         raise ValueError(f"{where} is damaged: it has a key twice")
     return config["parts"]
 
@@ -398,7 +398,7 @@ def _check_part(arrays: dict[str, np.ndarray], config: dict[str, Any], part: int
         if array.dtype != _DTYPES[column] or array.shape != shapes[column]:
             expected = f"{np.dtype(_DTYPES[column])} {list(shapes[column])}"
             raise ValueError(f"{column} is {array.dtype} {list(array.shape)}, expected {expected}")
-        if "crc32" in config and zlib.crc32(array) != config["crc32"][column][part]:
+        if "crc32" in config and zlib.crc32(array.data) != config["crc32"][column][part]:
             raise ValueError(f"the checksum of {column} does not agree with it")
         if not np.isfinite(array).all():
             raise ValueError(f"{column} holds NaN or infinity")

@@ -276,9 +276,9 @@ class Manager:
                 )
             bases = {each.cut.base for each in of_tables}
             self._take(path, next(iter(bases), None))
-            for each in of_tables if self._chain is not None else []:
-                cut = each.cut
-                self._chain.take(os.path.basename(path), cut.numbers, cut.rows, cut.whole)
+            if self._chain is not None:
+                for cut in [each.cut for each in of_tables]:
+                    self._chain.take(os.path.basename(path), cut.numbers, cut.rows, cut.whole)
         except BaseException as error:
             logging.error("the checkpoint %s was not written: %s", path, error)
             shard_parts.remove([f"{path}_temp"])
@@ -305,7 +305,9 @@ class Manager:
                     logging.warning("all checkpoints stay, as %s cannot be read: %s", each, error)
                     needed.update(paths)
                     continue
-            needed.add(self._bases[each])
+            base = self._bases[each]
+            if base is not None:
+                needed.add(base)
         keep = [each for each in paths if each in needed]
         self._note(keep)
         self._paths = keep

@@ -106,9 +106,10 @@ def save_parts(
     tables: Mapping[str, EmbeddingTable], prefix: str, snapshots: Mapping[str, str]
 ) -> list[str]:
     """Writes the rows that the tables have now, or leaves them for `rows_later`: see `Parts`."""
-    if _later.get() is None:
+    later = _later.get()
+    if later is None:
         return Parts(Cut(tables), snapshots).write(prefix)
-    parts, chain = _later.get()
+    parts, chain = later
     parts.append(Parts(Cut(tables, chain), snapshots))
     return []
 

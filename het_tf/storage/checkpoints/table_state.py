@@ -23,7 +23,7 @@ _PACKAGE, _NAME = "het_tf", "Table"
 _checked = -1
 
 # By path of a checkpoint, what removes the folders that are left of it if it was not completed.
-_leftovers: dict[str, weakref.finalize] = {}
+_leftovers: dict[str, weakref.finalize[..., Any]] = {}
 
 
 class _Shape(tf.train.experimental.PythonState):
@@ -152,8 +152,9 @@ def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[
 def _restore(trackables: Mapping[str, TableState], merged_prefix: tf.Tensor) -> None:
     with tf.init_scope():
         path = _path(merged_prefix)
-        saved = {name: state.shape.saved for name, state in trackables.items()}
-        unchecked = {name: trackables[name].table for name in saved if saved[name] is None}
+        found = {name: state.shape.saved for name, state in trackables.items()}
+        saved = {name: each for name, each in found.items() if each is not None}
+        unchecked = {name: state.table for name, state in trackables.items() if name not in saved}
         shard_parts.replace_rows(
             _tables(trackables), {**saved, **shard_parts.check_parts(unchecked, path)}
         )

@@ -60,7 +60,8 @@ class FrozenTable(tf.Module):
         # What the variables are to hold, by attribute.
         # float16 as int16: TensorFlow cannot read slices of the former.
         kept = np.int16 if dtype == np.float16 else dtype
-        self._columns = {"values": np.memmap(paths[1], kept, "r", shape=(rows, self._dim))}
+        values = np.memmap(paths[1], kept, "r", shape=(rows, self._dim))
+        self._columns: dict[str, np.ndarray] = {"values": values}
         if dtype == np.int8:
             self._columns["scales"] = np.memmap(paths[2], np.float32, "r", shape=(rows,))
         for attribute, column in self._columns.items():
@@ -167,8 +168,8 @@ class FrozenTable(tf.Module):
                 pairs = [radius * tf.cos(angle), radius * tf.sin(angle)]
                 normal = tf.reshape(tf.stack(pairs, -1), tf.shape(unit))
             else:
-                low = 0.022750131948179195  # P(x < -2)
-                p = low + (tf.cast(unit, tf.float64) + 2**-25) * (1 - 2 * low)
+                tail = 0.022750131948179195  # P(x < -2)
+                p = tail + (tf.cast(unit, tf.float64) + 2**-25) * (1 - 2 * tail)
                 normal = tf.cast(tf.math.ndtri(p), tf.float32)
             values = mean + stddev * normal
         return tf.reshape(values, [tf.size(keys), -1])[:, : self._dim]

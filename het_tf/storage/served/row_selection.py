@@ -30,7 +30,7 @@ class RowSelection:
     min_norm: float = 0.0
     max_age: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.rows not in _DTYPES:
             raise ValueError(f'rows must be "float32", "float16" or "int8", not {self.rows!r}')
         check_integer("min_updates", self.min_updates, 0, INT64_MAX)

@@ -90,7 +90,9 @@ def _read_manifest(path: str, name: str) -> tuple[str, list[str]]:
     text, _, checksum = content.rpartition(b"crc32 ")
     if checksum != b"%08x\n" % zlib.crc32(text):
         raise ValueError(f"{path} is damaged, or its end is missing")
-    version, publisher, kind = _MANIFEST.fullmatch(name).groups()
+    named = _MANIFEST.fullmatch(name)
+    assert named is not None, name  # as it was listed
+    version, publisher, kind = named.groups()
     begin = f"version {int(version)}\npublisher {publisher}\nwhole {int(kind == 'whole')}\n"
     text = text.decode(errors="replace")
     lines = re.fullmatch(
