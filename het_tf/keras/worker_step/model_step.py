@@ -16,7 +16,6 @@ from het_tf.keras.worker_step.batched_lookups import SharedLookups, shared, writ
 from het_tf.keras.worker_step.dense_variables import DenseVariables, fused_steps, optimizers_of
 from het_tf.keras.worker_step.metrics import (
     MetricScope,
-    check_is_added_to,
     flat,
     metric_variables,
     results_of,
@@ -152,11 +151,10 @@ class ModelStep:
         with tf.control_dependencies(list(logs.values())):
             scope.count_step()
         scalars = [_scalar(name, logs[name]) for name in self.scalar_log_names()]
-        states = []
-        for variable in self.metrics:
-            state = scope.get_current_value(variable)
-            check_is_added_to(variable, before[id(variable)], state)
-            states.append(tf.ensure_shape(state, variable.shape))
+        states = [
+            tf.ensure_shape(scope.get_current_value(variable), variable.shape)
+            for variable in self.metrics
+        ]
         return states, tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
 
     def _train_or_test(
