@@ -33,6 +33,7 @@ class Cause(enum.Enum):
 
     Attributes:
       TRANSPORT: a task could not be reached, or a message to it was lost.
+      TRANSPORT_OF_OP: the same of an op within a step, and not of the task that ran the step.
       STALE_HANDLE: a task lacks a tensor that the process before it at its address kept.
       UNKNOWN_DEVICE: this process is not connected to the device's task, or not any more.
       LOST_LOOKUP_TABLE: a lookup table is gone that was made before this process connected.
@@ -40,6 +41,7 @@ class Cause(enum.Enum):
     """
 
     TRANSPORT = enum.auto()
+    TRANSPORT_OF_OP = enum.auto()
     STALE_HANDLE = enum.auto()
     UNKNOWN_DEVICE = enum.auto()
     LOST_LOOKUP_TABLE = enum.auto()
@@ -52,7 +54,7 @@ def cause_of(error: BaseException) -> Cause:
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
         return Cause.TRANSPORT
     if isinstance(error, tf.errors.InternalError) and _INTERNAL.search(text):
-        return Cause.TRANSPORT
+        return Cause.TRANSPORT_OF_OP
     if isinstance(error, tf.errors.InvalidArgumentError) and _LOST_TENSOR in text:
         return Cause.STALE_HANDLE
     if isinstance(error, tf.errors.OpError) and any(words in text for words in _UNKNOWN_DEVICE):

@@ -97,21 +97,22 @@ class Watching:
         error = getattr(error, "original_exception", error)
         if not isinstance(error, tf.errors.OpError) or isinstance(error, ServerLostError):
             return error
-        if cause_of(error) is Cause.LOST_LOOKUP_TABLE:
+        cause = cause_of(error)
+        if cause is Cause.LOST_LOOKUP_TABLE:
             return lookup_table_error(f"The step ({node_named(error)})")
         # The answer of a server that lives; so short of memory it may fail a probe.
         if isinstance(error, tf.errors.ResourceExhaustedError):
             return error
         named = {task for task in tasks_named(error) & set(self._addresses) if task[0] == "ps"}
-        cause = cause_of(error)
-        if not named and cause is not Cause.TRANSPORT:
+        is_transport = cause in (Cause.TRANSPORT, Cause.TRANSPORT_OF_OP)
+        if not named and not is_transport:
             return error
         suspects = sorted(named) or [task for task in self._addresses if task[0] == "ps"]
         for task in suspects:
             state = self._probe(task)
             if state is not probes.TaskState.UP:
                 return ServerLostError(*self._ps_lost_message(task, state), str(error))
-        if named and cause in (Cause.TRANSPORT, Cause.STALE_HANDLE):
+        if named and (is_transport or cause is Cause.STALE_HANDLE):
             # It answers, so it was restarted: the variables and tables it held are gone.
             return ServerLostError(*self._ps_lost_message(sorted(named)[0], None), str(error))
         return error

@@ -557,12 +557,11 @@ def install_complete_op(
 def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
     if error is None:
         return False
-    cause = cause_of(error)
-    if cause is Cause.UNKNOWN_DEVICE:
+    if cause_of(error) is Cause.UNKNOWN_DEVICE:
         # TensorFlow forgets a worker that died until it has been started again.
         is_down = device in error.message
     else:
-        is_down = cause is Cause.TRANSPORT and not names_job(error, "ps")
+        is_down = isinstance(error, tf.errors.UnavailableError) and not names_job(error, "ps")
     if not is_down:
         return False
     logging.warning("%s is down, and its cache with it: %s", device, error.message)

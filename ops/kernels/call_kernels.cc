@@ -103,6 +103,7 @@ class CallServersOp : public OpKernel {
         context, devices_.size() == n && functions_.size() == n,
         absl::InvalidArgumentError(StrCat("n = ", n, " requests are for ", devices_.size(),
                                           " devices and ", functions_.size(), " functions")));
+    // Now, while no step that this kernel is in can have calls of TensorFlow's own under way.
     FunctionLibraryRuntime* library = context->function_library();
     if (library == nullptr) return;
     for (size_t i = 0; i < n; ++i) {

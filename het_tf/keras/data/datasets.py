@@ -270,7 +270,8 @@ def worker_dataset_fn(
                 "function, or pass the dataset itself."
             )
         made = [_traced(copy) for copy in copies]
-    for variable in [each for of_worker in made for each in of_worker.variables]:
+    variables = {id(each): each for of_worker in made for each in of_worker.variables}
+    for variable in variables.values():
         _check_readable(variable)
     return made[0] if len(made) == 1 else _of_this_worker(made)
 
