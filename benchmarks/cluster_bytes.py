@@ -138,7 +138,10 @@ class Run:
         for ids in batches:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(tf.reduce_sum(self._embedding(ids), -1) - 1.0))
-            tape.gradient(loss, self._embedding.trainable_variables)
+            variables = self._embedding.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            for variable, gradient in zip(variables, gradients, strict=True):
+                variable.assign(gradient)  # as an optimizer does
 
     def _train(self, batches: np.ndarray) -> None:
         for first in range(0, len(batches), _STEPS_PER_CLOSURE):

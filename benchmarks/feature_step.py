@@ -136,7 +136,10 @@ def step_of(model: keras.Model) -> Callable[..., tf.Tensor]:
     def step(inputs):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(inputs, training=True)) * 1e-3
-        tape.gradient(loss, model.trainable_variables)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign(gradient)  # as an optimizer does
         return loss
 
     return step

@@ -39,21 +39,42 @@ def handle_from_caller(name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     return handles[0]
 
 
-def function_of(tensor: tf.Tensor) -> tf.Graph | None:
-    """The graph of the `tf.function` that computes a tensor, outside of its loops and branches."""
-    return _without_branches(tensor.graph) if tf.is_symbolic_tensor(tensor) else None
+def ancestors_of(tensor: tf.Tensor, stop: Callable[[tf.Tensor], bool]) -> list[tf.Tensor]:
+    """The nearest tensors with a property that a tensor of a graph is computed from.
+
+    The search goes from branches of `tf.cond` and parts of `tf.while_loop` to the graphs around
+    them, and does not go through their results.
+
+    Args:
+      tensor: where the search begins.
+      stop: whether a tensor has the property.
+    """
+    found: list[tf.Tensor] = []
+    seen: set[int] = set()
+    waiting = [tensor]
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if stop(tensor):
+            found.append(tensor)
+        elif tensor.op.type == "Placeholder" and _is_branch(tensor.graph):
+            waiting += [outer for outer, inner in tensor.graph.captures if inner is tensor]
+        elif tensor.op.type not in _WITH_GRAPHS:
+            waiting += tensor.op.inputs
+    return found
 
 
-def current_function() -> tf.Graph | None:
-    """The graph of the `tf.function` that is being built, outside of its loops and branches."""
-    eager = tf.executing_eagerly()
-    return None if eager else _without_branches(tf.compat.v1.get_default_graph())
+def is_from_outside_branch(tensor: tf.Tensor) -> bool:
+    """Whether a branch of `tf.cond`, or a part of a loop, is built, and a tensor is outside."""
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return _is_branch(graph) and tensor.graph is not graph
 
 
-def _without_branches(graph: tf.Graph) -> tf.Graph:
-    while _is_branch(graph):
-        graph = graph.outer_graph
-    return graph
+_WITH_GRAPHS = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase")
 
 
 def share_in_graph(name: str, handle: tf.Tensor) -> None:

@@ -93,20 +93,33 @@ def asks_for_shapes() -> bool:
 def stepping_within(
     optimizer: keras.optimizers.Optimizer,
     context: Callable[[], contextlib.AbstractContextManager[Any]],
+    update_step: Callable[..., None] | None,
 ) -> Iterator[None]:
-    """Has it step on variables and slots within a context; it has asked for its rate before."""
+    """Has an optimizer step on variables and slots within a context.
+
+    The optimizer has asked for its rate before.
+
+    Args:
+      optimizer: of Keras.
+      context: makes the context of each step.
+      update_step: takes the place of the optimizer's method; None: the method stays.
+    """
     step = optimizer._backend_update_step
 
     def step_within(*args: Any) -> Any:
         with context():
             return step(*args)
 
-    # Straight into the instance: Keras would track it.
-    optimizer.__dict__["_backend_update_step"] = step_within
+    # Straight into the instance: Keras would track them.
+    replaced: dict[str, Any] = {"_backend_update_step": step_within}
+    if update_step is not None:
+        replaced["update_step"] = update_step
+    optimizer.__dict__.update(replaced)
     try:
         yield
     finally:
-        del optimizer.__dict__["_backend_update_step"]
+        for name in replaced:
+            del optimizer.__dict__[name]
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
@@ -134,11 +147,6 @@ def excludes_from_weight_decay(
 def accumulated_gradients(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """What an optimizer with `gradient_accumulation_steps` has added up."""
     return list(optimizer._accumulated_gradients)
-
-
-def variables_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """What an optimizer was built to train."""
-    return optimizer._trainable_variables
 
 
 def slot_of(optimizer: keras.optimizers.Optimizer, name: str, variable: Any) -> keras.Variable:

@@ -89,6 +89,27 @@ def change_class(instance: Any, new_class: type) -> None:
     instance.__class__ = new_class
 
 
+class SameCheckpointNode:
+    """Has `tf.train.Checkpoint` see another object in the place of an instance.
+
+    A wrapper would otherwise add a level to the names of what it wraps, and checkpoints that were
+    written without the wrapper would not be found. To be put before the class of the object.
+    """
+
+    def checkpoint_node(self) -> Any:
+        """Returns the other object; None: there is none yet."""
+        raise NotImplementedError
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        return self.checkpoint_node()._trackable_children(save_type, **kwargs)
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        node = self.checkpoint_node()
+        if node is None:
+            return super()._lookup_dependency(name, *args)  # type: ignore[misc]
+        return node._lookup_dependency(name, *args)
+
+
 def register_checkpoint_saver(
     name: str,
     kind: type,

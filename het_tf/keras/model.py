@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -19,6 +18,7 @@ from het_tf.keras.model_files import Saving
 from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.keras.worker_step.batched_lookups import lookups_of_call
 from het_tf.layers.embedding import embeddings_of
+from het_tf.optimizers.joint import JointOptimizer, called_by
 from het_tf.runtime.current_strategy import servers_named, warn_of_idle_cluster
 from het_tf.storage.checkpoints.table_state import FlushedFirst
 
@@ -51,7 +51,12 @@ class _ParameterServerFit(Saving):
         elif "inputs" in kwargs:
             kwargs["inputs"] = by_key(self, kwargs["inputs"])
         check_inputs(self, args[0] if args else kwargs.get("inputs"))
-        with servers_named(), lookups_of_call(self, args, kwargs):
+        optimizer = getattr(self, "optimizer", None)  # None before `compile`
+        called = contextlib.nullcontext()
+        if isinstance(optimizer, JointOptimizer):
+            asks_for_all = type(self).train_step is keras.Model.train_step
+            called = called_by(optimizer, asks_for_all)
+        with servers_named(), called, lookups_of_call(self, args, kwargs):
             return super().__call__(*args, **kwargs)
 
     def _trainer_to_run(self) -> ParameterServerTrainer | None:
@@ -85,6 +90,8 @@ class _ParameterServerFit(Saving):
           steps_per_execution: steps that a worker does without talking to the coordinator, or
             "auto": under `HetParameterServerStrategy` 16, or fewer for short epochs; otherwise 1.
           **others: see `keras.Model.compile`. Under `HetParameterServerStrategy` XLA is not used.
+            The optimizer is wrapped in a `het_tf.optimizers.JointOptimizer`, which is then the
+            model's `optimizer`; the one that was given is its `inner_optimizer`.
 
         Raises:
           ValueError: `steps_per_execution` is not a positive integer or "auto", or `run_eagerly`
@@ -99,15 +106,16 @@ class _ParameterServerFit(Saving):
             )
         trainer = self._parameter_server_trainer
         arguments = dict(
-            optimizer=optimizer,
+            optimizer=None,
             loss=loss,
             loss_weights=loss_weights,
             metrics=metrics,
             weighted_metrics=weighted_metrics,
             run_eagerly=run_eagerly,
-            auto_scale_loss=auto_scale_loss,
+            auto_scale_loss=False,  # `_joint` does it
         )
         if trainer is None:
+            arguments["optimizer"] = self._joint(optimizer, auto_scale_loss)
             steps = 1 if steps_per_execution == "auto" else steps_per_execution
             super().compile(**arguments, steps_per_execution=steps, jit_compile=jit_compile)
             self._tell_embeddings()
@@ -117,30 +125,35 @@ class _ParameterServerFit(Saving):
         if jit_compile is True:
             warnings.warn("jit_compile is ignored under HetParameterServerStrategy.", stacklevel=2)
         with self.distribute_strategy.scope():
+            arguments["optimizer"] = self._joint(optimizer, auto_scale_loss)
             super().compile(**arguments, steps_per_execution=steps_per_execution, jit_compile=False)
             self._tell_embeddings()
         trainer.forget_compiled()
 
-    def _tell_embeddings(self) -> None:
-        if isinstance(self.optimizer, keras.optimizers.Optimizer):
-            for layer in embeddings_of(self):
-                layer.compiled_with(self.optimizer)
+    def _joint(self, optimizer: Any, auto_scale_loss: bool) -> Any:
+        """What `compile` is given, as an optimizer that trains rows, too."""
+        optimizer = keras.optimizers.get(optimizer)
+        is_known = isinstance(optimizer, keras.optimizers.Optimizer)
+        if not is_known or isinstance(optimizer, JointOptimizer):
+            return optimizer
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if auto_scale_loss and self.dtype_policy.name == "mixed_float16" and not scales:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+        return JointOptimizer(optimizer)
 
-    @contextlib.contextmanager
-    def _followed(self) -> Iterator[None]:
-        """Embeddings' rates follow this model's in it; in a callback of another one, no longer."""
+    def _tell_embeddings(self) -> None:
+        if isinstance(self.optimizer, JointOptimizer):
+            for layer in embeddings_of(self):
+                layer.binding.offer(self.optimizer)
+
+    def _prepare_rows(self) -> None:
+        """Has the optimizer that the model is compiled with train the rows from now on."""
         self._check_open()  # Where the optimizer is looked at, TensorFlow's error says less.
         optimizer = getattr(self, "optimizer", None)  # None before `compile`
-        is_keras_s = isinstance(optimizer, keras.optimizers.Optimizer)
-        layers = embeddings_of(self) if is_keras_s else []
-        with servers_named():  # They keep the optimizer's rate.
-            before = [layer.turn_to(optimizer) for layer in layers]
-        try:
-            yield
-        finally:
-            for layer, other in zip(layers, before, strict=True):
-                if other is not None:
-                    layer.turn_back(other)
+        if isinstance(optimizer, JointOptimizer):
+            with servers_named():
+                for layer in embeddings_of(self):
+                    layer.binding.take(optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model as the saved one was; called by Keras."""
@@ -216,8 +229,8 @@ class _ParameterServerFit(Saving):
             validation_freq=validation_freq,
         )
         trainer = self._trainer_to_run()
-        with self._followed():
-            return (super() if trainer is None else trainer).fit(x, y, **arguments)
+        self._prepare_rows()
+        return (super() if trainer is None else trainer).fit(x, y, **arguments)
 
     def lookahead_stats(self) -> dict[str, float]:
         """How many steps of the last `fit` waited for their rows.
@@ -301,12 +314,12 @@ class _ParameterServerFit(Saving):
         look at one batch. `fit` has all workers step at once.
         """
         trainer = self._trainer_to_run()
-        with self._followed():
-            if trainer is None:
-                return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
-            return trainer.run_on_batch(
-                x, y, sample_weight, class_weight, training=True, return_dict=return_dict
-            )
+        self._prepare_rows()
+        if trainer is None:
+            return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+        return trainer.run_on_batch(
+            x, y, sample_weight, class_weight, training=True, return_dict=return_dict
+        )
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False

@@ -16,7 +16,6 @@ import tensorflow as tf
 from het_tf.compat import keras_internals
 from het_tf.export import export_saved_model
 from het_tf.keras.trainer import ParameterServerTrainer
-from het_tf.keras.worker_step.step_count import rate_is_loaded
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.exporting import check_format
 from het_tf.runtime.current_strategy import servers_named
@@ -183,11 +182,7 @@ class Saving:
         load = super().load_weights
         skipped = kwargs.get("objects_to_skip") or ()
         check_weights(self, filepath, None if skip_mismatch else skipped, load)
-        with rate_is_loaded(getattr(self, "optimizer", None)) as is_loaded:
-            load(filepath, skip_mismatch=skip_mismatch, **kwargs)
-        if not is_loaded():
-            for layer in embeddings_of(self):
-                layer.note_loaded()
+        load(filepath, skip_mismatch=skip_mismatch, **kwargs)
 
     def _check_open(self) -> None:
         getattr(self.distribute_strategy, "check_open", lambda: None)()

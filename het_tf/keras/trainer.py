@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,7 +21,6 @@ from het_tf.keras.callbacks.callback_list import (
     Traffic,
     batch_hooks,
     callback_list,
-    look_at_batches,
     showing_status,
 )
 from het_tf.keras.compiled_model import CompiledModel, check_callbacks
@@ -31,7 +29,6 @@ from het_tf.keras.data.feeds import Feed, Validation, eval_feed, fill, predict_f
 from het_tf.keras.worker_step.closure import predict_in_order
 from het_tf.keras.worker_step.dense_variables import averages_weights
 from het_tf.keras.worker_step.metrics import without_names
-from het_tf.keras.worker_step.step_count import RateFollower
 
 # Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
 # closure do not count, few enough that the workers end an epoch together and logs stay fresh.
@@ -147,14 +144,10 @@ class ParameterServerTrainer:
         """Trains from `self._epoch` on, which then is the epoch it came to; the last logs."""
         model = self._model
         logs: Logs = {}
-        follow = functools.partial(self._strategy.call_watched, RateFollower(model).follow)
-        may_change_rate = look_at_batches(callbacks)
 
         def end(batch: int, logs: Logs) -> None:
             callbacks.on_train_batch_end(batch, logs)
             resuming.note_steps()
-            if may_change_rate:
-                follow()
 
         # Watched without a break: a worker that hangs would hold up the end of every epoch, too.
         with self._strategy.health, self._compiled.on_workers(), self._flushed_on_error():
@@ -163,7 +156,6 @@ class ParameterServerTrainer:
                 self._epoch = epoch
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
-                follow()
                 if self._compiled.dense is not None:
                     self._compiled.dense.replicas.begin()
                 try:
@@ -187,7 +179,6 @@ class ParameterServerTrainer:
                 if validation.is_due(epoch):
                     logs.update(self._validate(validation, callbacks))
                 callbacks.on_epoch_end(epoch, logs)
-                follow()
                 if model.stop_training:
                     break
             self._strategy.flush()
@@ -404,7 +395,6 @@ class ParameterServerTrainer:
         """Around a step that one worker makes for all, which may be in a callback of `fit`."""
         with self._compiled.on_workers(), self._flushed_on_error():
             self._strategy.join()  # Of those that wait some would have this step's window.
-            RateFollower(self._model).follow()
             if self._compiled.has_replicas:
                 self._strategy.flush()
             if self._compiled.dense is not None:

@@ -457,5 +457,5 @@ class HetEmbeddingCollection(keras.layers.Layer):
         compiled = config.pop("compiled_optimizers", ())
         made = cls(decoded(config.pop("structure"), features), **config)
         for layer, optimizer in zip(made.layers, compiled, strict=False):
-            layer.take_compiled(optimizer)
+            layer.binding.take_config(optimizer)
         return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +14,9 @@ import tensorflow as tf
 from het_tf import initializers, lifetimes, optimizers
 from het_tf.cache_config import CacheConfig
 from het_tf.compat import keras_internals
-from het_tf.layers import lookahead, row_optimizers
+from het_tf.layers import lookahead
 from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
-from het_tf.layers.joint_step import Anchor
 from het_tf.layers.keras_parity import (
     AsKeras,
     check_cache_hears,
@@ -30,9 +28,11 @@ from het_tf.layers.keras_parity import (
     regularizer,
 )
 from het_tf.layers.layer_table import StoredRows
-from het_tf.layers.optimizer_binding import CompiledOptimizer, LearningRate
+from het_tf.layers.optimizer_binding import OptimizerBinding
 from het_tf.layers.trainable_lookup import lookup
 from het_tf.lifetimes import Admission, Expiry, KeyRange
+from het_tf.optimizers.joint import Anchor, model_call
+from het_tf.optimizers.rows import constrained
 from het_tf.runtime.current_strategy import parameter_servers, warn_of_idle_cluster
 from het_tf.runtime.validation import INT64_MAX, check_float_dtype, check_integer
 from het_tf.storage.checkpoints.table_state import TableState
@@ -42,7 +42,7 @@ from het_tf.tables.worker_cache import WorkerCache
 
 
 @keras.saving.register_keras_serializable("het_tf")
-class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
+class HetEmbedding(StoredRows, AsKeras, keras.layers.Layer):
     """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
 
     It is called as that layer is, `HetEmbedding(input_dim, output_dim, ...)`, and then ids have to
@@ -51,22 +51,22 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
     worker trains through a cache that bounds how stale a row may be (HET, VLDB 2022). Without a
     strategy the table lives in this process.
 
-    The backward pass is the update, by the optimizer that the model is compiled with or by one of
-    the layer's own. Occurrences of an id in a batch are summed to one update. The table is no Keras
-    weight; the layer's weights are a scalar that ties it to the loss and its learning rate. A tape
-    that is asked for the gradient of `layer.trainable_variables` trains the rows, once; no other
-    gradient does:
+    An optimizer that applies the gradients of a step trains the rows: the one that the model is
+    compiled with (`optimizer="same"`), or one of the layer's own. Occurrences of an id in a batch
+    are summed to one update. The table is no Keras weight. The layer's trainable weight is a scalar
+    whose gradient stands for the gradients of the rows, and a gradient that no optimizer applies
+    trains nothing. `het_tf.keras.Model.compile` makes its optimizer a
+    `het_tf.optimizers.JointOptimizer`, which steps dense variables and rows together. A loop of
+    your own does the same:
 
+        optimizer = het_tf.optimizers.JointOptimizer(keras.optimizers.Adam())
+        optimizer.build(model.trainable_variables)
         with tf.GradientTape() as tape:
             loss = loss_of(model(x), y)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
-    In a `tf.function` the tape, the call and `gradient()` must be in the same one.
-
-    In the `train_step` of a model that is compiled with an optimizer with `global_clipnorm`,
-    `gradient_accumulation_steps` or loss scaling, rows are trained when that optimizer applies the
-    gradients: clipped, accumulated, unscaled or skipped as the other weights are.
+    In a `tf.function` the tape, the call, `gradient()` and the optimizer must be in the same one.
 
     Input: integers of any integer dtype, below `2**63`: dense of any shape, ragged or sparse; or
     floats, as Keras makes of integers where a model has no `keras.Input(..., dtype="int64")`: these
@@ -123,10 +123,10 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
             clones of one that is begin with embeddings_initializer, as Keras's do.
           input_dim: ids must be in [0, input_dim); None: any int64.
           output_dim: columns of the embedding, at least 1.
-          optimizer: what trains the rows. "same", or None: what the model is compiled with, its
-            learning rate included; without a compiled model the first training step is an error.
-            Or one of `het_tf.optimizers`; or one of `keras.optimizers`, or the name of one, that
-            has a row form.
+          optimizer: what trains the rows. "same", or None: the row form of what the
+            `JointOptimizer` wraps that trains the model, its learning rate included; without one
+            the first training step is an error. Or one of `het_tf.optimizers`; or one of
+            `keras.optimizers`, or the name of one, that has a row form.
           seed: of the initial values, int64; None: drawn now.
           cache: how workers cache rows under a parameter server strategy; None: they do not, they
             fetch rows and send gradients every step. Without a strategy it has no use but for
@@ -180,11 +180,8 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self.embeddings_initializer = initializer
         self._row_initializer = keras.initializers.Zeros() if matrix is not None else initializer
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
-        self._takes_compiled = optimizer is None or (
-            isinstance(optimizer, str) and optimizer == "same"
-        )
-        self.optimizer = None if self._takes_compiled else row_optimizers.get(optimizer)
-        optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
+        self._binding = OptimizerBinding(self, optimizer)
+        constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
         if self.optimizer and self.optimizer.cowclip and self.embeddings_regularizer:
             raise ValueError(
                 f"cowclip={self.optimizer.cowclip!r} counts how often an id comes, and an"
@@ -199,10 +196,6 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self.key_ranges = tuple(key_ranges)
         ranges = self._key_initializers()
         initializers.spec(self._row_initializer, input_dim, output_dim, ranges)
-        self._compiled_optimizer: weakref.ref | None = None
-        self._left_rates = weakref.WeakKeyDictionary()
-        self._compiled_rate_when_built = 0.0
-        self._is_traced = False  # whether a function was, that looks up in the table
         self.mask_zero = mask_zero
         self.combiner = combiner
         self.padding_id = padding_id
@@ -231,19 +224,17 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         self._strategy = strategy if self._devices else None
         if not self._devices:
             warn_of_idle_cluster(f"Layer {self.name!r} is built")
-        self._anchor = Anchor(self.name)
+        self._anchor = Anchor(self._binding)
         self._anchor.trainable = self.trainable  # as Keras has it of weights that layers add
-        self._rate = LearningRate(
-            self.add_weight, self.optimizer, self._takes_compiled, self._compiled_rate_when_built
-        )
+        self._rate = self._binding.make_rate()
         if self.optimizer is not None:
-            self._make_table()
+            self.make_table()
 
     def _key_initializers(self) -> list[tuple[int, int, keras.initializers.Initializer]]:
         ranges = self.key_ranges
         return [(r.first, r.last, r.initializer) for r in ranges if r.initializer is not None]
 
-    def _make_table(self, before: EmbeddingTable | None = None) -> None:
+    def make_table(self, before: EmbeddingTable | None = None) -> None:
         """Makes the table; before: whose rows it is to have, and slots that are of its kind."""
         devices = self._devices
         if devices:
@@ -251,7 +242,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         table = EmbeddingTable(
             self.output_dim,
             # Until it is known what trains the rows, they have no slots.
-            optimizers.constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint),
+            constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint),
             initializer=self._row_initializer,
             seed=self.seed,
             clock=self.cache.clock if self.cache and devices else "count",
@@ -345,13 +336,16 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         if served is not None:
             outputs = served.pool(keys, features)
         else:
-            self.take_caller_s()
+            call = model_call()
+            if call is not None and self.built and self.optimizer is None:
+                with tf.init_scope():
+                    self._binding.offer(call.optimizer)
             if not self.has_table and keras_internals.asks_for_shapes():
                 outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
                 self._check_has_table()
                 if not tf.executing_eagerly() and not keras_internals.asks_for_shapes():
-                    self._is_traced = True
+                    self._binding.is_traced = True
                 if lookahead.record(self, keys, fresh=training is False):
                     zeros = [tf.zeros([bags.count, self.output_dim]) for bags in features]
                     outputs = list(map(lookahead.unknown, zeros))
@@ -378,9 +372,9 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The arguments, for Keras serialization."""
         serialize = keras.saving.serialize_keras_object
-        optimizer = {"optimizer": serialize(self.optimizer)}
-        if self._takes_compiled:
-            optimizer = {"optimizer": "same", "compiled_optimizer": self.compiled_config()}
+        optimizer = {"optimizer": None if self.optimizer is None else serialize(self.optimizer)}
+        if self._binding.takes_compiled:
+            optimizer = {"optimizer": "same", "compiled_optimizer": optimizer["optimizer"]}
         # A table that is there has its rows saved, and no config has those of `weights` again.
         is_constant = self._row_initializer is not self.embeddings_initializer
         weights = None if is_constant else self._first_values
@@ -421,7 +415,7 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         ]
         taken = config.pop("compiled_optimizer", None)
         layer = super().from_config(lifetimes.deserialized(config))
-        layer.take_compiled(taken)
+        layer.binding.take_config(taken)
         return layer
 
     def keys_of(self, ids: Any) -> tf.Tensor:
@@ -445,9 +439,35 @@ class HetEmbedding(StoredRows, CompiledOptimizer, AsKeras, keras.layers.Layer):
         return 0 if self.mask_zero else self.padding_id
 
     @property
-    def anchor(self) -> keras.Variable:
-        """The weight whose gradient trains the table."""
+    def anchor(self) -> Anchor:
+        """The weight whose gradient stands for the gradients of the rows."""
         return self._anchor
+
+    @property
+    def binding(self) -> OptimizerBinding:
+        """What trains the rows."""
+        return self._binding
+
+    @property
+    def optimizer(self) -> optimizers.Optimizer | None:
+        """The optimizer of the rows; None: that of a compiled model, which is not known yet."""
+        return self._binding.optimizer
+
+    @property
+    def learning_rate(self) -> keras.Variable:
+        """The learning rate of the layer's own optimizer, or with "same" of the compiled one.
+
+        Assign to it, and the next step uses it. A `JointOptimizer` multiplies a rate of the layer's
+        own by the factor by which the rate of its inner optimizer has moved.
+
+        Raises:
+          ValueError: the layer is not built yet, or its learning rate follows a schedule.
+        """
+        return self._binding.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.learning_rate.assign(value)
 
 
 @keras.saving.register_keras_serializable("het_tf")

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from het_tf import ops, optimizers
+from het_tf import ops
+from het_tf.layers.optimizer_binding import OptimizerBinding
 from het_tf.runtime.counters import with_ratios
 from het_tf.storage.checkpoints.keras_files import load_rows, save_rows
 from het_tf.tables.table import EmbeddingTable
@@ -21,14 +23,12 @@ class StoredRows:
     built: bool
     name: str
     nonfinite: str
-    optimizer: optimizers.Optimizer | None
     _strategy: tf.distribute.Strategy | None
     _table: EmbeddingTable
     _worker_cache: WorkerCache
     _anchor: keras.Variable
-    take_caller_s: Callable[[], None]
-    _make_table: Callable[..., None]
-    _rate_op: Callable[[tf.Tensor | None], tf.Tensor]
+    make_table: Callable[..., None]
+    binding: OptimizerBinding
     _trainable_variables: list[keras.Variable]
     _non_trainable_variables: list[keras.Variable]
 
@@ -62,16 +62,7 @@ class StoredRows:
             raise ValueError(f"layer {self.name} has no table until it is built or called")
         if not self.has_table:
             with tf.init_scope():
-                self._make_table()
-
-    def check_is_trainable(self) -> None:
-        """Raises a ValueError if nobody has said what trains the rows."""
-        if self.optimizer is None:
-            raise ValueError(
-                f"layer {self.name} has no optimizer for its rows, since it takes that of a"
-                " compiled model, and none is trained here. Give the layer its own, such as"
-                ' HetEmbedding(..., optimizer="adagrad"), or compile a het_tf.keras.Model'
-            )
+                self.make_table()
 
     @property
     def is_cached(self) -> bool:
@@ -94,8 +85,8 @@ class StoredRows:
         ticket: tf.Tensor,
         pooled: tf.Tensor | None,
         gradients: Sequence[tf.Tensor],
+        learning_rate: tf.Tensor,
         sends: bool,
-        steps: tf.Tensor | None,
     ) -> tf.Operation | None:
         """One update of each key of a lookup.
 
@@ -103,13 +94,12 @@ class StoredRows:
           ticket: of the lookup; or of `found_op`.
           pooled: of `pool_op`; None: its rows were not pooled.
           gradients: float32 [bags, output_dim] of each feature.
+          learning_rate: float32 scalar.
           sends: as of `WorkerCache.update_op`.
-          steps: of `steps_op`.
 
         Returns:
           The update, which later ops can be made to wait for; None in eager calls.
         """
-        learning_rate = self._rate_op(steps)
         cache, table = self._worker_cache, self._table
         if pooled is not None and not self.is_cached:
             return table.apply_pooled_op(ticket, pooled, gradients, learning_rate, self.nonfinite)
@@ -187,7 +177,6 @@ class StoredRows:
         """
         if not self.built:
             return
-        self.take_caller_s()
         self._check_has_table()
         self.flush()
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
@@ -198,9 +187,11 @@ class StoredRows:
         """Replaces the weights and all rows of the table; the caches start empty."""
         if not self.built and not store.keys():
             return
-        self.take_caller_s()
         self._check_has_table()
         load_rows(store, self.table, self.name)
         for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
             if variable is not self._anchor:
                 variable.assign(store[str(i)])
+        moved_with = str(i + 1)
+        if self.binding.rate_variable is not None and moved_with in set(store.keys()):
+            self.binding.load_rate(float(np.asarray(store[moved_with])))

@@ -7,112 +7,41 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf.compat import call_stack
-from het_tf.compat.function_graphs import function_of
 from het_tf.layers import lookahead
-from het_tf.layers.joint_step import Update, train
+from het_tf.layers.row_gradients import Call, CallGradients
 from het_tf.tables.pooling import Bags
-
-
-class Backward:
-    """The backward passes of one call of a layer, of which one may update its rows.
-
-    A tape calls the gradients of all that it recorded. A backward pass counts if the tape was asked
-    for the gradient of the layer's own weight, and the first of equal ones does.
-    """
-
-    def __init__(self, layer_name: str):
-        """A call of the layer of that name."""
-        self._layer_name = layer_name
-        self._targets: list[weakref.ref] | None = None  # of the pass that updated the rows
-
-    def is_to_update(self, anchor: keras.Variable, ticket: tf.Tensor) -> bool:
-        """Whether the pass that runs is to update the rows; notes that it did.
-
-        Args:
-          anchor: the layer's weight.
-          ticket: of the lookup.
-
-        Raises:
-          NotImplementedError: a jacobian is asked for.
-          ValueError: rows were updated by the gradient of another loss; or it cannot be known what
-            was asked for.
-        """
-        rows_of = call_stack.jacobian_sources()
-        if rows_of is not None:
-            if not any(source is anchor or source is anchor.value for source in rows_of):
-                return False
-            raise NotImplementedError(  # TensorFlow puts another in the place of a ValueError
-                f"a jacobian cannot be of a weight of layer {self._layer_name}: its"
-                " gradient trains rows, and has no values. Ask for that of other weights, or of the"
-                " layer's output"
-            )
-        call = call_stack.gradient_call()
-        if call is None or function_of(ticket) is not function_of(call[0][0]):
-            return self._is_asked_by_keras(call is not None)
-        targets, sources = call
-        if not any(source is anchor or source is anchor.value for source in sources):
-            return False
-        if self._targets is not None:
-            before = [target() for target in self._targets]
-            if len(before) == len(targets) and all(map(_is_same, before, targets)):
-                return False
-            raise ValueError(
-                f"rows of layer {self._layer_name} were updated already, by the gradient of another"
-                " loss of the same call: add the losses and ask for the gradient of the sum"
-            )
-        self._targets = [weakref.ref(target) for target in targets]
-        return True
-
-    def _is_asked_by_keras(self, is_gradient: bool) -> bool:
-        """For a call in a function of its own, whose backward pass is built for all askers."""
-        model = call_stack.compiled_model() if is_gradient else None
-        if model is not None and type(model).train_step is keras.Model.train_step:
-            return True
-        raise ValueError(
-            f"layer {self._layer_name} is called in a tf.function of its own, outside of which the"
-            " tape is: TensorFlow does not say there which gradients are asked for, and only those"
-            " of the layer's weights may train it; have the tape and its gradient() in that"
-            " tf.function"
-        )
-
-
-def _is_same(one: object, other: object) -> bool:
-    return one is other
-
 
 # Gradients with respect to the outputs, to gradients with respect to `by`.
 GradientFunction = Callable[[list[tf.Tensor]], list["tf.Tensor | None"]]
 
-_UPDATE = "_het_update"
+_BACKWARD = "_het_backward"
 
 
 def trained(
-    rows: list[tf.Tensor], by: list[tf.Tensor], update: GradientFunction
+    rows: list[tf.Tensor], by: list[tf.Tensor], backward: GradientFunction
 ) -> list[tf.Tensor]:
-    """Has a gradient of rows call `update`.
+    """Has a gradient of rows call `backward`.
 
     Args:
       rows: float32 of any shape.
       by: floats of any shape, what is to have gradients. The first is made for this call.
-      update: None in what it returns stands for zeros.
+      backward: a gradient of None stands for zeros.
 
     Returns:
       The rows.
     """
     # The tape or the graph has this tensor as long as it may ask for a gradient.
-    setattr(by[0], _UPDATE, update)
+    setattr(by[0], _BACKWARD, backward)
     return ops.trained(rows, by)
 
 
 @tf.RegisterGradient("Het>Trained")
 def _gradient(op: Any, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
     by = op.inputs[len(gradients) :]
-    found = getattr(by[0], _UPDATE)(list(gradients))
+    found = getattr(by[0], _BACKWARD)(list(gradients))
     of_by = [
         tf.zeros_like(each) if of is None else tf.cast(of, each.dtype)
         for each, of in zip(by, found, strict=True)
@@ -123,7 +52,7 @@ def _gradient(op: Any, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
 def lookup(
     layer: Any, keys: tf.Tensor, features: Sequence[Bags], training: bool | None
 ) -> list[tf.Tensor]:
-    """Looks up the keys of a layer; the backward pass updates their rows.
+    """Looks up the keys of a layer; the backward pass deposits the gradients of their rows.
 
     Args:
       layer: a `HetEmbedding` with a table.
@@ -135,7 +64,7 @@ def lookup(
       Of each feature float32 [bags, dim].
     """
     found = lookahead.take(layer)
-    backward = Backward(layer.name)
+    call = Call()
     trains = layer.trainable
     weak = weakref.ref(layer)  # A graph may outlive the layer.
     if found is not None:
@@ -146,22 +75,38 @@ def lookup(
         outputs, ticket, pooling = _read(layer, found, keys, fresh)
     else:
         outputs, ticket, pooling = _pool(layer, found, keys, features, weighted, fresh)
+    in_function = layer.binding.training_in_functions()
 
-    def update(gradients: list[tf.Tensor]) -> list[tf.Tensor | None]:
+    def deposit(gradients: list[tf.Tensor]) -> list[tf.Tensor | None]:
         gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
         of_anchor = None
-        if trains and backward.is_to_update(weak().anchor, ticket):
-            weak().check_is_trainable()
+        if trains:
             room = None if found is None else found.room
             if room is not None:
                 gradients = room.before_op(gradients)
-            steps, sends = weak().steps_op(), found is None
-            of_anchor = train(Update(weak, keys, ticket, pooling, gradients, sends, steps, room))
+            of_call = CallGradients(
+                call, weak, keys, ticket, pooling, gradients, found is None, room
+            )
+            if _is_within_step(ticket):
+                of_anchor = weak().anchor.deposit(of_call)
+            else:
+                in_function(of_call)
         of_weights = ops.pooling_gradient(pooling, gradients) if weighted else []
         return [of_anchor, *(of_weights[i] for i in weighted)]
 
     anchor = (tf.identity if trains else tf.stop_gradient)(layer.anchor.value)
-    return trained(outputs, [anchor, *weighted.values()], update)
+    return trained(outputs, [anchor, *weighted.values()], deposit)
+
+
+def _is_within_step(ticket: tf.Tensor) -> bool:
+    """Whether the backward pass that is being built is in the graph of the call.
+
+    TensorFlow builds the backward pass of a function, a branch or a loop in a graph of its own,
+    for whatever will be asked for, and nothing in that graph can wait for an optimizer.
+    """
+    if tf.executing_eagerly():
+        return not tf.is_symbolic_tensor(ticket)
+    return tf.is_symbolic_tensor(ticket) and ticket.graph is tf.compat.v1.get_default_graph()
 
 
 def _are_rows(features: Sequence[Bags]) -> bool:

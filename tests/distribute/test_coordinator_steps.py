@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_steps import train_rows
 
 import het_tf
 from het_tf.layers import HetEmbedding
@@ -36,7 +37,7 @@ def step_of(embedding: HetEmbedding):
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(embedding(IDS))
-        tape.gradient(loss, embedding.trainable_variables)
+        train_rows(tape, loss, embedding)
 
     return step
 

@@ -9,6 +9,7 @@ import time
 import pytest
 import small_models as sm
 import tensorflow as tf
+from row_steps import train_rows
 
 import het_tf
 from het_tf.distribute.closure_runner import ClosureRunner
@@ -54,7 +55,7 @@ def new_embedding(strategy, **arguments):
 def update(embedding, ids):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(embedding(ids))
-    tape.gradient(loss, embedding.trainable_variables)
+    train_rows(tape, loss, embedding)
 
 
 def test_run_on_worker_sees_the_resources_of_closures(strategy):

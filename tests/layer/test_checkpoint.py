@@ -212,7 +212,7 @@ def test_another_width_is_refused_before_anything_is_restored(tmp_path):
             het_tf.layers.HetEmbedding(width, name="last", seed=1),
         ]
         outputs = [keras.layers.Dense(1)(keras.layers.Flatten()(each(ids))) for each in layers]
-        model = keras.Model(ids, keras.layers.Add()(outputs))
+        model = het_tf.keras.Model(ids, keras.layers.Add()(outputs))
         model.compile(keras.optimizers.Adam(), "mse", run_eagerly=True)
         model.train_on_batch(IDS, TARGETS)
         return model

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_steps import train_rows
 
 import het_tf
 from het_tf import ops, optimizers
@@ -82,7 +83,7 @@ def assert_alike(concatenated, apart, ids, weights=None):
             if not layer.concatenate:
                 output = tf.concat(keras.tree.flatten(output), -1)
             loss = tf.reduce_sum(output * factors)
-        tape.gradient(loss, layer.trainable_variables)
+        train_rows(tape, loss, layer)
         return output
 
     rng = np.random.default_rng(1)
@@ -126,7 +127,7 @@ def test_rows_and_gradients_are_not_copied(subtests):
         def step(layer=layer, ids=ids):
             with tf.GradientTape() as tape:
                 output = layer(ids)
-            tape.gradient(output, layer.trainable_variables, tf.ones_like(output))
+            train_rows(tape, output, layer, of_loss=tf.ones_like(output))
 
         layer(ids)
         graph = tf.function(step, autograph=False).get_concrete_function().graph

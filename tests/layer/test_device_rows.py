@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_steps import train_rows
 
 import het_tf
 from het_tf import optimizers
@@ -131,7 +132,7 @@ def check_pooled(rows_kind, combiner):
             with tf.GradientTape() as tape:
                 pooled = layer(ids)
                 loss = tf.reduce_sum(pooled * factors)
-            tape.gradient(loss, layer.trainable_variables)
+            train_rows(tape, loss, layer)
             return pooled
 
         if cache is not None:
@@ -189,7 +190,8 @@ def check_pooled_with_weights(rows_kind, combiner):
             with tf.GradientTape() as tape:
                 pooled = layer(ids, weights=weights)
                 loss = tf.reduce_sum(pooled**2)
-            *_, of_weights = tape.gradient(loss, [*layer.trainable_variables, weights])
+            *of_rows, of_weights = tape.gradient(loss, [*layer.trainable_variables, weights])
+            layer.anchor.assign(*of_rows)
         layer.flush()
         rows = layer.table.export()
         order = np.argsort(rows.keys)
@@ -206,7 +208,7 @@ def test_what_is_not_finite_is_an_error_that_names_the_layer(rows_kind):
     def train(gradients):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(ids) * tf.constant(gradients))
-        tape.gradient(loss, layer.trainable_variables)
+        train_rows(tape, loss, layer)
 
     bad = "users: gradients, or their squares, hold NaN or infinity for 1 of 2 keys; no row was"
     for one, other in [(np.nan, 1.0), (-np.inf, 1.0), (1e20, 1.0), (3e38, 3e38)]:

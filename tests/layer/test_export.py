@@ -335,7 +335,8 @@ def plain_model(model_class=keras.Model) -> keras.Model:
     """With a lookup layer and a pooled table beside the embedding; trained."""
     ids = keras.Input((3,), dtype="int64", name="ids")
     known = keras.layers.IntegerLookup(vocabulary=[2**40, 7])(ids)
-    vectors = keras.layers.Flatten()(het_tf.layers.HetEmbedding(4, seed=1, name="users")(ids))
+    users = het_tf.layers.HetEmbedding(4, seed=1, optimizer="adam", name="users")
+    vectors = keras.layers.Flatten()(users(ids))
     pooled = het_tf.layers.HetEmbedding(
         2, embeddings_initializer="zeros", optimizer="adam", combiner="mean"
     )(known)

@@ -1,9 +1,10 @@
-"""Which gradients train the table, and with what, without a strategy."""
+"""Which gradients train the table: those that an optimizer applies."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_steps import train_rows
 
 import het_tf
 from het_tf import optimizers
@@ -38,33 +39,53 @@ def traced(step):
     return tf.function(step, autograph=False)()
 
 
-# What was not asked for.
+def weights_of(*layers) -> list[keras.Variable]:
+    return [variable for layer in layers for variable in layer.trainable_variables]
 
 
-def test_a_gradient_of_dense_weights_does_not_train_the_table(run):
+def built(optimizer, *layers):
+    optimizer.build(weights_of(*layers))
+    return optimizer
+
+
+# A gradient that nobody applies.
+
+
+def test_a_gradient_that_is_not_applied_trains_nothing(run):
     layer, dense = new_layer(), keras.layers.Dense(1)
     dense.build((None, 1))
+    optimizer = built(keras.optimizers.SGD(), dense)
 
     def step():
-        with tf.GradientTape() as tape:
-            loss = -tf.reduce_sum(dense(layer(IDS)))
-        return tape.gradient(loss, dense.trainable_variables)
-
-    assert all(gradient is not None for gradient in run(step))
-    assert layer.table.size() == 0
-
-
-def test_a_gradient_of_the_layers_output_does_not_train_the_table():
-    layer = new_layer()
-
-    def step():
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             embedded = layer(IDS)
-            loss = tf.reduce_sum(embedded**2 + 3 * embedded)
-        return tape.gradient(loss, embedded)
+            loss = -tf.reduce_sum(dense(embedded))
+        assert tape.gradient(loss, embedded) is not None
+        assert None not in tape.gradient(loss, weights_of(layer))
+        optimizer.apply(tape.gradient(loss, weights_of(dense)))
 
-    np.testing.assert_array_equal(traced(step), [[3], [3]])
+    run(step)
     assert layer.table.size() == 0
+
+
+def test_of_several_gradients_that_are_asked_for_the_applied_one_trains(run):
+    """As where two networks learn from one call, or gradients are watched."""
+    layer, dense = new_layer(), keras.layers.Dense(1, kernel_initializer="ones")
+    dense.build((None, 1))
+    optimizers_of = [built(keras.optimizers.SGD(), layer), built(keras.optimizers.SGD(), dense)]
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            embedded = layer(IDS)
+            loss, other = -tf.reduce_sum(dense(embedded)), 100.0 * tf.reduce_sum(embedded)
+            both = loss + other
+        gradients = tape.gradient(loss, weights_of(layer))
+        tape.gradient(other, weights_of(layer))
+        optimizers_of[1].apply(tape.gradient(both, weights_of(dense)))
+        optimizers_of[0].apply(gradients)
+
+    run(step)
+    assert rows(layer) == [1, 1]
 
 
 def test_a_gradient_penalty_trains_with_its_own_gradient_only():
@@ -76,31 +97,11 @@ def test_a_gradient_penalty_trains_with_its_own_gradient_only():
             with tf.GradientTape() as inner:
                 embedded = layer(IDS)
                 loss = tf.reduce_sum(embedded**2 + 3 * embedded)
-            slope = inner.gradient(loss, embedded)
-            penalty = tf.reduce_sum(slope)
-        outer.gradient(penalty, layer.trainable_variables)
+            penalty = tf.reduce_sum(inner.gradient(loss, embedded))
+        train_rows(outer, penalty, layer)
 
     traced(step)
     assert rows(layer) == [-2, -2]
-
-
-# Twice.
-
-
-def test_a_jacobian_of_the_layers_weight_is_refused():
-    layer = new_layer()
-    anchor = layer.anchor.value
-    for sources in (anchor, [anchor]):
-
-        def step(sources=sources):
-            with tf.GradientTape() as tape:
-                outputs = layer(IDS) + tf.zeros([2, 1])
-            tape.jacobian(outputs, sources)
-
-        message = "jacobian cannot be of a weight of layer users"
-        with pytest.raises(NotImplementedError, match=message):
-            traced(step)
-    assert rows(layer) == [0, 0]
 
 
 def test_a_jacobian_of_other_weights_trains_nothing():
@@ -115,64 +116,61 @@ def test_a_jacobian_of_other_weights_trains_nothing():
     assert rows(layer) == [0, 0]
 
 
-def test_a_persistent_tape_asked_twice_trains_once():
-    layer, dense = new_layer(), keras.layers.Dense(1, kernel_initializer="ones")
-    dense.build((None, 1))
-
-    def step():
-        with tf.GradientTape(persistent=True) as tape:
-            loss = -tf.reduce_sum(dense(layer(IDS)))
-        tape.gradient(loss, dense.trainable_variables)
-        tape.gradient(loss, layer.trainable_variables)
-        tape.gradient(loss, [layer.trainable_variables, dense.trainable_variables])
-
-    traced(step)
-    assert rows(layer) == [1, 1]
+# A gradient that is applied.
 
 
-def test_a_persistent_tape_asked_for_another_loss_says_what_to_do():
+def test_two_losses_of_a_call_say_what_to_do():
     layer = new_layer()
 
     def step():
         with tf.GradientTape(persistent=True) as tape:
             embedded = layer(IDS)
             first, second = tf.reduce_sum(embedded), tf.reduce_sum(embedded**2)
-        tape.gradient(first, layer.trainable_variables)
-        tape.gradient(second, layer.trainable_variables)
+        train_rows(tape, first, layer)
+        train_rows(tape, second, layer)
 
     with pytest.raises(ValueError, match=r"users .* add the losses"):
         traced(step)
 
 
-# What was asked for, in whatever way.
+@pytest.mark.parametrize("joint", [False, True])
+def test_every_call_of_a_layer_is_trained(run, joint):
+    layer = new_layer()
+    optimizer = keras.optimizers.SGD()
+    optimizer = built(optimizers.JointOptimizer(optimizer) if joint else optimizer, layer)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = loss_of(layer) + 2 * loss_of(layer)
+        optimizer.apply(tape.gradient(loss, weights_of(layer)))
+
+    run(step)
+    run(step)
+    assert rows(layer) == [6, 6]
 
 
-def test_a_gradient_of_the_layers_weights_trains_the_table(run):
-    for sources in (
-        lambda layer, tape: layer.trainable_variables,
-        lambda layer, tape: layer.trainable_variables[0],
-        lambda layer, tape: layer.trainable_variables[0].value,
-        lambda layer, tape: {"a": [layer.weights]},
-        lambda layer, tape: tape.watched_variables(),
-    ):
-        layer = new_layer()
+def test_changes_of_the_scalars_gradient_leave_the_rows(run):
+    layer, dense = new_layer(), keras.layers.Dense(1, kernel_initializer="ones")
+    dense.build((None, 1))
+    optimizer = built(keras.optimizers.SGD(1.0), layer, dense)
 
-        def step(layer=layer, sources=sources):
-            with tf.GradientTape(persistent=True) as tape:
-                loss = loss_of(layer)
-            tape.gradient(loss, sources(layer, tape))
+    def step():
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_sum(dense(layer(IDS)))
+        gradients = tape.gradient(loss, weights_of(layer, dense))
+        optimizer.apply(tf.clip_by_global_norm(gradients, 0.1)[0])
 
-        run(step)
-        assert rows(layer) == [1, 1]
+    run(step)
+    assert rows(layer) == [1, 1]
 
 
-def test_a_tape_in_a_loop_or_a_branch_and_a_recomputed_function_train(run):
+def test_a_step_in_a_loop_or_a_branch_and_a_recomputed_function_train(run):
     layer = new_layer()
 
     def step(loss_of=loss_of):
         with tf.GradientTape() as tape:
             loss = loss_of(layer)
-        tape.gradient(loss, layer.trainable_variables)
+        train_rows(tape, loss, layer)
         return loss
 
     def recomputed(layer):
@@ -187,6 +185,43 @@ def test_a_tape_in_a_loop_or_a_branch_and_a_recomputed_function_train(run):
     assert rows(layer) == [5, 5]
 
 
+def test_steps_of_which_each_branch_makes_another_train():
+    layer = new_layer()
+    optimizers_of = [
+        built(optimizers.JointOptimizer(keras.optimizers.SGD()), layer) for _ in range(2)
+    ]
+
+    @tf.function
+    def step(which):
+        with tf.GradientTape() as tape:
+            loss = loss_of(layer)
+        gradients = tape.gradient(loss, weights_of(layer))
+        if which:
+            optimizers_of[0].apply(gradients)
+        else:
+            optimizers_of[1].apply(gradients)
+
+    step(tf.constant(True))
+    step(tf.constant(False))
+    assert rows(layer) == [2, 2]
+
+
+def test_gradients_that_pile_up_unapplied_are_refused_where_their_sum_is_applied():
+    layer = new_layer()
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = loss_of(layer) + loss_of(layer)
+        return tape.gradient(loss, weights_of(layer))
+
+    for _ in range(60):
+        unapplied = gradient()
+    with pytest.raises(ValueError, match="more than 100 gradients of layer users"):
+        layer.anchor.assign(*unapplied)
+    layer.anchor.assign(*gradient())
+    assert rows(layer) == [2, 2]
+
+
 # A call within a function of its own.
 
 
@@ -198,15 +233,15 @@ def test_a_function_within_the_tape_says_what_to_do():
     def step():
         with tf.GradientTape() as tape:
             loss = inner()
-        tape.gradient(loss, layer.trainable_variables)
+        train_rows(tape, loss, layer)
 
-    with pytest.raises(ValueError, match=r"users .*in a tf.function of its own"):
+    with pytest.raises(ValueError, match=r"users .*in a tf.function"):
         traced(step)
     assert layer.table.size() == 0
 
 
 def test_fit_trains_through_functions_within_the_model():
-    class Decorated(keras.Model):
+    class Decorated(het_tf.keras.Model):
         def __init__(self, embedding):
             super().__init__()
             self.embedding = embedding

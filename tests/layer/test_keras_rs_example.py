@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_steps import train_rows
 
 import het_tf as keras_rs  # was: import keras_rs
 
@@ -103,7 +104,7 @@ def test_the_docstrings_use_in_a_keras_model():
     embedding = make_layer()
     inputs = {name: keras.Input((), dtype="int32", name=name) for name in features()}
     outputs = keras.layers.Add()(list(embedding(inputs).values()))
-    model = keras.Model(inputs, keras.layers.Dense(1)(outputs))
+    model = keras_rs.keras.Model(inputs, keras.layers.Dense(1)(outputs))
     model.compile(loss=keras.losses.MeanSquaredError(), optimizer="adam")
     labels = features()["feature1"] % 2
     dataset = tf.data.Dataset.from_tensor_slices((features(), labels)).batch(BATCH)
@@ -142,7 +143,7 @@ def test_the_docstrings_direct_invocation():
                         for name in result
                     ]
                 )
-            tape.gradient(loss, embedding.trainable_variables)
+            train_rows(tape, loss, embedding)
             losses = losses.write(i, loss)
         return losses.stack()
 

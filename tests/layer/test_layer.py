@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_steps import train_rows
 
 import het_tf
 from het_tf import optimizers
@@ -33,7 +34,7 @@ def train(layer: het_tf.layers.HetEmbedding, ids, gradient=-1.0) -> None:
     """One step whose gradient is the same for every element."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.cast(layer(ids), tf.float32)) * gradient
-    tape.gradient(loss, layer.trainable_variables)
+    train_rows(tape, loss, layer)
 
 
 # In fit.
@@ -223,10 +224,10 @@ def test_rows_are_float32_whatever_the_compute_dtype(combiner):
         np.testing.assert_array_equal(rows, np.full((2, 1), 3 * (1 + 2.0**-6)))
 
 
-def fitted_once(**compile_arguments) -> np.ndarray:
+def fitted_once(model_class=keras.Model, **compile_arguments) -> np.ndarray:
     inputs = keras.Input((), dtype="int64")
     layer = zero_layer()
-    model = keras.Model(inputs, keras.ops.cast(layer(inputs), "float32"))
+    model = model_class(inputs, keras.ops.cast(layer(inputs), "float32"))
     loss = lambda _, predicted: -keras.ops.sum(predicted)  # noqa: E731
     model.compile(keras.optimizers.SGD(1.0), loss=loss, **compile_arguments)
     model.fit(np.array([3]), np.zeros(1), verbose=0)
@@ -243,7 +244,14 @@ def _mixed_float16():
 @pytest.mark.usefixtures("_mixed_float16")
 @pytest.mark.parametrize("auto_scale_loss", [False, True])
 def test_mixed_float16_in_fit(auto_scale_loss):
-    assert fitted_once(auto_scale_loss=auto_scale_loss) == 1
+    assert fitted_once(het_tf.keras.Model, auto_scale_loss=auto_scale_loss) == 1
+
+
+@pytest.mark.usefixtures("_mixed_float16")
+def test_mixed_float16_in_a_plain_model_says_what_to_write():
+    with pytest.raises(ValueError, match=r"as a LossScaleOptimizer does: .*JointOptimizer\(optim"):
+        fitted_once()
+    assert fitted_once(auto_scale_loss=False) == 1
 
 
 # The learning rate.
@@ -301,9 +309,11 @@ def test_any_schedule_of_keras(subtests):
             for embedding in (layer, theirs):
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean(embedding(batch) ** 2)
-                gradients = tape.gradient(loss, embedding.trainable_variables)
                 if embedding is theirs:
+                    gradients = tape.gradient(loss, embedding.trainable_variables)
                     optimizer.apply(gradients, embedding.trainable_variables)
+                else:
+                    train_rows(tape, loss, embedding)
         rows = [embedding(ids) for embedding in (layer, theirs)]
         with subtests.test(type(schedule).__name__):
             np.testing.assert_allclose(*rows, rtol=1e-5)
@@ -341,10 +351,12 @@ def test_gradients_of_other_weights_are_right():
     values = layer_values(layer, ids)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(dense(layer(ids)))
-    gradients = tape.gradient(loss, [*layer.trainable_variables, *dense.trainable_variables])
+    variables = [*layer.trainable_variables, *dense.trainable_variables]
+    gradients = tape.gradient(loss, variables)
     assert float(gradients[0]) == 0
-    np.testing.assert_allclose(gradients[1][:, 0], values.sum(axis=0), rtol=1e-6)
     kernel = dense.kernel.numpy()[:, 0]
+    keras.optimizers.SGD().apply(gradients, variables)
+    np.testing.assert_allclose(gradients[1][:, 0], values.sum(axis=0), rtol=1e-6)
     np.testing.assert_allclose(layer.table.lookup(ids), values - kernel, rtol=1e-6)
 
 

@@ -11,6 +11,7 @@ import resource
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import het_tf
 from het_tf import optimizers
@@ -25,7 +26,7 @@ def build(optimizer=None, **arguments) -> keras.Model:
     inputs = keras.Input((3,), dtype="int64")
     width = arguments.pop("output_dim", 2)
     embedded = het_tf.layers.HetEmbedding(width, optimizer=optimizer, **arguments)(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.ops.sum(embedded, axis=1)))
+    model = het_tf.keras.Model(inputs, keras.layers.Dense(1)(keras.ops.sum(embedded, axis=1)))
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
     return model
 
@@ -191,7 +192,7 @@ def test_config_round_trip():
 @pytest.mark.parametrize("model_class", [keras.Model, het_tf.keras.Model])
 def test_what_has_no_place_for_the_table_says_what_has(model_class, tmp_path):
     inputs = keras.Input((3,), dtype="int64")
-    embedded = het_tf.layers.HetEmbedding(2, name="users")(inputs)
+    embedded = het_tf.layers.HetEmbedding(2, optimizer="sgd", name="users")(inputs)
     model = model_class(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(embedded)))
     model.compile("sgd", "mse")
     fit(model)
@@ -308,7 +309,8 @@ def test_rows_beside_the_file(tmp_path, kind):
     for one, other in zip(sorted_rows(load()), rows, strict=True):
         np.testing.assert_array_equal(one, other)
     moved = folder.rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match=rf"users, but a pointer to {folder}/users-"):
+    errors = (ValueError, tf.errors.NotFoundError)  # Keras makes the first of the second
+    with pytest.raises(errors, match=rf"users, but a pointer to {folder}/users-"):
         load()
     with het_tf.checkpoint.rows_in(moved):
         loaded = load()
@@ -318,7 +320,7 @@ def test_rows_beside_the_file(tmp_path, kind):
     before = sorted_rows(model)
     with (
         het_tf.checkpoint.rows_in(moved),
-        pytest.raises(ValueError, match="data-00000-of-00001"),
+        pytest.raises(errors, match="data-00000-of-00001"),
     ):
         model.load_weights(path) if kind == "weights.h5" else load()
     for one, other in zip(sorted_rows(model), before, strict=True):

@@ -7,9 +7,11 @@ import weakref
 
 import numpy as np
 import tensorflow as tf
+from row_steps import train_rows
 
 import het_tf
-from het_tf.layers.trainable_lookup import Backward, trained
+from het_tf.layers.row_gradients import Call
+from het_tf.layers.trainable_lookup import trained
 
 
 def test_rows_come_out_as_they_are_and_gradients_go_where_they_are_sent():
@@ -42,7 +44,7 @@ def graph_of_a_step(layer):
     def step(ids):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(ids))
-        return tape.gradient(loss, layer.trainable_variables)
+        train_rows(tape, loss, layer)
 
     ids = tf.constant([[1, 2]], tf.int64)
     step(ids)
@@ -67,11 +69,11 @@ def test_an_eager_call_is_forgotten_with_its_tape():
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(ids))
     assert len(_of_calls()) > alive
-    tape.gradient(loss, layer.trainable_variables)
+    train_rows(tape, loss, layer)
     del tape, loss
     gc.collect()
     assert len(_of_calls()) == alive
 
 
 def _of_calls():
-    return [each for each in gc.get_objects() if type(each) is Backward]
+    return [each for each in gc.get_objects() if type(each) is Call]

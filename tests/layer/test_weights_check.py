@@ -48,7 +48,7 @@ def model_of(width: int, model_class: type[keras.Model] = het_tf.keras.Model) ->
     parts = [keras.layers.Dense(2, name="before")(normalization(numbers))]
     parts += [keras.layers.Flatten()(each) for each in both]
     model = model_class([numbers, ids], keras.layers.Dense(1)(keras.layers.Concatenate()(parts)))
-    model.compile(keras.optimizers.Adam(), "mse")
+    model.compile(het_tf.optimizers.JointOptimizer(keras.optimizers.Adam()), "mse")
     model.optimizer.build(model.trainable_variables)
     for table in tables_of(model):
         table.assign(IDS[:, 0], np.full((len(IDS), table.dim), width, np.float32))

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import optimizers
+from het_tf.optimizers.joint import scaler_of
 
 IDS = np.random.default_rng(0).integers(0, 9, (40, 3))
 X = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)
@@ -40,7 +41,7 @@ def make_model(embedding, dtype=None, **arguments) -> keras.Model:
     constant = keras.initializers.Constant(0.5)
     outputs = keras.layers.Dense(1, kernel_initializer=constant, dtype=dtype)(hidden)
     outputs = keras.layers.Activation("linear", dtype="float32")(outputs)
-    model = keras.Model({"ids": ids, "x": x}, outputs)
+    model = het_tf.keras.Model({"ids": ids, "x": x}, outputs)
     if arguments:
         model.compile(**arguments)
     return model
@@ -181,7 +182,7 @@ def test_a_step_that_the_scaler_skips_updates_no_row(inner, run_eagerly):
         return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**17)
 
     models, (expected, actual) = both(make, x=x, dtype="mixed_float16", run_eagerly=run_eagerly)
-    scales = [float(model.optimizer.dynamic_scale.numpy()) for model in models]
+    scales = [float(scaler_of(model.optimizer).dynamic_scale.numpy()) for model in models]
     assert scales[0] == scales[1] < 2**17
     assert np.abs(expected - 0.25).max() > 0.005
     np.testing.assert_allclose(actual, expected, atol=2e-5)
@@ -192,7 +193,7 @@ def test_rows_that_overflow_skip_the_step_of_the_whole_model():
         1, optimizer=optimizers.SGD(1.0), embeddings_initializer="zeros", dtype="mixed_float16"
     )
     ids = keras.Input((), dtype="int64")
-    model = keras.Model(ids, keras.ops.cast(layer(ids), "float32"))
+    model = het_tf.keras.Model(ids, keras.ops.cast(layer(ids), "float32"))
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(1.0), initial_scale=2.0**20
     )
@@ -220,7 +221,7 @@ def test_rows_that_are_skipped_do_not_count_in_the_norm():
     ids, weights = keras.Input((2,), dtype="int64"), keras.Input((2,))
     features = keras.Input((4,))
     of_rows = keras.ops.sum(layer(ids, weights=weights), [1, 2])[:, None]
-    model = keras.Model([ids, weights, features], of_rows + dense(features))
+    model = het_tf.keras.Model([ids, weights, features], of_rows + dense(features))
     model.compile(keras.optimizers.SGD(0.1, global_clipnorm=1.0), lambda y, p: keras.ops.sum(p))
     given = [np.array([[1, 2]]), np.array([[np.inf, 1]], np.float32), np.ones((1, 4), np.float32)]
     model.train_on_batch(given, np.zeros((1, 1)))
@@ -234,8 +235,9 @@ def test_a_nan_in_a_gradient_names_the_layer():
     layer = het_tf.layers.HetEmbedding(1, name="users", optimizer="sgd")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(np.array([1, 2]))) * float("nan")
+    gradients = tape.gradient(loss, layer.trainable_variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"users.*NaN or infinity for 2 of 2"):
-        tape.gradient(loss, layer.trainable_variables)
+        keras.optimizers.SGD().apply(gradients, layer.trainable_variables)
 
 
 # Loops of one's own.
@@ -247,8 +249,7 @@ def loop_over(model, optimizer, in_function: bool) -> None:
     def step(ids, x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model({"ids": ids, "x": x}, training=True) - y))
-            scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-            scaled = optimizer.scale_loss(loss) if scales else loss
+            scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
@@ -279,53 +280,51 @@ def models_of_a_loop(make_optimizer):
 
 
 @pytest.mark.parametrize(
-    ("name", "in_function"),
+    ("name", "in_function", "is_built"),
     [
-        ("global_clipnorm", False),
-        ("gradient_accumulation_steps", True),
-        ("scaled", True),
-        ("scaled and clipped", False),
+        ("global_clipnorm", False, True),
+        ("gradient_accumulation_steps", True, True),
+        ("scaled", True, False),
+        ("scaled and clipped", False, False),
     ],
 )
-def test_a_loop_counts_rows_in_where_the_optimizer_was_built(name, in_function):
+def test_a_loop_with_a_joint_optimizer_does_to_rows_what_keras_does(name, in_function, is_built):
     reference, model, layer = models_of_a_loop(LOOPS[name])
-    for each in (reference, model):
-        optimizer = LOOPS[name]()
-        optimizer.build(each.trainable_variables)
-        loop_over(each, optimizer, in_function)
+    optimizer = LOOPS[name]()
+    loop_over(reference, optimizer, in_function)
+    optimizer = optimizers.JointOptimizer(LOOPS[name]())
+    if is_built:
+        optimizer.build(model.trainable_variables)
+    loop_over(model, optimizer, in_function)
     expected = reference.layers[1].lookup(np.arange(9))
     np.testing.assert_allclose(layer.lookup(np.arange(9)), expected, rtol=1e-5, atol=1e-6)
     assert np.abs(expected - 0.25).max() > 1e-3
 
 
-@pytest.mark.parametrize(("name", "compiled"), [("global_clipnorm", False), ("scaled", True)])
-def test_a_loop_whose_optimizer_was_not_built_says_what_to_do(name, compiled):
-    _, model, layer = models_of_a_loop(LOOPS[name])
-    optimizer = LOOPS[name]()
-    if compiled:
-        model.compile(optimizer, "mse")
-    with pytest.raises(ValueError, match=r"rows of layer users .*optimizer\.build\(model\.train"):
+def test_same_in_a_loop_whose_optimizer_was_not_built_says_what_to_do():
+    layer = OurEmbedding(4, optimizer="same", name="users")
+    optimizer = optimizers.JointOptimizer(keras.optimizers.SGD())
+    message = r"rows of layer users .*optimizer\.build\(model\.train"
+    with pytest.raises(ValueError, match=message):
+        loop_over(make_model(layer), optimizer, in_function=True)
+    optimizer.build(make_model(layer).trainable_variables)
+
+
+def test_what_a_joint_optimizer_cannot_wrap_is_refused():
+    joint = optimizers.JointOptimizer(keras.optimizers.SGD())
+    for inner in ("sgd", joint):
+        with pytest.raises(ValueError, match="inner_optimizer must be an optimizer of keras"):
+            optimizers.JointOptimizer(inner)
+    with pytest.raises(ValueError, match=r"write JointOptimizer\(LossScaleOptimizer\(inner\)\)"):
+        keras.optimizers.LossScaleOptimizer(joint)
+    built, model = keras.optimizers.Adam(), make_model(OurEmbedding(4, optimizer="sgd"))
+    built.build(model.trainable_variables)
+    with pytest.raises(ValueError, match=f"{built.name} was built before a JointOptimizer"):
+        optimizers.JointOptimizer(built).build(model.trainable_variables)
+
+
+def test_a_gradient_that_was_accumulated_by_another_optimizer_is_refused():
+    model = make_model(OurEmbedding(4, optimizer="sgd", name="users"))
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match=r"layer users .*JointOptimizer\(inner\) accumulates"):
         loop_over(model, optimizer, in_function=True)
-    np.testing.assert_array_equal(layer.lookup(np.arange(9)), np.full((9, 4), 0.25))
-
-
-def test_a_step_that_another_optimizer_is_compiled_for_says_so():
-    """As in a GAN with two optimizers, one of which is `compile`'s."""
-    _, made, layer = models_of_a_loop(LOOPS["global_clipnorm"])
-    optimizer = LOOPS["global_clipnorm"]()
-    optimizer.build(made.trainable_variables)
-
-    class Model(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-            gradients = tape.gradient(loss, self.trainable_variables)
-            optimizer.apply(gradients, self.trainable_variables)
-            return {}
-
-    model = Model(made.input, made.output)
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="rows of layer users were trained by the backward pass"):
-        model.fit({"ids": IDS, "x": X}, Y, verbose=0)
-    np.testing.assert_array_equal(layer.lookup(np.arange(9)), np.full((9, 4), 0.25))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -15,49 +14,33 @@ from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.dense.replicas import DenseReplicas
 from het_tf.keras.worker_step.metrics import metric_variables
-from het_tf.keras.worker_step.step_count import StepCount, counted_variable, innermost
+from het_tf.keras.worker_step.step_count import StepCount, counted_variable
 from het_tf.layers.embedding import embeddings_of
+from het_tf.optimizers.joint import innermost, scaler_of
 
 # From an optimizer, a variable, its gradient and the learning rate: the ops of a step.
 _Step = Callable[[Any, tf.Variable, tf.Tensor, tf.Tensor], None]
 
 
-@contextlib.contextmanager
-def fused_steps(model: keras.Model) -> Iterator[None]:
-    """In this context a model's optimizer steps by fused ops, if there are such for it.
+def fused_update_step(optimizer: Any) -> Callable[..., None] | None:
+    """The `update_step` of an optimizer by fused ops; None: there are none for the optimizer.
 
-    It is for building a graph in which the optimizer's and the trained variables are float32
-    resource variables on the device of the step.
+    For a graph in which the optimizer's and the trained variables are float32 resource variables on
+    the device of the step.
     """
-    optimizer = model.optimizer
-    # Straight into the instance: Keras would track the attribute as part of the model.
-    model.__dict__["optimizer"] = _stand_in(optimizer)
-    try:
-        yield
-    finally:
-        model.__dict__["optimizer"] = optimizer
-
-
-def _stand_in(optimizer: Any) -> Any:
-    """The same optimizer, with all that it has, of a subclass whose `update_step` is fused."""
-    kind = type(optimizer)  # A subclass of Keras's may step otherwise.
-    step = _STEPS.get(kind)
+    step = _STEPS.get(type(optimizer))  # A subclass of Keras's may step otherwise.
     if step is None or getattr(optimizer, "amsgrad", False):
-        return optimizer
+        return None
+    of_keras = optimizer.update_step
 
-    class Fused(kind):
-        def update_step(
-            self, gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor
-        ) -> None:
-            if isinstance(gradient, tf.IndexedSlices):
-                super().update_step(gradient, variable, learning_rate)
-                return
-            rate = tf.cast(learning_rate, variable.dtype)
-            step(self, variable, tf.cast(gradient, variable.dtype), rate)
+    def update_step(gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        if isinstance(gradient, tf.IndexedSlices):
+            of_keras(gradient, variable, learning_rate)
+            return
+        rate = tf.cast(learning_rate, variable.dtype)
+        step(optimizer, variable, tf.cast(gradient, variable.dtype), rate)
 
-    stand_in = object.__new__(Fused)
-    object.__setattr__(stand_in, "__dict__", optimizer.__dict__)
-    return stand_in
+    return update_step
 
 
 def _sgd(optimizer: Any, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> None:
@@ -149,7 +132,7 @@ class DenseVariables:
                     own = tf.Variable(variable.value, trainable=False, name="own_iterations")
                 self._counts.append((variable, own))
         if self.trains:
-            rates = [layer.rate_variable for layer in embeddings_of(model)]
+            rates = [layer.binding.rate_variable for layer in embeddings_of(model)]
             self.settings = [rate for rate in rates if rate is not None]
             trainable = list(model.trainable_variables)
             for each in optimizers_of(model):
@@ -162,10 +145,7 @@ class DenseVariables:
                 # Adafactor has integers in the places of slots that a variable has not.
                 slots += [v for v in rest if not _is_integer(v)]
                 others += [v for v in rest if _is_integer(v)]
-            unread = [rate for layer in embeddings_of(model) for rate in layer.unread_rates]
-            known = _ids(
-                *(trainable, slots, least, others, self.settings, metric_variables(model), unread)
-            )
+            known = _ids(*(trainable, slots, least, others, self.settings, metric_variables(model)))
             rest = [v for v in model.variables if id(v) not in known]
             seeds = [v for v in rest if is_seed(v)]
             others += [v for v in rest if not is_seed(v)]
@@ -240,9 +220,8 @@ def accumulated_steps(optimizer: Any) -> int:
 
 def _scaler_state(optimizer: Any) -> list[keras.Variable]:
     """The scale of the loss, and since how many steps it stands: each worker tries its own."""
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return []
-    return [optimizer.dynamic_scale, optimizer.step_counter]
+    scaler = scaler_of(optimizer)
+    return [] if scaler is None else [scaler.dynamic_scale, scaler.step_counter]
 
 
 def _unchanged_by_scaler(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

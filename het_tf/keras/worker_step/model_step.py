@@ -13,15 +13,20 @@ from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.keras.data.batch_structure import Batch, read_weights
 from het_tf.keras.worker_step.batched_lookups import SharedLookups, shared, write_through_op
-from het_tf.keras.worker_step.dense_variables import DenseVariables, fused_steps, optimizers_of
+from het_tf.keras.worker_step.dense_variables import (
+    DenseVariables,
+    fused_update_step,
+    optimizers_of,
+)
 from het_tf.keras.worker_step.metrics import (
     MetricScope,
     flat,
     metric_variables,
     results_of,
 )
-from het_tf.keras.worker_step.step_count import StepCount, counted_variable, innermost
+from het_tf.keras.worker_step.step_count import StepCount, counted_variable
 from het_tf.layers.lookahead import Lookup, prepared
+from het_tf.optimizers.joint import innermost
 
 
 class _OneReplica(tf.distribute.ReplicaContext):
@@ -173,13 +178,13 @@ class ModelStep:
 
     @contextlib.contextmanager
     def _stepping_on_replicas(self, scope: MetricScope) -> Iterator[None]:
-        with fused_steps(self._model), contextlib.ExitStack() as stack:
-            steps_on_slots: set[int] = set()
+        with contextlib.ExitStack() as stack:
             for optimizer in map(innermost, optimizers_of(self._model)):
-                # What steps by fused ops has the attributes of the optimizer that it stands for.
-                if id(vars(optimizer)) not in steps_on_slots:
-                    steps_on_slots.add(id(vars(optimizer)))
-                    stack.enter_context(keras_internals.stepping_within(optimizer, scope.on_slots))
+                stack.enter_context(
+                    keras_internals.stepping_within(
+                        optimizer, scope.on_slots, fused_update_step(optimizer)
+                    )
+                )
             yield
 
 

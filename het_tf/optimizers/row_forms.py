@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from het_tf import optimizers
 from het_tf.compat import keras_internals
+from het_tf.optimizers import rows as optimizers
 
 Config = dict[str, Any]
 

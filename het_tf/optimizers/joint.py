@@ -1,0 +1,583 @@
+"""One optimizer step for dense variables and for the rows of embedding tables.
+
+A backward pass only deposits the gradients of rows. The gradient of a layer's scalar weight, its
+`Anchor`, stands for them: the optimizer that applies the anchor's gradient trains the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+import keras
+import tensorflow as tf
+
+from het_tf.compat import keras_internals
+from het_tf.compat.function_graphs import ancestors_of, is_from_outside_branch
+from het_tf.compat.tensorflow_internals import SameCheckpointNode
+
+_DEPOSIT = "_het_deposit"  # attribute of the tensor that is the anchor's gradient
+_MOST_PENDING = 100
+
+
+class RowGradients(Protocol):
+    """The gradients of the rows of one call of a layer."""
+
+    call: Any
+
+    def map(self, change: Callable[[tf.Tensor], tf.Tensor]) -> RowGradients:
+        """Returns the gradients after a change of each tensor."""
+        ...
+
+    def are_finite(self) -> tf.Tensor:
+        """Returns whether all gradients are finite, bool scalar."""
+        ...
+
+
+class TrainedRows(Protocol):
+    """The rows of one layer, for the optimizer that trains them."""
+
+    name: str
+
+    def take(self, optimizer: JointOptimizer) -> None:
+        """Prepares the rows to be trained by an optimizer. Raises a ValueError if they cannot."""
+
+    def check_takes(self, optimizer: JointOptimizer) -> None:
+        """Raises a ValueError if a function that is being traced cannot train by an optimizer."""
+
+    def rate(self, optimizer: JointOptimizer | None) -> tf.Tensor:
+        """Returns the learning rate of a step, float32 scalar; None: the layer's own rate."""
+        ...
+
+    def sums(self, calls: Sequence[Any]) -> tf.Tensor:
+        """Returns the gradient of each row by all calls, float32 [rows, dim]."""
+        ...
+
+    def train(self, calls: Sequence[Any], rate: tf.Tensor) -> None:
+        """Updates the rows of each call."""
+
+    def accumulate(
+        self, calls: Sequence[Any], rate: tf.Tensor, is_due: tf.Tensor, steps: int
+    ) -> None:
+        """Adds gradients up; where the step is due, trains the rows with their mean over steps."""
+
+    def check_accumulates(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Raises a ValueError if the layer's gradients cannot be accumulated."""
+
+
+_Rows = tuple[TrainedRows, list[Any]]  # of a layer, and the gradients of its calls
+
+
+class Anchor(keras.Variable):
+    """A scalar weight whose gradient stands for the gradients of a layer's rows.
+
+    The value has no meaning. Keras assigns the gradient of a variable with
+    `overwrite_with_gradient` to the variable when an optimizer applies the gradient. So `assign`
+    trains the rows under every Keras optimizer. Other assignments and reads, such as those of
+    `get_weights` and `.h5` files, would leave the table out and are refused.
+    """
+
+    def __init__(self, rows: TrainedRows):
+        """Makes the anchor of a layer's rows."""
+        self._rows = weakref.ref(rows)
+        self.layer_name = rows.name
+        self._pending: deque[tuple[tf.Tensor, Any]] = deque()  # eager deposits
+        self._are_some_dropped = False
+        self._is_trained_by_functions = False
+        # A layer may be built in a scope in which Keras delays values that are no initializers.
+        super().__init__(keras.initializers.Zeros(), shape=(), dtype="float32", name="anchor")
+        self.overwrite_with_gradient = True
+
+    @property
+    def rows(self) -> TrainedRows:
+        """The rows of the layer."""
+        rows = self._rows()
+        if rows is None:
+            raise ValueError(f"layer {self.layer_name} is gone, and its rows with it")
+        return rows
+
+    def deposit(self, gradients: RowGradients) -> tf.Tensor:
+        """Keeps the gradients of a backward pass for the optimizer.
+
+        Returns:
+          The gradient of the anchor, a float32 scalar of 0, by which `take` finds the deposit.
+        """
+        gradient = tf.identity(tf.zeros([]))  # small constants are shared
+        setattr(gradient, _DEPOSIT, (self, gradients))
+        if tf.executing_eagerly():
+            # A sum of eager tensors does not tell of what. So deposits are kept until one is taken.
+            self._pending.append((gradient, gradients))
+            if len(self._pending) > _MOST_PENDING:
+                self._pending.popleft()
+                self._are_some_dropped = True
+        return gradient
+
+    def note_training_by_function(self) -> None:
+        """Notes that a backward pass in a function of its own has trained the rows already."""
+        self._is_trained_by_functions = True
+
+    def take(self, gradient: Any) -> list[Any]:
+        """Takes the deposits that a gradient of the anchor stands for.
+
+        Raises:
+          ValueError: the gradient stands for none, or for two of the same call.
+        """
+        taken = self._deposits_of(gradient)
+        if not taken and not self._is_trained_by_functions:
+            raise ValueError(
+                f"the gradient of layer {self.layer_name} did not come from its backward pass as"
+                " the optimizer got it: another optimizer has applied it already, or it was"
+                " accumulated. het_tf.optimizers.JointOptimizer(inner) accumulates, clips and"
+                " scales the gradients of rows with the others"
+            )
+        graph = tf.compat.v1.get_default_graph()
+        for deposit in taken:
+            if not deposit.call.note_training(graph):
+                raise ValueError(
+                    f"rows of layer {self.layer_name} were updated already, by the gradient of"
+                    " another loss of the same call: add the losses and ask for the gradient of"
+                    " the sum"
+                )
+        return taken
+
+    def _deposits_of(self, gradient: Any) -> list[Any]:
+        if tf.is_symbolic_tensor(gradient):
+            deposits = [getattr(t, _DEPOSIT, None) for t in ancestors_of(gradient, _is_deposit)]
+            return [kept for owner, kept in filter(None, deposits) if owner is self]
+        pending, self._pending = list(self._pending), deque()
+        are_some_dropped, self._are_some_dropped = self._are_some_dropped, False
+        if hasattr(gradient, _DEPOSIT):
+            return [kept for tensor, kept in pending if tensor is gradient]
+        if are_some_dropped:
+            raise ValueError(
+                f"more than {_MOST_PENDING} gradients of layer {self.layer_name} were asked for,"
+                " and none was applied: apply each before the next is asked for"
+            )
+        return [kept for _, kept in pending]
+
+    def assign(self, value: Any) -> None:
+        """Trains the rows with the layer's own optimizer if `value` is a gradient of the anchor.
+
+        Raises:
+          ValueError: as by `take`; or `value` is no gradient.
+        """
+        if not self.overwrite_with_gradient:  # `_stepped`: an optimizer moves the scalar
+            return
+        if not tf.is_tensor(value):
+            self.numpy()
+        if is_from_outside_branch(value):
+            raise ValueError(
+                f"the gradient of layer {self.layer_name} is applied within a branch of tf.cond, as"
+                " a LossScaleOptimizer does: make the optimizer"
+                " het_tf.optimizers.JointOptimizer(optimizer), which unscales rows"
+            )
+        rows = self.rows
+        taken = self.take(value)
+        if taken:
+            rows.train(taken, rows.rate(None))
+
+    def numpy(self) -> NoReturn:
+        """Refused."""
+        raise ValueError(
+            f"the table of layer {self.layer_name} is no Keras weight: get_weights, set_weights,"
+            " .h5 files and EarlyStopping(restore_best_weights=True), which calls get_weights, have"
+            " no place for it. Use save_weights(path.weights.h5), save(path.keras),"
+            " ModelCheckpoint(path, save_best_only=True), tf.train.Checkpoint, or the layer's"
+            " table.export() and import_()"
+        )
+
+    def __array__(self, dtype: Any = None) -> NoReturn:
+        """Refused."""
+        self.numpy()
+
+
+def _is_deposit(tensor: tf.Tensor) -> bool:
+    return hasattr(tensor, _DEPOSIT)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCall:
+    """A call of a compiled model.
+
+    Attributes:
+      optimizer: with which the model is compiled.
+      asks_for_all: whether the model's `train_step` is Keras's, which asks for the gradients of all
+        trainable weights.
+    """
+
+    optimizer: JointOptimizer
+    asks_for_all: bool
+
+
+_call: contextvars.ContextVar[ModelCall | None] = contextvars.ContextVar(
+    "het_tf_model_call", default=None
+)
+
+
+@contextlib.contextmanager
+def called_by(optimizer: JointOptimizer, asks_for_all: bool) -> Iterator[None]:
+    """In this context, layers are called by a compiled model; arguments as of `ModelCall`.
+
+    Keras gives a layer no way to the model that calls the layer. A model within the model changes
+    nothing.
+    """
+    token = _call.set(_call.get() or ModelCall(optimizer, asks_for_all))
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+def model_call() -> ModelCall | None:
+    """Returns the call of a compiled model that is under way, if any."""
+    return _call.get()
+
+
+def innermost(optimizer: Any) -> Any:
+    """Returns the optimizer that makes the steps of one that wraps others, or the same."""
+    while isinstance(optimizer, (JointOptimizer, keras.optimizers.LossScaleOptimizer)):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def scaler_of(optimizer: Any) -> keras.optimizers.LossScaleOptimizer | None:
+    """Returns the `LossScaleOptimizer` that an optimizer is or wraps, if any."""
+    while isinstance(optimizer, JointOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
+
+
+# The optimizers that a `JointOptimizer` has built.
+_built: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
+
+
+def _of_inner(name: str) -> property:
+    """An attribute that the wrapped optimizer has."""
+
+    def get(self: JointOptimizer) -> Any:
+        return getattr(innermost(self), name)
+
+    def set(self: JointOptimizer, value: Any) -> None:
+        # Keras's constructor sets the attributes before there is an optimizer to wrap.
+        if "inner_optimizer" in vars(self):
+            setattr(innermost(self), name, value)
+
+    return property(get, set)
+
+
+@keras.saving.register_keras_serializable("het_tf")
+class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
+    """Trains the dense variables and the embedding rows of a model in one step.
+
+    The inner optimizer steps the dense variables. Rows are trained by the row form of the inner
+    optimizer where a layer has `optimizer="same"`, and otherwise by the layer's own. Rows take part
+    in everything that the inner optimizer does with the gradients of a whole step: the norm of
+    `global_clipnorm` counts them, `gradient_accumulation_steps` accumulates them, and
+    `loss_scale_factor` or a `LossScaleOptimizer` unscales or skips them.
+
+    The rate of a layer's own optimizer is multiplied by the factor by which the inner optimizer's
+    rate has moved since the `JointOptimizer` was made. So callbacks that change the rate of the
+    model's optimizer change the rates of all rows.
+
+    `het_tf.keras.Model.compile` wraps its optimizer by itself. A plain `keras.Model` and a loop of
+    your own need the wrapper for all of the above:
+
+        optimizer = het_tf.optimizers.JointOptimizer(keras.optimizers.Adam(global_clipnorm=1.0))
+        optimizer.build(model.trainable_variables)
+        with tf.GradientTape() as tape:
+            loss = loss_of(model(x), y)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+    Without the wrapper, a Keras optimizer that applies the gradient of a layer's weight trains the
+    rows with the layer's own optimizer, at the layer's own rate.
+
+    Attributes:
+      inner_optimizer: the wrapped optimizer.
+      base_learning_rate: the rate that layers' own rates refer to; None: the inner optimizer
+        follows a schedule.
+    """
+
+    inner_optimizer: keras.optimizers.Optimizer
+    _built_with: list[Any]
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        base_learning_rate: float | None = None,
+        name: str | None = None,
+    ):
+        """Wraps an optimizer.
+
+        Args:
+          inner_optimizer: a Keras optimizer that is not built yet. A `LossScaleOptimizer` is
+            wrapped, and does not wrap: `JointOptimizer(LossScaleOptimizer(inner))`.
+          base_learning_rate: the rate that layers' own rates refer to; None: the inner optimizer's
+            rate now.
+          name: of the optimizer; None: that of the inner optimizer.
+
+        Raises:
+          ValueError: `inner_optimizer` is no Keras optimizer, or is a `JointOptimizer`.
+        """
+        is_optimizer = isinstance(inner_optimizer, keras.optimizers.Optimizer)
+        if not is_optimizer or isinstance(inner_optimizer, JointOptimizer):
+            raise ValueError(
+                "inner_optimizer must be an optimizer of keras.optimizers, for example"
+                f" keras.optimizers.Adam(), not {inner_optimizer!r}"
+            )
+        super().__init__(learning_rate=0.0, name=name or inner_optimizer.name)
+        # Straight into the instance: Keras would track them.
+        self.__dict__["inner_optimizer"] = inner_optimizer
+        self.__dict__["_built_with"] = []
+        rate = keras_internals.learning_rate_variable(innermost(inner_optimizer))
+        if base_learning_rate is None and rate is not None:
+            base_learning_rate = float(rate.numpy())
+        self.base_learning_rate = base_learning_rate
+
+    def checkpoint_node(self) -> Any:
+        """`tf.train.Checkpoint` has the inner optimizer in the place of this one."""
+        return vars(self).get("inner_optimizer")
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The inner optimizer's variables."""
+        return self.inner_optimizer.variables
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps that the inner optimizer has made."""
+        return self.inner_optimizer.iterations
+
+    weight_decay = _of_inner("weight_decay")
+    clipnorm = _of_inner("clipnorm")
+    clipvalue = _of_inner("clipvalue")
+    global_clipnorm = _of_inner("global_clipnorm")
+    use_ema = _of_inner("use_ema")
+    ema_momentum = _of_inner("ema_momentum")
+    ema_overwrite_frequency = _of_inner("ema_overwrite_frequency")
+    gradient_accumulation_steps = _of_inner("gradient_accumulation_steps")
+    loss_scale_factor = _of_inner("loss_scale_factor")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of Keras's optimizers.
+
+        Raises:
+          ValueError: a `LossScaleOptimizer` that is being made sets `loss_scale_factor` to None.
+        """
+        if name == "loss_scale_factor" and value is None and "inner_optimizer" in vars(self):
+            raise ValueError(
+                "a LossScaleOptimizer cannot wrap a JointOptimizer, since rows would not be"
+                " unscaled: write JointOptimizer(LossScaleOptimizer(inner)), and compile a plain"
+                " keras.Model with auto_scale_loss=False"
+            )
+        super().__setattr__(name, value)
+
+    def factor(self) -> tf.Tensor | float:
+        """Returns the factor by which the inner rate has moved since `base_learning_rate`."""
+        rate = keras_internals.learning_rate_variable(innermost(self))
+        if not self.base_learning_rate or rate is None:
+            return 1.0
+        return tf.cast(rate.value, tf.float32) / self.base_learning_rate
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Builds the inner optimizer, and prepares the rows of the variables' layers.
+
+        Raises:
+          ValueError: a layer's rows cannot be trained by the inner optimizer; or the inner
+            optimizer was built before.
+        """
+        self._build(list(variables))
+        for anchor in self._anchors(variables):
+            anchor.rows.take(self)
+
+    def _build(self, variables: list[Any]) -> None:
+        inner = self.inner_optimizer
+        if not inner.built:
+            with _stepped(variables):
+                inner.build(variables)
+            _built.add(inner)
+        elif self._anchors(variables) and inner not in _built:
+            raise ValueError(
+                f"optimizer {inner.name} was built before a JointOptimizer wrapped it, so that it"
+                " does not know the tables of layers: build the JointOptimizer instead"
+            )
+        self.__dict__["_built_with"] = variables
+        self.built = True
+
+    @staticmethod
+    def _anchors(variables: Sequence[Any]) -> list[Anchor]:
+        return [v for v in variables if isinstance(v, Anchor)]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Steps the dense variables and trains the rows, as `keras.optimizers.Optimizer.apply`.
+
+        Raises:
+          ValueError: the rows of a layer cannot be trained so; the message says what to do.
+        """
+        variables = list(self._built_with if trainable_variables is None else trainable_variables)
+        if not self.built:
+            for anchor in self._anchors(variables):
+                anchor.rows.check_takes(self)
+            self._build(variables)
+        step, scaler = innermost(self), scaler_of(self)
+        grads, rows = self._take(list(grads), variables)
+        scale = (
+            step.loss_scale_factor if scaler is None else tf.identity(scaler.dynamic_scale.value)
+        )
+        if scale is not None:
+            rows = [(r, [call.map(lambda g: g / scale) for call in calls]) for r, calls in rows]
+        if rows and step.global_clipnorm:
+            grads, rows = self._clip(grads, rows, 1.0 if scale is None else scale)
+        train = self._training_of(rows)
+        if scaler is None:
+            self._step(grads, variables)
+            train()
+            return
+        is_applied = scaler.check_finite([g for g in grads if g is not None])
+        self._step(grads, variables)
+        if rows:
+            tf.cond(is_applied, train, lambda: None)
+
+    def _step(self, grads: list[Any], variables: list[Any]) -> None:
+        with _stepped(variables):
+            self.inner_optimizer.apply(grads, variables)
+
+    def _take(self, grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[_Rows]]:
+        """Takes the deposits of rows.
+
+        Returns:
+          The gradients for the inner optimizer, which a `LossScaleOptimizer` finds not finite if
+          those of rows are not; and the calls of each layer.
+        """
+        rows: list[_Rows] = []
+        for i, (gradient, variable) in enumerate(zip(grads, variables, strict=True)):
+            if gradient is None or not isinstance(variable, Anchor):
+                continue
+            variable.rows.check_takes(self)
+            grads[i] = tf.zeros([])
+            calls = variable.take(gradient)
+            if not calls:  # a function of its own has trained the rows
+                continue
+            rows.append((variable.rows, calls))
+            if scaler_of(self) is not None:
+                are_finite = tf.reduce_all([call.are_finite() for call in calls])
+                grads[i] = tf.where(are_finite, 0.0, float("nan"))
+        self._check(rows)
+        return grads, rows
+
+    def _training_of(self, rows: list[_Rows]) -> Callable[[], None]:
+        """Returns what trains the rows, at the rates of now.
+
+        The inner optimizer may count the step before the rows are trained.
+        """
+        step = innermost(self)
+        steps = step.gradient_accumulation_steps
+        rates = [trained.rate(self) for trained, _ in rows]
+        count = tf.identity(keras_internals.step_counter(step).value)
+
+        def train() -> None:
+            for (trained, calls), rate in zip(rows, rates, strict=True):
+                if steps:
+                    trained.accumulate(calls, rate, tf.equal((count + 1) % steps, 0), steps)
+                else:
+                    trained.train(calls, rate)
+
+        return train
+
+    def _check(self, rows: list[_Rows]) -> None:
+        optimizer = innermost(self)
+        clip, steps = optimizer.global_clipnorm, optimizer.gradient_accumulation_steps
+        for trained, _ in rows:
+            if clip and steps:
+                raise ValueError(
+                    f"layer {trained.name} cannot be trained with global_clipnorm={clip!r} and"
+                    f" gradient_accumulation_steps={steps!r} together: use one of them"
+                )
+            if steps:
+                trained.check_accumulates(optimizer)
+
+    def _clip(
+        self, grads: list[Any], rows: list[_Rows], scale: Any
+    ) -> tuple[list[Any], list[_Rows]]:
+        """Shortens all gradients to their norm together, which the inner optimizer then keeps."""
+        dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads if g is not None]
+        parts = [g / scale for g in dense] + [trained.sums(calls) for trained, calls in rows]
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
+        limit = innermost(self).global_clipnorm
+        factor = limit / tf.maximum(norm, limit)
+        grads = [None if g is None else _times(g, factor) for g in grads]
+        return grads, [(r, [call.map(lambda g: g * factor) for call in calls]) for r, calls in rows]
+
+    def scale_loss(self, loss: Any) -> Any:
+        """As of the inner optimizer."""
+        return self.inner_optimizer.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """As of the inner optimizer."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """As of the inner optimizer. Of tables the name is "embeddings"."""
+        innermost(self).exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """As of the inner optimizer."""
+        self.inner_optimizer.set_weights(weights)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves nothing: Keras saves the inner optimizer by itself."""
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the inner optimizer from a file that was written before optimizers were wrapped."""
+        if store.keys():
+            self.inner_optimizer.load_own_variables(store)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for Keras serialization."""
+        return {
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "base_learning_rate": self.base_learning_rate,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> JointOptimizer:
+        """The inverse of `get_config`."""
+        inner = keras.saving.deserialize_keras_object(
+            config["inner_optimizer"], custom_objects=custom_objects
+        )
+        return cls(**{**config, "inner_optimizer": inner})
+
+
+@contextlib.contextmanager
+def _stepped(variables: Sequence[Any]) -> Iterator[None]:
+    """In this context an optimizer steps anchors like other variables, and does not assign them."""
+    anchors = [variable for variable in variables if isinstance(variable, Anchor)]
+    for anchor in anchors:
+        anchor.overwrite_with_gradient = False
+    try:
+        yield
+    finally:
+        for anchor in anchors:
+            anchor.overwrite_with_gradient = True
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
