@@ -13,6 +13,7 @@ import tensorflow as tf
 from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.keras.data import datasets
+from het_tf.keras.data.arguments import EvaluateArguments, FitArguments, PredictArguments
 from het_tf.keras.data.model_inputs import by_key, check_inputs
 from het_tf.keras.model_files import Saving
 from het_tf.keras.trainer import ParameterServerTrainer
@@ -212,25 +213,12 @@ class _ParameterServerFit(Saving):
           tf.errors.ResourceExhaustedError: a parameter server has not the memory for the table. It
             keeps its rows, and goes on serving reads.
         """
-        arguments = dict(
-            batch_size=batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_split=validation_split,
-            validation_data=validation_data,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            sample_weight=sample_weight,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size,
-            validation_freq=validation_freq,
-        )
+        arguments = FitArguments.of(locals())
         trainer = self._trainer_to_run()
         self._prepare_rows()
-        return (super() if trainer is None else trainer).fit(x, y, **arguments)
+        if trainer is None:
+            return super().fit(**vars(arguments))
+        return trainer.fit(arguments)
 
     def lookahead_stats(self) -> dict[str, float]:
         """How many steps of the last `fit` waited for their rows.
@@ -267,17 +255,13 @@ class _ParameterServerFit(Saving):
         Returns:
           The loss and metrics, as a list, a scalar or a dict, as in Keras.
         """
-        arguments = dict(
-            batch_size=batch_size,
-            verbose=verbose,
-            sample_weight=sample_weight,
-            steps=steps,
-            callbacks=callbacks,
-            return_dict=return_dict,
-            **kwargs,
-        )
+        arguments = EvaluateArguments.of(locals())
         trainer = self._trainer_to_run()
-        return (super() if trainer is None else trainer).evaluate(x, y, **arguments)
+        if trainer is None:
+            return super().evaluate(**vars(arguments), **kwargs)
+        if kwargs:
+            raise TypeError(f"evaluate has no arguments {sorted(kwargs)}")
+        return trainer.evaluate(arguments)
 
     def predict(
         self,
@@ -296,9 +280,11 @@ class _ParameterServerFit(Saving):
         Returns:
           NumPy arrays in the order of the input.
         """
-        arguments = dict(batch_size=batch_size, verbose=verbose, steps=steps, callbacks=callbacks)
+        arguments = PredictArguments.of(locals())
         trainer = self._trainer_to_run()
-        return (super() if trainer is None else trainer).predict(x, **arguments)
+        if trainer is None:
+            return super().predict(**vars(arguments))
+        return trainer.predict(arguments)
 
     def train_on_batch(
         self,

@@ -25,6 +25,7 @@ from het_tf.keras.callbacks.callback_list import (
 )
 from het_tf.keras.compiled_model import CompiledModel, check_callbacks
 from het_tf.keras.data import datasets
+from het_tf.keras.data.arguments import EvaluateArguments, FitArguments, PredictArguments
 from het_tf.keras.data.feeds import Feed, Validation, eval_feed, fill, predict_feed, train_feed
 from het_tf.keras.worker_step.closure import predict_in_order
 from het_tf.keras.worker_step.dense_variables import averages_weights
@@ -65,54 +66,29 @@ class ParameterServerTrainer:
 
     # The three entry points. Their arguments are those of keras.Model.
 
-    def fit(
-        self,
-        x: Any,
-        y: Any,
-        *,
-        batch_size: int | None,
-        epochs: int,
-        verbose: str | int,
-        callbacks: Any,
-        validation_split: float,
-        validation_data: Any,
-        shuffle: bool,
-        class_weight: Mapping[int, float] | None,
-        sample_weight: Any,
-        initial_epoch: int,
-        steps_per_epoch: int | None,
-        validation_steps: int | None,
-        validation_batch_size: int | None,
-        validation_freq: int | list[int],
-    ) -> keras.callbacks.History:
+    def fit(self, given: FitArguments) -> keras.callbacks.History:
         """Trains; returns the history."""
         self._check_servers()
         model = self._model
-        if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = datasets.split_validation(
-                x, y, sample_weight, validation_split
-            )
+        if given.validation_split and given.validation_data is None:
+            given = datasets.split_validation(given)
         feed = train_feed(
             self._strategy,
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            steps=steps_per_epoch,
-            class_weight=class_weight,
+            given.x,
+            given.y,
+            given.sample_weight,
+            batch_size=given.batch_size,
+            shuffle=given.shuffle,
+            steps=given.steps_per_epoch,
+            class_weight=given.class_weight,
         )
         self._compiled.build(feed.element_spec)
         self._traffic = Traffic(self._strategy)
-        callbacks = callback_list(self._model, callbacks, feed, verbose, epochs, self._traffic)
-        check_callbacks(model, callbacks)
-        validation = Validation(
-            self._strategy,
-            validation_data,
-            batch_size=validation_batch_size or batch_size,
-            steps=validation_steps,
-            freq=validation_freq,
+        callbacks = callback_list(
+            self._model, given.callbacks, feed, given.verbose, given.epochs, self._traffic
         )
+        check_callbacks(model, callbacks)
+        validation = Validation(self._strategy, given)
         model.stop_training = False
         with showing_status(callbacks):
             callbacks.on_train_begin()
@@ -120,11 +96,11 @@ class ParameterServerTrainer:
             if self._strategy.exactly_once:
                 self._strategy.flush()  # A closure takes no updates of before along.
             resuming = Resuming(model, self._strategy, callbacks)
-            self._epoch = keras_internals.take_initial_epoch(model) or initial_epoch
+            self._epoch = keras_internals.take_initial_epoch(model) or given.initial_epoch
             resuming.begin(self._epoch)
             while True:
                 try:
-                    logs = self._fit_epochs(feed, epochs, callbacks, validation, resuming)
+                    logs = self._fit_epochs(feed, given.epochs, callbacks, validation, resuming)
                     break
                 except tf.errors.UnavailableError as error:
                     self._epoch = resuming.go_on(error, self._epoch)
@@ -187,25 +163,21 @@ class ParameterServerTrainer:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
         return logs
 
-    def evaluate(
-        self,
-        x: Any,
-        y: Any,
-        *,
-        batch_size: int | None,
-        verbose: str | int,
-        sample_weight: Any,
-        steps: int | None,
-        callbacks: Any,
-        return_dict: bool,
-    ) -> Logs | list[float] | float:
+    def evaluate(self, given: EvaluateArguments) -> Logs | list[float] | float:
         """Evaluates; returns the metrics as `keras.Model.evaluate` does."""
         self._check_servers()
-        feed = eval_feed(self._strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
+        feed = eval_feed(
+            self._strategy,
+            given.x,
+            given.y,
+            given.sample_weight,
+            batch_size=given.batch_size,
+            steps=given.steps,
+        )
         self._compiled.build(feed.element_spec)
-        callbacks = callback_list(self._model, callbacks, feed, verbose)
+        callbacks = callback_list(self._model, given.callbacks, feed, given.verbose)
         logs = self._evaluate(feed, callbacks)
-        return logs if return_dict else without_names(self._model, logs)
+        return logs if given.return_dict else without_names(self._model, logs)
 
     def run_on_batch(
         self,
@@ -248,20 +220,12 @@ class ParameterServerTrainer:
             )
         return logs if return_dict else without_names(self._model, logs)
 
-    def predict(
-        self,
-        x: Any,
-        *,
-        batch_size: int | None,
-        verbose: str | int,
-        steps: int | None,
-        callbacks: Any,
-    ) -> Any:
+    def predict(self, given: PredictArguments) -> Any:
         """Predicts; returns arrays in the order of the input."""
         self._check_servers()
-        feed = predict_feed(x, batch_size, steps)
+        feed = predict_feed(given.x, given.batch_size, given.steps)
         self._compiled.build_weights(feed.element_spec)
-        callbacks = callback_list(self._model, callbacks, feed, verbose)
+        callbacks = callback_list(self._model, given.callbacks, feed, given.verbose)
         self._flush_for_callbacks()
         self._model.stop_predicting = False
         callbacks.on_predict_begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -18,8 +18,7 @@ from het_tf.layers import lookahead
 from het_tf.layers.exporting import served_table
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.layers.keras_parity import (
-    AsKeras,
-    check_cache_hears,
+    WHY_NOT,
     check_dtype,
     dimensions,
     first_values,
@@ -27,13 +26,12 @@ from het_tf.layers.keras_parity import (
     refuse_what_only_keras_does,
     regularizer,
 )
-from het_tf.layers.layer_table import StoredRows
+from het_tf.layers.layer_table import LayerTable
 from het_tf.layers.optimizer_binding import OptimizerBinding
 from het_tf.layers.trainable_lookup import lookup
 from het_tf.lifetimes import Admission, Expiry, KeyRange
 from het_tf.optimizers.joint import Anchor, model_call
 from het_tf.optimizers.rows import constrained
-from het_tf.runtime.current_strategy import parameter_servers, warn_of_idle_cluster
 from het_tf.runtime.validation import INT64_MAX, check_float_dtype, check_integer
 from het_tf.storage.checkpoints.table_state import TableState
 from het_tf.tables import pooling
@@ -42,7 +40,7 @@ from het_tf.tables.worker_cache import WorkerCache
 
 
 @keras.saving.register_keras_serializable("het_tf")
-class HetEmbedding(StoredRows, AsKeras, keras.layers.Layer):
+class HetEmbedding(keras.layers.Layer):
     """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
 
     It is called as that layer is, `HetEmbedding(input_dim, output_dim, ...)`, and then ids have to
@@ -176,9 +174,9 @@ class HetEmbedding(StoredRows, AsKeras, keras.layers.Layer):
         if matrix is not None and weights is not None:
             raise ValueError("weights are given twice, as embeddings_initializer, too")
         given = weights if matrix is None else matrix
-        self._first_values = first_values(given, input_dim, output_dim)
+        self._stored = LayerTable(self, first_values(given, input_dim, output_dim))
         self.embeddings_initializer = initializer
-        self._row_initializer = keras.initializers.Zeros() if matrix is not None else initializer
+        self.row_initializer = keras.initializers.Zeros() if matrix is not None else initializer
         self.seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
         self._binding = OptimizerBinding(self, optimizer)
         constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint)
@@ -194,8 +192,8 @@ class HetEmbedding(StoredRows, AsKeras, keras.layers.Layer):
         self.admission, self.expiry = admission, lifetimes.checked(admission, expiry)
         lifetimes.spec(admission, expiry, key_ranges)
         self.key_ranges = tuple(key_ranges)
-        ranges = self._key_initializers()
-        initializers.spec(self._row_initializer, input_dim, output_dim, ranges)
+        ranges = self.key_initializers()
+        initializers.spec(self.row_initializer, input_dim, output_dim, ranges)
         self.mask_zero = mask_zero
         self.combiner = combiner
         self.padding_id = padding_id
@@ -220,51 +218,23 @@ class HetEmbedding(StoredRows, AsKeras, keras.layers.Layer):
         self.built = True
 
     def _build(self, strategy: tf.distribute.Strategy) -> None:
-        self._devices = parameter_servers(strategy)
-        self._strategy = strategy if self._devices else None
-        if not self._devices:
-            warn_of_idle_cluster(f"Layer {self.name!r} is built")
+        self._stored.place(strategy)
         self._anchor = Anchor(self._binding)
         self._anchor.trainable = self.trainable  # as Keras has it of weights that layers add
         self._rate = self._binding.make_rate()
         if self.optimizer is not None:
             self.make_table()
 
-    def _key_initializers(self) -> list[tuple[int, int, keras.initializers.Initializer]]:
+    def key_initializers(self) -> list[tuple[int, int, keras.initializers.Initializer]]:
+        """Initializers of ranges of keys: first and last key, initializer."""
         ranges = self.key_ranges
         return [(r.first, r.last, r.initializer) for r in ranges if r.initializer is not None]
 
-    def make_table(self, before: EmbeddingTable | None = None) -> None:
-        """Makes the table; before: whose rows it is to have, and slots that are of its kind."""
-        devices = self._devices
-        if devices:
-            check_cache_hears(self.name, self.cache, self.expiry, self.key_ranges)
-        table = EmbeddingTable(
-            self.output_dim,
-            # Until it is known what trains the rows, they have no slots.
-            constrained(self.optimizer or optimizers.SGD(), self.embeddings_constraint),
-            initializer=self._row_initializer,
-            seed=self.seed,
-            clock=self.cache.clock if self.cache and devices else "count",
-            devices=devices,
-            name=self.name,
-            input_dim=self.input_dim,
-            row_dtype=self.row_dtype,
-            lifetimes=lifetimes.spec(self.admission, self.expiry, self.key_ranges),
-            key_initializers=self._key_initializers(),
-            layout=self.layout,
-        )
-        if before is not None:
-            table.import_table(before)
-        elif self._first_values is not None:
-            table.assign(np.arange(len(self._first_values)), self._first_values)
-            self._first_values = None
-        self._table = table
-        self._worker_cache = WorkerCache(table, self.cache, self.nonfinite, self.wire_dtype)
-        if hasattr(self._strategy, "register_cache"):
-            self._strategy.register_cache(self._worker_cache)
+    def make_table(self, replaced: EmbeddingTable | None = None) -> None:
+        """Makes the table, as `LayerTable.make`."""
+        self._stored.make(replaced)
         # Restores the rows, if a checkpoint was restored before there was a table.
-        self._table_state = TableState(self._table, self.flush)
+        self._table_state = TableState(self._stored.table, self.flush)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks ids up; under a gradient tape, the backward pass updates their rows.
@@ -340,10 +310,10 @@ class HetEmbedding(StoredRows, AsKeras, keras.layers.Layer):
             if call is not None and self.built and self.optimizer is None:
                 with tf.init_scope():
                     self._binding.offer(call.optimizer)
-            if not self.has_table and keras_internals.asks_for_shapes():
+            if not self._stored.exists and keras_internals.asks_for_shapes():
                 outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:
-                self._check_has_table()
+                self._stored.ensure()
                 if not tf.executing_eagerly() and not keras_internals.asks_for_shapes():
                     self._binding.is_traced = True
                 if lookahead.record(self, keys, fresh=training is False):
@@ -376,8 +346,8 @@ class HetEmbedding(StoredRows, AsKeras, keras.layers.Layer):
         if self._binding.takes_compiled:
             optimizer = {"optimizer": "same", "compiled_optimizer": optimizer["optimizer"]}
         # A table that is there has its rows saved, and no config has those of `weights` again.
-        is_constant = self._row_initializer is not self.embeddings_initializer
-        weights = None if is_constant else self._first_values
+        is_constant = self.row_initializer is not self.embeddings_initializer
+        weights = None if is_constant else self._stored.first_values
         return super().get_config() | {
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
@@ -417,6 +387,164 @@ class HetEmbedding(StoredRows, AsKeras, keras.layers.Layer):
         layer = super().from_config(lifetimes.deserialized(config))
         layer.binding.take_config(taken)
         return layer
+
+    # The rows.
+
+    @property
+    def stored(self) -> LayerTable:
+        """Where the rows are."""
+        return self._stored
+
+    @property
+    def table(self) -> EmbeddingTable:
+        """The table. Updates that caches have not sent are not in it: `flush`.
+
+        Raises:
+          ValueError: the layer is not built yet.
+        """
+        return self._stored.table
+
+    @property
+    def worker_cache(self) -> WorkerCache:
+        """The cache that every worker keeps of the table.
+
+        Raises:
+          ValueError: as for `table`.
+        """
+        return self._stored.worker_cache
+
+    def flush(self) -> None:
+        """Sends what the caches hold back. `fit`, `evaluate` and saving do so anyway.
+
+        Under a strategy those are the workers' and, for steps outside of `coordinator.schedule`,
+        the coordinator's.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
+        self._stored.flush()
+
+    def cache_stats(self) -> dict[str, int | float]:
+        """Counters of the caches of all workers and of the coordinator, summed, and their ratios.
+
+        Without those of workers that are down. Without a strategy there is a cache only where the
+        table's rows are on a GPU, else this is empty.
+
+        Returns:
+          A key is an id of which a lookup takes one, however often it occurs. Since the caches were
+          made:
+
+          - "lookups"; "ids", occurrences and all; "keys".
+          - "hit_ids", "hits": ids and keys whose row was in the cache; "hit_rate": hit_ids / ids;
+            "key_hit_rate": hits / keys.
+          - "stale_hits": hits whose row was fetched again, since it had passed the read bound;
+            "checks_spared": hits that no server was asked about, since it sends the row by itself
+            once it has passed the bound; "rows_unasked": rows that came that way; "refreshes":
+            stale_hits + rows_unasked.
+          - "misses": keys whose row was not there; "initialized": those of them that nobody had
+            updated, and that were computed here; "visitors": those whose value came without
+            optimizer slots, since they are not worth a line.
+          - "updates": one a key and step; "nonfinite_skipped": those left out for NaN or infinity.
+          - "rows_pushed": rows sent; "updates_pushed": the updates that they carried;
+            "updates_lost": updates whose shard was cleared or restored before it had them.
+            "updates_undone": with `exactly_once`, of closures that failed and were run again.
+          - "evictions": rows that left a full cache; "dirty_evictions": with updates not yet sent.
+            Where rows are on a GPU: "rows_to_host" of them that the host keeps; "rows_from_host":
+            misses whose row it had kept, and no server sent.
+          - "messages": requests; "bytes_up", "bytes_down": of requests and of replies;
+            "bytes_up_push": the part of bytes_up that pushes take.
+          - "bytes_to_device", "bytes_from_device": where rows are on a GPU, what the cache copies
+            there and back: ids, rows that came; keys that messages name, rows that are pushed.
+
+          Now: "rows" in the caches, "pending" updates that no shard is known to have, and
+          "memory_bytes" of rows, unsent updates and index.
+
+        Raises:
+          ValueError: as for `table`.
+          RuntimeError: the cluster was closed.
+        """
+        return self._stored.stats()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Puts the weights and all rows of the table into a Keras weights file.
+
+        In `het_tf.checkpoint.rows_in(folder)` a pointer takes the place of the rows. A layer
+        that is not built puts nothing there, as Keras's do.
+        """
+        if not self.built:
+            return
+        for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
+            store[str(i)] = 0.0 if variable is self._anchor else variable
+        self._stored.save(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Replaces the weights and all rows of the table; the caches start empty."""
+        if not self.built and not store.keys():
+            return
+        self._stored.load(store)
+        for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
+            if variable is not self._anchor:
+                variable.assign(store[str(i)])
+        moved_with = str(i + 1)
+        if self._binding.rate_variable is not None and moved_with in set(store.keys()):
+            self._binding.load_rate(float(np.asarray(store[moved_with])))
+
+    # What programs do with `keras.layers.Embedding` beside calling it.
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets rows as Keras's layer does; the caches start empty.
+
+        Args:
+          weights: `[matrix]`, the values of the ids 0 .. n - 1, [n, output_dim]; n is input_dim,
+            where the layer has one.
+
+        Raises:
+          ValueError: it is something else, or the layer is not built yet.
+        """
+        if not isinstance(weights, (list, tuple)) or len(weights) != 1:
+            count = f", not {len(weights)} of them" if isinstance(weights, (list, tuple)) else ""
+            raise ValueError(
+                f"set_weights of layer {self.name} takes [matrix], the values of the ids from 0"
+                f" on{count}; table.import_(rows) takes what table.export() gives"
+            )
+        values = first_values(weights, self.input_dim, self.output_dim)
+        table = self.table
+        self.flush()
+        table.assign(np.arange(len(values)), values)
+
+    @property
+    def embeddings(self) -> NoReturn:
+        """There is no matrix.
+
+        Raises:
+          AttributeError: says so.
+        """
+        raise AttributeError(
+            f"layer {self.name} has no matrix of embeddings, its table grows: table.lookup(ids)"
+            " reads rows, table.export() all that were updated, and set_weights([matrix]) sets"
+            " them. To score against all items, as a retrieval layer does with a matrix, call the"
+            " layer on their ids: scores = query @ tf.transpose(layer(tf.range(items)))"
+        )
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        """The shape of what `call` returns, of ids of this one."""
+        return pooling.output_shape(input_shape, self.combiner, self.output_dim)
+
+    def enable_lora(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused.
+
+        Raises:
+          NotImplementedError: says why.
+        """
+        raise NotImplementedError(f"layer {self.name}: {WHY_NOT['lora_rank']}")
+
+    def quantize(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused; `keras.Model.quantize` passes over the layer with a warning.
+
+        Raises:
+          NotImplementedError: says why.
+        """
+        raise NotImplementedError(f"layer {self.name}: {WHY_NOT['quantization_config']}")
 
     def keys_of(self, ids: Any) -> tf.Tensor:
         """Ids as the keys of the table, int64 of the same shape.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,8 +12,6 @@ import numpy as np
 from het_tf.cache_config import CacheConfig
 from het_tf.lifetimes import KeyRange
 from het_tf.runtime.validation import INT64_MAX, MAX_DIM, check_integer
-from het_tf.tables import pooling
-from het_tf.tables.table import EmbeddingTable
 
 # What keras.layers.Embedding takes, and this layer does not do.
 WHY_NOT = {
@@ -143,69 +141,3 @@ def check_cache_hears(
         " it. Give its CacheConfig a read_bound.",
         stacklevel=2,
     )
-
-
-class AsKeras:
-    """The part of `HetEmbedding` that does it, or says what to do instead."""
-
-    name: str
-    input_dim: int | None
-    output_dim: int
-    combiner: str | None
-    table: EmbeddingTable
-    flush: Callable[[], None]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets rows as Keras's layer does; the caches start empty.
-
-        Args:
-          weights: `[matrix]`, the values of the ids 0 .. n - 1, [n, output_dim]; n is input_dim,
-            where the layer has one.
-
-        Raises:
-          ValueError: it is something else, or the layer is not built yet.
-        """
-        if not isinstance(weights, (list, tuple)) or len(weights) != 1:
-            count = f", not {len(weights)} of them" if isinstance(weights, (list, tuple)) else ""
-            raise ValueError(
-                f"set_weights of layer {self.name} takes [matrix], the values of the ids from 0"
-                f" on{count}; table.import_(rows) takes what table.export() gives"
-            )
-        values = first_values(weights, self.input_dim, self.output_dim)
-        table = self.table
-        self.flush()
-        table.assign(np.arange(len(values)), values)
-
-    @property
-    def embeddings(self) -> NoReturn:
-        """There is no matrix.
-
-        Raises:
-          AttributeError: says so.
-        """
-        raise AttributeError(
-            f"layer {self.name} has no matrix of embeddings, its table grows: table.lookup(ids)"
-            " reads rows, table.export() all that were updated, and set_weights([matrix]) sets"
-            " them. To score against all items, as a retrieval layer does with a matrix, call the"
-            " layer on their ids: scores = query @ tf.transpose(layer(tf.range(items)))"
-        )
-
-    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """The shape of what `call` returns, of ids of this one."""
-        return pooling.output_shape(input_shape, self.combiner, self.output_dim)
-
-    def enable_lora(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused.
-
-        Raises:
-          NotImplementedError: says why.
-        """
-        raise NotImplementedError(f"layer {self.name}: {WHY_NOT['lora_rank']}")
-
-    def quantize(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused; `keras.Model.quantize` passes over the layer with a warning.
-
-        Raises:
-          NotImplementedError: says why.
-        """
-        raise NotImplementedError(f"layer {self.name}: {WHY_NOT['quantization_config']}")

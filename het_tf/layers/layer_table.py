@@ -1,68 +1,116 @@
-"""The rows of a layer, where they are: in its table, or behind the caches of the workers."""
+"""The rows of a layer: in a table, or behind the caches of the workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import ops
-from het_tf.layers.optimizer_binding import OptimizerBinding
+from het_tf import lifetimes, ops, optimizers
+from het_tf.layers.keras_parity import check_cache_hears
+from het_tf.optimizers.rows import constrained
 from het_tf.runtime.counters import with_ratios
+from het_tf.runtime.current_strategy import parameter_servers, warn_of_idle_cluster
 from het_tf.storage.checkpoints.keras_files import load_rows, save_rows
 from het_tf.tables.table import EmbeddingTable
 from het_tf.tables.worker_cache import WorkerCache
 
 
-class StoredRows:
-    """The part of `HetEmbedding` that updates, flushes, counts and saves them."""
+class LayerTable:
+    """The table of a `HetEmbedding`, which has one of these.
 
-    built: bool
-    name: str
-    nonfinite: str
-    _strategy: tf.distribute.Strategy | None
-    _table: EmbeddingTable
-    _worker_cache: WorkerCache
-    _anchor: keras.Variable
-    make_table: Callable[..., None]
-    binding: OptimizerBinding
-    _trainable_variables: list[keras.Variable]
-    _non_trainable_variables: list[keras.Variable]
+    The table is made when the optimizer of the rows is known, or when somebody asks for the table.
+
+    Attributes:
+      first_values: float32 [n, output_dim], the values of the keys 0 .. n - 1; None: there are
+        none, or the table has them.
+    """
+
+    def __init__(self, layer: Any, first_values: np.ndarray | None):
+        """Of a layer that is not built yet."""
+        self._layer = layer
+        self.first_values = first_values
+        self._strategy: tf.distribute.Strategy | None = None
+        self._devices: list[str] = []
+        self._table: EmbeddingTable | None = None
+        self._worker_cache: WorkerCache | None = None
+
+    def place(self, strategy: tf.distribute.Strategy) -> None:
+        """Chooses where the table will be: on the parameter servers, or in this process.
+
+        Raises:
+          ValueError: the strategy is neither a ParameterServerStrategy nor of one replica.
+        """
+        self._devices = parameter_servers(strategy)
+        self._strategy = strategy if self._devices else None
+        if not self._devices:
+            warn_of_idle_cluster(f"Layer {self._layer.name!r} is built")
+
+    @property
+    def exists(self) -> bool:
+        """Whether the table is made."""
+        return self._table is not None
 
     @property
     def table(self) -> EmbeddingTable:
-        """The table. Updates that caches have not sent are not in it: `flush`.
+        """The table, which is made now if it was not.
 
         Raises:
           ValueError: the layer is not built yet.
         """
-        self._check_has_table()
+        self.ensure()
         return self._table
 
     @property
     def worker_cache(self) -> WorkerCache:
-        """The cache that every worker keeps of the table.
-
-        Raises:
-          ValueError: as for `table`.
-        """
-        self._check_has_table()
+        """The cache that every worker keeps of the table; as `table`."""
+        self.ensure()
         return self._worker_cache
 
-    @property
-    def has_table(self) -> bool:
-        """Whether it is made: when what trains the rows is known, or when somebody asks for it."""
-        return hasattr(self, "_table")
+    def ensure(self) -> None:
+        """Makes the table if it is not made.
 
-    def _check_has_table(self) -> None:
-        if not self.built:
-            raise ValueError(f"layer {self.name} has no table until it is built or called")
-        if not self.has_table:
+        Raises:
+          ValueError: the layer is not built yet.
+        """
+        layer = self._layer
+        if not layer.built:
+            raise ValueError(f"layer {layer.name} has no table until it is built or called")
+        if not self.exists:
             with tf.init_scope():
-                self.make_table()
+                layer.make_table()
+
+    def make(self, replaced: EmbeddingTable | None) -> None:
+        """Makes the table; replaced: a table whose rows it gets, and slots that are of its kind."""
+        layer, devices = self._layer, self._devices
+        if devices:
+            check_cache_hears(layer.name, layer.cache, layer.expiry, layer.key_ranges)
+        table = EmbeddingTable(
+            layer.output_dim,
+            # Until it is known what trains the rows, they have no slots.
+            constrained(layer.optimizer or optimizers.SGD(), layer.embeddings_constraint),
+            initializer=layer.row_initializer,
+            seed=layer.seed,
+            clock=layer.cache.clock if layer.cache and devices else "count",
+            devices=devices,
+            name=layer.name,
+            input_dim=layer.input_dim,
+            row_dtype=layer.row_dtype,
+            lifetimes=lifetimes.spec(layer.admission, layer.expiry, layer.key_ranges),
+            key_initializers=layer.key_initializers(),
+            layout=layer.layout,
+        )
+        if replaced is not None:
+            table.import_table(replaced)
+        elif self.first_values is not None:
+            table.assign(np.arange(len(self.first_values)), self.first_values)
+            self.first_values = None
+        self._table = table
+        self._worker_cache = WorkerCache(table, layer.cache, layer.nonfinite, layer.wire_dtype)
+        if hasattr(self._strategy, "register_cache"):
+            self._strategy.register_cache(self._worker_cache)
 
     @property
     def is_cached(self) -> bool:
@@ -70,13 +118,12 @@ class StoredRows:
         # A local table is in this process, and is cached only if its rows are wanted elsewhere.
         if self._strategy is not None:
             return True
-        cache = getattr(self, "_worker_cache", None)
-        return cache is not None and cache.on_device
+        return self._worker_cache is not None and self._worker_cache.on_device
 
     def found_op(self, keys: tf.Tensor) -> tf.Tensor:
         """What `update_op` takes as a ticket for keys, int64 [keys], that were not looked up."""
         if self.is_cached:
-            cache = self._worker_cache
+            cache = self.worker_cache
             return cache.installed_op(cache.unique_ids_op(keys))
         return ops.unique_ids(keys)
 
@@ -100,98 +147,39 @@ class StoredRows:
         Returns:
           The update, which later ops can be made to wait for; None in eager calls.
         """
-        cache, table = self._worker_cache, self._table
+        cache, table, nonfinite = self.worker_cache, self.table, self._layer.nonfinite
         if pooled is not None and not self.is_cached:
-            return table.apply_pooled_op(ticket, pooled, gradients, learning_rate, self.nonfinite)
+            return table.apply_pooled_op(
+                ticket, pooled, gradients, learning_rate, self._layer.nonfinite
+            )
         if pooled is not None:
             return cache.update_pooled_op(ticket, pooled, gradients, learning_rate, sends)
         if not self.is_cached:
-            return table.apply_op(ticket, *gradients, learning_rate, self.nonfinite)
+            return table.apply_op(ticket, *gradients, learning_rate, nonfinite)
         return cache.update_op(ticket, *gradients, learning_rate, sends)
 
     def flush(self) -> None:
-        """Sends what the caches hold back. `fit`, `evaluate` and saving do so anyway.
-
-        Under a strategy those are the workers' and, for steps outside of `coordinator.schedule`,
-        the coordinator's.
-
-        Raises:
-          tf.errors.UnavailableError: a parameter server is down.
-        """
-        if not self.built or not self.has_table or not self.is_cached:
+        """As `HetEmbedding.flush`."""
+        if not self.exists or not self.is_cached:
             return
         # A strategy of ours passes over workers that are down, and says what they lost.
         flusher = self._strategy if hasattr(self._strategy, "flush") else self._worker_cache
         flusher.flush()
 
-    def cache_stats(self) -> dict[str, int | float]:
-        """Counters of the caches of all workers and of the coordinator, summed, and their ratios.
-
-        Without those of workers that are down. Without a strategy there is a cache only where the
-        table's rows are on a GPU, else this is empty.
-
-        Returns:
-          A key is an id of which a lookup takes one, however often it occurs. Since the caches were
-          made:
-
-          - "lookups"; "ids", occurrences and all; "keys".
-          - "hit_ids", "hits": ids and keys whose row was in the cache; "hit_rate": hit_ids / ids;
-            "key_hit_rate": hits / keys.
-          - "stale_hits": hits whose row was fetched again, since it had passed the read bound;
-            "checks_spared": hits that no server was asked about, since it sends the row by itself
-            once it has passed the bound; "rows_unasked": rows that came that way; "refreshes":
-            stale_hits + rows_unasked.
-          - "misses": keys whose row was not there; "initialized": those of them that nobody had
-            updated, and that were computed here; "visitors": those whose value came without
-            optimizer slots, since they are not worth a line.
-          - "updates": one a key and step; "nonfinite_skipped": those left out for NaN or infinity.
-          - "rows_pushed": rows sent; "updates_pushed": the updates that they carried;
-            "updates_lost": updates whose shard was cleared or restored before it had them.
-            "updates_undone": with `exactly_once`, of closures that failed and were run again.
-          - "evictions": rows that left a full cache; "dirty_evictions": with updates not yet sent.
-            Where rows are on a GPU: "rows_to_host" of them that the host keeps; "rows_from_host":
-            misses whose row it had kept, and no server sent.
-          - "messages": requests; "bytes_up", "bytes_down": of requests and of replies;
-            "bytes_up_push": the part of bytes_up that pushes take.
-          - "bytes_to_device", "bytes_from_device": where rows are on a GPU, what the cache copies
-            there and back: ids, rows that came; keys that messages name, rows that are pushed.
-
-          Now: "rows" in the caches, "pending" updates that no shard is known to have, and
-          "memory_bytes" of rows, unsent updates and index.
-
-        Raises:
-          ValueError: as for `table`.
-          RuntimeError: the cluster was closed.
-        """
-        self._check_has_table()
+    def stats(self) -> dict[str, int | float]:
+        """As `HetEmbedding.cache_stats`."""
+        self.ensure()
         if not self.is_cached:
             return {}
         getattr(self._strategy, "check_open", lambda: None)()
         return with_ratios(self.worker_cache.stats())
 
-    def save_own_variables(self, store: Any) -> None:
-        """Puts the weights and all rows of the table into a Keras weights file.
-
-        In `het_tf.checkpoint.rows_in(folder)` a pointer takes the place of the rows. A layer
-        that is not built puts nothing there, as Keras's do.
-        """
-        if not self.built:
-            return
-        self._check_has_table()
+    def save(self, store: Any) -> None:
+        """Puts all rows into a Keras weights file, or a pointer to them."""
+        self.ensure()
         self.flush()
-        for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
-            store[str(i)] = 0.0 if variable is self._anchor else variable
-        save_rows(store, self.table, self.name)
+        save_rows(store, self.table, self._layer.name)
 
-    def load_own_variables(self, store: Any) -> None:
-        """Replaces the weights and all rows of the table; the caches start empty."""
-        if not self.built and not store.keys():
-            return
-        self._check_has_table()
-        load_rows(store, self.table, self.name)
-        for i, variable in enumerate(self._trainable_variables + self._non_trainable_variables):
-            if variable is not self._anchor:
-                variable.assign(store[str(i)])
-        moved_with = str(i + 1)
-        if self.binding.rate_variable is not None and moved_with in set(store.keys()):
-            self.binding.load_rate(float(np.asarray(store[moved_with])))
+    def load(self, store: Any) -> None:
+        """Replaces all rows; the caches start empty."""
+        load_rows(store, self.table, self._layer.name)

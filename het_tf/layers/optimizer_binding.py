@@ -190,7 +190,7 @@ class OptimizerBinding:
         if not layer.built:
             return
         try:
-            if not layer.has_table:
+            if not layer.stored.exists:
                 layer.make_table()
             elif replaced is None:
                 self._put_another_table()

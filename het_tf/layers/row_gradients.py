@@ -77,7 +77,9 @@ class CallGradients:
 
     def update_op(self, rate: tf.Tensor) -> None:
         """Updates the rows; rate: float32 scalar."""
-        update = self.layer().update_op(self.ticket, self.pooling, self.gradients, rate, self.sends)
+        update = self.layer().stored.update_op(
+            self.ticket, self.pooling, self.gradients, rate, self.sends
+        )
         if self.room is not None:
             self.room.note_update(update)
 
@@ -150,11 +152,11 @@ class Accumulator:
         gradients = tf.concat([tf.ensure_shape(before[1], shape), gradients], 0)
 
         def train() -> None:
-            found = layer.found_op(keys)
+            found = layer.stored.found_op(keys)
             mean = [gradients / steps]
-            if layer.is_cached and not sends:
+            if layer.stored.is_cached and not sends:
                 mean = Room([(layer.worker_cache, found)]).before_op(mean)
-            layer.update_op(found, None, mean, rate, sends)
+            layer.stored.update_op(found, None, mean, rate, sends)
 
         def keep() -> None:
             tf.raw_ops.QueueEnqueueV2(handle=queue, components=[keys, gradients])

@@ -117,7 +117,7 @@ Read = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor | None]  # outputs, ticket, p
 
 
 def _read(layer: Any, found: lookahead.Lookup | None, keys: tf.Tensor, fresh: bool) -> Read:
-    if not layer.is_cached:
+    if not layer.stored.is_cached:
         rows, ticket = layer.table.lookup_op(keys)
     else:
         ticket = _ticket(layer, found, keys, fresh)
@@ -139,7 +139,7 @@ def _pool(
         "combiners": [bags.combiner for bags in features],
         "bag_sizes": [bags.size or 1 for bags in features],
     }
-    if not layer.is_cached:
+    if not layer.stored.is_cached:
         return layer.table.pool_op(keys, *pool, **layout)
     ticket = _ticket(layer, found, keys, fresh)
     outputs, pooling = layer.worker_cache.pool_op(ticket, *pool, **layout)

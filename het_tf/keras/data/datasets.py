@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf.keras.data.arguments import FitArguments
 from het_tf.keras.data.batch_structure import (
     common_spec,
     components_of,
@@ -206,20 +208,16 @@ def check_alone(y: Any, sample_weight: Any, batch_size: int | None, what: str) -
             raise ValueError(f"`{name}` cannot be given when the data is {what}.")
 
 
-def split_validation(
-    x: Any, y: Any, sample_weight: Any, fraction: float
-) -> tuple[list[Any], list[Any]]:
-    """Splits arrays; the last `fraction` of the examples is the second part.
-
-    Returns:
-      `[x, y, sample_weight]` of both parts; None where None was given.
+def split_validation(given: FitArguments) -> FitArguments:
+    """Makes the last `validation_split` of the examples of arrays the validation data.
 
     Raises:
       ValueError: the data is not arrays, or one of the parts would be empty.
     """
+    x, fraction = given.x, given.validation_split
     if isinstance(x, tf.data.Dataset) or is_dataset_function(x) or is_python_source(x):
         raise ValueError("validation_split needs arrays; pass validation_data instead.")
-    arrays = [_as_arrays(part) for part in (x, y, sample_weight)]
+    arrays = [_as_arrays(part) for part in (x, given.y, given.sample_weight)]
     length = len(components_of(arrays[0])[0])
     split = int(length * (1.0 - fraction))
     if not 0 < split < length:
@@ -230,7 +228,10 @@ def split_validation(
     def cut(where: slice) -> list[Any]:
         return [with_components(part, [a[where] for a in components_of(part)]) for part in arrays]
 
-    return cut(slice(None, split)), cut(slice(split, None))
+    x, y, sample_weight = cut(slice(None, split))
+    return dataclasses.replace(
+        given, x=x, y=y, sample_weight=sample_weight, validation_data=cut(slice(split, None))
+    )
 
 
 def worker_dataset_fn(

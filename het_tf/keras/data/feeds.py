@@ -26,6 +26,7 @@ from het_tf.distribute.closure_runner import ClosureRunner
 from het_tf.distribute.failures.connection import lookup_table_error
 from het_tf.distribute.failures.probes import TaskState
 from het_tf.keras.data import datasets
+from het_tf.keras.data.arguments import FitArguments
 from het_tf.keras.data.batch_structure import components_of, spec_of
 from het_tf.keras.data.datasets import worker_dataset_fn
 
@@ -433,29 +434,19 @@ class Validation:
       had_batches: whether it has validated.
     """
 
-    def __init__(
-        self,
-        strategy: HetParameterServerStrategy,
-        data: Any,
-        *,
-        batch_size: int | None,
-        steps: int | None,
-        freq: int | list[int],
-    ):
+    def __init__(self, strategy: HetParameterServerStrategy, given: FitArguments):
         """Takes arguments of `fit`; the data is not looked at before the first time.
 
         Args:
           strategy: names the workers.
-          data: a function, a dataset, or arrays `(x, y)` or `(x, y, sample_weight)`; None: never.
-          batch_size: examples per batch, for arrays only.
-          steps: batches; all when None.
-          freq: Keras's `validation_freq`.
+          given: the arguments. `validation_data` is a function, a dataset, or arrays `(x, y)` or
+            `(x, y, sample_weight)`; None: `fit` never validates.
         """
         self._strategy = strategy
-        self._data = data
-        self._batch_size = batch_size
-        self._steps = steps
-        self._freq = freq
+        self._data = given.validation_data
+        self._batch_size = given.validation_batch_size or given.batch_size
+        self._steps = given.validation_steps
+        self._freq = given.validation_freq
         self.had_batches = False
 
     @functools.cached_property

@@ -109,7 +109,7 @@ class SharedLookups:
           made: to have the lookups.
         """
         self._model, self._scope, self._made = model, scope, made
-        cached = [layer for layer in embeddings_of(model) if layer.built and layer.is_cached]
+        cached = [layer for layer in embeddings_of(model) if layer.built and layer.stored.is_cached]
         self._is_worth = len(cached) > 1 and keras_internals.calls_as_keras_does(model)
         self._graph = tf.compat.v1.get_default_graph()
 
@@ -125,7 +125,7 @@ class SharedLookups:
         except lookahead.CannotLookAhead:
             calls = []
         lookups = StepLookups(None, None)
-        requests = requests_op([call for call in calls if call.layer.is_cached])
+        requests = requests_op([call for call in calls if call.layer.stored.is_cached])
         replies, _ = lookups.receive_op(lookups.call_op(requests))
         made = lookups.install_op(requests, replies)
         self._made += made

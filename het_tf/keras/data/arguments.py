@@ -1,0 +1,66 @@
+"""Arguments of `fit`, `evaluate` and `predict`, as they travel from a model to its trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+_A = TypeVar("_A", bound="Arguments")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The arguments of a method of `keras.Model`."""
+
+    @classmethod
+    def of(cls: type[_A], local_variables: Mapping[str, Any]) -> _A:
+        """Takes the arguments from the local variables of the method, where these begin."""
+        return cls(**{f.name: local_variables[f.name] for f in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitArguments(Arguments):
+    """The arguments of `het_tf.keras.Model.fit`."""
+
+    x: Any
+    y: Any
+    batch_size: int | None
+    epochs: int
+    verbose: str | int
+    callbacks: Any
+    validation_split: float
+    validation_data: Any
+    shuffle: bool
+    class_weight: Mapping[int, float] | None
+    sample_weight: Any
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_batch_size: int | None
+    validation_freq: int | list[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateArguments(Arguments):
+    """The arguments of `het_tf.keras.Model.evaluate`."""
+
+    x: Any
+    y: Any
+    batch_size: int | None
+    verbose: str | int
+    sample_weight: Any
+    steps: int | None
+    callbacks: Any
+    return_dict: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictArguments(Arguments):
+    """The arguments of `het_tf.keras.Model.predict`."""
+
+    x: Any
+    batch_size: int | None
+    verbose: str | int
+    steps: int | None
+    callbacks: Any
