@@ -129,7 +129,7 @@ def save_servable(
 ) -> None:
     """Adds the endpoints of a model to a servable and saves it.
 
-    The other arguments are those of `give_endpoint`.
+    Also accepts the arguments of `give_endpoint`.
 
     Args:
       path: folder of the SavedModel.

@@ -70,7 +70,7 @@ class _MappedTable:
         self._view, self._table, self._dim = view, table, dim
 
     def pool(self, keys: tf.Tensor, features: Sequence[Bags]) -> list[tf.Tensor]:
-        """Reads rows and pools them. The arguments are those of `HetEmbedding.outputs_of`.
+        """Reads rows and pools them. Accepts the arguments of `HetEmbedding.outputs_of`.
 
         Returns:
           float32 [bags, dim], one per feature.
@@ -360,7 +360,7 @@ class Publisher(keras.callbacks.Callback):
         selection: RowSelection,
         full_every: int,
     ):
-        """Publishes the first version. The arguments are those of `publish`, `every` in seconds."""
+        """Publishes the first version. Accepts the arguments of `publish`, `every` in seconds."""
         super().__init__()
         self._published_model = model
         self._every = every

@@ -126,7 +126,7 @@ def _send_cache(run: Run, number: int, shards: list[int], homes: dict[int, str])
 def _send_replica(run: Run, number: int, shards: list[int], homes: dict[int, str]) -> int:
     """Pushes the steps of a replica if all of its shards have a home. Returns their number.
 
-    The arguments are those of `_send_cache`.
+    Accepts the arguments of `_send_cache`.
     """
     if not all(shard in homes for shard in shards):
         return 0

@@ -53,9 +53,9 @@ class TableExport:
 class EmbeddingTable:
     """A table of embedding rows with one shard per device.
 
-    The first update of a key creates its row, unless `lifetimes` has another rule. `lifetimes` may
-    also make rows expire. A key without a row needs no memory. A read of such a key returns its
-    initial value, a function of (seed, key, column).
+    The first update of a key creates its row, unless `lifetimes` has another rule. An import also
+    creates rows. `lifetimes` may make rows expire. A key without a row needs no memory. A read of
+    such a key returns its initial value, a function of (seed, key, column).
 
     Attributes:
       time: the time that `expire` was given last, or None.
@@ -228,7 +228,7 @@ class EmbeddingTable:
         weights: Sequence[tf.Tensor],
         **layout: Any,
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Reads and pools rows of a local table. The arguments are those of `ops.table_pool`.
+        """Reads and pools rows of a local table. Accepts the arguments of `ops.table_pool`.
 
         Returns:
           pooled: float32 [bags, dim], one per feature.

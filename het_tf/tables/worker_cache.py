@@ -295,7 +295,7 @@ class WorkerCache:
         return self.gather_op(ticket), ticket
 
     def installed_op(self, unique_ids: tf.Tensor, fresh: bool = False) -> tf.Tensor:
-        """Looks up rows without reading them. The arguments are those of `lookup_op`.
+        """Looks up rows without reading them. Accepts the arguments of `lookup_op`.
 
         Returns:
           ticket: scalar variant for `gather_op` or `pool_op`, and then for an update.
@@ -318,7 +318,7 @@ class WorkerCache:
     def request_op(
         self, unique_ids: tf.Tensor, fresh: bool = False
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Begins a lookup. The arguments are those of `lookup_op`.
+        """Begins a lookup. Accepts the arguments of `lookup_op`.
 
         Returns:
           ticket: scalar variant for the other parts of the lookup.
@@ -429,7 +429,7 @@ class WorkerCache:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Reads and pools the current rows of an installed lookup.
 
-        The arguments are those of `ops.cache_pool`.
+        Accepts the arguments of `ops.cache_pool`.
 
         Returns:
           pooled: float32 [bags, dim], one per feature.

@@ -1,4 +1,4 @@
-"""Program whose process `ServerTemplate` forks to start the servers of a `LocalCluster`.
+"""Program that forks the servers of a `LocalCluster`. `ServerTemplate` runs it.
 
 Importing TensorFlow takes seconds of CPU and is the same for all tasks. One process therefore
 imports it and forks for every server. Forking is safe while the process has a single thread. If an

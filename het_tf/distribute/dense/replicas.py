@@ -123,15 +123,15 @@ class DenseReplicas(ReplicaOps):
         self._functions: dict[str, Any] = {}
 
     def begin(self, workers: int | None = None) -> None:
-        """Restarts the replicas from the variables if they have changed.
+        """Restarts the replicas from the variables if variables or the number of workers changed.
 
         Called before steps are scheduled. Does nothing before the step's function is traced,
-        because the assigned variables are unknown until then.
+        because the assigned variables are unknown until then. Before a restart, the variables of
+        which every worker has its own are written back.
 
         Args:
-          workers: number of workers that make the next steps; None: all. An averaged contribution
-            counts as 1 / workers. If the number changes, the workers' own variables are written
-            back.
+          workers: number of workers that make the next steps. None: all. An averaged contribution
+            counts as 1 / workers.
         """
         workers = workers or self._strategy.num_workers
         others, self._workers = workers != self._workers, workers

@@ -1,7 +1,7 @@
 """Flat copy of the dense variables on the servers, with which the replicas exchange contributions.
 
-The copy has several shards on every server. The shards of a server are due in different steps, so
-that a message of rows carries at most one of them.
+The copy has several shards on every server. The shards of a server are due in different steps. A
+message that also carries rows is therefore delayed by one shard only.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class FrozenTable(tf.Module):
         return tf.reshape(rows, tf.concat([tf.shape(ids), [self._dim]], 0))
 
     def pool(self, keys: tf.Tensor, features: Sequence[Bags]) -> list[tf.Tensor]:
-        """Reads rows and pools them. The arguments are those of `HetEmbedding.outputs_of`.
+        """Reads rows and pools them. Accepts the arguments of `HetEmbedding.outputs_of`.
 
         Returns:
           float32 [bags, dim], one per feature.
