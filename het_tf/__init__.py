@@ -1,6 +1,6 @@
-"""Embedding tables that outgrow one machine, trained through a cache on every worker.
+"""Embedding tables larger than the memory of one machine, with a cache on every worker.
 
-HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFlow and Keras.
+An implementation of HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFlow and Keras.
 """
 
 from het_tf import (

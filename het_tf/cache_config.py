@@ -1,4 +1,4 @@
-"""How workers cache the rows of a table."""
+"""Configuration of the workers' caches of a table."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import keras
 
 from het_tf.runtime.validation import INT32_MAX, check_clock, check_integer, check_number
 
-UNBOUNDED = -1  # a bound, as the ops take it
+UNBOUNDED = -1  # Value of a bound in the ops for "no bound".
 _UNSET: Any = "unset"
 
-# The drift clock counts in integers, too: of this length, in the units of a row's value.
+# Unit of the drift clock, which is an integer: a length in the units of a row's value.
 DRIFT_UNIT = 2.0**-14
 _MAX_DRIFT = 2.0**10
 
-# Lines of a store; as many numbers are left for rows without a line.
+# Largest number of lines in a store. The other numbers are for rows without a line.
 _MAX_DEVICE_ROWS = 2**30
 
-# Steps whose rows and batches a worker holds at once.
+# Largest number of steps whose rows and batches a worker holds at once.
 _MAX_LOOKAHEAD = 1024
 
-# Total staleness where no bound is given: of count, what costs the fewest bytes with an AUC within
-# one standard deviation of no cache's on two data sets, with 2 and with 4 workers; of drift the
-# tightest that was tried (docs/staleness_auc.md).
+# Default of `total_staleness` (docs/staleness_auc.md). For "count": the bound with the fewest bytes
+# among those with an AUC within one standard deviation of the AUC without a cache, on two data
+# sets, with 2 and 4 workers. For "drift": the tightest bound that was measured.
 _DEFAULT_TOTAL = {"count": 4, "drift": 0.1}
 
 
@@ -34,56 +34,57 @@ _BOUNDS = ("staleness", "read_bound", "write_bound")
 @keras.saving.register_keras_serializable("het_tf")
 @dataclasses.dataclass(frozen=True)
 class CacheConfig:
-    """How workers cache rows (HET, VLDB 2022, sections 3 and 4).
+    """Configuration of the workers' caches of rows (HET, VLDB 2022, sections 3 and 4).
 
-    What a read of a row misses of the other workers' updates is bounded, and it misses none of its
-    own. `total_staleness` is the bound; `staleness` is the paper's knob, under which a read misses
-    at most `workers * staleness`, so that the same number means more with more workers.
+    The bounds limit how many updates of the other workers a read may miss. A read misses none of
+    its own worker's updates. `total_staleness` bounds the missed updates for any number of workers.
+    `staleness` is the parameter of the paper. A read then misses at most `workers * staleness`
+    updates, so the same value allows more staleness with more workers.
 
-    The looser the bounds, the fewer the messages, and the later a worker learns where the others
-    have moved a row. From some bound on that delay alone makes training diverge, as it would
-    without a cache: near `workers * staleness * learning rate * curvature = 2`, with the largest
-    curvature of the loss along a row (for momentum and Adam with the rate over `1 - momentum`).
-    Stay well below: with a higher rate, choose a smaller bound.
+    Looser bounds need fewer messages, but a worker sees the updates of the others later. Above some
+    bound, this delay makes training diverge, as it would without a cache. The limit is near
+    `workers * staleness * learning rate * curvature = 2`, with the largest curvature of the loss
+    along a row. (For momentum and Adam, divide the learning rate by `1 - momentum`.) Stay well
+    below the limit: with a higher learning rate, choose a smaller bound.
 
     Attributes:
-      capacity: rows that a worker keeps in its host's memory, from 1 to `2**31 - 1`; None: only
-        with device_capacity. Beside that those that gave way to others in the GPU's, so that one
-        which comes again is checked and not fetched; and, where a worker has no such device, all of
-        its rows.
-      policy: which rows leave a full cache: "lfu" (least frequently used; a use counts half as much
-        as one that is `4 * capacity` key lookups younger) or "lru" (least recently used).
-      staleness: read_bound and write_bound, where they are not given; None: unbounded.
-      read_bound: what a cached row may miss of the other workers' updates that its shard has merged
-        before it is fetched again.
-      write_bound: what its server may lack of a row's own updates; 0: they are sent within the
-        step.
-      clock: in what bounds are. "count": numbers of updates. "drift": how far the updates have
-        moved the row's value, as lengths (L2, in the units of the value), from 0 to 1024.
-        "lamport": the rule of the paper, which bounds the difference of two workers' clocks of a
-        row by `2 * staleness`. Numbers of updates are integers below 2**31.
-      total_staleness: bound on all that a read misses, for any number of workers: half of it is the
-        read bound, and the other workers' write bounds share the other half. Not together with
-        another bound, nor with "lamport". Default, where no bound is given: 4 under "count", 0.1
-        under "drift".
-      lookahead: under `het_tf.keras.Model.fit`, how many steps before it needs its rows a step
-        begins to look them up, while those before it compute; 0: not before it begins. None: 1, or
-        0 with `dense_staleness=0`, where each step waits for a message about the dense variables,
-        and rows come along. What a read misses is bounded as of then. Up to (lookahead + 1) / 2
-        steps share a message: no step waits once that many take longer than a message and its
-        answer. With a small write_bound fewer do, at most half of it, and a step waits where the
-        servers lack write_bound updates of one of its rows. The window's rows are kept whatever the
-        capacity.
-      device_capacity: rows that a worker keeps in the memory of its GPU, from 1 to `2**30`, so that
-        a step of hits leaves it for their ids alone (MixCache: Guo et al., SIGIR 2021); "auto": as
-        many as three quarters of the memory hold that TensorFlow has not handed out when the cache
-        is made. A worker without a GPU keeps `capacity` rows on its host; without `capacity` that
-        is an error. None: rows are on the host.
-      device: "GPU"; "CPU": the host takes a GPU's place, slowly, for tests of programs where there
-        is none, in builds of the ops without CUDA.
+      capacity: number of rows in the memory of a worker's host, from 1 to `2**31 - 1`. None: only
+        allowed with `device_capacity`. With `device_capacity`, the host keeps rows that the GPU has
+        evicted, so that they need a check and not a fetch when they are used again. A worker
+        without a GPU keeps all of its cached rows on the host.
+      policy: eviction policy of a full cache. "lfu": least frequently used. A use counts half as
+        much as a use that is `4 * capacity` key lookups younger. "lru": least recently used.
+      staleness: default of `read_bound` and `write_bound`. None: unbounded.
+      read_bound: number of other workers' merged updates that a cached row may miss before it is
+        fetched again.
+      write_bound: number of a worker's own updates of a row that the server may lack. 0: a step
+        pushes its updates before it ends.
+      clock: unit of the bounds. "count": number of updates, an integer below 2**31. "drift":
+        distance that updates have moved the row's value (L2 norms, in the units of the value), from
+        0 to 1024. "lamport": the rule of the paper, which bounds the difference of two workers'
+        clocks of a row by `2 * staleness`, in updates.
+      total_staleness: bound on all updates that a read misses, for any number of workers. The read
+        bound is half of it, and the write bounds of the other workers share the other half. It
+        excludes the other bounds and "lamport". Default without any bound: 4 with "count", 0.1 with
+        "drift".
+      lookahead: under `het_tf.keras.Model.fit`, the number of steps by which lookups run ahead,
+        while earlier steps compute. 0: a step looks up its rows when it begins. None: 1, or 0 with
+        `dense_staleness=0`, where every step waits for a message about the dense variables, which
+        also carries the rows. The bounds hold at the time of the lookup. Up to (lookahead + 1) / 2
+        steps share a message, but at most half of `write_bound`. No step waits for rows if the
+        steps of a message take longer than the message and its reply. A step waits while the
+        servers lack `write_bound` updates of one of its rows. The rows of all steps in the window
+        are kept, even beyond `capacity`.
+      device_capacity: number of rows in the memory of a worker's GPU, from 1 to `2**30`. A step
+        with hits only then transfers only ids (MixCache: Guo et al., SIGIR 2021). "auto": as many
+        rows as fit into three quarters of the memory that TensorFlow has not allocated when the
+        cache is created. A worker without a GPU keeps `capacity` rows on its host, and raises an
+        error without `capacity`. None: rows are on the host.
+      device: "GPU". Or "CPU", in builds of the ops without CUDA: the host replaces the GPU, slowly,
+        for tests of programs on machines without a GPU.
 
     Raises:
-      ValueError: an attribute is out of its range; the message names it and its value.
+      ValueError: an attribute is out of range. The message names the attribute and its value.
     """
 
     capacity: int | None = None
@@ -156,25 +157,27 @@ class CacheConfig:
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether a row that is cached is never fetched again."""
+        """Whether a cached row is never fetched again."""
         return self.total_staleness is None and self.read_bound is None
 
     def steps_ahead(self, waits: bool = False) -> int:
-        """By how many steps rows are looked up ahead.
+        """Returns the number of steps by which lookups run ahead.
 
         Args:
-          waits: whether each step waits for a message that rows can come along with.
+          waits: whether every step waits for another message, which can also carry rows.
         """
         if self.lookahead is None:
             return 0 if waits else 1
         return self.lookahead
 
     def steps_per_message(self, write_bound: int) -> int:
-        """How many steps whose rows are looked up ahead share a message.
+        """Returns the number of steps whose lookups share a message.
+
+        The updates of a step wait for the next message. With a small write bound, fewer steps
+        therefore share a message.
 
         Args:
-          write_bound: of `bound_attributes`. What a step has to send waits for the next message, so
-            few share one where few updates of a row may wait.
+          write_bound: value of `bound_attributes`.
         """
         most = max(1, (self.steps_ahead() + 1) // 2)
         if write_bound == UNBOUNDED or self.clock == "drift":
@@ -182,13 +185,16 @@ class CacheConfig:
         return min(most, max(1, write_bound // 2))
 
     def due_bound(self, write_bound: int, on_device: bool) -> int:
-        """With what of a row's updates it is due, so that it seldom has `write_bound` of them.
+        """Returns the number of pending updates from which on a row is due.
+
+        The number is below `write_bound`, so that a row seldom reaches `write_bound` and steps
+        seldom wait.
 
         Args:
-          write_bound: of `bound_attributes`.
-          on_device: whether rows are kept on one, where no step waits for the shards to have them.
+          write_bound: value of `bound_attributes`.
+          on_device: whether rows are on a device. Steps do not wait there.
         """
-        # The steps that may come to their updates before one is merged that is due.
+        # Number of steps that may update the row before a due update is merged.
         steps = self.steps_ahead() + self.steps_per_message(write_bound) - 1
         steps = max(0, steps if on_device else steps - 1)
         if write_bound <= 0 or steps == 0:
@@ -196,22 +202,29 @@ class CacheConfig:
         return write_bound // 2 if self.clock == "drift" else max(1, write_bound - steps)
 
     def bound_attributes(self, num_workers: int) -> dict[str, int]:
-        """The bounds as the ops take them, in the clock's unit, for that many workers."""
+        """Returns the bounds as attributes of the ops, in the clock's unit.
+
+        Args:
+          num_workers: number of workers that share `total_staleness`.
+
+        Returns:
+          "read_bound" and "write_bound". -1: unbounded.
+        """
         unit = DRIFT_UNIT if self.clock == "drift" else 1
         if self.total_staleness is None:
             bounds = {"read_bound": self.read_bound, "write_bound": self.write_bound}
             return {n: UNBOUNDED if b is None else round(b / unit) for n, b in bounds.items()}
         total = round(self.total_staleness / unit)
         others = num_workers - 1
-        # A worker alone misses nothing, and may keep all of it back.
+        # A single worker misses no updates, so its write bound is the whole total.
         write_bound = total // (2 * others) if others else total
         return {"read_bound": total - others * write_bound, "write_bound": write_bound}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras serialization."""
+        """Returns the arguments, for Keras serialization."""
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not _UNSET}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CacheConfig:
-        """The inverse of `get_config`."""
+        """Creates a config from the result of `get_config`."""
         return cls(**config)

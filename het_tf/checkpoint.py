@@ -1,4 +1,4 @@
-"""Checkpoints of tables, and rows beside the files of Keras."""
+"""Checkpoints of tables, and folders for the rows of Keras files."""
 
 from het_tf.storage.checkpoints.keras_files import rows_in
 from het_tf.storage.checkpoints.manager import Manager

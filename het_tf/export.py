@@ -1,4 +1,4 @@
-"""SavedModels that stock TensorFlow loads and serves, without het_tf."""
+"""SavedModels that TensorFlow loads and serves without het_tf."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def export_saved_model(
 ) -> None:
     """Writes a SavedModel that needs no het_tf ops.
 
-    Rows are copied as they are, in parts as of `EmbeddingTable.export_parts`, through files in
-    `tempfile.gettempdir()`; the model can be trained further. Ids without a row read as their
+    This function copies the rows in the parts of `EmbeddingTable.export_parts`, through files in
+    `tempfile.gettempdir()`. The model can be trained further. Ids without a row read as their
     initial value. The endpoints are those of `keras.Model.export`: `serve`, and the signature
     "serving_default".
 
@@ -41,23 +41,23 @@ def export_saved_model(
       model: a built model, under a strategy or not.
       path: folder of the SavedModel.
       input_signature: `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec` in the
-        structure of the model's input; needed for subclassed models. None: inputs of the kinds,
-        shapes and dtypes that the model's have.
-      rows: what values are stored as. "float32"; "float16", off by at most `2**-11` of a value, or
-        `2**-25` where that is more; "int8" with a scale per row, off by at most 1 / 254 of the
-        row's largest value.
-      min_updates: rows that were updated less often are left out.
-      min_norm: rows with a smaller L2 norm are left out.
-      max_age: rows that were not updated for longer are left out: an integer, in the unit of the
-        ages of the tables' `Expiry`.
+        structure of the model's input. Subclassed models need it. None: the kinds, shapes and
+        dtypes of the model's inputs.
+      rows: stored dtype of values, "float32", "float16" or "int8". The error of "float16" is at
+        most `2**-11` of a value, or `2**-25` if that is more. "int8" has a scale per row, and its
+        error is at most 1 / 254 of the row's largest absolute value.
+      min_updates: leaves out rows with fewer updates.
+      min_norm: leaves out rows with a smaller L2 norm.
+      max_age: leaves out rows whose last update is longer ago. An integer, in the unit of the ages
+        of the tables' `Expiry`.
 
     Raises:
-      ValueError: a subclassed model without `input_signature`; an argument is out of its range;
-        `min_updates` with a table whose clock does not count updates; `max_age` with one without
-        an `Expiry`; a value is beyond the range of float16; or the folder holds a model of
-        `het_tf.serving`, which would be served as it is now by those who load it later.
-      OSError: a file cannot be written. What was there in the folder is there still.
-      tf.errors.OpError: as OSError, or a parameter server is down.
+      ValueError: a subclassed model lacks `input_signature`, an argument is out of range, a value
+        is beyond the range of float16, a table does not count updates (`min_updates`) or has no
+        `Expiry` (`max_age`), or the folder holds a model of `het_tf.serving`, which the export
+        would replace by a model with fixed rows.
+      OSError: a file cannot be written. The existing files in the folder are unchanged.
+      tf.errors.OpError: a file cannot be written, or a parameter server is down.
     """
     selection = RowSelection(rows, min_updates, min_norm, max_age)
     if tf.io.gfile.exists(f"{os.fspath(path)}/{VERSIONS}"):
@@ -76,7 +76,7 @@ def export_saved_model(
             FrozenTable(x.table, pathlib.Path(directory), selection, in_memory=False)
             for x in layers
         ]
-        # Copies, because the model's own variables may be on parameter servers.
+        # The variables are copied, because those of the model may be on parameter servers.
         servable.variables_ = [
             tf.Variable(v.value.numpy(), trainable=False) for v in model.variables
         ]
@@ -95,12 +95,12 @@ def export_saved_model(
 
 
 def layers_with_rows(model: keras.Model) -> list[HetEmbedding]:
-    """Those whose tables a SavedModel has: of a built model without what nothing has called."""
+    """Returns the layers whose tables are exported: in a built model, only the built layers."""
     return [layer for layer in embeddings_of(model) if layer.built or not model.built]
 
 
 def flush_model(model: keras.Model) -> None:
-    """Has what workers hold back of a model, rows and dense variables, where it is read from."""
+    """Pushes the workers' pending updates of a model, for rows and dense variables."""
     strategy = getattr(model, "distribute_strategy", None)
     if hasattr(strategy, "flush"):
         strategy.flush(slots=False)
@@ -110,7 +110,7 @@ def flush_model(model: keras.Model) -> None:
 
 
 def servable_of(model: keras.Model) -> tf.Module:
-    """What a SavedModel of a model holds in any case: what layers such as StringLookup hold."""
+    """Returns a module with the resources of a model's layers, such as a StringLookup's table."""
     servable = tf.Module()
     servable.resources = [
         node
@@ -127,7 +127,9 @@ def save_servable(
     read: Callable[[], tuple[Sequence[ServedTable], Sequence[tf.Tensor]]],
     path: str | os.PathLike[str],
 ) -> None:
-    """Gives a servable the endpoints of a model, and saves it. Arguments as of `give_endpoint`.
+    """Adds the endpoints of a model to a servable and saves it.
+
+    Also accepts the arguments of `give_endpoint`.
 
     Args:
       path: folder of the SavedModel.
@@ -139,7 +141,7 @@ def save_servable(
 def save_endpoints(
     servable: tf.Module, path: str | os.PathLike[str], others: dict[str, Any] | None = None
 ) -> None:
-    """Saves a servable that has an endpoint. others: further signatures."""
+    """Saves a servable that has an endpoint. `others` are further signatures."""
     signatures = {"serving_default": _named_outputs(servable.serve)} | (others or {})
     tf.saved_model.save(servable, os.fspath(path), signatures=signatures)
 
@@ -150,13 +152,13 @@ def give_endpoint(
     specs: list[Any],
     read: Callable[[], tuple[Sequence[ServedTable], Sequence[tf.Tensor]]],
 ) -> None:
-    """Gives a servable the endpoint `serve` of a model.
+    """Adds the endpoint `serve` of a model to a servable.
 
     Args:
-      servable: of `servable_of`, with what `read` reads from.
-      model: whose prediction it is.
-      specs: of `signature_of`.
-      read: called where a prediction is traced: the tables, in the order of
+      servable: module from `servable_of`, with the tables and variables that `read` returns.
+      model: model whose prediction the endpoint computes.
+      specs: result of `signature_of`.
+      read: called while the prediction is traced. It returns the tables, in the order of
         `layers_with_rows(model)`, and the values of `model.variables`.
     """
     layers = layers_with_rows(model)
@@ -172,10 +174,14 @@ def give_endpoint(
 
 
 def signature_of(model: keras.Model, given: Any) -> list[Any]:
-    """The inputs of a model's endpoints.
+    """Returns the specs of the inputs of a model's endpoints.
+
+    Args:
+      model: the model.
+      given: `input_signature` of the user, or None.
 
     Raises:
-      ValueError: none are given, and the model is not made of symbolic inputs; or it is no model.
+      ValueError: `given` is None, and the model has no symbolic inputs. Or `model` is no model.
     """
     if not isinstance(model, keras.Model):
         raise ValueError(f"model must be a keras.Model, not {model!r}")
@@ -190,21 +196,22 @@ def signature_of(model: keras.Model, given: Any) -> list[Any]:
 
 
 def _spec_of(symbolic: keras.KerasTensor) -> Any:
-    """What an endpoint takes for an input of a model: of its kind, shape and dtype."""
+    """Returns the spec of an endpoint's input for a symbolic input: same kind, shape and dtype."""
     shape = [None, *symbolic.shape[1:]]
     if symbolic.sparse:
         return tf.SparseTensorSpec(shape, symbolic.dtype)
     if symbolic.ragged:
         rank = symbolic.ragged_rank
-        if rank is None:  # all axes but those at the end that have a length
+        if rank is None:  # The ragged axes end with the last axis of unknown length.
             rank = max(axis for axis, length in enumerate(shape) if length is None)
         return tf.RaggedTensorSpec(shape, symbolic.dtype, ragged_rank=rank)
     return tf.TensorSpec(shape, symbolic.dtype, name=symbolic.name)
 
 
 def _symbolic_input(model: keras.Model) -> Any:
-    """The model's input in its structure, or None."""
-    if isinstance(model, keras.Sequential):  # whose `input` is that of a layer that was called
+    """Returns the symbolic input of a model in its structure, or None."""
+    # `Sequential.input` is the input of one of its calls.
+    if isinstance(model, keras.Sequential):
         return model.inputs[0] if model.built else None
     try:
         return model.input
@@ -213,7 +220,7 @@ def _symbolic_input(model: keras.Model) -> Any:
 
 
 def _named_outputs(serve: Any) -> Any:
-    """`serve` with a dict as output, as signatures must have."""
+    """Returns `serve` with a dict as output, which signatures need."""
     specs = serve.input_signature
 
     @tf.function(input_signature=specs, autograph=False)

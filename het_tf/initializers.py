@@ -1,8 +1,8 @@
-"""Initial values of rows, as the ops take them.
+"""Conversion of Keras initializers into text specs for the ops.
 
-A row that nobody has updated is not stored anywhere: its value is computed from (seed, key, column)
-where it is needed (ops/core/row/initializer.h). So the table takes the distribution and its
-parameters from a Keras initializer, and draws by itself.
+A row without an update is not stored. Its value is a function of (seed, key, column), which the ops
+compute (ops/core/row/initializer.h). A table therefore uses only the distribution and the
+parameters of a Keras initializer, and draws the values itself.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 
 from het_tf.runtime.validation import INT64_MAX
 
-# The standard deviation of a normal distribution that is cut at two of its own.
+# Standard deviation of a normal distribution that is truncated at two standard deviations.
 TRUNCATED_STDDEV = 0.87962566103423978
-# Beyond it, products of rows and frequencies would not fit an int64 (storage/frozen_table.py).
+# With more rows, products of rows and frequencies would exceed int64
+# (storage/served/frozen_table.py).
 _MAX_ORTHOGONAL_ROWS = 2**30
 
 
@@ -28,23 +29,23 @@ def spec(
     output_dim: int | None = None,
     ranges: Sequence[tuple[int, int, Any]] = (),
 ) -> str:
-    """The initializer as the ops take it: its name and parameters, by ranges of keys.
+    """Returns the spec of a table: names and parameters of initializers, by ranges of keys.
 
     Args:
-      identifier: as of `spec_of_all`, for the keys that are in no range.
-      input_dim: as of `spec_of_all`.
-      output_dim: as of `spec_of_all`.
-      ranges: first and last key, and an initializer or its name, whose input_dim is the number of
-        these keys. They do not overlap.
+      identifier: initializer of the keys in no range, as in `spec_of_all`.
+      input_dim: as in `spec_of_all`.
+      output_dim: as in `spec_of_all`.
+      ranges: disjoint ranges as (first key, last key, initializer or its name). The `input_dim` of
+        their initializer is the number of keys.
 
     Raises:
-      ValueError: as of `spec_of_all`; or identifier is orthogonal, and there are keys of it beyond
-        a range.
+      ValueError: an error of `spec_of_all`, or `identifier` is orthogonal and has keys above a
+        range.
     """
     others = spec_of_all(identifier, input_dim, output_dim)
     parts = [others]
-    free = -INT64_MAX - 1  # the first key of which nothing was said yet
-    for first, last, initializer in sorted(ranges, key=lambda each: each[0]):
+    free = -INT64_MAX - 1  # The first key that has no part yet.
+    for first, last, initializer in sorted(ranges, key=lambda key_range: key_range[0]):
         if len(parts) > 1 and free < first:
             parts.append(f"{free} {_resumed(others)}")
         parts.append(f"{first} {spec_of_all(initializer, last - first + 1, output_dim)}")
@@ -55,14 +56,14 @@ def spec(
 
 
 def depends_on_shape(initializer: keras.initializers.Initializer) -> bool:
-    """Whether values depend on how many rows or columns there are."""
+    """Whether the values depend on the number of rows or columns."""
     return isinstance(
         initializer, (keras.initializers.VarianceScaling, keras.initializers.Orthogonal)
     )
 
 
 def parsed(text: str) -> list[tuple[int, str, dict[str, float]]]:
-    """A spec as first key, name and parameters of each of its parts; the first one's key is 0."""
+    """Splits a spec into parts of (first key, name, parameters). The first part has key 0."""
     parts = []
     for number, part in enumerate(text.split(";")):
         words = part.split()
@@ -86,18 +87,19 @@ def spec_of_all(
     input_dim: int | None = None,
     output_dim: int | None = None,
 ) -> str:
-    """An initializer for all keys.
+    """Returns the spec of an initializer for all keys.
 
     Args:
       identifier: a Keras initializer or its name: zeros, ones, constant, uniform, normal, truncated
         normal, variance scaling and its kinds (glorot, he, lecun), or orthogonal. Its seed is not
-        used, the table has its own. An orthogonal matrix is not Keras's: it is one that can be
-        computed row by row (a cosine transform with random signs).
-      input_dim: rows of the table, as fan-in and for orthogonal; None: not known.
-      output_dim: columns of the table, as fan-out and for orthogonal.
+        used, because the table has a seed. The orthogonal matrix differs from Keras's. It is a
+        cosine transform with random signs, which can be computed row by row.
+      input_dim: number of rows: the fan-in, and the size of an orthogonal matrix. None: unknown.
+      output_dim: number of columns: the fan-out, and the size of an orthogonal matrix. None:
+        unknown.
 
     Raises:
-      ValueError: the initializer is of another kind, or depends on a dimension that is not given.
+      ValueError: the initializer is of another kind, or depends on an unknown dimension.
     """
     initializer = keras.initializers.get(identifier)
     kinds = keras.initializers

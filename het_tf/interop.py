@@ -1,11 +1,12 @@
-"""Rows from and for other programs: npz, Parquet, Keras's weights, the tables of TFRA.
+"""Exchange of rows with other programs: npz, Parquet, Keras weights, tables of TFRA.
 
     het_tf.interop.load(layer, het_tf.interop.Parquet("pretrained.parquet"))
     het_tf.interop.save(layer, het_tf.interop.Npz("rows.npz"))
     het_tf.interop.load(collection, het_tf.interop.Npz("users.npz"), table="users")
 
-Values only: what goes on training later, with optimizer slots and clocks, belongs into a
-checkpoint. Any object that has `read`, or `write`, as these have, is a format, too.
+These files contain values only. To continue a training later, use a checkpoint, which also has
+optimizer slots and clocks. Any object with the methods `read` or `write` of these classes is a
+format, too.
 """
 
 from __future__ import annotations
@@ -27,43 +28,44 @@ __all__ = ["Npz", "Parquet", "Rows", "Tfra", "TfraCheckpoint", "Weights", "load"
 
 
 class Readable(Protocol):
-    """What rows are read from."""
+    """Source of rows."""
 
     def read(self) -> Iterator[Rows]:
-        """All rows, block by block. Called twice."""
+        """Reads all rows, block by block. `load` calls it twice."""
 
 
 class Writable(Protocol):
-    """What rows are written to."""
+    """Target of rows."""
 
     def write(self, blocks: Iterator[Rows], dim: int) -> None:
         """Writes all rows."""
 
 
 def load(to: Any, source: Readable, *, table: str | None = None) -> int:
-    """Sets rows of a table; all others stay as they are. Caches of the table drop what they hold.
+    """Sets rows of a table and leaves its other rows unchanged. Clears the caches of the table.
 
-    The rows are read twice, 64 MB at a time: once to check all of them, then to set them. What is
-    set is as before its first update. Of a key that comes twice the last row counts.
+    The source is read twice, in blocks of 64 MB: first to check all rows, then to set them. The
+    slots and clocks of these rows get their initial values. If a key occurs several times, its last
+    row counts.
 
     Args:
-      to: a built `HetEmbedding`, whose caches are flushed first and whose `input_dim` bounds the
-        keys, or an `EmbeddingTable`; or a built `HetEmbeddingCollection`.
-      source: one of the formats here.
-      table: name of a collection's table, whose ids are the keys.
+      to: target: a built `HetEmbedding`, an `EmbeddingTable` or a built `HetEmbeddingCollection`.
+        The caches of a layer are flushed first. `input_dim` of a `HetEmbedding` bounds the keys.
+      source: a format of this module.
+      table: name of a table of a collection. The keys are ids of this table.
 
     Returns:
-      How many rows were read.
+      Number of rows.
 
     Raises:
-      ValueError: source is no format; keys are no int64 or out of bounds, values are not finite
-        float32 or of another width, or a file is not what it should be. The message names the file
-        and the value, and the table is as it was. Or a source has not as many rows the second time,
-        which were set then.
+      ValueError: `source` is no format, keys are not int64 or out of bounds, values are not finite
+        float32 or have another width, or a file is malformed. The message names the file and the
+        value, and the table is unchanged. Or the source had another number of rows at the second
+        read, which were set.
       OSError: a file cannot be read.
-      ImportError: what the format needs is not installed.
-      tf.errors.OpError: a parameter server is down or out of memory. Rows of the blocks before are
-        set then.
+      ImportError: a package that the format needs is not installed.
+      tf.errors.OpError: a parameter server is down or out of memory. The rows of earlier blocks
+        have been set.
     """
     _check_format("source", source, "read")
     rows = _rows(to, table)
@@ -85,21 +87,22 @@ def load(to: Any, source: Readable, *, table: str | None = None) -> int:
 
 @servers_named()
 def save(of: Any, target: Writable, *, table: str | None = None) -> int:
-    """Writes the values of all rows of a table, in parts as of `EmbeddingTable.export_parts`.
+    """Writes the values of all rows of a table, in the parts of `EmbeddingTable.export_parts`.
 
     Args:
-      of: a built `HetEmbedding`, whose caches are flushed first, or an `EmbeddingTable`; or a built
-        `HetEmbeddingCollection`.
-      target: one of the formats here.
-      table: name of a collection's table, whose ids are the keys.
+      of: source: a built `HetEmbedding`, an `EmbeddingTable` or a built `HetEmbeddingCollection`.
+        The caches of a layer are flushed first.
+      target: a format of this module.
+      table: name of a table of a collection. The keys are ids of this table.
 
     Returns:
-      How many rows were written.
+      Number of rows.
 
     Raises:
-      ValueError: target is no format, or of is none of these, or it has no such table.
+      ValueError: `target` is no format, `of` is no such object, or the collection has no such
+        table.
       OSError: a file cannot be written.
-      ImportError: what the format needs is not installed.
+      ImportError: a package that the format needs is not installed.
       tf.errors.OpError: a parameter server is down.
     """
     _check_format("target", target, "write")
@@ -130,13 +133,13 @@ def _check_format(name: str, format: Any, method: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Where rows are.
+    """A range of keys of a table.
 
     Attributes:
-      table: that has them.
-      bound: ids are less; None: they are any int64.
+      table: the table.
+      bound: number of ids. None: ids are any int64.
       first: key of id 0.
-      shares: whether the table has rows of others.
+      shares: whether the table has other rows, too.
     """
 
     table: EmbeddingTable
@@ -165,7 +168,7 @@ def _rows(of: Any, name: str | None) -> _Rows:
 
 
 def _checked(source: Any, rows: Rows, dim: int, bound: int | None) -> Rows:
-    """Rows as a table takes them."""
+    """Returns keys as int64 and values as float32 after checking them."""
     keys, values = np.asarray(rows[0]), np.asarray(rows[1])
     if keys.ndim != 1 or keys.dtype.kind not in "iu":
         raise ValueError(f"{source}: keys are {keys.dtype} {list(keys.shape)}, expected integers")
@@ -192,18 +195,18 @@ def _checked(source: Any, rows: Rows, dim: int, bound: int | None) -> Rows:
 class Weights:
     """An array of rows in memory, such as the weights of a `keras.layers.Embedding`.
 
-    `Weights.of(layer, rows)` makes that array of a trained table.
+    `Weights.of(layer, rows)` returns such an array for a trained table.
     """
 
     def __init__(self, values: Any, keys: Any = None):
-        """Names rows.
+        """Stores the rows.
 
         Args:
-          values: floats [rows, dim]; or a built `keras.layers.Embedding`.
-          keys: integers [rows]; None: 0, 1, ...
+          values: floats [rows, dim], or a built `keras.layers.Embedding`.
+          keys: integers [rows]. None: 0, 1, ...
 
         Raises:
-          ValueError: values are something else, or of a layer that is not built.
+          ValueError: `values` is neither, or is a layer that is not built.
         """
         values = getattr(values, "embeddings", values)
         self._values = np.asarray(values)
@@ -219,19 +222,20 @@ class Weights:
 
     @staticmethod
     def of(layer: Any, rows: int, *, table: str | None = None) -> np.ndarray:
-        """The rows 0 .. rows - 1 of a table, those never trained with their initial values.
+        """Returns the rows 0 .. rows - 1 of a table. Untrained rows have their initial values.
 
         Args:
-          layer: as of `save`.
-          rows: how many; the `input_dim` of a `keras.layers.Embedding` that takes them with
-            `set_weights([...])`. Of a collection's table at most as many as it has.
-          table: name of a collection's table.
+          layer: source of the rows, as `of` in `save`.
+          rows: number of rows. For `set_weights([...])` of a `keras.layers.Embedding`, this is its
+            `input_dim`. At most the number of ids for a table of a collection.
+          table: name of a table of a collection.
 
         Returns:
           float32 [rows, dim].
 
         Raises:
-          ValueError: rows is no such number, or layer is none of these, or it has no such table.
+          ValueError: `rows` is out of range, `layer` is no such object, or the collection has no
+            such table.
         """
         stored = _rows(layer, table)
         most = stored.bound if stored.shares else INT64_MAX
@@ -244,7 +248,7 @@ class Weights:
         return values
 
     def read(self) -> Iterator[Rows]:
-        """All rows, block by block."""
+        """Reads all rows, block by block."""
         if len(self._keys) != len(self._values):
             raise ValueError(f"weights: {len(self._keys)} keys of {len(self._values)} rows")
         block = rows_a_block(self._values[:1].nbytes)

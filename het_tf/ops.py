@@ -1,6 +1,6 @@
-"""The op library: loading it, and its ops as Python functions.
+"""The op library and its ops as Python functions.
 
-The ops are those that `ops/*_ops.cc` register, under their generated names without the prefix:
+`ops/*_ops.cc` register the ops. The Python functions have the generated names without the prefix:
 `Het>CacheLookup` is `ops.cache_lookup`. `help(ops.cache_lookup)` shows its documentation.
 """
 
@@ -24,17 +24,17 @@ _REMEDY = (
 
 
 def build(library: pathlib.Path = LIBRARY) -> dict[str, Any]:
-    """What there is to know of the op library without loading it.
+    """Reads the build information of the op library without loading it.
 
     Args:
-      library: path of the .so; beside it lies a .json.
+      library: path of the .so file. The information is in the .json file beside it.
 
     Returns:
-      "tensorflow": the version it was built for; "cuda": the version of CUDA with which it keeps
-      rows in a GPU's memory, None where it does not.
+      "tensorflow": version of TensorFlow for which the library was built. "cuda": version of CUDA
+      for rows in a GPU's memory, or None for a build without CUDA.
 
     Raises:
-      ImportError: there is no such library.
+      ImportError: the library is missing or incomplete.
     """
     try:
         note = json.loads(library.with_suffix(".json").read_text())
@@ -46,17 +46,17 @@ def build(library: pathlib.Path = LIBRARY) -> dict[str, Any]:
 
 
 def load(library: pathlib.Path = LIBRARY) -> Any:
-    """Loads the op library into this process; again has no effect.
+    """Loads the op library into this process. Further calls have no effect.
 
     Args:
-      library: path of the .so; beside it lies a .json with what `build` says.
+      library: path of the .so file, with the .json file of `build` beside it.
 
     Returns:
       The module of generated op functions.
 
     Raises:
       ImportError: the library is missing, was built for another TensorFlow, or does not load. The
-        message says what to do.
+        message has the remedy.
     """
     built_for = build(library)["tensorflow"]
     # The C++ interface of TensorFlow changes with every minor version.
@@ -75,7 +75,7 @@ def load(library: pathlib.Path = LIBRARY) -> Any:
 
 _library = load()
 
-# What is no op, and is called without the interpreter's lock (ops/core/guard/guard.h).
+# C functions that are called without the interpreter's lock (ops/core/guard/guard.h).
 guard = ctypes.CDLL(str(LIBRARY))
 guard.het_guard_probe.argtypes = [ctypes.c_char_p, ctypes.c_double]
 guard.het_guard_start.argtypes = [ctypes.c_char_p, *3 * [ctypes.c_double]]
@@ -85,7 +85,7 @@ guard.het_guard_found.restype = None
 guard.het_guard_stop.argtypes = [ctypes.c_void_p]
 guard.het_guard_stop.restype = None
 
-# Of what this program has by name on a device: nothing of another program's is there.
+# Container of this program's named resources on devices. Other programs have other containers.
 CONTAINER = uuid.uuid4().hex
 
 keys = _library.het_keys

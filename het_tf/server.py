@@ -1,8 +1,9 @@
 """Runs the TensorFlow server of one worker or parameter server task: `python -m het_tf.server`.
 
-The task is read from TF_CONFIG (see `het_tf.distribute.cluster.tf_config`). The het_tf ops are
-loaded before the server starts, so that the coordinator can place them on this task. The process
-serves until it is killed. On SIGTERM a worker first sends what its caches and replicas hold.
+TF_CONFIG names the task (see `het_tf.distribute.cluster.tf_config`). The program loads the het_tf
+ops before it starts the server, so that the coordinator can place ops on this task. The process
+serves until it is killed. On SIGTERM, a worker first pushes the pending updates of its caches and
+replicas.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from het_tf.distribute.cluster.tf_config import (
 from het_tf.distribute.shutdown_flush import send_all
 from het_tf.runtime.threads import call_in_daemon
 
-# Seconds. Schedulers kill a process that is still there after a while (Kubernetes: 30 s).
+# Seconds. Job schedulers send SIGKILL some time after SIGTERM (Kubernetes: after 30 s).
 LAST_FLUSH_TIMEOUT = 20.0
 
-# Beside one call of each worker: two of the training program, and one thread to work.
+# Threads in addition to one per worker: two for calls of the training program, one for ops.
 _SPARE_THREADS = 3
 
 
 def start_server(task: TaskConfig) -> tf.distribute.Server:
-    """Loads the ops and starts the server of `task`; that of a worker sees one GPU of its host.
+    """Loads the ops and starts the server of a task. A worker's server sees one GPU of its host.
 
     Args:
       task: a "worker" or "ps" task.
 
     Returns:
-      The running server; it listens on the port of `task.address`.
+      The running server, which listens on the port of `task.address`.
 
     Raises:
       ValueError: the task is neither a worker nor a ps.
@@ -56,15 +57,15 @@ def start_server(task: TaskConfig) -> tf.distribute.Server:
     ops.load()
     config = tf.compat.v1.ConfigProto()
     cores = len(os.sched_getaffinity(0))
-    # A call waits in a thread of the pool that its own work needs, too: with as many threads as
-    # cores, TensorFlow's default, a server with few cores would come to a standstill.
+    # A call blocks a thread of the pool, and its ops need threads of the same pool. With one thread
+    # per core, TensorFlow's default, a server with few cores would deadlock.
     config.inter_op_parallelism_threads = max(cores, len(task.cluster["worker"]) + _SPARE_THREADS)
-    # Tasks of one host share its cores: with a thread for every core in each of them, two workers
-    # on two cores took 27 to 31 ms of CPU a step, with one 23.
+    # The tasks of a host share its cores. Two workers on two cores took 27 to 31 ms of CPU per step
+    # with two threads each, and 23 ms with one thread each.
     if not os.environ.get("TF_NUM_INTRAOP_THREADS"):
         config.intra_op_parallelism_threads = max(1, cores // task.num_tasks_on_host)
     if task.task_type == "ps":
-        config.device_count["GPU"] = 0  # Tables live in host memory; leave the GPU to the workers.
+        config.device_count["GPU"] = 0  # Tables are in host memory. Only workers use GPUs.
     elif gpu := show_one(task, config):
         print(f"het_tf.server: worker {task.task_index} uses {gpu}", flush=True)
     return tf.distribute.Server(
@@ -77,7 +78,7 @@ def start_server(task: TaskConfig) -> tf.distribute.Server:
 
 
 def _exit_when_stdin_closes() -> None:
-    """Ends this process when the other end of its stdin goes away: when its parent has died."""
+    """Ends this process when the other end of its stdin is closed, as when its parent has died."""
 
     def watch() -> None:
         while sys.stdin.buffer.read(4096):
@@ -88,7 +89,7 @@ def _exit_when_stdin_closes() -> None:
 
 
 def _sigterm_socket() -> socket.socket:
-    """A socket that a byte comes from on SIGTERM, whichever thread the signal interrupts."""
+    """Returns a socket that receives a byte on SIGTERM, whichever thread the signal interrupts."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach())

@@ -1,7 +1,8 @@
-"""Serving with the het_tf ops: rows that are mapped from files, and follow the training.
+"""Serving with the het_tf ops: rows are mapped from files and follow the training.
 
-What serves loads the op library first: `import het_tf`, or `tf.load_op_library` of
-`het_tf.ops.LIBRARY`. For SavedModels without the ops see `het_tf.export_saved_model`.
+The serving program must first load the op library, with `import het_tf` or with
+`tf.load_op_library` of `het_tf.ops.LIBRARY`. `het_tf.export_saved_model` writes SavedModels without
+the ops.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from het_tf.storage.served.versions import SupersededError, Versions, verify_ver
 from het_tf.tables.pooling import Bags, pool_with_stock_ops
 from het_tf.tables.table import EmbeddingTable
 
-# An asset of the SavedModel, which says where it was loaded from.
+# Asset of the SavedModel. Its path shows the folder from which the model was loaded.
 _ASSET = "het_tf.json"
 
 
 class _Served(tf.saved_model.experimental.TrackableResource):
-    """The versions of a model, where it was loaded."""
+    """Resource of a loaded model that opens the model's versions."""
 
     def __init__(self, asset: tf.saved_model.Asset, attributes: dict[str, Any]):
         super().__init__()
         self._asset = asset
         self._attributes = attributes
-        # Here, since what a graph makes of it first would stay in that graph.
+        # Creates the handle now. A handle that is first used in a graph would belong to that graph.
         assert self.resource_handle is not None
 
     def _create_resource(self) -> tf.Tensor:
@@ -69,10 +70,10 @@ class _MappedTable:
         self._view, self._table, self._dim = view, table, dim
 
     def pool(self, keys: tf.Tensor, features: Sequence[Bags]) -> list[tf.Tensor]:
-        """Reads rows and pools them. Arguments as for `HetEmbedding.outputs_of`.
+        """Reads rows and pools them. Accepts the arguments of `HetEmbedding.outputs_of`.
 
         Returns:
-          float32 [bags, dim] of each feature.
+          float32 [bags, dim], one per feature.
         """
         rows = ops.served_lookup(self._view, keys, table=self._table, dim=self._dim)
         if len(features) == 1 and not features[0].pools:
@@ -92,25 +93,27 @@ def save_mapped(
     poll_seconds: float,
     full_every: int = 1,
 ) -> Versions:
-    """Writes a SavedModel and a version of its rows and variables, or that into one found there.
+    """Writes a SavedModel with a first version of its rows and variables.
 
-    After an error nothing of it is there, but the versions that were there before.
+    If the folder has a SavedModel of the same model, this function only adds a version. After an
+    error, the folder has its earlier versions only.
 
     Args:
       model: a built model.
       path: folder of the SavedModel.
-      input_signature: as of `het_tf.export_saved_model`.
-      selection: which rows are to be served, and as what.
-      poll_seconds: how often whoever loads it looks for newer versions; 0: never.
-      full_every: one in so many of the next versions has all rows.
+      input_signature: as in `het_tf.export_saved_model`.
+      selection: rows to serve, and their stored dtype.
+      poll_seconds: interval in seconds at which a serving program looks for newer versions. 0:
+        never.
+      full_every: one of `full_every` later versions has all rows.
 
     Returns:
-      What writes the next versions.
+      The writer of later versions.
 
     Raises:
-      ValueError: as by `het_tf.export_saved_model`; or path is an URL; or another model was saved
-        there: the message says what differs.
-      RuntimeError: another publisher began to write there meanwhile.
+      ValueError: an error of `het_tf.export_saved_model`, `path` is a URL, or the folder has
+        another model. The message names the difference.
+      RuntimeError: another publisher began to write into the folder at the same time.
       tf.errors.OpError: a file cannot be written, or a parameter server is down.
     """
     path = os.fspath(path)
@@ -193,19 +196,19 @@ def _servable_without_rows(
 
 
 def _description(model: keras.Model, servable: tf.Module) -> dict[str, Any]:
-    """What makes it another model, beside the attributes of its tables."""
+    """Returns a description that identifies a model, besides the attributes of its tables."""
     serve = servable.serve.get_concrete_function()
     lookups = [x for x in servable.resources if hasattr(x, "export")]
     return {
         "variables": [[tf.as_dtype(v.dtype).name, list(v.shape)] for v in model.variables],
-        "lookup tables": [graph_fingerprint.lookup_table_checksum(each) for each in lookups],
+        "lookup tables": [graph_fingerprint.lookup_table_checksum(table) for table in lookups],
         "constants": graph_fingerprint.constants_of(serve),
-        "graph": [list(each) for each in graph_fingerprint.checksums(serve)],
+        "graph": [list(pair) for pair in graph_fingerprint.checksums(serve)],
     }
 
 
 def _check_description(path: str, own: dict[str, Any], layers: Sequence[str]) -> None:
-    """Raises a ValueError that says what differs, if a folder's model is another one."""
+    """Raises a ValueError with the first difference if a folder has another model."""
     asset = f"{path}/assets/{_ASSET}"
     known = json.loads(tf.io.gfile.GFile(asset).read()) if tf.io.gfile.exists(asset) else {}
     differs = next((name for name in own if known.get(name) != own[name]), None)
@@ -213,7 +216,7 @@ def _check_description(path: str, own: dict[str, Any], layers: Sequence[str]) ->
         saved = {checksum for _, checksum in known["graph"]}
         new = [scope for scope, checksum in own["graph"] if checksum not in saved]
         if not new and len(known["graph"]) == len(own["graph"]):
-            return  # only in the order of what it does
+            return  # Only the order of operations differs.
         differs = f"what it computes, in {new[0]}" if new else "it computes more"
     elif differs in known and differs not in ("lookup tables", "constants"):
         of_layers = differs in ("dims", "initializers", "seeds")
@@ -237,9 +240,9 @@ def _first_difference(name: str, known: Any, own: Any, layers: Sequence[str]) ->
 
 __all__ = ["Publisher", "export_mapped", "publish", "verify"]
 
-# How often a server looks for a newer version.
+# Interval at which a serving program looks for a newer version.
 _POLL_SECONDS = 0.5
-# And a publisher, whether others have written what they cut.
+# Interval at which a publisher checks whether another snapshot was written.
 _LOOK_SECONDS = 0.05
 
 _EVERY = re.compile(r"(\d+(?:\.\d*)?)\s*(ms|s|m|min|h)")
@@ -257,28 +260,28 @@ def export_mapped(
     min_norm: float = 0.0,
     max_age: int | None = None,
 ) -> None:
-    """Writes a SavedModel that maps its rows from files: loaded at once, whatever its size.
+    """Writes a SavedModel that maps its rows from files. Loading it takes no time at any size.
 
-    Every shard writes its own rows, as of one moment, while it goes on answering. The processes of
-    a machine that load the model share the memory of what they read. The files must not be changed
-    where they are, and the file system must be one that is mounted: no URL.
+    Every shard writes a snapshot of its rows and continues to answer requests. All processes of a
+    machine that load the model share the memory of the rows. Do not change the files in place. The
+    file system must be mounted: URLs do not work.
 
-    Endpoints as of `het_tf.export_saved_model`, and `freshness`, see `publish`.
+    The endpoints are those of `het_tf.export_saved_model`, and `freshness` (see `publish`).
 
     Args:
       model: a built model, under a strategy or not.
-      path: folder of the SavedModel, which parameter servers must reach under the same path.
-      input_signature: as of `het_tf.export_saved_model`.
-      rows: as of `het_tf.export_saved_model`.
-      min_updates: as of `het_tf.export_saved_model`.
-      min_norm: as of `het_tf.export_saved_model`.
-      max_age: as of `het_tf.export_saved_model`.
+      path: folder of the SavedModel. Parameter servers must reach it under the same path.
+      input_signature: as in `het_tf.export_saved_model`.
+      rows: as in `het_tf.export_saved_model`.
+      min_updates: as in `het_tf.export_saved_model`.
+      min_norm: as in `het_tf.export_saved_model`.
+      max_age: as in `het_tf.export_saved_model`.
 
     Raises:
-      ValueError: as by `het_tf.export_saved_model`; or path is an URL, or there is a SavedModel in
-        the folder.
+      ValueError: an error of `het_tf.export_saved_model`, `path` is a URL, or the folder has a
+        SavedModel.
       tf.errors.OpError: a file cannot be written, a value is beyond the range of float16, or a
-        parameter server is down. Then nothing of it is there.
+        parameter server is down. No file of the model is left.
     """
     if tf.io.gfile.exists(f"{os.fspath(path)}/saved_model.pb"):
         raise ValueError(f"path = {os.fspath(path)} holds a SavedModel already")
@@ -298,46 +301,47 @@ def publish(
     max_age: int | None = None,
     full_every: int = 1000,
 ) -> Publisher:
-    """Writes a SavedModel as `export_mapped`, and what changes of it while the model trains.
+    """Writes a SavedModel as `export_mapped` does, and then new versions while the model trains.
 
-    A thread of this program has every server write the rows that changed, and writes the variables,
-    while training goes on. Whoever has loaded the model from the folder takes each version over as
-    a whole, in their order, without loading again: all that one request reads is of one version.
-    The folder gets a whole version, and old files are removed, whenever the changes have come to
-    half of its rows, or `full_every` versions have been written. Only the last publisher of a
-    folder goes on: the others raise an error.
+    A thread of this program publishes the versions. For every version, the servers write the rows
+    that changed, and the thread writes the variables. Training continues meanwhile. A program that
+    has loaded the model opens every new version without loading the model again. Every request
+    reads from one version only. The publisher writes a whole version and removes old files when the
+    changes have half as many rows as the last whole version, or after `full_every` versions. If
+    several publishers use a folder, only the newest continues. The others raise an error.
 
-    The endpoint `freshness` says "version", when it was "written" (seconds since 1970),
-    "age_seconds", "changed_rows" in memory, and in "trouble" why the next version could not be
-    opened, or "".
+    The endpoint `freshness` returns "version", "written" (time in seconds since 1970),
+    "age_seconds", "changed_rows" (number of changed rows in memory), and "trouble" (the error of
+    opening the next version, or "").
 
-    Rows are published as parameter servers have them, and variables as Keras's variables are: what
-    workers hold back (`staleness`, `dense_staleness`) is in a later version. With the publisher
-    among the callbacks of `fit`, that is sent first, and rows and variables are of one moment
-    between two steps: `fit` waits until they are cut, and goes on while they are written.
+    A version has the rows of the parameter servers and the values of Keras's variables. Pending
+    updates of workers (`staleness`, `dense_staleness`) are in a later version. If the publisher is
+    a callback of `fit`, `fit` flushes the workers first, and rows and variables belong to the same
+    moment between two steps. `fit` waits for the snapshot and continues while the version is
+    written.
 
     Args:
       model: a built model, under a strategy or not.
-      folder: of the SavedModel; parameter servers and those who serve must reach it. If it holds
-        one of this model, published by a program before, that is continued.
-      every: how often, in seconds or as "30s", "5m", "1h".
-      input_signature: as of `het_tf.export_saved_model`.
-      rows: as of `het_tf.export_saved_model`.
-      min_updates: as of `het_tf.export_saved_model`.
-      max_age: as of `het_tf.export_saved_model`; rows are left out of whole versions. What changes
-        is in the next one whatever its age, and is served until the next whole one.
-      full_every: one in so many versions has all rows, however few change: whoever loads the model
-        has as many to go through, and the folder has their files. A thousand take 0.2 to 0.5 s
-        (100 rows of 16 columns each).
+      folder: folder of the SavedModel. Parameter servers and serving programs must reach it. If an
+        earlier program has published this model there, its versions are continued.
+      every: interval in seconds, or text such as "30s", "5m", "1h".
+      input_signature: as in `het_tf.export_saved_model`.
+      rows: as in `het_tf.export_saved_model`.
+      min_updates: as in `het_tf.export_saved_model`.
+      max_age: as in `het_tf.export_saved_model`, for whole versions. Other versions have all
+        changed rows of any age, which are served until the next whole version.
+      full_every: one of `full_every` versions has all rows, even if few rows change. A program that
+        loads the model opens all versions since the last whole one, and the folder keeps their
+        files. A thousand versions take 0.2 to 0.5 s (100 rows of 16 columns each).
 
     Returns:
-      The publisher. The first version is there.
+      The publisher, after the first version was written.
 
     Raises:
-      ValueError: as by `het_tf.export_saved_model`; or folder is an URL, or holds another model; or
-        `every` is no such time, or full_every no such number.
-      RuntimeError: another publisher began to write into the folder meanwhile.
-      tf.errors.OpError: as by `export_mapped`.
+      ValueError: an error of `het_tf.export_saved_model`, `folder` is a URL or has another model,
+        or `every` or `full_every` is out of range.
+      RuntimeError: another publisher began to write into the folder at the same time.
+      tf.errors.OpError: an error of `export_mapped`.
     """
     selection = RowSelection(rows, min_updates, max_age=max_age)
     full_every = check_integer("full_every", full_every, 1, INT32_MAX)
@@ -345,7 +349,7 @@ def publish(
 
 
 class Publisher(keras.callbacks.Callback):
-    """Publishes a model until it is closed. See `publish`."""
+    """Publisher of a model, until `close`. See `publish`."""
 
     def __init__(
         self,
@@ -356,7 +360,7 @@ class Publisher(keras.callbacks.Callback):
         selection: RowSelection,
         full_every: int,
     ):
-        """Publishes the first version. Arguments as of `publish`; every: seconds."""
+        """Publishes the first version. Accepts the arguments of `publish`, `every` in seconds."""
         super().__init__()
         self._published_model = model
         self._every = every
@@ -365,14 +369,15 @@ class Publisher(keras.callbacks.Callback):
             model, folder, input_signature, selection, _POLL_SECONDS, full_every
         )
         self._version = self._versions.next - 1
-        # Of who begins a version, and waits for it if he does.
+        # Held while a thread begins a version, and while it waits for this version.
         self._lock = threading.Lock()
         self._writing = Background(folder)
-        # Whether the last version that was begun, or should have been, is not there.
+        # Whether the last version was not written, or not even begun.
         self._failed = False
-        # Whether the last that was heard of `fit` is that it makes steps. It begins to when the
-        # thread has cut what it was about to.
+        # Whether `fit` makes steps, as far as its callbacks show.
         self._fits = False
+        # Held while the publisher's thread takes a snapshot. `on_epoch_begin` waits for it, so that
+        # steps start after the snapshot.
         self._moment = threading.Lock()
         self._closed = threading.Event()
         self._heard = threading.Event()
@@ -381,24 +386,24 @@ class Publisher(keras.callbacks.Callback):
 
     @property
     def version(self) -> int:
-        """The newest version that was written."""
+        """Number of the newest written version."""
         return self._version
 
     @servers_named()
     def publish(self, *, flush: bool = True) -> int:
-        """Writes a version now, after one that is being written.
+        """Writes a version now. Waits for a version that is being written.
 
         Args:
-          flush: send first what workers hold back. Only where nothing else trains meanwhile.
+          flush: whether to flush the workers first. Allowed only if no other thread trains.
 
         Returns:
-          The version.
+          Number of the version.
 
         Raises:
-          RuntimeError: the publisher was closed; or another one writes into the folder: there are
-            no more versions of this one.
+          RuntimeError: the publisher was closed, or another publisher writes into the folder. This
+            publisher then writes no more versions.
           tf.errors.OpError: a file cannot be written, or a parameter server is down. The next
-            version has what this one would have had.
+            version also has the changes of this version.
         """
         with self._lock:
             self._wait()
@@ -407,9 +412,9 @@ class Publisher(keras.callbacks.Callback):
             return self._version
 
     def close(self) -> None:
-        """Publishes what changed since the last version, and stops.
+        """Publishes the changes since the last version, and stops.
 
-        Raises: as `publish`. It has stopped then, too.
+        Raises: the errors of `publish`. The publisher stops in any case.
         """
         if self._closed.is_set():
             return
@@ -428,15 +433,15 @@ class Publisher(keras.callbacks.Callback):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # Keras calls these.
+    # Callbacks of Keras.
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """From now on `fit` calls."""
+        """Passes the publishing from the thread to `on_train_batch_end`."""
         with self._moment:
             self._hear(fits=True)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Begins a version when it is time, and nothing is being written that it would wait for."""
+        """Begins a version if the interval is over and no write would delay it."""
         self._fits = True
         if time.monotonic() < self._next or self._writing.busy or snapshots.would_wait():
             return
@@ -449,13 +454,14 @@ class Publisher(keras.callbacks.Callback):
             self._lock.release()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The thread takes over, until there are steps again."""
+        """Passes the publishing to the thread until the next step."""
         self._hear(fits=False)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Waits for the version that is being written. The thread takes over.
+        """Waits for the version that is being written. Passes the publishing to the thread.
 
-        If another publisher has come, `publish` and `close` raise that, and this does not.
+        Publishes again if the last version failed. If a newer publisher uses the folder, this
+        function raises no error. `publish` and `close` do.
 
         Raises:
           tf.errors.OpError: the last version was not written, and cannot be written now.
@@ -466,14 +472,12 @@ class Publisher(keras.callbacks.Callback):
             self.publish()
         self._hear(fits=False)
 
-    # Inside.
-
     @property
     def _ended(self) -> bool:
         return self._closed.is_set() or self._versions.superseded
 
     def _begin(self, flush: bool) -> None:
-        """Begins a version. REQUIRES: `_lock`, and nothing is being written."""
+        """Begins a version. REQUIRES: `_lock` is held, and no version is being written."""
         if self._closed.is_set():
             raise RuntimeError("the publisher is closed")
         self._next, self._failed = time.monotonic() + self._every, True
@@ -490,8 +494,8 @@ class Publisher(keras.callbacks.Callback):
             raise
 
     def _wait(self) -> None:
-        """Until nothing is being written. What an error kept from that is in the next version."""
-        with contextlib.suppress(Exception):  # it was logged
+        """Waits until no version is being written. A failed version's changes are in the next."""
+        with contextlib.suppress(Exception):  # `_write` has logged it.
             self._writing.wait()
 
     def _hear(self, fits: bool) -> None:
@@ -516,9 +520,13 @@ class Publisher(keras.callbacks.Callback):
             self._versions.close()
 
     def _seconds_left(self) -> float:
-        """Until the thread publishes; not while others write, so that nobody waits with it."""
-        # `fit` is given as much time again: it sends first what workers hold back. If it makes no
-        # step for so long, it may have ended by an exception, of which nobody tells us.
+        """Returns the seconds until the thread publishes. It does not while another snapshot waits.
+
+        Otherwise `fit` could wait for the thread, which would wait for the other snapshot.
+        """
+        # While `fit` makes steps, the thread gives it another interval, because `fit` flushes the
+        # workers first. After this time without a step, `fit` may have ended with an exception,
+        # which callbacks do not see.
         due = self._next + (self._every if self._fits else 0.0)
         return max(due - time.monotonic(), _LOOK_SECONDS if snapshots.would_wait() else 0.0)
 
@@ -544,19 +552,20 @@ def _seconds(every: float | str) -> float:
 
 
 def verify(path: str | os.PathLike[str]) -> int:
-    """Reads all of a SavedModel of `export_mapped` or `publish`, and compares checksums.
+    """Reads a whole SavedModel of `export_mapped` or `publish` and verifies its checksums.
 
-    Whoever loads a model does so for changes, but not for the rows of a whole version, which it
-    does not read before somebody asks for them. Versions may be published meanwhile.
+    Loading a model verifies the checksums of changes, but not those of the rows in a whole version,
+    which are read on demand. Versions may be published at the same time.
 
     Args:
       path: folder of the SavedModel.
 
     Returns:
-      How many files of rows there are.
+      Number of row files.
 
     Raises:
-      ValueError: there is no such model, or a file is missing or damaged. The message names it.
+      ValueError: there is no such model, or a file is missing or damaged. The message names the
+        file.
     """
     path = os.fspath(path)
     if not tf.io.gfile.exists(f"{path}/saved_model.pb"):

@@ -1,8 +1,8 @@
 """Shows the trainings of this user that run on this host: `python -m het_tf.top [--once]`.
 
-Caches, replicas, shards and tasks of every `het_tf.keras.Model.fit` under
-`HetParameterServerStrategy` whose program, the chief, runs here. Rates are between two looks; at
-the first one, counts are since the start, and shards have not been asked yet ("?").
+Shows the caches, replicas, shards and tasks of every `het_tf.keras.Model.fit` under
+`HetParameterServerStrategy` whose program (the chief) runs on this host. Rates are averages since
+the previous refresh. The first display shows counts since the start, and "?" for shards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WATCHED_FOR = 5.0  # seconds
 
 
 def folder() -> pathlib.Path:
-    """Where this user's files are: in XDG_RUNTIME_DIR, or in the folder for temporary files."""
+    """Returns the folder of this user's status files, in XDG_RUNTIME_DIR or in the temp folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return pathlib.Path(runtime) / "het_tf"
@@ -32,40 +32,43 @@ def folder() -> pathlib.Path:
 
 
 class StatusFile:
-    """This process's file. What cannot be written is not: training goes on without it."""
+    """The status file of this process. Errors of writing are ignored, and training continues."""
 
     def __init__(self) -> None:
-        """Names the file; makes nothing yet."""
+        """Decides the path. Creates no file."""
         self._path = folder() / f"{os.getpid()}.json"
 
     def write(self, status: dict[str, Any]) -> None:
-        """Replaces the file's content at once."""
+        """Replaces the contents of the file atomically."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._path.parent.stat().st_uid != os.getuid():
-                return  # A folder of that name, made by somebody else.
+                return  # Another user owns the folder.
             partial = self._path.with_suffix(".partial")
             partial.write_text(json.dumps(status | {"pid": os.getpid(), "time": time.time()}))
             partial.replace(self._path)
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks."""
+        """Whether a `het_tf.top` has read the file recently."""
         try:
             return time.time() - self._path.with_suffix(".watched").stat().st_mtime < _WATCHED_FOR
         except OSError:
             return False
 
     def remove(self) -> None:
-        """Nothing is done any more."""
+        """Deletes the file at the end of a training."""
         for suffix in (".json", ".watched"):
             with contextlib.suppress(OSError):
                 self._path.with_suffix(suffix).unlink()
 
 
 def read_all() -> list[dict[str, Any]]:
-    """What running processes of this user say, and has them say all. Files of dead ones go."""
-    found = []
+    """Reads the status files of this user's running processes. Deletes the files of dead processes.
+
+    It also marks the files as watched, so that the processes write their full status.
+    """
+    statuses = []
     for path in sorted(folder().glob("*.json")):
         if not path.stem.isdigit():
             continue
@@ -75,8 +78,8 @@ def read_all() -> list[dict[str, Any]]:
                 path.with_suffix(".watched").unlink(missing_ok=True)
                 continue
             path.with_suffix(".watched").touch()
-            found.append(json.loads(path.read_text()))
-    return found
+            statuses.append(json.loads(path.read_text()))
+    return statuses
 
 
 _CLEAR = "\x1b[H\x1b[2J"
@@ -85,11 +88,11 @@ Status = dict[str, Any]
 
 
 def render(now: Status, before: Status | None) -> str:
-    """One training as text.
+    """Formats the status of a training as text.
 
     Args:
-      now: what it says.
-      before: what it said before, if anything.
+      now: current status.
+      before: previous status, for rates. None: shows counts.
     """
     seconds = now["time"] - before["time"] if before else 0.0
     steps = f"/{now['steps']}" if now["steps"] else ""
@@ -159,7 +162,7 @@ def _mb(value: float) -> str:
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> list[str]:
-    """Lines of a table, names to the left and numbers to the right; none without rows."""
+    """Formats a table as lines, with names left and numbers right. Empty without rows."""
     rows = [[str(x) for x in row] for row in rows]
     if not rows:
         return []
@@ -175,14 +178,18 @@ def _table(header: list[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 def main() -> int:
-    """Runs until interrupted, or once; 1 if it was to look once and nothing runs."""
+    """Runs until interrupted, or once with `--once`.
+
+    Returns:
+      Exit status. 1 if `--once` found no training.
+    """
     parser = argparse.ArgumentParser(prog="python -m het_tf.top", description=__doc__)
     parser.add_argument("--once", action="store_true", help="print the second look, and end")
     parser.add_argument("--interval", type=float, default=2.0, help="seconds between looks")
     arguments = parser.parse_args()
     if arguments.interval <= 0:
         parser.error(f"--interval must be above 0, not {arguments.interval}")
-    # By process: what it says, and what it said before that. It may say nothing new between looks.
+    # Current and previous status by process. A status may stay the same between two refreshes.
     last: dict[int, Status] = {}
     before: dict[int, Status] = {}
     looks = 1

@@ -1,1 +1,1 @@
-"""Data sets that examples, tests and benchmarks train on: real where they can be had."""
+"""Data sets for examples, tests and benchmarks: real ones where they are available."""

@@ -1,8 +1,8 @@
-"""Ratings of the shape of MovieLens 100K, for machines that have neither the data nor a network.
+"""Generated ratings in the shape of MovieLens 100K, for machines without the data and a network.
 
-Nothing in them is real. Their signal is planted: users and movies have a bias, tastes meet in a few
-latent factors, and every age has genres it prefers. A model that finds all of it reaches an AUC of
-0.86, one that ignores its input 0.5.
+The signal is planted: users and movies have a bias and a few latent factors, and every age prefers
+some genres. A model that finds the whole signal reaches an AUC of 0.86. A model that ignores its
+input reaches 0.5.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,15 @@ NUM_FACTORS = 4
 def generate(
     columns: Sequence[Any], pad: int, seed: int = 2022
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns (features by column name, label bool [n]), the same for the same seed.
+    """Generates ratings. Equal seeds give equal ratings.
 
     Args:
-      columns: `movielens.COLUMNS`, whose sizes and lengths the features keep.
-      pad: fills up lists shorter than the length of their column.
+      columns: `movielens.COLUMNS`, with the sizes and lengths of the features.
+      pad: value that pads lists to the length of their column.
+      seed: seed of the random generator.
+
+    Returns:
+      The features by column name, and the labels, bool [n].
     """
     size = {column.name: column.size for column in columns}
     (max_genres,) = (column.length for column in columns if column.length)
@@ -61,7 +65,7 @@ def generate(
 
 
 def _pairs(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct (user, movie) pairs; few users rate much and few movies are rated much."""
+    """Draws distinct (user, movie) pairs. A few users and a few movies have most of the ratings."""
     activity = random.lognormal(0, 1, NUM_USERS)
     popularity = 1 / (np.arange(NUM_MOVIES) + 30.0)
     drawn = 4 * NUM_RATINGS

@@ -1,7 +1,8 @@
-"""MovieLens 100K as a click-through task: does this user like (rate 4 or 5) this movie?
+"""MovieLens 100K as a click-through task: predict whether a user rates a movie 4 or 5.
 
-The ratings are read through TensorFlow Datasets (`movielens/100k-ratings`). Where they cannot be
-had, `load` says so and generates as many with the same columns and a signal planted in them.
+The ratings are read through TensorFlow Datasets (`movielens/100k-ratings`). If they are not
+available, `load` logs a warning and generates the same number of ratings, with the same columns and
+a planted signal.
 
 Source: F. M. Harper, J. A. Konstan, The MovieLens Datasets: History and Context, ACM TiiS 5(4),
 2015, doi 10.1145/2827872. GroupLens allows research use and no redistribution.
@@ -26,11 +27,11 @@ from het_tf.datasets import generated_movielens
 from het_tf.runtime.threads import call_in_daemon
 
 NAME = "movielens/100k-ratings"
-SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"  # where TFDS has it from
+SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"  # The URL that TFDS uses.
 REACH_TIMEOUT_S = 3
 DOWNLOAD_TIMEOUT_S = 120
-LIKED = 4.0  # a rating from here on is a positive: 55.4 % of them are
-PAD = -1  # fills up lists shorter than their column's length
+LIKED = 4.0  # Smallest rating with a positive label. 55.4 % of the ratings are positive.
+PAD = -1  # Pads lists to the length of their column.
 
 Features = dict[str, np.ndarray]
 Arrays = tuple[Features, np.ndarray]  # features by column, label float32 [n] in {0, 1}
@@ -40,9 +41,9 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One int64 feature: shape [n], or [n, length] padded with PAD, of ids in [0, size).
+    """An int64 feature of shape [n], or [n, length] padded with PAD, with ids in [0, size).
 
-    Every column counts from 0, so ids of two columns overlap: key them apart in a shared table.
+    The ids of every column start at 0. To share a table, map the columns to disjoint keys.
     """
 
     name: str
@@ -56,9 +57,9 @@ COLUMNS = (
     Column("age", 8),  # decades
     Column("gender", 2),
     Column("occupation", 22),
-    Column("zip", 36**3),  # the first three characters, letters (Canada) included
+    Column("zip", 36**3),  # first three characters, including letters (Canada)
     Column("genres", 21, length=6),
-    Column("year", 2000),  # of release, 0 where unknown
+    Column("year", 2000),  # year of release, or 0 if unknown
     Column("hour", 24),  # of the rating, UTC
     Column("weekday", 7),  # 0 is Thursday, the first day of Unix time
 )
@@ -66,7 +67,15 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """What `load` returned and why: `source` is "movielens" or "generated"."""
+    """Description of the loaded data.
+
+    Attributes:
+      source: "movielens" or "generated".
+      reason: place of the data, or the error because of which ratings were generated.
+      num_train: number of training examples.
+      num_test: number of test examples.
+      columns: the features.
+    """
 
     source: str
     reason: str
@@ -78,9 +87,9 @@ class Info:
 def load(
     data_dir: str | None = None, download: bool = False
 ) -> tuple[tf.data.Dataset, tf.data.Dataset, Info]:
-    """Returns (train, test, info): data sets of (features by column, label), not batched.
+    """Returns (train, test, info): unbatched data sets of (features by column, label).
 
-    See `load_arrays` for the arguments and the split, and `batches` for a faster way to batches.
+    The arguments and the split are those of `load_arrays`. `batches` is a faster way to batches.
     """
     train, test, info = load_arrays(data_dir, download)
     slices = tf.data.Dataset.from_tensor_slices
@@ -88,27 +97,29 @@ def load(
 
 
 def load_arrays(data_dir: str | None = None, download: bool = False) -> tuple[Arrays, Arrays, Info]:
-    """Returns (train, test, info), all ratings in memory.
+    """Returns (train, test, info), with all ratings in memory.
 
-    A tenth of the (user, movie) pairs is for testing, chosen by a hash of the pair: the same pairs
-    on every machine and in every order, and nearly every user and movie occurs on both sides.
+    A hash of the (user, movie) pair selects a tenth of the pairs for testing. The split is the same
+    on every machine and for every order of the ratings. Nearly every user and movie occurs in both
+    parts.
 
     Args:
-      data_dir: folder that holds the prepared data set, as `tfds.load` takes it. None: the folder
-        `tensorflow_datasets` in $HET_TF_DATA_DIR, else the default folder of TFDS, and generated
-        ratings if it is not there.
-      download: fetch the data set (5 MB) into the default folder if it is missing: given up after
-        REACH_TIMEOUT_S seconds without an answer, after DOWNLOAD_TIMEOUT_S in all.
+      data_dir: folder with the prepared data set, as in `tfds.load`. None: the folder
+        `tensorflow_datasets` in $HET_TF_DATA_DIR. Without this variable: the default folder of
+        TFDS, or generated ratings if the folder lacks the data set.
+      download: whether to download the data set (5 MB) into the default folder if it is missing.
+        The attempt ends after REACH_TIMEOUT_S seconds without an answer, and after
+        DOWNLOAD_TIMEOUT_S seconds of download.
 
     Raises:
-      FileNotFoundError: `data_dir` or $HET_TF_DATA_DIR is given and does not hold the data set.
+      FileNotFoundError: `data_dir` or $HET_TF_DATA_DIR is set and lacks the data set.
     """
     named = data_dir or _named_by_environment()
     try:
         ratings = _read_or_download() if named is None and download else _read(named)
         features, label = _features(ratings), ratings["user_rating"] >= LIKED
         source, reason = "movielens", f"read from {named or 'the default folder of TFDS'}"
-    except (ImportError, AssertionError, OSError) as error:  # AssertionError: not prepared there
+    except (ImportError, AssertionError, OSError) as error:  # AssertionError: it is not prepared.
         if named is not None and not isinstance(error, ImportError):
             raise FileNotFoundError(f"{named} does not hold {NAME}: {error}") from error
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -132,9 +143,14 @@ def batches(
 ) -> tf.data.Dataset:
     """Returns one pass over the rows of `load_arrays`: batches of (features by column, label).
 
-    Rows are gathered a batch at a time, which is many times faster than batching single rows. With
-    a `shuffle_seed` every pass has another order and the last, shorter batch is left out. `part`
-    (i, n) takes every n-th row from the i-th: what worker i of n trains on.
+    The data set gathers whole batches, which is many times faster than batching single rows.
+
+    Args:
+      arrays: features and labels from `load_arrays`.
+      batch_size: rows in a batch.
+      shuffle_seed: seed of the order, which differs in every pass. The last, shorter batch is then
+        left out. None: rows are in order.
+      part: (i, n) selects every n-th row, starting with row i, such as the rows of worker i of n.
     """
     index, count = part
     features, label = arrays
@@ -166,14 +182,14 @@ def _read_or_download() -> Features:
 
 
 def _check_reachable() -> None:
-    """Raises an OSError where there is no network, on which TFDS would wait for minutes."""
+    """Raises an OSError if there is no network. TFDS would otherwise wait for minutes."""
     head = urllib.request.Request(SOURCE, method="HEAD")
-    # In a thread, since looking up a name has no limit of its own.
-    asked = call_in_daemon(lambda: urllib.request.urlopen(head, timeout=REACH_TIMEOUT_S).close())
+    # Runs in a thread, because the lookup of a host name has no timeout.
+    answer = call_in_daemon(lambda: urllib.request.urlopen(head, timeout=REACH_TIMEOUT_S).close())
     try:
-        asked.result(timeout=REACH_TIMEOUT_S)
+        answer.result(timeout=REACH_TIMEOUT_S)
     except urllib.error.HTTPError:
-        pass  # Somebody answers: let TFDS find out.
+        pass  # The server answers. TFDS reports the error.
     except urllib.error.URLError as error:
         raise OSError(f"no way to {SOURCE}: {error.reason}") from error
     except (TimeoutError, concurrent.futures.TimeoutError) as error:
@@ -181,7 +197,7 @@ def _check_reachable() -> None:
 
 
 def _download() -> None:
-    """Prepares the data set in a process of its own: TFDS has no limit on how long it tries."""
+    """Downloads and prepares the data set in a subprocess, because TFDS has no timeout."""
     _log.warning(
         "Fetching %s, which may take %d s. $HET_TF_DATA_DIR may name a folder that has it.",
         NAME,
@@ -204,10 +220,10 @@ def _download() -> None:
 
 
 def _read(data_dir: str | None) -> Features:
-    """All ratings by the names TFDS gives them, `movie_genres` padded."""
+    """Reads all ratings, by TFDS's names of the features. `movie_genres` is padded."""
     tfds = importlib.import_module("tensorflow_datasets")
-    # TFDS finds, checks and describes the files. It parses them a row at a time, though, which took
-    # 20 s of CPU for these 100,000 rows on a 2-core machine; all at once they take 1 s.
+    # TFDS finds and checks the files. This function parses all 100,000 rows at once, which takes
+    # 1 s on a 2-core machine. TFDS parses single rows, which took 20 s of CPU.
     _, info = tfds.load(NAME, data_dir=data_dir, download=False, with_info=True)
     parsers = {}
     for name, stored in info.features.get_serialized_info().items():
@@ -244,12 +260,12 @@ def _release_year(title: str) -> int:
 
 
 def _per_distinct(texts: np.ndarray, number: Callable[[str], int]) -> np.ndarray:
-    """`number` of each text, int64 [n], called once per distinct one."""
+    """Returns `number(text)` for every text, int64 [n]. Calls it once per distinct text."""
     distinct, at = np.unique(texts.astype(bytes), return_inverse=True)
     return np.array([number(text.decode()) for text in distinct], np.int64)[at]
 
 
 def _is_test(user: np.ndarray, movie: np.ndarray) -> np.ndarray:
     mixed = (user.astype(np.uint64) << np.uint64(20)) + movie.astype(np.uint64)
-    mixed *= np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio; its high bits depend on all
+    mixed *= np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: high bits depend on all bits.
     return (mixed >> np.uint64(32)) % np.uint64(10) == 0

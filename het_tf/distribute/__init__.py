@@ -1,4 +1,4 @@
-"""Clusters and the strategy that trains on them."""
+"""Clusters, and the strategy that trains on them."""
 
 from het_tf.distribute.cluster.local_cluster import LocalCluster
 from het_tf.distribute.strategy import HetParameterServerStrategy

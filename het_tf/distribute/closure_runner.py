@@ -1,4 +1,4 @@
-"""Running closures on the workers with a bounded number of them under way."""
+"""Execution of closures on the workers, with a bounded number of closures in flight."""
 
 from __future__ import annotations
 
@@ -22,49 +22,50 @@ from collections.abc import Iterable
 
 
 class ClosureNumbers:
-    """Gives numbers to closures. Thread safe."""
+    """Source of numbers of closures. Thread-safe."""
 
     def __init__(self) -> None:
-        """The first number is 1."""
+        """Starts with number 1."""
         self._lock = threading.Lock()
         self._last = 0
         self._open: set[int] = set()
 
     def take(self) -> tuple[int, int]:
-        """A number for a closure that is about to be scheduled, and what is done."""
+        """Returns the number of a new closure, and the number up to which closures are finished."""
         with self._lock:
             self._last += 1
             self._open.add(self._last)
             return self._last, min(self._open) - 1
 
     def finish(self, numbers: Iterable[int]) -> None:
-        """Closures have ended, and their results are here; or nobody wants them."""
+        """Marks closures as finished: their results have arrived, or are not needed any more."""
         with self._lock:
             self._open.difference_update(numbers)
 
 
 class Coordinator(tf.distribute.coordinator.ClusterCoordinator):
-    """TensorFlow's, but its end waits for no worker that is gone, nor does the program's."""
+    """TensorFlow's `ClusterCoordinator`, whose deletion does not wait for lost workers."""
 
     def __del__(self) -> None:
-        """Ends its threads; one of them may be waiting for such a worker."""
-        if not sys.is_finalizing():  # Then they have ended, and no other can begin.
+        """Ends the coordinator's threads in the background. A thread may wait for a lost worker."""
+        # While the interpreter exits, the threads have ended, and no thread can be started.
+        if not sys.is_finalizing():
             call_in_daemon(super().__del__)
 
 
-_POLL = 1.0  # seconds between looks at the health of the parameter servers
+_POLL = 1.0  # seconds between health checks of the parameter servers
 _REFETCH_INTERVAL = 0.1  # seconds
 
 
 class ClosureRunner:
-    """Schedules closures and hands back their results in the order in which they finish.
+    """Schedules closures and returns their results in the order in which they finish.
 
-    `ClusterCoordinator` gives each closure to the next free worker, and again to another one if
-    that worker dies. It can wait for one closure or for all of them, but not for whichever ends
-    first, so every closure under way has a thread that waits for it. A result is handed back
-    exactly once, however often the closure was run.
+    `ClusterCoordinator` assigns every closure to the next free worker, and to another worker if
+    this worker dies. It can wait for one closure or for all closures, but not for the first that
+    finishes. Every closure in flight therefore has a thread that waits for it. A result is returned
+    exactly once, even if the closure ran several times.
 
-    Used from one thread:
+    Use a runner from one thread:
 
         with ClosureRunner(strategy) as runner:
             while ...:
@@ -81,17 +82,17 @@ class ClosureRunner:
         """Creates a runner.
 
         Args:
-          strategy: where to run.
-          max_in_flight: closures scheduled but not handed back; twice the number of workers when
-            None, so that a worker has its next closure ready when it ends one.
-          numbered: closures get two more arguments, of `ClosureNumbers.take`.
+          strategy: strategy whose workers run the closures.
+          max_in_flight: largest number of closures that are scheduled and not yet returned. None:
+            twice the number of workers, so that every worker has its next closure ready.
+          numbered: whether closures get the results of `ClosureNumbers.take` as two more arguments.
         """
         self._strategy = strategy
         self._max_in_flight = max_in_flight or 2 * strategy.num_workers
         self._in_flight = 0
         self._numbered = numbered
-        self._numbers: dict[int, int] = {}  # Of closures in flight, by id of their tag.
-        self._scheduling: concurrent.futures.Future[None] | None = None  # The last one.
+        self._numbers: dict[int, int] = {}  # Numbers of closures in flight, by `id(tag)`.
+        self._scheduling: concurrent.futures.Future[None] | None = None  # The last `schedule`.
         self._finished: queue.SimpleQueue[tuple[Any, Any, Exception | None]] = queue.SimpleQueue()
         self._abandoned = threading.Event()
 
@@ -100,14 +101,14 @@ class ClosureRunner:
         return self
 
     def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
-        """Schedules no more, and waits for every closure under way on the coordinator.
+        """Waits for all closures on the coordinator and drops their results.
 
-        Their results are dropped. An error in the `with` block is raised on, except that a
-        `tf.errors.CancelledError` gives way to the error of a closure: when a closure fails,
-        TensorFlow cancels what this thread is doing, too.
+        An error in the `with` block propagates. A `tf.errors.CancelledError` is replaced by the
+        error of a closure, because TensorFlow also cancels the ops of this thread when a closure
+        fails.
 
         Raises:
-          Exception: what a closure raised that somebody else scheduled, if the block had no error.
+          Exception: the error of a closure that other code scheduled, if the block had no error.
         """
         drained = self._abandoned.is_set()
         self._abandoned.set()
@@ -123,22 +124,21 @@ class ClosureRunner:
 
     @property
     def in_flight(self) -> int:
-        """Closures scheduled and not handed back yet."""
+        """Number of closures that are scheduled and not yet returned."""
         return self._in_flight
 
     @property
     def has_room(self) -> bool:
-        """Whether another closure may be scheduled."""
+        """Whether another closure can be scheduled."""
         return self._in_flight < self._max_in_flight
 
     def schedule(self, fn: tf.types.experimental.PolymorphicFunction, args: Any, tag: Any) -> None:
-        """Schedules `fn(*args)` on any worker; `wait` returns `tag` with its result.
+        """Schedules `fn(*args)` on any worker. `wait` returns `tag` with the result.
 
-        When this returns the coordinator has it, so that `HetParameterServerStrategy.join` waits
-        for it.
+        After this call, `HetParameterServerStrategy.join` waits for the closure.
 
         Raises:
-          tf.errors.UnavailableError: a parameter server is down; the message names it.
+          tf.errors.UnavailableError: a parameter server is down. The message names it.
         """
         self._in_flight += 1
         if self._numbered:
@@ -150,14 +150,14 @@ class ClosureRunner:
         self._wait_for(self._scheduling.result)
 
     def wait(self) -> tuple[Any, Any]:
-        """Blocks until some closure has finished.
+        """Waits until a closure has finished.
 
         Returns:
-          Its tag, and its result as NumPy arrays.
+          The closure's tag, and its result as NumPy arrays.
 
         Raises:
-          tf.errors.UnavailableError: a parameter server is down; the message names it.
-          Exception: what the closure raised. The remaining closures are then cancelled.
+          tf.errors.UnavailableError: a parameter server is down. The message names it.
+          Exception: the error of the closure. The remaining closures are then cancelled.
         """
         tag, result, error = self._wait_for(self._finished.get)
         self._in_flight -= 1
@@ -168,7 +168,7 @@ class ClosureRunner:
         return tag, result
 
     def _wait_for(self, get: Callable[..., Any]) -> Any:
-        """What `get(timeout=seconds)` returns once it does, unless a parameter server is lost."""
+        """Waits for `get(timeout=seconds)` and returns its result. Raises if a server is lost."""
         while True:
             try:
                 return get(timeout=_POLL)
@@ -176,15 +176,15 @@ class ClosureRunner:
                 try:
                     self._strategy.raise_if_ps_lost()
                 except tf.errors.UnavailableError:
-                    self._abandoned.set()  # The closures under way may never end.
+                    self._abandoned.set()  # The closures in flight may never end.
                     raise
 
     def _raise(self, error: Exception) -> None:
-        """Ends the other closures and raises what is to be said about `error`."""
+        """Waits for the other closures and raises `error`, or a clearer error."""
         self._abandoned.set()
         explained = self._strategy.explain(error)
         first = self._drain()
-        # A cancelled closure's result may be seen before that of the one which failed.
+        # The error of a cancelled closure may arrive before the error of the closure that failed.
         if first is not None and isinstance(error, tf.errors.CancelledError):
             explained = first
         if explained is error:
@@ -192,20 +192,21 @@ class ClosureRunner:
         raise explained from error
 
     def _drain(self) -> Exception | None:
-        """Waits until no closure is under way, or a parameter server is lost.
+        """Waits until no closure is in flight, or a parameter server is lost.
 
-        The coordinator cancels its other closures once one has failed.
+        After a failure, the coordinator cancels its other closures.
 
         Returns:
-          What that closure raised, or that a parameter server is lost.
+          The error of the closure that failed, or the error about the lost parameter server. None
+          if all closures succeeded.
         """
         try:
-            if self._scheduling is not None:  # An interrupt may have ended the wait for it.
+            if self._scheduling is not None:  # An interrupt may have ended the wait in `schedule`.
                 self._wait_for(self._scheduling.result)
             self._strategy.join()
         except Exception as error:
             return error
-        # The coordinator raises an error only once. `join` did not, so `schedule` may have.
+        # The coordinator raises an error only once. `schedule` may have raised it before `join`.
         while True:
             try:
                 *_, error = self._finished.get_nowait()
@@ -217,8 +218,8 @@ class ClosureRunner:
     def _run(
         self, fn: Any, args: Any, tag: Any, scheduled: concurrent.futures.Future[None]
     ) -> None:
-        # In a thread since scheduling waits for all closures under way once one has failed, which
-        # takes minutes where they wait for a parameter server that hangs.
+        # Runs in a thread. After a failure, scheduling waits for all closures in flight. This takes
+        # minutes if they wait for a parameter server that hangs.
         try:
             remote = self._schedule(fn, args)
         except Exception as error:
@@ -233,10 +234,10 @@ class ClosureRunner:
         with _old_objects_passed_over() if traces == 0 else contextlib.nullcontext():
             remote = self._strategy.coordinator.schedule(fn, args=args)
             if _num_traces(fn) != traces:
-                # Tracing leaves functions that nothing uses. TensorFlow removes one from all
-                # servers when Python collects it, and holds the interpreter's lock meanwhile:
-                # beside a server that hangs, nothing here would run for a minute or more. So they
-                # go now.
+                # Tracing leaves unused functions. When Python collects one, TensorFlow removes it
+                # from all servers and holds the interpreter's lock meanwhile. If a server hangs
+                # then, no thread of this process runs for a minute or more. The functions are
+                # therefore collected now.
                 gc.collect()
         return remote
 
@@ -245,8 +246,8 @@ class ClosureRunner:
             try:
                 result, error = remote.fetch(), None
             except Exception as raised:
-                # The worker may die after it ran the closure and before the result is copied here.
-                # The coordinator then runs the closure again, under the same remote value.
+                # The worker may die between the end of the closure and the copy of the result. The
+                # coordinator then runs the closure again, under the same remote value.
                 if _is_worker_lost(raised) and not self._abandoned.wait(_REFETCH_INTERVAL):
                     continue
                 result, error = None, raised
@@ -255,18 +256,18 @@ class ClosureRunner:
 
 
 def _num_traces(fn: Any) -> int | None:
-    """How often a `tf.function` was traced; None for a Python function."""
+    """Returns the number of traces of a `tf.function`, or None for a Python function."""
     count = getattr(fn, "experimental_get_tracing_count", None)
     return count() if count else None
 
 
 @contextlib.contextmanager
 def _old_objects_passed_over() -> Iterator[None]:
-    """Within it, a garbage collection looks at objects made within it alone.
+    """Limits garbage collections in this context to objects that are created in it.
 
-    Those that were there before are all of TensorFlow's and Keras's: half a second a collection.
+    A collection of all objects of TensorFlow and Keras takes half a second.
     """
-    if gc.get_freeze_count():  # somebody else's, who would miss it
+    if gc.get_freeze_count():  # Other code has frozen objects, and `unfreeze` would undo it.
         yield
         return
     gc.freeze()
@@ -277,6 +278,6 @@ def _old_objects_passed_over() -> Iterator[None]:
 
 
 def _is_worker_lost(error: Exception) -> bool:
-    # A stale handle: a new process at the worker's address does not have the result.
+    # STALE_HANDLE: a new process at the worker's address does not have the result.
     is_lost = cause_of(error) in (Cause.TRANSPORT, Cause.STALE_HANDLE)
     return is_lost and names_job(error, "worker") and not names_job(error, "ps")

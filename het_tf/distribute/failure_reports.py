@@ -1,4 +1,4 @@
-"""Which tasks of a cluster are down, and errors that name them."""
+"""Detection of tasks that are down, and errors that name them."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from het_tf.runtime.threads import call_apart
 if TYPE_CHECKING:
     from het_tf.distribute.cluster.local_cluster import LocalCluster
 
-_POLL = 1.0  # seconds between looks at the health of the parameter servers
+_POLL = 1.0  # seconds between health checks of the parameter servers
 
 
 class ServerLostError(tf.errors.UnavailableError):
-    """A parameter server is down, or was restarted and has lost what it held.
+    """A parameter server is down, or was restarted and has lost its variables and tables.
 
     Attributes:
-      what: which server, and what became of it, without what to do about it.
+      what: description of the server and its failure.
+      remedy: advice that follows `what` in the message.
+      notice: text of the error that revealed the failure.
     """
 
-    # AutoGraph, through which TensorFlow calls what saves, makes other errors of such than these.
+    # TensorFlow calls savers through AutoGraph, which would replace this error by another one.
     ag_pass_through = True
 
     def __init__(self, what: str, remedy: str, notice: str = ""):
-        """notice: by what error it was noticed."""
+        """Creates the error. Its message consists of the three texts."""
         super().__init__(None, None, what + remedy + (f" ({notice})" if notice else ""))
         self.what, self.remedy, self.notice = what, remedy, notice
 
 
 class Watching:
-    """What `HetParameterServerStrategy` knows of the health of its tasks.
+    """The part of `HetParameterServerStrategy` that watches the health of its tasks.
 
     Attributes:
-      lost_after: seconds for which a task must leave every probe unanswered until it is lost.
+      lost_after: seconds without an answer to any probe after which a task is lost.
     """
 
     lost_after: float
@@ -52,18 +54,20 @@ class Watching:
     _reports: CacheReports
 
     def is_down(self, device: str) -> bool:
-        """Whether the task of a device does not answer now; this process does."""
+        """Whether the task of a device does not answer now. False for this process."""
         spec = tf.DeviceSpec.from_string(device)
         task = (spec.job, spec.task)
         return task in self._addresses and self._probe(task) is not probes.TaskState.UP
 
     def call_watched(self, fn: Callable[[], Any]) -> Any:
-        """Calls `fn`, which talks to parameter servers, in a thread; returns what it returns.
+        """Calls `fn` in a thread while it watches the parameter servers. Returns `fn`'s result.
+
+        If a parameter server is lost, this function raises without waiting for `fn`, because `fn`
+        may never end.
 
         Raises:
-          tf.errors.UnavailableError: a parameter server is down, or was lost meanwhile: with one
-            that hangs, `fn` might not end.
-          Exception: what `fn` raised.
+          tf.errors.UnavailableError: a parameter server is down or was lost during the call.
+          Exception: the error of `fn`.
         """
         with self._monitor:
             waiting = call_apart(fn)
@@ -76,31 +80,33 @@ class Watching:
                     raise self.explain(error) from error
 
     def raise_if_ps_lost(self) -> None:
-        """Raises if a parameter server has left every probe unanswered for `lost_after` seconds.
+        """Raises an error if a parameter server is lost. Works only while `health` is started.
 
         Raises:
-          tf.errors.UnavailableError: names the parameter server. Only while `health` is started.
+          tf.errors.UnavailableError: a parameter server has answered no probe for `lost_after`
+            seconds. The message names it.
         """
         for task, state in self._monitor.lost("ps").items():
             raise ServerLostError(*self._ps_lost_message(task, state))
 
     def explain(self, error: Exception) -> Exception:
-        """The error to show for `error`: one that names the parameter server that is down, if so.
+        """Returns an error that names the parameter server that is down, or `error` itself.
 
         Args:
-          error: what a closure, `run_on_worker` or the coordinator raised.
+          error: error of a closure, of `run_on_worker` or of the coordinator.
 
         Returns:
-          A `tf.errors.UnavailableError` naming the task and its address, or the error itself.
+          A `tf.errors.UnavailableError` with the task and its address. If no parameter server is
+          down, `error` itself.
         """
-        # The coordinator wraps what happened when a closure's dataset was made.
+        # The coordinator wraps errors of creating the dataset of a closure.
         error = getattr(error, "original_exception", error)
         if not isinstance(error, tf.errors.OpError) or isinstance(error, ServerLostError):
             return error
         cause = cause_of(error)
         if cause is Cause.LOST_LOOKUP_TABLE:
             return lookup_table_error(f"The step ({node_named(error)})")
-        # The answer of a server that lives; so short of memory it may fail a probe.
+        # The server is alive, but it may fail a probe for lack of memory.
         if isinstance(error, tf.errors.ResourceExhaustedError):
             return error
         named = {task for task in tasks_named(error) & set(self._addresses) if task[0] == "ps"}
@@ -113,20 +119,20 @@ class Watching:
             if state is not probes.TaskState.UP:
                 return ServerLostError(*self._ps_lost_message(task, state), str(error))
         if named and (is_transport or cause is Cause.STALE_HANDLE):
-            # It answers, so it was restarted: the variables and tables it held are gone.
+            # The server answers, so it was restarted without its variables and tables.
             return ServerLostError(*self._ps_lost_message(sorted(named)[0], None), str(error))
         return error
 
     def _probe(self, task: probes.Task) -> probes.TaskState:
-        """As `health.probe`; a task that answers slowly is up."""
-        # One that is lost has had as long for an answer already.
+        """Probes a task. A task that answers within the time until it would be lost is up."""
+        # A lost task has already had this time.
         lost = self._monitor.lost(task[0]).get(task)
         return lost or probes.probe(self._addresses[task], self._monitor.seconds_left(task))
 
     def _ps_lost_message(
         self, task: probes.Task, state: probes.TaskState | None
     ) -> tuple[str, str]:
-        """What happened, and what to do."""
+        """Returns a description of the failure, and the remedy."""
         named = f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]}"
         what = "was restarted or unreachable" if state is None else state.value
         log = "" if self._local_cluster is None else f" {self._local_cluster.describe(*task)}"
@@ -152,7 +158,7 @@ class Watching:
             self._reports.worker_lost(task[1])
 
     def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool | None:
-        """Whether a flush goes on without `device` (see `visit`)."""
+        """Whether a flush skips `device`: the argument `is_lost` of `visit`."""
         if error is None:
             self._raise_if_ps_down()
         elif (explained := self.explain(error)) is not error:
@@ -166,7 +172,7 @@ class Watching:
         if state is probes.TaskState.UP:
             if error is None or not _is_stale_worker_error(error):
                 return False
-            # A call on one worker may fail of the end of another.
+            # The end of one worker may fail a call on another worker.
             if _runs_ops(device):
                 return None
         what = "was restarted" if state is probes.TaskState.UP else state.value
@@ -181,7 +187,7 @@ class Watching:
 
 
 def _runs_ops(device: str) -> bool:
-    """Whether the task of a device is still the process that this one connected to."""
+    """Whether a device runs ops: its task is still the process to which this one connected."""
 
     def run() -> None:
         with tf.device(device):
@@ -195,7 +201,7 @@ def _runs_ops(device: str) -> bool:
 
 
 def _is_stale_worker_error(error: tf.errors.OpError) -> bool:
-    """Whether a worker that answers fails because it is a new process at the old address."""
+    """Whether an error shows that a worker is a new process at its old address."""
     return isinstance(
         error,
         (

@@ -1,8 +1,9 @@
-"""What a worker does before it ends: it sends what its caches and replicas still hold.
+"""Flush of a worker's caches and replicas before the worker ends.
 
-These were made by the training program, whose context nobody else reaches, and it may be busy or
-gone. So the worker finds them by itself (`Het>ProcessCaches`, `Het>ProcessReplicas`), asks the
-parameter servers which shards they hold, and pushes through a session of its own server.
+The training program created the caches and replicas in its own TensorFlow context, which the worker
+cannot use. The program may also be busy or gone. The worker therefore finds the caches and replicas
+itself (`Het>ProcessCaches`, `Het>ProcessReplicas`), asks the parameter servers for the shards that
+they hold, and pushes through a session of its own server.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ _PROBE_TIMEOUT = 5.0  # seconds
 
 
 def send_all(target: str, task: TaskConfig, timeout: float) -> tuple[int, int]:
-    """Sends all that caches and replicas of this process hold back, and lets them make no more.
+    """Pushes all pending updates of this process's caches and replicas, and ends their use.
 
-    A step that is under way fails with `tf.errors.CancelledError` at its next lookup or update, or
-    when the next step of its replica begins, and the training program runs it again on another
-    worker.
+    A running step fails with `tf.errors.CancelledError` at its next lookup or update, or when the
+    next step of its replica begins. The training program runs this step again on another worker.
 
     Args:
-      target: of this process's server.
-      task: this process's.
-      timeout: seconds that one step of it may take.
+      target: target of this process's server.
+      task: task of this process.
+      timeout: seconds that each session run may take.
 
     Returns:
-      The number of shards, over all caches and replicas with something to send, that were reached,
-      and of those that were not: their parameter server is down or has lost them, or, of a replica,
-      that of another of its shards.
+      Two numbers of shards, summed over the caches and replicas with pending updates: the shards
+      that were reached, and the shards that were not. A shard is not reached if its parameter
+      server is down or has lost the shard. A shard of a replica is not reached either if another
+      shard of the replica is not.
 
     Raises:
-      tf.errors.OpError: a parameter server failed meanwhile.
+      tf.errors.OpError: a parameter server failed during the flush.
     """
     here = f"/job:{task.task_type}/task:{task.task_index}"
     addresses = task.cluster["ps"]
     probes = [call_in_daemon(probe, address, _PROBE_TIMEOUT) for address in addresses]
     up = [f"/job:ps/task:{i}" for i, answer in enumerate(probes) if answer.result() is TaskState.UP]
     config = tf.compat.v1.ConfigProto(
-        # Without these the session would wait for all tasks of the cluster.
+        # Without device filters, the session would wait for all tasks of the cluster.
         device_filters=[*up, here],
         operation_timeout_in_ms=int(1000 * timeout),
     )
@@ -82,7 +83,7 @@ Run = Callable[[Callable[[], Any]], Any]
 
 
 def _by_id(rows: np.ndarray) -> dict[int, list[int]]:
-    """Incarnations of the shards of each cache or replica."""
+    """Groups rows of (id, incarnation): the incarnations of a holder's shards, by its id."""
     holders = collections.defaultdict(list)
     for number, incarnation in rows.tolist():
         holders[number].append(incarnation)
@@ -90,16 +91,23 @@ def _by_id(rows: np.ndarray) -> dict[int, list[int]]:
 
 
 def _on_each(devices: list[str], op: Callable[[], tf.Tensor]) -> dict[str, tf.Tensor]:
-    """What an op gives on each device."""
-    given = {}
+    """Runs an op on every device. Returns the outputs by device."""
+    outputs = {}
     for device in devices:
         with tf.device(f"{device}/device:CPU:0"):
-            given[device] = op()
-    return given
+            outputs[device] = op()
+    return outputs
 
 
 def _send_cache(run: Run, number: int, shards: list[int], homes: dict[int, str]) -> int:
-    """Sends what a cache holds. Returns to how many of its shards: those that have a home."""
+    """Pushes the pending updates of a cache to the shards with a home. Returns their number.
+
+    Args:
+      run: builds a graph and runs it.
+      number: id of the cache.
+      shards: incarnation of every shard. 0: the shard has never replied to the cache.
+      homes: devices of the reachable shards, by incarnation.
+    """
 
     def push() -> list[tf.Tensor]:
         handle = ops.process_cache(np.int64(number))
@@ -116,7 +124,10 @@ def _send_cache(run: Run, number: int, shards: list[int], homes: dict[int, str])
 
 
 def _send_replica(run: Run, number: int, shards: list[int], homes: dict[int, str]) -> int:
-    """Sends the steps of a replica, if all its shards have a home. Returns to how many."""
+    """Pushes the steps of a replica if all of its shards have a home. Returns their number.
+
+    Accepts the arguments of `_send_cache`.
+    """
     if not all(shard in homes for shard in shards):
         return 0
 
@@ -145,7 +156,7 @@ def _sync(
     incarnation: int,
     request: tf.Tensor,
 ) -> tf.Tensor:
-    """The reply of a shard on a device; empty where there is nothing to say."""
+    """Returns the reply of a shard on a device, or an empty reply to an empty request."""
 
     def ask() -> tf.Tensor:
         with tf.device(f"{device}/device:CPU:0"):
@@ -155,7 +166,7 @@ def _sync(
 
 
 def _note_ended(devices: Sequence[str]) -> list[tf.Operation]:
-    """Ops that tell parameter servers, for whoever asks, that nothing was lost here."""
+    """Builds ops that store on the parameter servers that this worker lost no update."""
     holders = [ops.process_caches(all=True), ops.process_replicas(all=True)]
     ids = tf.unique(tf.concat(holders, 0)[:, 0]).y
     notes = []

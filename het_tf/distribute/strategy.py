@@ -1,4 +1,4 @@
-"""A parameter server strategy that knows about caches on the workers."""
+"""Parameter server strategy with caches on the workers."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from het_tf.runtime.validation import INT32_MAX, check_float_dtype, check_intege
 from het_tf.storage.checkpoints.manager import Manager
 from het_tf.tables.table import EmbeddingTable
 
-_POLL = 1.0  # seconds between looks at closures that waited for a lost parameter server
+_POLL = 1.0  # seconds between checks of closures that waited for a lost parameter server
 
 
 class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServerStrategy):
     """`tf.distribute.ParameterServerStrategy` with caches on the workers.
 
-    Everything of the base class works as it does there. Added are the one `coordinator`, running
-    something on a given worker, flushing the workers' caches, and errors that name the parameter
-    server that died. `het_tf.keras.Model` trains with it.
+    All features of the base class work unchanged. This class adds the strategy's only
+    `coordinator`, calls on a given worker, flushes of the workers' caches, and errors that name the
+    parameter server that died. `het_tf.keras.Model` trains with this strategy.
 
-    What was made before it, such as datasets, lookup tables and variables, stays in this process
-    and can be used with it. Models, their layers and optimizers are made in its `scope()`.
+    Objects that were made before the strategy, such as datasets, lookup tables and variables, stay
+    in this process and keep working. Make models, their layers and optimizers in `scope()`.
     """
 
     def __init__(
@@ -62,37 +62,37 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         back_within: float = 600.0,
         exactly_once: bool = False,
     ):
-        """Connects to the cluster; waits until every task answers, and says for which it waits.
+        """Connects to the cluster. Waits until every task answers, and logs the missing tasks.
 
         Args:
-          cluster_resolver: names the worker and ps tasks, e.g. `LocalCluster(...).resolver` or a
-            `tf.distribute.cluster_resolver.TFConfigClusterResolver()`.
+          cluster_resolver: resolver of the worker and ps tasks, e.g. `LocalCluster(...).resolver`
+            or `tf.distribute.cluster_resolver.TFConfigClusterResolver()`.
           variable_partitioner: as in the base class. Keras 3 cannot use partitioned variables.
-          dense_staleness: with a number, `het_tf.keras.Model.fit` trains the dense variables on
-            replicas: every worker steps on its own, and exchanges what its steps added with the
-            parameter servers. The number bounds own steps that are not sent yet, and steps of
-            others that a worker may miss; 0: every step reads and writes. None: every step reads
-            and writes the variables on the parameter servers. docs/dense.md lists the rule for
+          dense_staleness: None: every step reads and writes the dense variables on the parameter
+            servers. A number: `het_tf.keras.Model.fit` trains replicas of the dense variables.
+            Every worker steps on its own replica and exchanges the changes with the parameter
+            servers. The number bounds a worker's unsent steps, and the merged steps of other
+            workers that it misses. 0: every step fetches and pushes. docs/dense.md has the rule for
             every kind of variable.
-          dense_merge: "average": what a worker's steps added counts 1 / workers of itself (local
-            SGD: Stich, ICLR 2019); "sum": all of itself, as in asynchronous SGD.
-          dense_wire_dtype: "float32", or "bfloat16" for half of the bytes; what rounding takes off
-            is sent later.
-          lost_after: seconds for which a task must leave every probe unanswered until it counts as
-            lost: then the steps of a worker go to another one, and training ends with an error if
-            it is a parameter server. The default is far above what a server on a machine with much
-            other work needs for an answer, and bounds how long one that hangs holds up training.
-          back_within: seconds that a parameter server which was lost may take to come back, where
-            training can go on from a checkpoint (`restore_or_initialize`).
-          exactly_once: in `het_tf.keras.Model.fit`, the updates that steps make of rows count once,
-            also where the steps are run again since their worker died. For this they are sent at
-            the end of a closure (of `steps_per_execution` steps), all of them, whatever the write
-            bound; batches go through the training program. Dense variables are as without it.
+          dense_merge: "average": a worker's changes count as 1 / workers (local SGD: Stich, ICLR
+            2019). "sum": they count in full, as in asynchronous SGD.
+          dense_wire_dtype: dtype of the changes in messages. "bfloat16" halves the bytes of
+            "float32", and the rounding error is sent later.
+          lost_after: seconds without an answer to any probe after which a task is lost. The steps
+            of a lost worker run on another worker. A lost parameter server ends training with an
+            error. A server that hangs therefore delays training for this time. The default is far
+            above the time of an answer on a busy machine.
+          back_within: seconds to wait until a lost parameter server is back, if training can
+            continue from a checkpoint (`restore_or_initialize`).
+          exactly_once: whether `het_tf.keras.Model.fit` counts the updates of rows exactly once,
+            even if steps run again because their worker died. All updates are then pushed at the
+            end of their closure (`steps_per_execution` steps), for any write bound, and batches
+            pass through the training program. Dense variables are not affected.
 
         Raises:
-          TypeError: `cluster_resolver` is something else.
-          ValueError: TF_CONFIG or the cluster spec is malformed, has no worker or no ps, or says
-            that this process is not the chief. The message names the offending part.
+          TypeError: `cluster_resolver` is not a cluster resolver.
+          ValueError: TF_CONFIG or the cluster spec is malformed, has no worker or no ps, or names
+            another task than the chief for this process. The message names the malformed part.
         """
         if not isinstance(cluster_resolver, tf.distribute.cluster_resolver.ClusterResolver):
             raise TypeError(
@@ -124,7 +124,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         probes.wait_until_up(self._addresses)
         self._on_servers = recovery.OnServers()
         super().__init__(cluster_resolver, variable_partitioner)
-        Coordinator(self)  # There is one per strategy: else TensorFlow would make its own.
+        Coordinator(self)  # A strategy has one. TensorFlow would otherwise create its own.
         own_what_is_on(task_devices(), self._address)
         self._marks = recovery.Marks()
         self._recoveries = 0
@@ -142,7 +142,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
-        """The coordinator that schedules closures on the workers; one per strategy."""
+        """The strategy's only coordinator, which schedules closures on the workers."""
         return self._cluster_coordinator
 
     @property
@@ -157,13 +157,14 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
 
     @property
     def closed(self) -> bool:
-        """Whether the `LocalCluster` was closed that the strategy was made for."""
+        """Whether the strategy's `LocalCluster` was closed."""
         return self._closed
 
     def check_open(self) -> None:
-        """Raises a RuntimeError if what lived on this strategy's cluster is out of reach.
+        """Raises a RuntimeError if this process is no longer connected to the cluster.
 
-        Its `LocalCluster` was closed, or a strategy that was made later has another cluster.
+        The reason is that the `LocalCluster` was closed, or that a later strategy has connected to
+        another cluster.
         """
         if self._closed:
             raise RuntimeError(
@@ -179,45 +180,45 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
             )
 
     def scope(self) -> Any:
-        """As in the base class.
+        """Returns the strategy's scope, as the base class does.
 
         Raises:
-          RuntimeError: as of `check_open`.
+          RuntimeError: an error of `check_open`.
         """
         self.check_open()
         return self._noting_variables()
 
     @contextlib.contextmanager
     def _noting_variables(self) -> Iterator[Any]:
-        # Entered before the scope of the base class, the creator gets the variables that are
-        # placed on servers, and not those that are made of them.
+        # The creator scope is entered before the scope of the base class. The creator therefore
+        # gets the variables on the servers, and not the variables that are composed of them.
         with tf.variable_creator_scope(self._on_servers.note_variable), super().scope() as scope:
             yield scope
 
     def note_table(self, table: EmbeddingTable) -> None:
-        """Has a table made anew where its shards are lost with a parameter server."""
+        """Registers a table. Recovery recreates the shards that a parameter server lost."""
         self._on_servers.note_table(table)
 
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
     ) -> Any:
-        """As in the base class, for `coordinator.create_per_worker_dataset`."""
-        made = super().experimental_distribute_dataset(dataset, options)
-        # `keras.Model.fit` comes here first, and reads it next.
-        change_class(made, _for_workers(type(made)))
-        return made
+        """Distributes a dataset for `coordinator.create_per_worker_dataset`, as the base class."""
+        distributed = super().experimental_distribute_dataset(dataset, options)
+        # `keras.Model.fit` calls this and then iterates over the result, which must raise an error.
+        change_class(distributed, _for_workers(type(distributed)))
+        return distributed
 
     def idle(self) -> bool:
-        """Whether no scheduled closure is waiting, running or has failed.
+        """Whether no scheduled closure is waiting or running, and none has failed.
 
-        Like `ClusterCoordinator.done`, this takes the error of a closure that failed: False once,
-        and nothing else raises that error any more.
+        After a failure, this returns False once and clears the error, as `ClusterCoordinator.done`
+        does. No other call raises this error then.
         """
         if self._cluster_coordinator is None:
             return True
         try:
             return self.coordinator.done()
-        except Exception:  # What a closure raised.
+        except Exception:  # A closure raised it.
             return False
 
     @property
@@ -226,9 +227,10 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         return self._monitor
 
     def task_states(self) -> dict[tuple[str, int], tuple[str, str]]:
-        """Task type and index -> address, and what the last probe says: "up", or what is wrong.
+        """Returns the address and state of every task, by task type and index.
 
-        Tasks are probed only while `health` is started, as it is under `fit`.
+        The state is the result of the last probe: "up", or a description of the failure. Tasks are
+        probed only while `health` is started, as under `fit`.
         """
         failing = self._monitor.failing()
         return {
@@ -237,7 +239,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         }
 
     def worker_device(self, index: int) -> str:
-        """Name of the CPU device of a worker, for `tf.device`.
+        """Returns the name of a worker's CPU device, for `tf.device`.
 
         Raises:
           ValueError: there is no such worker.
@@ -248,11 +250,11 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         return f"/job:worker/replica:0/task:{index}/device:CPU:0"
 
     def run_on_worker(self, index: int, fn: Callable[..., Any], *args: Any) -> Any:
-        """Runs `fn(*args)` on one given worker and waits for its result.
+        """Runs `fn(*args)` on a given worker and waits for the result.
 
-        Resources that `fn` names by `shared_name` are those that closures of the coordinator see on
-        that worker. It must not run at the same time as closures that use the same resources
-        unless those resources allow it.
+        A `shared_name` in `fn` refers to the same resource as in closures on this worker. `fn` must
+        not run at the same time as closures that use the same resource, unless the resource allows
+        concurrent use.
 
         Args:
           index: task index of the worker.
@@ -260,7 +262,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
           *args: arguments of `fn`.
 
         Returns:
-          What `fn` returns, with every tensor copied to this process.
+          The result of `fn`, with every tensor copied to this process.
 
         Raises:
           ValueError: there is no such worker.
@@ -271,26 +273,26 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         with tf.device(f"/job:{COORDINATOR}/replica:0/task:0/device:CPU:0"):
             return tf.nest.map_structure(lambda x: tf.identity(x) if tf.is_tensor(x) else x, result)
 
-    # Going on after a parameter server was lost.
+    # Recovery from a lost parameter server.
 
     def restore_or_initialize(self, manager: tf.train.CheckpointManager | Manager) -> str | None:
-        """Restores the latest checkpoint, if there is one.
+        """Restores the latest checkpoint, if there is one, and turns on recovery in `fit`.
 
-        From then on `het_tf.keras.Model.fit` calls it when a parameter server is lost: it waits
-        until the server is back, and runs the epoch again that was interrupted, from the latest
-        checkpoint; where there is none, it saves one when it begins. A loop of your own calls it
-        when it gets a `tf.errors.UnavailableError`, and then makes its `tf.function`s anew.
+        After this call, `het_tf.keras.Model.fit` recovers from lost parameter servers: it waits
+        until the server is back, restores the latest checkpoint and repeats the interrupted epoch.
+        If there is no checkpoint, `fit` saves one when it begins. A custom loop calls this function
+        after a `tf.errors.UnavailableError`, and then creates its `tf.function`s again.
 
         Args:
-          manager: of a `tf.train.Checkpoint(model=model, ...)`: TensorFlow's, or a
-            `het_tf.checkpoint.Manager`.
+          manager: a `tf.train.CheckpointManager` or `het_tf.checkpoint.Manager` of a
+            `tf.train.Checkpoint(model=model, ...)`.
 
         Returns:
-          The path of what was restored. None: the model is as it was initialized.
+          Path of the restored checkpoint. None: the model has its initial values.
 
         Raises:
-          TypeError: `manager` is something else.
-          RuntimeError: a parameter server was lost, and there is no checkpoint; or the cluster was
+          TypeError: `manager` is no such manager.
+          RuntimeError: a parameter server was lost, and there is no checkpoint. Or the cluster was
             closed.
           tf.errors.UnavailableError: a parameter server did not come back in `back_within` seconds.
         """
@@ -314,24 +316,25 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
 
     @property
     def manager(self) -> tf.train.CheckpointManager | Manager | None:
-        """What `restore_or_initialize` was called with last."""
+        """The last argument of `restore_or_initialize`, or None."""
         return self._manager
 
     @property
     def recoveries(self) -> int:
-        """How often something was made anew since a parameter server was lost.
+        """Number of recoveries from lost parameter servers.
 
-        A `tf.function` that was traced when it was less has variables and tables that are gone.
+        After a recovery, a `tf.function` that was traced before refers to lost variables and
+        tables.
         """
         return self._recoveries
 
     def recover(self) -> bool:
-        """Waits until all parameter servers answer, and makes anew what those that were lost held.
+        """Waits until all parameter servers answer, and recreates the objects of lost servers.
 
-        That is variables, which then are zeros, and shards of tables, which are empty.
+        Recreated variables are zeros. Recreated shards of tables are empty.
 
         Returns:
-          Whether any was lost.
+          Whether any server was lost.
 
         Raises:
           tf.errors.UnavailableError: a parameter server did not come back in `back_within` seconds.
@@ -342,7 +345,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
             self._raise_if_ps_down()
         if not self._marks.any_replaced():
             return False
-        while not self.idle():  # Takes the errors of closures that waited for a lost one.
+        while not self.idle():  # Clears the errors of closures that waited for a lost server.
             time.sleep(_POLL)
         reconnect()
         replaced = self._marks.take_replaced(until)
@@ -354,13 +357,14 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         return True
 
     def wait_until_reached(self) -> None:
-        """Returns when the parameter servers reach this process, as its checkpoints need it.
+        """Waits until the parameter servers can reach this process, as its checkpoints require.
 
-        They may have asked the one before it at its address while that was gone. Where one of them
-        was restarted it returns, too: what is called next fails.
+        A server may still have a broken connection to an earlier process at this address. The wait
+        also ends if a server was restarted. The next call to that server then fails.
 
         Raises:
-          tf.errors.UnavailableError: one is down, or does not in `back_within` seconds.
+          tf.errors.UnavailableError: a server is down, or cannot reach this process within
+            `back_within` seconds.
         """
         self._raise_if_ps_down()
         if not self._reached:
@@ -371,21 +375,17 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
                 )
             )
 
-    # Waiting.
-
     def join(self) -> None:
-        """`coordinator.join()`, with an error that names the parameter server if one died.
+        """Waits for all scheduled closures, as `coordinator.join()`.
 
         Raises:
-          tf.errors.UnavailableError: a parameter server is down.
-          Exception: what a scheduled closure raised.
+          tf.errors.UnavailableError: a parameter server is down. The message names it.
+          Exception: the error of a scheduled closure.
         """
         self.call_watched(self.coordinator.join)
 
-    # Inside.
-
     def _connect_to_cluster(self, coordinator_name: str) -> None:
-        # Of the base class, which would take the name "chief": see failures/connection.py.
+        # Overrides the base class, which would use the name "chief" (see failures/connection.py).
         resolver = self._cluster_resolver
         cluster = with_local_chief(resolver.cluster_spec())
         self._cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -402,7 +402,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
 
 @functools.cache
 def _for_workers(dataset_class: type) -> type:
-    """A class of datasets that only workers read, with an error that says so."""
+    """Returns a subclass of a dataset class whose iterator explains that only workers read it."""
 
     class ForWorkers(dataset_class):
         def __iter__(self) -> Iterator[Any]:
@@ -433,7 +433,7 @@ def _checked_addresses(
     else:
         cluster = check_cluster(resolver.cluster_spec().as_dict())
         task_type = resolver.task_type
-        # Those of a resolver made by hand say nothing, or that this process is the chief.
+        # The task type of a resolver made by hand is empty or "chief".
         if task_type and task_type not in TASK_TYPES:
             raise ValueError(
                 f"the resolver's task_type is {task_type!r}, not one of {list(TASK_TYPES)}"

@@ -1,4 +1,4 @@
-"""What workers hold back of rows and dense variables: taking note of it, and sending it."""
+"""Pending updates of workers, for rows and dense variables: reports and flushes."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from het_tf.runtime.counters import Counts, add_up, since, sum_stats
 from het_tf.runtime.threads import call_apart
 from het_tf.tables.worker_cache import WorkerCache
 
-# What holds updates, or steps, back on a worker.
+# An object with pending updates, or pending steps, on a worker.
 Holder = WorkerCache | DenseReplicas
 
 
 def report_ops(caches: Sequence[Holder]) -> tf.Tensor:
-    """Ops for the end of a closure: the caches' reports there, one after the other, int64."""
+    """Returns the concatenated reports of caches for the end of a closure, int64 [values]."""
     return tf.concat([*(cache.report_op() for cache in caches), tf.zeros([0], tf.int64)], 0)
 
 
 def reports_size(caches: Sequence[Holder]) -> int:
-    """How many values `report_ops` gives."""
+    """Returns the number of values in the result of `report_ops`."""
     return sum(2 + len(cache.counter_names) for cache in caches)
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheReport:
-    """One cache's state on one worker, after a finished closure.
+    """State of a cache on one worker after a finished closure.
 
     Attributes:
       worker: task index of the worker.
-      cache_id: random id of the cache instance; a restarted worker has another one.
-      counters: since the instance exists, by name.
+      cache_id: random id of the cache instance. A restarted worker has another instance.
+      counters: counters since the instance was created, by name.
     """
 
     worker: int
@@ -52,45 +52,52 @@ class CacheReport:
 
     @property
     def pending(self) -> int:
-        """Updates made there, or steps of a replica, that no parameter server has yet."""
+        """Number of updates, or of a replica's steps, that no parameter server has yet."""
         return self.counters["pending"]
 
     @property
     def updates(self) -> int:
-        """Updates, or steps, made there since the instance exists."""
+        """Number of updates, or of a replica's steps, since the instance was created."""
         return self.counters["updates" if "updates" in self.counters else "steps"]
 
 
 def counted_between(before: Iterable[CacheReport], now: Iterable[CacheReport]) -> Counts:
-    """Sums of what the caches of `now` counted since their reports of `before`, if they had one."""
+    """Sums the increases of counters from the reports of `before` to the reports of `now`.
+
+    A cache without a report in `before` counts from 0.
+    """
     old = {report.cache_id: report.counters for report in before}
     return add_up(since(report.counters, old.get(report.cache_id, {})) for report in now)
 
 
 class CacheReports:
-    """The last report of every cache on every worker; warns when a cache is lost.
+    """The last report of every cache on every worker. Logs a warning when a cache is lost.
 
-    A report travels with the result of the closure that made it. When a worker dies, the closure it
-    was running has not delivered its result and is run again on another worker, so only updates of
-    finished closures can be lost: at most as many as were pending in the last report. (Updates of
-    the unfinished closure that had been sent already are then made twice, as with any variable on
-    a parameter server.)
+    A report arrives with the result of the closure that made it. When a worker dies, its running
+    closure has no result and runs again on another worker. Only updates of finished closures can
+    therefore be lost. Their number is at most `pending` of the last report. Updates that the
+    unfinished closure had already pushed are applied twice, as with any variable on a parameter
+    server.
 
-    Thread safe.
+    Thread-safe.
     """
 
     def __init__(self, ended: Callable[[], Collection[int]] = frozenset) -> None:
-        """ended: says which caches and replicas, by id, have sent all that they had and ended."""
+        """Creates the object without reports.
+
+        Args:
+          ended: returns the ids of caches and replicas that ended after they had pushed everything.
+        """
         self._ended = ended
         self._lock = threading.Lock()
-        # The last report by worker.
+        # Last report of every worker, by holder and worker.
         self._last: weakref.WeakKeyDictionary[Holder, dict[int, CacheReport]] = (
             weakref.WeakKeyDictionary()
         )
-        self._warned: dict[int, int] = {}  # lost cache id -> pending updates it was said to have
+        self._warned: dict[int, int] = {}  # Id of a lost cache -> pending updates in its warning.
 
     def register(self, cache: Holder) -> None:
-        """Adds a cache, held weakly; a second call with the same one does nothing."""
+        """Adds a cache with a weak reference. Further calls with the same cache do nothing."""
         with self._lock:
             self._last.setdefault(cache, {})
 
@@ -98,25 +105,25 @@ class CacheReports:
     def caches(self) -> tuple[WorkerCache, ...]:
         """The registered caches that are still in use, in order of registration."""
         with self._lock:
-            return tuple(each for each in self._last if isinstance(each, WorkerCache))
+            return tuple(holder for holder in self._last if isinstance(holder, WorkerCache))
 
     @property
     def replicas(self) -> tuple[DenseReplicas, ...]:
         """The registered replicas that are still in use, in order of registration."""
         with self._lock:
-            return tuple(each for each in self._last if isinstance(each, DenseReplicas))
+            return tuple(holder for holder in self._last if isinstance(holder, DenseReplicas))
 
     def record_all(self, caches: Sequence[Holder], values: np.ndarray) -> None:
-        """Takes in what `report_ops` of registered caches gave."""
+        """Stores the result of `report_ops` of registered caches."""
         ends = np.cumsum([2 + len(cache.counter_names) for cache in caches])
         for cache, report in zip(caches, np.split(values, ends)[:-1], strict=True):
             self.record(cache, report)
 
     def record(self, cache: Holder, values: Iterable[int]) -> None:
-        """Takes in what the `report_op` of a registered cache gave.
+        """Stores the result of the `report_op` of a registered cache.
 
-        Warns if the worker has another instance of the cache than before. Closures' results, and
-        the reports with them, may come in another order than they ended.
+        Logs a warning if the worker has another instance of the cache than before. Results of
+        closures, and their reports, may arrive in another order than the closures finished.
         """
         worker, cache_id, *counters = (int(value) for value in values)
         named = dict(zip(cache.counter_names, counters, strict=True))
@@ -127,23 +134,23 @@ class CacheReports:
             self._warn(cache, lost)
 
     def _take(self, cache: Holder, report: CacheReport) -> CacheReport | None:
-        """Keeps a report. Returns that of an instance which is known now to be lost."""
+        """Stores a report. Returns the last report of an instance that turns out to be lost."""
         last = self._last[cache]
-        before = last.get(report.worker)
-        if before is not None and before.cache_id != report.cache_id:
-            if report.cache_id in self._warned:  # It is older than `before`.
+        previous = last.get(report.worker)
+        if previous is not None and previous.cache_id != report.cache_id:
+            if report.cache_id in self._warned:  # The report is older than `previous`.
                 return report
             last[report.worker] = report
-            self._warned.setdefault(before.cache_id, -1)
-            return before
-        if before is None or before.updates <= report.updates:
+            self._warned.setdefault(previous.cache_id, -1)
+            return previous
+        if previous is None or previous.updates <= report.updates:
             last[report.worker] = report
         return None
 
     def worker_lost(self, worker: int) -> None:
-        """Says what was lost with a worker, and forgets its caches.
+        """Logs the losses of a dead worker and drops its reports.
 
-        Says so again only if a result that came late tells of more.
+        A late result with more pending updates causes another warning.
         """
         with self._lock:
             lost = [(cache, last.pop(worker, None)) for cache, last in self._last.items()]
@@ -152,9 +159,9 @@ class CacheReports:
                 self._warn(cache, report)
 
     def forget(self, cache: Holder) -> None:
-        """Says nothing of what the workers have of `cache` now, should they have others later.
+        """Drops the reports of a cache whose instances were freed on purpose.
 
-        Results of closures that ended before may still come.
+        Late results of these instances cause no warning.
         """
         with self._lock:
             last = self._last.get(cache, {})
@@ -162,7 +169,7 @@ class CacheReports:
             last.clear()
 
     def last(self, cache: Holder) -> dict[int, CacheReport]:
-        """Worker task index -> last report of `cache`."""
+        """Returns the last reports of `cache`, by task index of the worker."""
         with self._lock:
             return dict(self._last.get(cache, {}))
 
@@ -194,7 +201,7 @@ class CacheReports:
 
 
 class Flushing:
-    """The part of `HetParameterServerStrategy` that knows the caches and replicas of workers."""
+    """The part of `HetParameterServerStrategy` that manages the workers' caches and replicas."""
 
     _reports: CacheReports
     check_open: Callable[[], None]
@@ -202,7 +209,7 @@ class Flushing:
     join: Callable[[], None]
 
     def register_cache(self, cache: WorkerCache) -> None:
-        """Has `flush` look after `cache`. It is held weakly: whoever made it keeps it."""
+        """Adds a cache to `flush`. The strategy holds a weak reference only."""
         self._reports.register(cache)
 
     @property
@@ -211,48 +218,48 @@ class Flushing:
         return self._reports.caches
 
     def record_cache_reports(self, caches: Sequence[Holder], reports: np.ndarray) -> None:
-        """Takes in what a closure reported at its end; warns when a worker lost its cache.
+        """Stores the reports of a finished closure. Logs a warning if a worker lost its cache.
 
         Args:
           caches: registered caches and replicas.
-          reports: the value of `cache_reports.report_ops(caches)`.
+          reports: int64 [values], the result of `report_ops(caches)`.
         """
         self._reports.record_all(caches, reports)
 
     def last_cache_reports(self, cache: WorkerCache) -> dict[int, CacheReport]:
-        """Worker task index -> last known state of `cache` there."""
+        """Returns the last reports of `cache`, by task index of the worker."""
         return self._reports.last(cache)
 
     def last_replica_reports(self) -> list[CacheReport]:
-        """Last known states of the replicas that are in use, of all workers."""
-        replicas = [each for each in self._reports.replicas if each.in_use]
-        return [report for each in replicas for report in self._reports.last(each).values()]
+        """Returns the last reports of the replicas in use, of all workers."""
+        replicas = [replica for replica in self._reports.replicas if replica.in_use]
+        return [report for replica in replicas for report in self._reports.last(replica).values()]
 
     def register_replicas(self, replicas: DenseReplicas) -> None:
-        """Has `flush` look after `replicas`. They are held weakly: whoever made them keeps them."""
+        """Adds replicas to `flush`. The strategy holds a weak reference only."""
         self._reports.register(replicas)
 
     def forget_reports(self, replicas: DenseReplicas) -> None:
-        """`replicas` were freed, and are others when they are made anew: nothing was lost."""
+        """Drops the reports of replicas that were freed on purpose. No steps were lost."""
         self._reports.forget(replicas)
 
     def flush(self, *, slots: bool = True) -> None:
-        """Sends what the workers and the coordinator hold back to the parameter servers.
+        """Pushes all pending updates of the workers and the coordinator to the parameter servers.
 
-        Afterwards tables hold every update, and variables are what all workers made of them. Waits
-        for scheduled closures first. A worker that is down is skipped with a warning.
+        Waits for scheduled closures first. Afterwards the tables and the dense variables contain
+        the updates of all workers. A worker that is down is skipped with a warning.
 
         Args:
-          slots: bring the slots of Keras' optimizers up to date, too, where workers have their own
-            (`dense_staleness`).
+          slots: whether to update the slots of Keras optimizers, too, if every worker has its own
+            slots (`dense_staleness`).
 
         Raises:
           RuntimeError: the cluster was closed.
-          tf.errors.UnavailableError: a parameter server is down; the message names it.
-          Exception: what a scheduled closure raised.
+          tf.errors.UnavailableError: a parameter server is down. The message names it.
+          Exception: the error of a scheduled closure.
         """
         caches = self.caches
-        replicas = [each for each in self._reports.replicas if each.in_use]
+        replicas = [replica for replica in self._reports.replicas if replica.in_use]
         if not caches and not replicas:
             return
         self.check_open()
@@ -261,51 +268,57 @@ class Flushing:
             self._flush(caches, cache_devices())
         if replicas:
             self._flush(replicas, cluster_devices("worker"))
-            for each in replicas:
-                each.write_back(slots)
+            for replica in replicas:
+                replica.write_back(slots)
 
     def dense_stats(self) -> dict[str, int]:
-        """Counters of the workers' replicas of dense variables, summed (`dense_staleness`).
+        """Returns the counters of the workers' replicas of dense variables, summed over workers.
 
-        For callbacks: `fit` makes replicas, and frees them when it ends. They are made anew, and
-        count from 0, when something else than training has changed a variable.
+        Use it in callbacks (with `dense_staleness`): `fit` creates replicas and frees them when it
+        ends. If other code than training changes a variable, replicas are created again and count
+        from 0.
 
         Returns:
-          "steps": made; "steps_sent": those that a parameter server has merged; "steps_lost": made
-          on what a parameter server lost since; "pending": not known to be merged, now; "pushes"
-          and "values": times that steps went up, and variables came down, one for each part of the
-          variables, of which a server may have several; "bytes_up", "bytes_down": of messages.
-          Empty while there are no replicas. Without those of workers that are down.
+          "steps": number of steps. "steps_sent": steps that a parameter server has merged.
+          "steps_lost": steps whose parameter server was lost. "pending": steps that are not known
+          to be merged, now. "pushes": number of pushed shards. "values": number of fetched shards.
+          A server may have several shards of the variables. "bytes_up", "bytes_down": bytes of
+          messages.
+
+          The result is empty while there are no replicas. Workers that are down do not count.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
         """
-        replicas = [each for each in self._reports.replicas if each.in_use]
+        replicas = [replica for replica in self._reports.replicas if replica.in_use]
         if not replicas:
             return {}
         counted = visit(
             cluster_devices("worker"),
-            lambda: [each.stats_here() for each in replicas],
+            lambda: [replica.stats_here() for replica in replicas],
             self.is_lost,
         )
         return sum_stats(stats for of_worker in counted.values() for stats in of_worker)
 
     def _flush(self, holders: Sequence[Holder], devices: list[str]) -> None:
-        reports = visit(devices, lambda: [each.flush_here() for each in holders], self.is_lost)
+        reports = visit(devices, lambda: [holder.flush_here() for holder in holders], self.is_lost)
         for device, values in reports.items():
             if tf.DeviceSpec.from_string(device).job == "worker":
                 self.record_cache_reports(holders, np.concatenate(values))
 
     def _ended_holders(self) -> set[int]:
-        """What workers that ended have told the parameter servers that answer."""
+        """Returns the ids of caches and replicas that ended without a loss.
+
+        Asks the parameter servers and skips those that do not answer.
+        """
 
         def ask(device: str) -> set[int]:
             with tf.device(device):
                 return set(ops.process_ended().numpy().tolist())
 
-        asked = [call_apart(ask, device) for device in cluster_devices("ps")]
+        answers = [call_apart(ask, device) for device in cluster_devices("ps")]
         ended: set[int] = set()
-        for each in asked:
+        for answer in answers:
             with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
-                ended |= each.result(timeout=probes.PROBE_TIMEOUT)
+                ended |= answer.result(timeout=probes.PROBE_TIMEOUT)
         return ended

@@ -1,1 +1,1 @@
-"""Processes, threads and counters of a cluster. This room knows neither tables nor Keras."""
+"""Processes, threads and counters of a cluster. This package knows neither tables nor Keras."""

@@ -1,4 +1,4 @@
-"""Running something on every process of the cluster that may hold a cache."""
+"""Calls of one function on every process of the cluster that may hold a cache."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from het_tf.runtime.threads import call_apart
 
-# Seconds between looks at a process that does not answer: it would be waited for without end.
+# Seconds between checks of a process that does not answer. Without the checks, a call could wait
+# forever.
 CHECK_INTERVAL = 30.0
 
-# Times that something is called on a process that answers, if another's end has it fail, and the
-# seconds until the second of them; each further one comes after twice as long. TensorFlow needs a
-# while to leave out a process that ended.
+# Number of attempts for a call that failed because another process ended, and seconds before the
+# first retry. The pause doubles with every retry. TensorFlow needs some time to drop a process that
+# ended.
 _TRIES = 5
 _PAUSE = 0.25
 
@@ -25,24 +26,25 @@ COORDINATOR = "localhost"
 
 
 def cluster_devices(job: str) -> list[str]:
-    """The CPU devices of the tasks of a job ("ps", "worker" or `COORDINATOR`), by index."""
+    """Returns the CPU devices of a job's tasks ("ps", "worker" or `COORDINATOR`), by index."""
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
-    # This process's own devices come without a job.
+    # The names of this process's own devices have no job.
     own = tf.DeviceSpec(job=COORDINATOR, replica=0, task=0)
     devices = [own.make_merged_spec(tf.DeviceSpec.from_string(name)) for name in names]
     return [d.to_string() for d in sorted(devices, key=lambda d: d.task) if d.job == job]
 
 
 def cache_devices() -> list[str]:
-    """The CPU devices that may have a cache: those of the workers, and this process's."""
+    """Returns the CPU devices that may have a cache: all workers' and this process's."""
     return [*cluster_devices("worker"), *cluster_devices(COORDINATOR)]
 
 
 def traced_by_device(build_ops: Callable[[], Any]) -> Callable[[], Any]:
-    """A function for `visit`: on each device it runs the ops that were built under that one.
+    """Returns a function for `visit` that traces `build_ops` once under every device.
 
-    A call of a `tf.function` that traces is counted, and TensorFlow warns of five in a row. These
-    are one for each worker, and again after each restart of a server, so they are not counted.
+    TensorFlow counts the calls of a `tf.function` that trace, and warns after five in a row. This
+    function traces once for every worker, and again after every restart of a server. It calls
+    `get_concrete_function`, because TensorFlow does not count traces there.
     """
     function = tf.function(build_ops, autograph=False)
     return lambda: function.get_concrete_function()()
@@ -53,20 +55,21 @@ def visit(
     fn: Callable[[], Any],
     is_lost: Callable[[str, tf.errors.OpError | None], bool | None],
 ) -> dict[str, Any]:
-    """Calls `fn` under every device, on all of them at once.
+    """Calls `fn` under every device, concurrently.
 
     Args:
       devices: CPU devices of tasks.
       fn: a `tf.function`, or a Python function of ops. It is called from other threads.
-      is_lost: asked about a device and what `fn` raised there, or about a device and None when
-        `fn` has not ended there for another `CHECK_INTERVAL` seconds: whether to go on without it;
-        None: call it again, a few times. It may raise something better than the error.
+      is_lost: decides whether to give a device up. Its arguments are the device and the error that
+        `fn` raised there. The error is None if `fn` is still running after another
+        `CHECK_INTERVAL` seconds. Results: True drops the device; False raises the error, or waits
+        on if there is none; None retries the call a few times. `is_lost` may raise a clearer error.
 
     Returns:
-      Device -> what `fn` returned, as NumPy arrays, without the devices that are lost.
+      The results of `fn` by device, as NumPy arrays. Dropped devices are absent.
 
     Raises:
-      tf.errors.OpError: what `fn` raised on a device that is not lost.
+      tf.errors.OpError: `fn` raised it on a device that is not lost.
     """
     calls = {device: call_apart(_call, device, fn) for device in devices}
     results = {}

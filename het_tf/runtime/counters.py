@@ -1,4 +1,4 @@
-"""What counters of tables, caches and replicas are called, and come to."""
+"""Names, sums and ratios of the counters of tables, caches and replicas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 Counts = dict[str, int]
 
-# Counters that say how things are; all others only grow.
+# Counters of the current state. All other counters only grow.
 GAUGES = frozenset({"rows", "pending", "memory_bytes", "candidates", "rows_watched"})
 
 
@@ -25,7 +25,7 @@ def add_up(several: Iterable[Mapping[str, int]]) -> Counts:
 
 
 def sum_stats(stats: Iterable[tuple[Any, Any]]) -> Counts:
-    """Sums what several ops gave: pairs of the counters' names and values, as arrays or tensors."""
+    """Sums the outputs of several stats ops: pairs of names and values, arrays or tensors."""
     return add_up(
         {
             name.decode(): int(value)
@@ -37,13 +37,17 @@ def sum_stats(stats: Iterable[tuple[Any, Any]]) -> Counts:
 
 @functools.cache
 def names_of(names_op: Callable[[], tf.Tensor]) -> tuple[str, ...]:
-    """The counters' names in the order of a report, which an op gives."""
+    """Returns the names that `names_op` outputs: the counters in the order of a report."""
     with tf.init_scope(), tf.device("/device:CPU:0"):
         return tuple(name.decode() for name in names_op().numpy())
 
 
 def since(now: Mapping[str, int], before: Mapping[str, int]) -> Counts:
-    """What was counted between two times; a cache that was lost meanwhile counts for nothing."""
+    """Returns the increase of every counter between two times.
+
+    An increase is never negative: a cache that was lost in between counts as zero. Gauges keep
+    their current value.
+    """
     return {
         name: value if name in GAUGES else max(value - before.get(name, 0), 0)
         for name, value in now.items()
@@ -51,10 +55,10 @@ def since(now: Mapping[str, int], before: Mapping[str, int]) -> Counts:
 
 
 def with_ratios(counters: Mapping[str, int]) -> dict[str, int | float]:
-    """Adds ratios, and rows that were fetched again, to the counters of caches.
+    """Adds "hit_rate", "key_hit_rate" and "refreshes" to the counters of caches.
 
-    "hit_rate" and "key_hit_rate" are from 0 to 1, and 0 where nothing was looked up. "refreshes"
-    are rows that were fetched again because they had passed the read bound.
+    The rates are from 0 to 1, and 0 if nothing was looked up. "refreshes" is the number of rows
+    that were fetched again because they were beyond the read bound.
     """
     if not counters:
         return {}

@@ -1,4 +1,4 @@
-"""Which strategy this process has, for those who are outside of its scope."""
+"""The current strategy of this process, for code outside of its scope."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ from het_tf.runtime.broadcast import cluster_devices
 
 
 class ClusterStrategy(Protocol):
-    """What other rooms ask of the strategy that this process trains under."""
+    """The part of the strategy's interface that other packages use."""
 
     @property
     def closed(self) -> bool:
-        """Whether its cluster was closed."""
+        """Whether the strategy's cluster was closed."""
         ...
 
     def check_open(self) -> None:
-        """Raises a RuntimeError if its cluster was closed."""
+        """Raises a RuntimeError if the strategy's cluster was closed."""
 
     def explain(self, error: tf.errors.OpError) -> Exception:
-        """An error that names the task which is down; or the same error."""
+        """Returns an error that names the task that is down, or `error` itself."""
         ...
 
     def note_table(self, table: Any) -> None:
-        """Has a table made anew where its shards are lost with a parameter server."""
+        """Registers a table. Recovery recreates the shards that a parameter server lost."""
 
     def wait_until_reached(self) -> None:
-        """Returns when the parameter servers reach this process."""
+        """Waits until the parameter servers can reach this process."""
 
 
 _made: list[weakref.ref[ClusterStrategy]] = []
 
 
 def note_strategy(strategy: ClusterStrategy) -> None:
-    """Makes it the `current_strategy`. It is held weakly."""
+    """Sets the `current_strategy`. Only a weak reference is kept."""
     _made[:] = [weakref.ref(strategy)]
 
 
 def current_strategy() -> ClusterStrategy | None:
-    """The last strategy that was made, if its cluster is still to be used."""
+    """Returns the newest strategy, or None if its cluster was closed or none exists."""
     strategy = _made[0]() if _made else None
     return None if strategy is None or strategy.closed else strategy
 
 
 @contextlib.contextmanager
 def servers_named() -> Iterator[None]:
-    """Has the error of a parameter server that is down name it: a context, or a decorator.
+    """Replaces TensorFlow's error by one that names the parameter server that is down.
+
+    Usable as a context manager and as a decorator.
 
     Raises:
-      RuntimeError: in place of TensorFlow's error where the cluster was closed.
+      RuntimeError: the cluster was closed.
     """
     try:
         yield
@@ -70,7 +72,7 @@ def servers_named() -> Iterator[None]:
 
 
 def warn_of_idle_cluster(what: str) -> None:
-    """Warns that "`what` outside of the strategy's scope" if there is a cluster to be used."""
+    """Warns that "`what` outside of the strategy's scope" if a strategy is open."""
     if current_strategy() is None:
         return
     warnings.warn(
@@ -81,10 +83,10 @@ def warn_of_idle_cluster(what: str) -> None:
 
 
 def parameter_servers(strategy: tf.distribute.Strategy) -> list[str]:
-    """Where tables live under that strategy; empty: in this process.
+    """Returns the devices that hold tables under a strategy. Empty means this process.
 
     Raises:
-      ValueError: it is neither a ParameterServerStrategy nor of one replica.
+      ValueError: the strategy is no ParameterServerStrategy and has several replicas.
     """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return cluster_devices("ps")

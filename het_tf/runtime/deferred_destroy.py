@@ -1,7 +1,7 @@
-"""Resources on devices whose Python objects are gone.
+"""Deferred destruction of device resources whose Python owners were garbage-collected.
 
-They are destroyed when the next table is made, and not by the garbage collector: it may run while
-TensorFlow builds a graph and holds its lock.
+The resources are destroyed when the next table is created. The garbage collector must not destroy
+them, because it may run while TensorFlow builds a graph and holds the graph's lock.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import tensorflow as tf
 
 from het_tf.runtime.threads import call_apart
 
-# Seconds that the end of the process waits for servers to destroy what it had there.
+# Seconds that an exiting process waits for servers to destroy its resources.
 _AT_EXIT = 10.0
 
 _numbers = itertools.count()
-_owned: dict[int, Callable[[], None]] = {}  # Those whose owners are there.
+_owned: dict[int, Callable[[], None]] = {}  # The owners are alive.
 _abandoned: collections.deque[Callable[[], None]] = collections.deque()
 
 
 def destroy_after(owner: object, destroy: Callable[[], None]) -> None:
-    """Has `destroy` called some time after `owner` is gone.
+    """Schedules a call of `destroy` after `owner` has been garbage-collected.
 
-    At the end of the process only after `destroy_at_exit`.
+    A process that exits calls `destroy` only if `destroy_at_exit` was called.
     """
     number = next(_numbers)
     _owned[number] = destroy
@@ -38,7 +38,7 @@ def destroy_after(owner: object, destroy: Callable[[], None]) -> None:
 
 
 def destroy_all() -> None:
-    """Destroys what was abandoned until now."""
+    """Destroys the resources of all owners that have been garbage-collected."""
     while _abandoned:
         destroy = _abandoned.popleft()
         with tf.init_scope():
@@ -47,14 +47,14 @@ def destroy_all() -> None:
 
 @functools.cache
 def destroy_at_exit() -> None:
-    """Has this process destroy what it has on servers when it ends, since they go on."""
+    """Registers an exit handler that destroys the resources on servers, which keep running."""
     atexit.register(_end)
 
 
 def _end() -> None:
     for number in list(_owned):
         _abandon(number)
-    # A server that hangs is not waited for. Python may begin no more threads by then.
+    # A server that hangs must not block the exit. Python may refuse to start threads by then.
     with contextlib.suppress(concurrent.futures.TimeoutError, tf.errors.OpError, RuntimeError):
         call_apart(destroy_all).result(timeout=_AT_EXIT)
 

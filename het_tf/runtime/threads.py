@@ -1,9 +1,9 @@
-"""Ops that may never end, kept from holding up others.
+"""Threads for calls that may never return.
 
-What a thread asks of another task, TensorFlow notes with its executor, and whoever reads the next
-batch of a dataset in this process waits for all that is noted there. Threads share one unless they
-have their own; and with the shared one TensorFlow also notes, whenever it gets to it, what it frees
-on other tasks for any thread.
+TensorFlow records the remote calls of a thread in the thread's executor. All threads share one
+executor unless they have their own. TensorFlow also records in the shared executor when it frees
+tensors on other tasks, for any thread. Reading the next batch of a dataset in this process waits
+for all recorded calls. A remote call that hangs would therefore block the reader.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from het_tf.compat.tensorflow_internals import finish_own_executor, use_own_exec
 
 
 def call_in_daemon(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
-    """Calls `fn(*args)` in a thread of its own; the future holds its result or exception.
+    """Calls `fn(*args)` in a new daemon thread. The future holds the result or the exception.
 
-    Unlike the threads of a `ThreadPoolExecutor`, this one does not keep the process from exiting
-    when the call hangs, as RPCs to a vanished host do.
+    A call that hangs, such as an RPC to a vanished host, does not keep the process from exiting.
+    The threads of a `ThreadPoolExecutor` do.
     """
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             result = fn(*args)
-        except BaseException as error:  # Handed to whoever waits for the future.
+        except BaseException as error:  # The caller of `future.result` gets the error.
             future.set_exception(error)
         else:
             future.set_result(result)
@@ -37,7 +37,10 @@ def call_in_daemon(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Fut
 
 
 def call_apart(fn: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
-    """As `call_in_daemon`, for what makes ops: nobody but the future waits for them to end."""
+    """Calls `fn(*args)` as `call_in_daemon` does, in a thread with its own executor.
+
+    Other threads do not wait for the ops of `fn`.
+    """
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     call_in_daemon(_run, future, fn, args)
     return future
@@ -47,10 +50,10 @@ def _run(future: concurrent.futures.Future[Any], fn: Callable[..., Any], args: A
     try:
         use_own_executor()
         result = fn(*args)
-    except BaseException as error:  # Handed to whoever waits for the future.
+    except BaseException as error:  # The caller of `future.result` gets the error.
         future.set_exception(error)
     else:
         future.set_result(result)
-    # The executor goes with the thread, and waits for what is still under way: whatever that ends
-    # with is no error of a call that is done.
+    # The executor ends with the thread and waits for its remaining ops. The call is done, so errors
+    # of these ops are dropped.
     finish_own_executor()

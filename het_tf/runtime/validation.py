@@ -1,4 +1,4 @@
-"""Checks of what a user passes: an error names the argument and its value."""
+"""Checks of arguments that users pass. The errors name the argument and its value."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ INT64_MAX = 2**63 - 1
 
 
 def check_integer(name: str, value: Any, low: int, high: int, otherwise: str = "") -> int:
-    """`value` as an int, if it is an integer of any type but bool from `low` to `high`.
+    """Returns `value` as an int after checking that it is an integer from `low` to `high`.
 
     Args:
-      name: of the argument.
-      value: what was passed.
+      name: name of the argument.
+      value: value of the argument. Any integer type except bool is allowed.
       low: smallest value allowed.
       high: largest value allowed.
-      otherwise: what else the argument may be, for the message.
+      otherwise: text for the message about other values that the argument may have.
 
     Raises:
-      ValueError: it is not.
+      ValueError: `value` is not such an integer.
     """
     if _is_number(value, numbers.Integral) and low <= value <= high:
         return int(value)
@@ -29,9 +29,9 @@ def check_integer(name: str, value: Any, low: int, high: int, otherwise: str = "
 
 
 def check_number(name: str, value: Any, low: float, high: float, otherwise: str = "") -> float:
-    """`value` as a float, if it is a number of any type but bool from `low` to `high`.
+    """Returns `value` as a float after checking that it is a number from `low` to `high`.
 
-    Args and Raises: as for `check_integer`. NaN is in no range.
+    Arguments and errors are those of `check_integer`. NaN is in no range.
     """
     if _is_number(value, numbers.Real) and low <= value <= high:
         return float(value)
@@ -43,13 +43,13 @@ def _is_number(value: Any, kind: type) -> bool:
 
 
 def check_clock(clock: Any) -> None:
-    """Raises a ValueError if rows have no such clock."""
+    """Raises a ValueError if `clock` is not the name of a clock."""
     if clock not in ("count", "lamport", "drift"):
         raise ValueError(f'clock must be "count", "lamport" or "drift", not {clock!r}')
 
 
 def check_float_dtype(name: str, value: Any) -> str:
-    """The name of the dtype, if it is one of the two that rows and messages have."""
+    """Returns `value` after checking that it is a dtype of rows and messages."""
     if value not in ("float32", "bfloat16"):
         raise ValueError(f'{name} must be "float32" or "bfloat16", not {value!r}')
     return value

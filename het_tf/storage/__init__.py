@@ -1,1 +1,1 @@
-"""Rows in files: checkpoints, Keras files, served models."""
+"""Rows in files: checkpoints, Keras files, and models for serving."""

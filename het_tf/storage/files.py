@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, on any file system that TensorFlow opens."""
+"""Atomic writes of files, on any file system that TensorFlow opens."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Of a slice that is read and written at once.
+# Size of a slice that is read and written at once.
 _SLICE_BYTES = 64 << 20
 
 
 def check_tensors(prefix: str, ours: Callable[[str], bool]) -> None:
-    """Reads tensors of a bundle, one after the other, with their checksums.
+    """Reads tensors of a bundle, one after the other, and verifies their checksums.
 
     Args:
-      prefix: of the bundle.
-      ours: which, by name.
+      prefix: prefix of the bundle.
+      ours: returns whether to read the tensor of a name.
 
     Raises:
-      tf.errors.OpError: one cannot be read, which the message names.
+      tf.errors.OpError: a tensor cannot be read. The message names the tensor.
     """
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
@@ -43,17 +43,17 @@ def check_tensors(prefix: str, ours: Callable[[str], bool]) -> None:
 
 
 def replace_tensors(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Puts arrays, slice by slice, in the place of tensors of a bundle.
+    """Replaces tensors of a bundle by arrays, slice by slice.
 
     Args:
-      prefix: of the bundle. After an error it may be incomplete.
-      arrays: by the name of the tensor; any shape. They may be mapped from files.
+      prefix: prefix of the bundle. After an error the bundle may be incomplete.
+      arrays: arrays of any shape, by the name of the tensor. They may be mapped from files.
 
     Raises:
       KeyError: the bundle has no such tensor.
       tf.errors.OpError: a file cannot be read or written.
     """
-    # `tf.train.load_checkpoint` would take the prefix for a folder where it looks like one.
+    # `tf.train.load_checkpoint` would treat a prefix that looks like a folder as a folder.
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     names = list(reader.get_variable_to_shape_map())
     for name in arrays.keys() - set(names):
@@ -87,16 +87,16 @@ def _save(prefix: str, names: list[str], slices: list[str], tensors: list[np.nda
 
 
 _MODEL = "saved_model.pb"
-# Of a SavedModel whose rows are mapped: the folder of its versions.
+# Folder of the versions inside a SavedModel whose rows are mapped from files.
 VERSIONS = "assets.extra/het_tf"
 
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[io.BufferedReader[Any]]:
-    """The bytes of a file.
+    """Opens a file for reading.
 
     Raises:
-      OSError: it cannot be read; the message names it.
+      OSError: the file cannot be read. The message names the file.
     """
     with io.BufferedReader(_Raw(path, path, "rb")) as file:
         yield file
@@ -104,13 +104,14 @@ def reading(path: str) -> Iterator[io.BufferedReader[Any]]:
 
 @contextlib.contextmanager
 def replacing(*paths: str) -> Iterator[list[io.BufferedWriter]]:
-    """Where to write files that then take the place of `paths`, unless there was an error.
+    """Opens temporary files that replace `paths` at the end of the context.
 
-    The last of them comes last, and what was there in its place goes first: so it is never beside
-    files that it does not belong to.
+    After an error in the context, `paths` are unchanged. Before the first replacement, the existing
+    file at the last path is removed. The new file at the last path is moved last. It is therefore
+    never beside files of another write.
 
     Raises:
-      OSError: one cannot be written; the message names it.
+      OSError: a file cannot be written. The message names the file.
     """
     temporary = [_beside(path) for path in paths]
     try:
@@ -133,10 +134,11 @@ def replacing(*paths: str) -> Iterator[list[io.BufferedWriter]]:
 
 @contextlib.contextmanager
 def saving_model(path: str) -> Iterator[str]:
-    """Where to write a SavedModel whose files then go into `path`, unless there was an error.
+    """Returns a temporary folder for a SavedModel whose files move to `path` at the end.
 
-    What makes them a SavedModel goes last. One that was there before is removed first, in the other
-    order; what else is in the folder stays.
+    After an error in the context, `path` is unchanged. An existing SavedModel at `path` is removed
+    first, beginning with `saved_model.pb`. The new `saved_model.pb` is moved last. Other files in
+    the folder stay.
 
     Raises:
       tf.errors.OpError: a file cannot be written.
@@ -163,19 +165,25 @@ def saving_model(path: str) -> Iterator[str]:
 
 
 def _beside(path: str) -> str:
-    """A name of its own in the same folder."""
+    """Returns a unique name in the folder of `path`."""
     folder, name = os.path.split(path.rstrip("/"))
     return os.path.join(folder, f".{uuid.uuid4().hex}.{name}")
 
 
 class _Raw(io.RawIOBase):
-    """A file of TensorFlow as one of Python, of which zipfile and pyarrow read and write."""
+    """Adapter from TensorFlow's file class to Python's, for zipfile and pyarrow."""
 
     def __init__(self, path: str, shown: str, mode: str):
-        """Opens a file. shown: what errors call it. mode: "rb" or "wb"."""
+        """Opens a file.
+
+        Args:
+          path: path of the file.
+          shown: path in error messages.
+          mode: "rb" or "wb".
+        """
         self._path, self._reads = shown, mode == "rb"
         self._file = tf.io.gfile.GFile(path, mode)
-        with _os_errors(shown):  # GFile itself opens later
+        with _os_errors(shown):  # GFile opens the file at the first access.
             self._file.read(0) if self._reads else self._file.write(b"")
 
     def readable(self) -> bool:
@@ -220,7 +228,7 @@ class _Raw(io.RawIOBase):
 
 @contextlib.contextmanager
 def _os_errors(path: str) -> Iterator[None]:
-    """TensorFlow's errors as Python's."""
+    """Raises errors of TensorFlow as OSErrors that name the path."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -232,13 +240,17 @@ def _os_errors(path: str) -> Iterator[None]:
 def whole_file(
     filepath: Any, arguments: dict[str, Any], endings: tuple[str, ...] = (".keras", ".h5")
 ) -> Iterator[Any]:
-    """Where to write a file that then takes the place of `filepath`, unless there was an error.
+    """Returns a path for Keras to write to. The file replaces `filepath` at the end of the context.
+
+    After an error in the context, `filepath` is unchanged. The context returns `filepath` itself,
+    and the write is not atomic, if `filepath` is a folder, if Keras writes several files
+    (`max_shard_size`), or if Keras has to ask before it overwrites (`overwrite=False`).
 
     Args:
-      filepath: what Keras is to write. Where that is no file, but a folder, or where Keras has
-        questions to ask (`overwrite=False`), it is written as it is.
-      arguments: Keras's other ones.
-      endings: of the names that Keras takes; others it refuses, by their names.
+      filepath: path of the file that Keras writes.
+      arguments: other arguments of Keras's save function.
+      endings: file name endings that Keras accepts. For other names, Keras raises an error that
+        shows `filepath`.
     """
     path = os.fspath(filepath)
     is_file = path.endswith(endings) and not os.path.isdir(path)
@@ -254,7 +266,7 @@ def whole_file(
             with open(temporary, "rb") as file, replacing(path) as (target,):
                 shutil.copyfileobj(file, target)
         return
-    # Keras tells formats by the ending.
+    # Keras selects the format by the ending.
     temporary = os.path.join(folder, f".{uuid.uuid4().hex}.{name}")
     try:
         yield temporary

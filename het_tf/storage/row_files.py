@@ -1,4 +1,4 @@
-"""Files of rows that other programs read and write: npz, Parquet, the tables of TFRA."""
+"""Row files for exchange with other programs: npz, Parquet, and tables of TFRA."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import tensorflow as tf
 from het_tf.runtime.validation import INT32_MAX, check_integer
 from het_tf.storage.files import reading, replacing
 
-# Of the rows that are read and written at once.
+# Size of a block of rows that is read and written at once.
 _BLOCK_BYTES = 64 << 20
-# Of a column of a Parquet file that are read at once, before they are decompressed.
+# Compressed bytes of a Parquet column that are read at once.
 _READ_BYTES = 1 << 20
 
 Rows = tuple[np.ndarray, np.ndarray]  # keys int64 [rows], values float32 [rows, dim]
 
 
 def rows_a_block(row_bytes: int) -> int:
-    """How many rows of so many bytes are read and written at once."""
+    """Returns the number of rows in a block, for rows of `row_bytes` bytes."""
     return max(1, _BLOCK_BYTES // max(1, row_bytes))
 
 
 class _File:
-    """A format of one file."""
+    """Base class of the formats that consist of one file."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        """path: of the file, on any file system that TensorFlow opens."""
+        """Stores the path of the file, on any file system that TensorFlow opens."""
         self.path = os.fspath(path)
 
     def __str__(self) -> str:
@@ -40,13 +40,14 @@ class _File:
 
 
 class Npz(_File):
-    """What `numpy.savez(path, keys=..., values=...)` writes: integers [rows], floats [rows, dim].
+    """A file as `numpy.savez(path, keys=..., values=...)` writes it.
 
-    Rows to be written pass through files in `tempfile.gettempdir()`.
+    `keys` are integers [rows], and `values` are floats [rows, dim]. `write` buffers the rows in
+    files in `tempfile.gettempdir()`.
     """
 
     def read(self) -> Iterator[Rows]:
-        """All rows, block by block."""
+        """Reads all rows, block by block."""
         with (
             _named(self.path),
             reading(self.path) as file,
@@ -91,22 +92,23 @@ class Npz(_File):
 
 
 class Parquet(_File):
-    """Parquet: a column of integers and one of lists of floats, all of the table's width.
+    """A Parquet file with a column of keys and a column of values.
 
-    What is written has checksums, and those that a file has are compared when it is read. It needs
-    pyarrow (`pip install pyarrow`).
+    The keys are integers. The values are lists of floats, all of the table's width. `write` adds
+    checksums, and `read` verifies the checksums that a file has. This class needs pyarrow
+    (`pip install pyarrow`).
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str = "key", values: str = "values"):
-        """Names a file and its columns.
+        """Stores the path and the names of the columns.
 
         Args:
-          path: of the file, on any file system that TensorFlow opens.
+          path: path of the file, on any file system that TensorFlow opens.
           key: name of the column of keys.
           values: name of the column of values.
 
         Raises:
-          ValueError: they are no two names.
+          ValueError: `key` and `values` are not two different strings.
         """
         super().__init__(path)
         if not (isinstance(key, str) and isinstance(values, str)) or key == values:
@@ -114,12 +116,12 @@ class Parquet(_File):
         self._columns = [key, values]
 
     def read(self) -> Iterator[Rows]:
-        """All rows, block by block."""
+        """Reads all rows, block by block."""
         parquet = _pyarrow().parquet
         with (
             _named(self.path),
             reading(self.path) as opened,
-            # Without a buffer, a row group's column is read at once.
+            # Without `buffer_size`, pyarrow reads the column of a row group at once.
             parquet.ParquetFile(
                 opened, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
             ) as file,
@@ -170,24 +172,25 @@ class Parquet(_File):
 
 
 class Tfra:
-    """A table that TensorFlow Recommenders Addons saved into a folder (`FileSystemSaver`).
+    """A table that TensorFlow Recommenders Addons (TFRA) saved into a folder (`FileSystemSaver`).
 
-    Of every shard of every process two files without a header: NAME_mht_1of2_rank0_size1-keys,
-    int64 [rows], and NAME_mht_1of2_rank0_size1-values, float32 [rows, dim]; older ones without
-    _rank0_size1. TFRA saves the slots of an optimizer as tables of other names. What is written is
-    one shard: TFRA loads it into a table on one device, or with load_entire_dir=True.
+    Every shard of every process has two files without a header: NAME_mht_1of2_rank0_size1-keys,
+    int64 [rows], and NAME_mht_1of2_rank0_size1-values, float32 [rows, dim]. File names of older
+    TFRA versions have no _rank0_size1. TFRA saves the slots of an optimizer as tables of other
+    names. `write` writes one shard. TFRA loads this shard into a table on one device, or with
+    load_entire_dir=True.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str, dim: int):
-        """Names a table.
+        """Stores the folder, name and width of a table.
 
         Args:
-          folder: path, of any file system that TensorFlow opens.
-          name: of the table. For each "/" in it files have a "_".
-          dim: columns of a row, which the files do not say.
+          folder: path of the folder, on any file system that TensorFlow opens.
+          name: name of the table. File names have "_" in place of "/".
+          dim: number of columns of a row. The files do not contain it.
 
         Raises:
-          ValueError: dim is no such number.
+          ValueError: `dim` is not a positive integer.
         """
         self._folder, self._dim = os.fspath(folder), check_integer("dim", dim, 1, INT32_MAX)
         self._name = name.replace("/", "_")  # as TFRA does
@@ -196,7 +199,7 @@ class Tfra:
         return f"{self._folder}/{self._name}"
 
     def read(self) -> Iterator[Rows]:
-        """All rows, block by block."""
+        """Reads all rows, block by block."""
         begin = re.compile(
             rf"{re.escape(self._name)}_mht_(\d+)of(\d+)(?:_rank(\d+)_size(\d+))?-keys"
         )
@@ -237,7 +240,7 @@ class Tfra:
                 )
 
     def write(self, blocks: Iterator[Rows], dim: int) -> None:
-        """Writes all rows, as one shard."""
+        """Writes all rows as one shard."""
         if dim != self._dim:
             raise ValueError(f"{self} is to have {self._dim} columns, the table has {dim}")
         tf.io.gfile.makedirs(self._folder)
@@ -249,12 +252,13 @@ class Tfra:
 
 
 class TfraCheckpoint:
-    """A table that TensorFlow Recommenders Addons saved in a checkpoint of TensorFlow, to be read.
+    """A table that TensorFlow Recommenders Addons (TFRA) saved in a TensorFlow checkpoint.
 
-    Of every shard two tensors, int64 [rows] and floats [rows, dim]: what `tf.train.Checkpoint`
-    names .../tables_of_NAME/0/.ATTRIBUTES/table-keys and -values, and `tf.compat.v1.train.Saver`
-    NAME_mht_1of2-keys and -values. TFRA saves the slots of an optimizer as tables of other names.
-    A tensor is read as a whole, as TensorFlow does: a shard at a time is in memory.
+    This class only reads. Every shard has two tensors, int64 [rows] and floats [rows, dim].
+    `tf.train.Checkpoint` names them .../tables_of_NAME/0/.ATTRIBUTES/table-keys and -values.
+    `tf.compat.v1.train.Saver` names them NAME_mht_1of2-keys and -values. TFRA saves the slots of an
+    optimizer as tables of other names. TensorFlow reads a tensor as a whole, so reading needs
+    memory for one shard.
     """
 
     _KEYS = re.compile(
@@ -262,11 +266,11 @@ class TfraCheckpoint:
     )
 
     def __init__(self, path: str | os.PathLike[str], name: str):
-        """Names a table.
+        """Stores the path of the checkpoint and the name of the table.
 
         Args:
-          path: of the checkpoint, as `tf.train.latest_checkpoint` gives it.
-          name: of the table, TFRA's `Variable`.
+          path: path of the checkpoint, as `tf.train.latest_checkpoint` returns it.
+          name: name of the table, which is TFRA's `Variable`.
         """
         self._path, self._name = os.fspath(path), name
 
@@ -274,7 +278,7 @@ class TfraCheckpoint:
         return f"{self._path}, table {self._name}"
 
     def read(self) -> Iterator[Rows]:
-        """All rows, block by block."""
+        """Reads all rows, block by block."""
         try:
             reader = tf.train.load_checkpoint(self._path)
         except (tf.errors.OpError, ValueError) as error:
@@ -293,7 +297,7 @@ class TfraCheckpoint:
                 yield keys[first : first + block], values[first : first + block]
 
     def _shards(self, tensors: Iterable[str]) -> list[str]:
-        """What the names of the table's tensors begin with."""
+        """Returns the prefixes of the names of the table's tensors, one per shard."""
         escaped = self._name.replace(".", "..").replace("/", ".S")  # as tf.train.Checkpoint does
         flat = self._name.replace("/", "_")  # as TFRA does
         found, others = {}, set()
@@ -314,7 +318,7 @@ class TfraCheckpoint:
 
 
 class _named:
-    """Errors of what is read have the path in front, whichever class a damaged file makes them."""
+    """Prepends the path to errors of reading. A damaged file can raise errors of any class."""
 
     def __init__(self, path: str):
         self._path = path
@@ -326,12 +330,12 @@ class _named:
         if not isinstance(error, Exception) or isinstance(error, MemoryError):
             return
         if isinstance(error, OSError) and self._path in str(error):
-            return  # it could not be read; those of pyarrow, of what it read, do not have the path
+            return  # The file cannot be read. pyarrow's errors about contents have no path.
         raise ValueError(f"{self._path}: {error or kind.__name__}") from error
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of an array, after which its numbers follow."""
+    """Reads the header of an array. Returns shape and dtype."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)

@@ -1,1 +1,1 @@
-"""Embedding tables, the workers' caches of their rows, and the messages between the two."""
+"""Embedding tables, the workers' caches of rows, and the messages between caches and tables."""

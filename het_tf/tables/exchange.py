@@ -1,4 +1,4 @@
-"""One message to each parameter server for everything that a step has for it."""
+"""Messages of a step: one to each parameter server, with the requests of all tables."""
 
 from __future__ import annotations
 
@@ -11,41 +11,45 @@ from het_tf import ops
 
 
 class Party(Protocol):
-    """What is spread over parameter servers and has something to say to each: a table, say."""
+    """A participant of an exchange that has one shard on each parameter server, such as a table."""
 
     def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
-        """On the parameter server of a shard: its reply to a request. Both uint8 [bytes]."""
+        """Returns a shard's reply to a request. Runs on the shard's server. Both uint8 [bytes]."""
 
 
 class Exchange:
-    """Carries the requests of several parties to parameter servers, and the replies back."""
+    """Sends the requests of several parties to the parameter servers and returns the replies."""
 
     def __init__(self, devices: Sequence[str], parties: Sequence[Party]):
-        """Describes the exchange.
+        """Stores the arguments and sends nothing.
 
         Args:
-          devices: of the parameter servers, in the order of the shards.
-          parties: who has requests, in the order in which they will be given.
+          devices: devices of the parameter servers, in the order of the shards.
+          parties: senders of requests, in the order of the requests in `send_op`.
         """
         self._devices = tuple(devices)
         self._parties = tuple(parties)
         self._functions: dict[int, Any] = {}
 
     def send_op(self, requests: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """Sends what there is to say; a server for which nobody has anything gets no message.
+        """Sends requests and waits for the replies. A server without a request gets no message.
 
         Args:
-          requests: uint8 [bytes], by party and shard; 0 bytes: nothing to say.
+          requests: uint8 [bytes], by party and shard. 0 bytes: no request.
 
         Returns:
-          The replies, uint8 [bytes], by party and shard; 0 bytes where nothing was said.
+          The replies, uint8 [bytes], by party and shard. 0 bytes: there was no request.
         """
         return self.receive_op(self.call_op(requests))
 
-    # The two halves of it, for whoever has something to do in between.
+    # The two halves of `send_op`, for callers that compute while a message is under way.
 
     def call_op(self, requests: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
-        """Sends: a scalar variant for `receive_op`; if it is dropped, nobody waits for replies."""
+        """Sends requests, arguments as for `send_op`, and does not wait for the replies.
+
+        Returns:
+          Scalar variant for `receive_op`. A caller may drop it without waiting for the replies.
+        """
         by_shard = list(zip(*requests, strict=True))
         if len(self._parties) == 1:
             messages = [request for (request,) in by_shard]
@@ -58,7 +62,7 @@ class Exchange:
         )
 
     def receive_op(self, calls: tf.Tensor) -> list[list[tf.Tensor]]:
-        """The replies to what `call_op` sent."""
+        """Waits for the replies to `call_op`. Returns them as `send_op` does."""
         replies = ops.await_replies(calls, n=len(self._devices))
         if len(self._parties) == 1:
             return [replies]

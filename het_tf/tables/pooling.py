@@ -1,7 +1,7 @@
-"""What a layer is called with, as bags of ids, each of which becomes one output.
+"""Conversion of a layer's inputs into bags of ids. One bag becomes one output.
 
-Dense, ragged and sparse inputs come to the same: ids in a row, and where each bag of them begins.
-So do the inputs that are not pooled: there a bag is one id, or none where the id is padding.
+Dense, ragged and sparse inputs have the same form as bags: a vector of ids and the position where
+every bag begins. Without pooling, a bag has one id, or none if the id is padding.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ COMBINERS = ("sum", "mean", "sqrtn", "max")
 
 @dataclasses.dataclass(frozen=True)
 class Bags:
-    """The ids of one call, of one feature.
+    """The ids of one feature in one call.
 
     Attributes:
-      ids: integers [ids], those of each bag behind those of the bag before.
-      splits: int64 [bags + 1], where each bag begins; or int64 scalar, how many ids there are, in
-        bags of one size.
+      ids: integers [ids], bag after bag.
+      splits: int64 [bags + 1], the position in `ids` where every bag begins. Or, if all bags have
+        the same size, int64 scalar: the number of ids.
       weights: float32 [ids], or None.
       combiner: one of `COMBINERS`.
-      size: ids in each bag, where splits is a scalar.
-      restore: from outputs [bags, dim] to one in the shape of the inputs.
+      size: number of ids in a bag, if `splits` is a scalar.
+      restore: function from outputs [bags, dim] to outputs in the shape of the inputs.
     """
 
     ids: tf.Tensor
@@ -39,26 +39,26 @@ class Bags:
 
     @property
     def pools(self) -> bool:
-        """Whether outputs are not just the rows of the ids."""
+        """Whether the outputs differ from the rows of the ids."""
         return self.splits.shape.rank != 0 or self.size != 1 or self.weights is not None
 
     @property
     def count(self) -> tf.Tensor:
-        """How many bags there are, int64 scalar."""
+        """Number of bags, int64 scalar."""
         if self.splits.shape.rank == 0:
             return self.splits // self.size
         return tf.size(self.splits, tf.int64) - 1
 
     @property
     def bounds(self) -> tf.Tensor:
-        """int64 [bags + 1], where each bag begins."""
+        """The position in `ids` where every bag begins, int64 [bags + 1]."""
         if self.splits.shape.rank == 0:
             return tf.range(0, self.splits + 1, self.size)
         return self.splits
 
 
 def check_combiner(combiner: str | None) -> None:
-    """Raises a ValueError if there is no such combiner."""
+    """Raises a ValueError if `combiner` is neither None nor the name of a combiner."""
     if combiner is not None and combiner not in COMBINERS:
         raise ValueError(
             f"combiner must be one of {', '.join(COMBINERS)} or None, not {combiner!r}"
@@ -68,21 +68,21 @@ def check_combiner(combiner: str | None) -> None:
 def bags_of(
     inputs: Any, weights: Any, combiner: str | None, padding: int | None, what: str
 ) -> Bags:
-    """Brings inputs of any kind to bags.
+    """Converts inputs of any kind into bags.
 
     Args:
       inputs: integers: a dense tensor of any rank, a RaggedTensor or a SparseTensor. A combiner
-        brings its last axis to one, if it has more than one axis.
-      weights: one for each id, of the same kind and shape as inputs, or for a dense input with
-        fewer axes: one for all ids that share the first; None: ones.
+        reduces the last axis, if there is more than one axis.
+      weights: one weight per id, of the kind and shape of `inputs`. Dense weights may have fewer
+        axes: a weight then applies to all ids with the same leading indices. None: all are 1.
       combiner: one of `COMBINERS`, or None: every id has an output.
-      padding: the id that is as if it were not there; None: there is none.
-      what: whose inputs they are, for errors.
+      padding: id that is ignored. None: no id is ignored.
+      what: name of the layer or feature, for errors.
 
     Raises:
       ValueError: weights do not fit the inputs.
-      tf.errors.InvalidArgumentError: weights of a ragged or sparse input lie elsewhere than its
-        ids, or the indices of a sparse input are not in order.
+      tf.errors.InvalidArgumentError: weights of a ragged or sparse input have other positions than
+        the ids, or the indices of a sparse input are not in order.
     """
     if isinstance(inputs, tf.RaggedTensor):
         bags = _of_ragged(inputs, weights, combiner, what)
@@ -96,7 +96,7 @@ def bags_of(
 def output_shape(
     shape: Sequence[int | None], combiner: str | None, dim: int
 ) -> tuple[int | None, ...]:
-    """Of ids of a shape, that of what they are looked up and pooled to."""
+    """Returns the shape of the outputs for ids of a given shape."""
     shape = tuple(shape)
     return (*(shape[:-1] if combiner is not None and len(shape) > 1 else shape), dim)
 
@@ -104,17 +104,17 @@ def output_shape(
 def output_spec(
     inputs: keras.KerasTensor, combiner: str | None, dim: int, dtype: str
 ) -> keras.KerasTensor:
-    """What comes of symbolic inputs."""
+    """Returns the symbolic output for symbolic inputs."""
     shape = output_shape(inputs.shape, combiner, dim)
     return keras.KerasTensor(shape, dtype=dtype, ragged=inputs.ragged and len(shape) > 2)
 
 
 def pool_with_stock_ops(rows: tf.Tensor, places: tf.Tensor, bags: Bags) -> tf.Tensor:
-    """What the ops of het_tf compute, for a SavedModel that is served without them.
+    """Pools rows with TensorFlow's own ops, for a SavedModel that is served without het_tf.
 
     Args:
       rows: float32 [keys, dim].
-      places: int64 [ids], which of the rows each id has.
+      places: int64 [ids], index of every id's row in `rows`.
       bags: the ids.
 
     Returns:
@@ -145,7 +145,10 @@ def pool_with_stock_ops(rows: tf.Tensor, places: tf.Tensor, bags: Bags) -> tf.Te
 def _max_with_stock_ops(
     rows: tf.Tensor, places: tf.Tensor, weights: tf.Tensor, begin: tf.Tensor, lengths: tf.Tensor
 ) -> tf.Tensor:
-    """The first ids of all bags, then the second ones: no row for each id at once."""
+    """Pools with "max": the first ids of all bags, then the second ids, and so on.
+
+    The rows of all ids are never in memory at once.
+    """
 
     def body(j: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         at = tf.minimum(begin + j, tf.size(places, tf.int64) - 1)
@@ -178,7 +181,7 @@ def _of_dense(ids: tf.Tensor, weights: Any, combiner: str | None, what: str) -> 
         outputs.set_shape(static.concatenate(outputs.shape[-1:]))
         return outputs
 
-    # No op where none is needed: a collection has as many of each as features.
+    # Skips the reshape of a vector. A collection would have one such op per feature.
     flat = ids if ids.shape.rank == 1 else tf.reshape(ids, [-1])
     return Bags(flat, splits, weights, combiner or "sum", restore, size)
 
@@ -220,7 +223,7 @@ def _of_ragged(inputs: tf.RaggedTensor, weights: Any, combiner: str | None, what
             weights = tf.identity(weights.flat_values)
     flat = inputs.flat_values
     if combiner is None or flat.shape.rank != 1:
-        # The last axis is uniform: it is pooled within the values, whose rows stay where they were.
+        # The last axis is uniform. It is pooled within the flat values, so the row splits stay.
         bags = _of_dense(flat, weights, combiner, what)
         return dataclasses.replace(
             bags, restore=lambda outputs: inputs.with_flat_values(bags.restore(outputs))
@@ -278,7 +281,7 @@ def _of_sparse(inputs: tf.SparseTensor, weights: Any, combiner: str | None, what
 
 
 def _without_padding(bags: Bags, padding: int) -> Bags:
-    """The same bags without the ids that are padding."""
+    """Returns the bags without padding ids."""
     keep = tf.cast(bags.ids, tf.int64) != padding
     before = tf.concat([[0], tf.cumsum(tf.cast(keep, tf.int64))], 0)
     return dataclasses.replace(

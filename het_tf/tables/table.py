@@ -26,10 +26,10 @@ from het_tf.runtime.validation import (
 )
 from het_tf.tables.exchange import Exchange
 
-# Attributes of a cache op that keeps no rows: lookups fetch them, gradients go to the shards.
+# Attributes of a cache op that stores no rows. Lookups fetch rows, and updates push gradients.
 NO_CACHE = {"capacity": 0}
 
-# Rows are exported in parts of about this size.
+# Approximate size of a part of an export.
 _EXPORT_PART_BYTES = 64 << 20
 
 
@@ -51,15 +51,15 @@ class TableExport:
 
 
 class EmbeddingTable:
-    """A table of embedding rows, one shard a device.
+    """A table of embedding rows with one shard per device.
 
-    A row comes into being by its first update, or as `lifetimes` say, after which it may also go.
-    Without one a key reads as its initial value, which depends on (seed, key, column) alone, and
-    takes no memory.
+    The first update of a key creates its row, unless `lifetimes` has another rule. An import also
+    creates rows. `lifetimes` may make rows expire. A key without a row needs no memory. A read of
+    such a key returns its initial value, a function of (seed, key, column).
 
     Attributes:
-      time: what `expire` was given last; None: nothing yet.
-      layout: as given.
+      time: the time that `expire` was given last, or None.
+      layout: the argument `layout`.
     """
 
     def __init__(
@@ -78,29 +78,31 @@ class EmbeddingTable:
         key_initializers: Sequence[tuple[int, int, Any]] = (),
         layout: Sequence[tuple[str, int, int]] = (),
     ):
-        """Makes the shards.
+        """Creates the shards.
 
         Args:
-          dim: columns of a row's value, at least 1.
+          dim: number of columns of a row's value, at least 1.
           optimizer: one of `het_tf.optimizers`.
           initializer: a Keras initializer or its name (see `het_tf.initializers.spec`).
-          seed: of the initial values, int64.
-          clock: "count": a row's clock counts its updates; "lamport": the rule of the HET paper;
-            "drift": it is the distance that the row's value has moved.
-          devices: where the shards live, in their order; empty: one shard in this process.
-          name: for errors; it need not be unique.
-          input_dim: how many keys there are, for initializers that depend on it; not a bound.
-          row_dtype: what values are kept as, "float32" or "bfloat16".
-          lifetimes: which keys get a row, and when rows go (`het_tf.lifetimes.spec`); empty: all
-            do at their first update, and they stay.
-          key_initializers: first and last key of ranges that have another initializer, and that.
-          layout: of a collection whose rows are in this table and others: of each of its tables the
-            name, the number of the table that has its rows, and their first key.
+          seed: seed of the initial values, int64.
+          clock: "count": a row's clock counts its updates. "lamport": the rule of the HET paper.
+            "drift": a row's clock is the distance that its value has moved.
+          devices: devices of the shards, in the order of the shards. Empty: one shard in this
+            process.
+          name: name of the table in errors. Several tables may have the same name.
+          input_dim: number of keys, for initializers that depend on it. Not a bound of the keys.
+          row_dtype: dtype of stored values, "float32" or "bfloat16".
+          lifetimes: rules of admission and expiry (`het_tf.lifetimes.spec`). Empty: the first
+            update of a key creates its row, and rows do not expire.
+          key_initializers: key ranges that have their own initializer, as (first key, last key,
+            initializer).
+          layout: for a collection that stores its tables in one or several `EmbeddingTable`s. One
+            entry per table of the collection: name, index of the `EmbeddingTable`, first key.
 
         Raises:
           ValueError: an argument is out of its range.
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
-          tf.errors.InvalidArgumentError: the clock has no such lifetimes.
+          tf.errors.InvalidArgumentError: `lifetimes` is not empty although clock is "lamport".
         """
         dim = check_integer("dim", dim, 1, MAX_DIM)
         seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
@@ -108,8 +110,8 @@ class EmbeddingTable:
         self.dim = dim
         self.optimizer = optimizer
         self.devices = tuple(devices)
-        # Two tables must not meet under one name, in this process or on a parameter server.
-        # TensorFlow takes no name that begins with an underscore.
+        # The name must be unique in this process and on the parameter servers. TensorFlow rejects
+        # names that begin with an underscore.
         self.shared_name = f"{'table' if name.startswith('_') else ''}{name}/{uuid.uuid4().hex}"
         self.row_attributes: dict[str, Any] = {
             "dim": dim,
@@ -139,23 +141,23 @@ class EmbeddingTable:
 
     @property
     def is_local(self) -> bool:
-        """Whether the table lives in this process."""
+        """Whether the table is in this process."""
         return not self.devices
 
     @functools.cached_property
     def slot_dim(self) -> int:
-        """Columns of a row's optimizer slots."""
-        # A part of next to nothing.
+        """Number of columns of a row's optimizer slots."""
+        # Exports the first of INT64_MAX parts, which has almost no rows, for its shape.
         return int(ops.table_export(self._handles[0], 0, INT64_MAX)[2].shape[1])
 
     def handle(self, shard: int) -> tf.Tensor:
-        """The handle of a shard, for eager ops, which run where the shard is."""
+        """Returns the handle of a shard for eager ops. They run on the shard's device."""
         return self._handles[shard]
 
-    # Ops, for graphs and eagerly.
+    # Ops, in graphs and eagerly.
 
     def handle_op(self, shard: int) -> tf.Tensor:
-        """A handle of a shard, on the device where this is called."""
+        """Returns a handle of a shard on the current device."""
         return ops.table_handle(
             shared_name=f"{self.shared_name}/{shard}",
             shard=shard,
@@ -164,22 +166,22 @@ class EmbeddingTable:
         )
 
     def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
-        """On the device of a shard: its reply to a cache's request.
+        """Returns a shard's reply to a request of a cache. Runs on the shard's device.
 
         Args:
-          shard: which one.
-          request: uint8 [bytes]; 0 bytes: nothing was asked.
+          shard: index of the shard.
+          request: uint8 [bytes]. 0 bytes: no request.
 
         Returns:
-          uint8 [bytes]; 0 bytes if nothing was asked.
+          uint8 [bytes]. 0 bytes: there was no request.
         """
         return ops.table_sync(self.handle_op(shard), request)
 
     def exchange_op(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Carries a cache's requests to the shards and their replies back.
+        """Sends the requests of a cache to the shards and waits for the replies.
 
         Args:
-          requests: uint8 [bytes], one for each shard.
+          requests: uint8 [bytes], one per shard.
 
         Returns:
           The replies, uint8 [bytes], for `ops.cache_install`.
@@ -200,17 +202,17 @@ class EmbeddingTable:
 
         Returns:
           rows: float32 [ids, dim].
-          found: for `apply_op`.
+          found: scalar variant for `apply_op`.
         """
         return ops.table_lookup(self._handles[0], ids)
 
     def apply_op(
         self, found: tf.Tensor, gradients: tf.Tensor, learning_rate: tf.Tensor, nonfinite: str
     ) -> tf.Operation:
-        """One update of each key in a local table.
+        """Updates every key of a lookup once, in a local table.
 
         Args:
-          found: of `lookup_op`, or of `ops.unique_ids` where nothing was looked up.
+          found: from `lookup_op`, or from `ops.unique_ids` for an update without a lookup.
           gradients: float32 [ids, dim].
           learning_rate: float32 scalar.
           nonfinite: "error" or "skip", see `WorkerCache`.
@@ -226,12 +228,12 @@ class EmbeddingTable:
         weights: Sequence[tf.Tensor],
         **layout: Any,
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Reads rows of a local table, pooled, as `ops.table_pool` does.
+        """Reads and pools rows of a local table. Accepts the arguments of `ops.table_pool`.
 
         Returns:
-          pooled: float32 [bags, dim] of each feature.
-          found: for `apply_pooled_op`.
-          pooling: for `apply_pooled_op`.
+          pooled: float32 [bags, dim], one per feature.
+          found: scalar variant for `apply_pooled_op`.
+          pooling: scalar variant for `apply_pooled_op`.
         """
         return ops.table_pool(self._handles[0], ids, splits, weights, **layout)
 
@@ -243,16 +245,19 @@ class EmbeddingTable:
         learning_rate: tf.Tensor,
         nonfinite: str,
     ) -> tf.Operation:
-        """`apply_op` of what was pooled. gradients: float32 [bags, dim] of each feature."""
+        """Updates the keys of a `pool_op` once, as `apply_op`.
+
+        `gradients` are float32 [bags, dim], one per feature.
+        """
         return ops.table_apply_pooled(
             self._handles[0], found, learning_rate, pooling, gradients, nonfinite=nonfinite
         )
 
-    # What a user calls, eagerly.
+    # Methods for users. They run eagerly.
 
     @servers_named()
     def size(self) -> int:
-        """Number of rows that have been updated or imported.
+        """Returns the number of rows.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
@@ -261,16 +266,16 @@ class EmbeddingTable:
 
     @servers_named()
     def lookup(self, keys: Any) -> np.ndarray:
-        """Reads rows without adding any.
+        """Reads rows. Creates no rows.
 
         Args:
           keys: integers of any shape.
 
         Returns:
-          float32 [*keys.shape, dim]; unknown keys have their initial value.
+          float32 [*keys.shape, dim]. A key without a row has its initial value.
 
         Raises:
-          ValueError: keys are not integers, or one is not an int64; or this is called in a graph.
+          ValueError: keys are not integers or exceed int64, or the call is in a graph.
           tf.errors.UnavailableError: a parameter server is down.
         """
         if not tf.executing_eagerly():
@@ -286,7 +291,7 @@ class EmbeddingTable:
 
     @servers_named()
     def export(self) -> TableExport:
-        """Reads all rows. Updates that caches have not sent are not in it: flush before.
+        """Reads all rows. To include pending updates of caches, flush the caches first.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
@@ -296,13 +301,14 @@ class EmbeddingTable:
         return TableExport(*(np.concatenate([getattr(p, c) for p in parts]) for c in columns))
 
     def export_parts(self, max_age: int = INT64_MAX) -> Iterator[TableExport]:
-        """Reads all rows, as `export`, a part of about 64 MB at a time.
+        """Reads all rows as `export` does, in parts of about 64 MB.
 
         Args:
-          max_age: rows that were not updated for longer are left out, where rows expire.
+          max_age: where rows expire, leaves out the rows whose last update is longer ago. The unit
+            is that of the table's ages.
         """
         for handle in self._handles:
-            row_bytes = 16 + 4 * (self.dim + self.slot_dim)  # with key and clock
+            row_bytes = 16 + 4 * (self.dim + self.slot_dim)  # 16 for key and clock
             parts = 1 + int(ops.table_size(handle)) * row_bytes // _EXPORT_PART_BYTES
             for part in range(parts):
                 columns = ops.table_export(handle, part, parts, max_age=max_age)
@@ -310,19 +316,20 @@ class EmbeddingTable:
 
     @servers_named()
     def import_(self, rows: TableExport, *, initial_slots: bool = False) -> None:
-        """Sets rows, replacing those that exist. Caches of the table drop what they hold.
+        """Sets rows and replaces existing rows. Clears the caches of the table.
 
         Args:
-          rows: from `export` of a table with the same dim and optimizer; the shards may differ.
-          initial_slots: slots are to be as before a row's first update; those of rows are of shape
-            [rows, 0], and the optimizer may differ.
+          rows: rows from `export` of a table with the same dim and optimizer. The number of shards
+            may differ.
+          initial_slots: whether to set the slots to their initial values. The slots in `rows` then
+            have the shape [rows, 0], and the optimizer may differ.
 
         Raises:
-          ValueError: keys or clocks are not integers, or one is not an int64, or there is not one
-            of each column for every row. The table is as it was.
-          tf.errors.InvalidArgumentError: shapes do not match the table. Then a shard has taken all
-            of its rows or none.
-          tf.errors.ResourceExhaustedError: a parameter server has not the memory.
+          ValueError: keys or clocks are not integers or exceed int64, or the columns differ in
+            length. The table is unchanged.
+          tf.errors.InvalidArgumentError: shapes do not match the table. Every shard has then
+            imported all of its rows or none.
+          tf.errors.ResourceExhaustedError: a parameter server has too little memory.
           tf.errors.UnavailableError: a parameter server is down.
         """
         rows = _checked(rows)
@@ -342,9 +349,9 @@ class EmbeddingTable:
             self.clear_caches()
 
     def import_table(self, other: EmbeddingTable) -> None:
-        """Sets all rows of another table of the same dim, as `import_`, a part at a time.
+        """Imports all rows of another table of the same dim, in parts, as `import_` does.
 
-        Slots of another kind of optimizer are left out: they are as before a row's first update.
+        If the optimizers differ in kind, the slots get their initial values.
         """
         is_kind = type(other.optimizer) is type(self.optimizer)
         has_slots = is_kind and other.slot_dim == self.slot_dim
@@ -354,13 +361,13 @@ class EmbeddingTable:
             self.import_(rows, initial_slots=not has_slots)
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Sets the values of rows, which are then as before their first update.
+        """Sets the values of rows. Slots and clocks get their initial values.
 
         Args:
           keys: int64 [rows].
           values: float32 [rows, dim].
 
-        Raises: as for `import_`.
+        Raises: the errors of `import_`.
         """
         keys = _int64("keys", keys)
         slots = np.zeros((keys.size, 0), np.float32)
@@ -369,7 +376,7 @@ class EmbeddingTable:
 
     @servers_named()
     def clear(self) -> None:
-        """Drops all rows. Caches of the table drop what they hold.
+        """Drops all rows. Clears the caches of the table.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
@@ -382,23 +389,24 @@ class EmbeddingTable:
 
     @servers_named()
     def expire(self, now: int | None = None) -> int:
-        """Drops the rows that have expired by now. Others use the table meanwhile.
+        """Drops expired rows. Other threads and workers can use the table at the same time.
 
-        Where ages are in seconds, this happens by itself. Where their time is given, it happens
-        here: `now` is the time from here on, of the updates that come, too. Time begins with the
-        first call, so that it makes no row older.
+        Rows whose ages are in seconds also expire without this call. Rows whose time is given
+        expire in this call only. `now` becomes the time of the table and of later updates. The
+        first call starts the time and makes no row older.
 
         Args:
-          now: the time, where it is given: an integer from 0 to `2**63 - 1`, not less than the last
-            one, and less than `2**31 - 1` above the first; None: it stands still.
+          now: the new time, if the time is given: an integer from 0 to `2**63 - 1`. It must be at
+            least the previous time and less than `2**31 - 1` above the first. None: the time does
+            not change.
 
         Returns:
-          How many rows were dropped.
+          Number of dropped rows.
 
         Raises:
-          ValueError: now is no such integer, or given though ages are in seconds.
-          tf.errors.InvalidArgumentError: now goes back. No time has changed, but possibly that of a
-            server that was restarted.
+          ValueError: `now` is no such integer, or ages are in seconds.
+          tf.errors.InvalidArgumentError: `now` is less than the previous time. No server's time has
+            changed, except possibly on a server that was restarted.
           tf.errors.FailedPreconditionError: rows of this table do not expire.
           tf.errors.UnavailableError: a parameter server is down.
         """
@@ -414,26 +422,27 @@ class EmbeddingTable:
 
     @property
     def admission(self) -> str:
-        """What of `lifetimes` says which keys get a row; empty: all do."""
+        """The admission rules in `lifetimes`. Empty: every updated key gets a row."""
         return lifetimes.admission_of(self.lifetimes)
 
     @property
     def age_time(self) -> str | None:
-        """What ages of rows are in: "seconds" or "given"; None: rows stay."""
+        """The time of the rows' ages: "seconds" or "given". None: rows do not expire."""
         return lifetimes.time_of(self.lifetimes)
 
     def stats(self) -> dict[str, int]:
-        """Counters, summed over the shards (`TableCounter` in the core's table.h).
+        """Returns counters, summed over the shards (`TableCounter` in ops/core/table/table.h).
 
         Returns:
-          Since the shards were made: "requests", "bytes_received", "bytes_sent", "pushes_merged",
-          "pushes_repeated", "pushes_skipped", "pushes_counted" (of closures that another run of
-          was merged), "rows_merged", "rows_checked", "rows_sent", "nonfinite_skipped";
-          "rows_created" by updates, "updates_refused" of keys that were not admitted,
-          "rows_expired"; and "reads_missing_N": reads of cached rows that were checked and missed
-          from N to 2N - 1 of the other workers' updates (0: none), in the unit of the clock. Now:
-          "rows", "memory_bytes"; "candidates": keys without a row that are counted;
-          "rows_watched": rows that caches need not check, those of every cache counted.
+          Counts since the shards were created: "requests", "bytes_received", "bytes_sent",
+          "pushes_merged", "pushes_repeated", "pushes_skipped", "pushes_counted" (pushes of a
+          closure of which another run was merged), "rows_merged", "rows_checked", "rows_sent",
+          "nonfinite_skipped", "rows_created" (by updates), "updates_refused" (of keys that were not
+          admitted), "rows_expired", "reads_missing_N" (checked reads of cached rows that missed N
+          to 2N - 1 updates of other workers, in the unit of the clock; N = 0: no updates).
+
+          Current values: "rows", "memory_bytes", "candidates" (keys without a row that admission
+          counts), "rows_watched" (rows that caches need not check, summed over the caches).
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
@@ -442,17 +451,18 @@ class EmbeddingTable:
 
     @servers_named()
     def shard_stats(self) -> list[dict[str, int]]:
-        """The counters of `stats`, by shard. Raises as `stats` does."""
+        """Returns the counters of `stats` for every shard. Raises the errors of `stats`."""
         return [sum_stats([ops.table_stats(handle)]) for handle in self._handles]
 
     def destroy(self) -> None:
-        """Frees the rows. What was traced with the table fails where it is in this process."""
+        """Frees the rows. Functions that were traced with a local table fail afterwards."""
         _destroy(self._handles)
 
     def make_again(self, devices: Sequence[str]) -> None:
-        """Makes the shards on `devices` anew, whose rows were lost with the server they were on.
+        """Creates the shards on `devices` again, after a server was restarted without its rows.
 
-        Functions that were traced before do not reach them; those of the caches are traced anew.
+        Functions that were traced earlier do not reach the new shards. The caches trace their
+        functions again.
         """
         for cache in tuple(self._caches):
             cache.forget_functions()
@@ -463,32 +473,30 @@ class EmbeddingTable:
         vars(self).pop("_remote_lookup", None)
 
     def add_cache(self, cache: Any) -> None:
-        """Notes a cache for as long as it exists: to be cleared when the rows were replaced."""
+        """Registers a cache, which is cleared when rows are replaced. Holds a weak reference."""
         self._caches.add(cache)
 
     def forgets(self, waiting: Any) -> None:
-        """Has `note_restored` call `waiting.clear()`, for as long as that exists."""
+        """Registers an object that `note_restored` clears. Holds a weak reference."""
         self._waiting.add(waiting)
 
     def note_restored(self) -> None:
-        """What was to be done to the rows that were there before is not done to those restored."""
-        for each in tuple(self._waiting):
-            each.clear()
+        """Drops the work that was waiting for the rows before a restore (see `forgets`)."""
+        for waiting in tuple(self._waiting):
+            waiting.clear()
 
     def clear_caches(self) -> None:
-        """Has all caches drop what they hold, after the rows were replaced."""
-        # Caches find out by themselves when they hear from a shard, but one without a bound may
-        # have no reason to ask.
+        """Clears all caches after rows were replaced."""
+        # The next reply of a shard would also clear its rows, but an unbounded cache may never
+        # send a request.
         for cache in tuple(self._caches):
             if cache.config is not None:
                 cache.clear()
 
-    # Inside.
-
     def _create(self, shard: int) -> tf.Tensor:
         device = self.devices[shard] if self.devices else "/device:CPU:0"
         try:
-            # Layers may be built while Keras traces a model.
+            # `init_scope`: Keras may build layers while it traces a model.
             with tf.init_scope(), tf.device(device):
                 return self.handle_op(shard)
         except tf.errors.NotFoundError as error:
@@ -520,7 +528,7 @@ class EmbeddingTable:
 
 
 def _int64(name: str, numbers: Any) -> np.ndarray:
-    """The numbers as int64, if they are integers that it holds."""
+    """Returns the numbers as int64 after checking that they are integers in its range."""
     numbers = np.asarray(numbers)
     if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
         given = numbers.tolist() if numbers.dtype == object else numbers.dtype
@@ -531,11 +539,11 @@ def _int64(name: str, numbers: Any) -> np.ndarray:
 
 
 def _checked(rows: TableExport) -> TableExport:
-    """The rows as arrays of the types that they are to have, one of each column for every row."""
+    """Returns the rows as arrays of the right dtypes after checking ranks and lengths."""
     keys, clocks = _int64("keys", rows.keys), _int64("clocks", rows.clocks)
     values, slots = np.asarray(rows.values, np.float32), np.asarray(rows.slots, np.float32)
-    shapes = [each.shape for each in (keys, values, slots, clocks)]
-    if [len(each) for each in shapes] != [1, 2, 2, 1] or len({each[0] for each in shapes}) > 1:
+    shapes = [column.shape for column in (keys, values, slots, clocks)]
+    if [len(shape) for shape in shapes] != [1, 2, 2, 1] or len({shape[0] for shape in shapes}) > 1:
         raise ValueError(
             "keys, values, slots and clocks must be of shapes [rows], [rows, dim],"
             f" [rows, slot_dim] and [rows], not {', '.join(map(str, shapes))}"
@@ -545,6 +553,6 @@ def _checked(rows: TableExport) -> TableExport:
 
 def _destroy(handles: list[tf.Tensor]) -> None:
     for handle in handles:
-        # An error: the parameter server is gone, and the shard with it.
+        # An error means that the parameter server is gone, and its shard with it.
         with contextlib.suppress(tf.errors.OpError):
             tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

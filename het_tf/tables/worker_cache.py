@@ -1,4 +1,4 @@
-"""The cache that every worker keeps of an embedding table."""
+"""The cache of an embedding table on every worker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from het_tf.runtime.counters import names_of, sum_stats
 from het_tf.runtime.validation import check_float_dtype
 from het_tf.tables.table import NO_CACHE, EmbeddingTable
 
-# Attribute of a cache that has as many rows on its device as memory allows.
+# Value of the attribute `device_capacity` for as many rows as the device's memory allows.
 _AUTO = -1
 
 
 class Handles:
-    """Makes handles of the caches under one name. It knows nothing of the object that has it."""
+    """Creates handles of the caches of one name. Holds no reference to the `WorkerCache`."""
 
     def __init__(
         self,
@@ -40,14 +40,16 @@ class Handles:
         config: CacheConfig | None,
         is_local: bool,
     ):
-        """Makes nothing yet.
+        """Stores the arguments. Creates no handle.
 
         Args:
-          attributes: of `ops.cache_handle` on a worker.
-          on_coordinator: the same there; its caches get another name.
-          devices: by task (`task_of`), that which keeps its rows.
-          config: of the cache.
-          is_local: whether the table is in this process: what leaves a device is there anyway.
+          attributes: attributes of `ops.cache_handle` on a worker.
+          on_coordinator: attributes of `ops.cache_handle` on the coordinator. The name of the
+            cache is replaced.
+          devices: device that stores the rows, by task (`task_of`).
+          config: config of the cache.
+          is_local: whether the table is in this process. A cache on a device then stores no
+            evicted rows on the host, because the table is there.
         """
         self.on_host = attributes
         self.on_coordinator = on_coordinator | {
@@ -56,7 +58,7 @@ class Handles:
         self.devices = devices
         self._is_local = is_local
         if devices:
-            assert config is not None  # else there are no devices
+            assert config is not None  # There are no devices without a config.
             rows = config.device_capacity
             self._on_device = attributes | {"device_capacity": _AUTO if rows == "auto" else rows}
             if is_local:
@@ -64,7 +66,7 @@ class Handles:
             self._kind = config.device
 
     def make(self) -> tf.Tensor:
-        """A handle of the cache of the task under whose device this is called, eagerly."""
+        """Returns a handle of the cache of the current device's task. Runs eagerly."""
         if self.devices:
             task = task_of(host_here())
             if task in self.devices:
@@ -74,11 +76,14 @@ class Handles:
         handle = _on_host(self.on_host)
         if task_of(handle.device)[0] != COORDINATOR:
             return handle
-        # The device is not known before, so an empty cache that is never used is there too.
+        # Only the handle shows that this is the coordinator. Its empty cache is never used.
         return _on_host(self.on_coordinator)
 
     def on_every_worker_op(self) -> tf.Tensor | None:
-        """A handle in a graph that any worker may run; None if they keep their rows apart."""
+        """Returns a handle for a graph that any worker may run.
+
+        Returns None if some workers store rows on a device and others on the host.
+        """
         if not self.devices:
             return _on_host(self.on_host)
         if len(self.devices) < len(cluster_devices("worker")):
@@ -87,7 +92,7 @@ class Handles:
             return ops.cache_handle(**self._on_device)
 
     def destroy(self) -> None:
-        """Frees the caches on all tasks. A worker that is lost has lost its cache."""
+        """Frees the caches on all tasks. Skips lost workers, whose caches are gone."""
 
         def destroy() -> None:
             here = [self.make(), *([] if self.devices else [_on_host(self.on_host)])]
@@ -99,35 +104,35 @@ class Handles:
 
 
 def _on_host(attributes: dict[str, Any]) -> tf.Tensor:
-    # The handle op runs on GPUs, too, in a build with CUDA.
+    # In a build with CUDA, the handle op also runs on GPUs.
     with tf.device("/device:CPU:0"):
         return ops.cache_handle(**attributes)
 
 
 def task_of(device: str) -> tuple[str | None, int | None]:
-    """Job and task of a device, by its name; of one of this process alone they may be None."""
+    """Returns the job and task index in a device name. Both may be None without a cluster."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.job, spec.task
 
 
 def host_here() -> str:
-    """The CPU device of the task under which this is called eagerly."""
+    """Returns the CPU device of the current device's task. Runs eagerly."""
     with tf.device("/device:CPU:0"):
         return ops.shard_of(tf.zeros([0], tf.int64), num_shards=1).device
 
 
 def device_beside(host: str, kind: str) -> str:
-    """The device that keeps rows for a task: the first of its kind, since a task has one cache.
+    """Returns the device that stores the rows of a task's cache: the task's first of its kind.
 
     Args:
-      host: the task's CPU device.
-      kind: "GPU"; or "CPU", which takes a GPU's place in builds without CUDA.
+      host: CPU device of the task.
+      kind: "GPU", or "CPU", which replaces a GPU in builds without CUDA.
 
     Returns:
-      Its name.
+      Name of the device.
 
     Raises:
-      ValueError: there is none; says why.
+      ValueError: there is no such device. The message has the reason.
     """
     cuda = ops.build()["cuda"]
     if kind == "CPU":
@@ -140,22 +145,24 @@ def device_beside(host: str, kind: str) -> str:
             " them with it"
         )
     names = [device.name for device in tf.config.list_logical_devices(kind)]
-    found = [name for name in names if task_of(name) in (task_of(host), (None, None))]
-    if not found:
+    of_task = [name for name in names if task_of(name) in (task_of(host), (None, None))]
+    if not of_task:
         raise ValueError(f"TensorFlow sees no GPU beside {host}")
-    return found[0]
+    return of_task[0]
 
 
 def devices_of_rows(name: str, config: CacheConfig | None, is_local: bool) -> dict[Any, str]:
-    """By task (`task_of`), the device that keeps the rows of a cache; empty: hosts do.
+    """Returns the devices that store the rows of a cache, by task (`task_of`).
+
+    A task without an entry stores its rows on the host.
 
     Args:
-      name: of the cache, for the log.
-      config: of the cache.
+      name: name of the cache, for the log.
+      config: config of the cache.
       is_local: whether the table is in this process.
 
     Raises:
-      ValueError: a task has no such device, nor a capacity to keep rows on its host.
+      ValueError: a task has no such device, and there is no `capacity` for rows on the host.
     """
     if config is None or config.device_capacity is None:
         return {}
@@ -176,24 +183,25 @@ def devices_of_rows(name: str, config: CacheConfig | None, is_local: bool) -> di
 
 
 class WorkerCache:
-    """Ops on the cache of a table, on the worker where they run.
+    """Ops on a worker's cache of a table. The ops use the cache of the worker that runs them.
 
-    Every worker has its own cache under the same name; it is made by the first op that runs there.
-    So has the coordinator for what runs outside of `coordinator.schedule`. There a read is as with
-    a `read_bound` of 0: whoever looks at a row after training is to see all that was sent. A local
-    table's only process is its worker.
-    Without a config there is no cache: every lookup fetches its rows, and gradients go to the
-    shards, which apply the optimizer.
+    Every worker has a cache of the same name. The first op that runs on a worker creates it. The
+    coordinator also has a cache, for lookups outside of `coordinator.schedule`. The cache of the
+    coordinator has a `read_bound` of 0, so that a lookup after training sees all pushed updates.
+    With a local table, this process is the only worker.
+    Without a config there is no cache. Every lookup fetches its rows, and every update pushes its
+    gradients. The shards apply the optimizer.
 
-    With `device_capacity` a worker's rows are in the memory of its first GPU, on which the ops then
-    run; the coordinator's are not. So is the cache over a local table, which has no bounds.
+    With `device_capacity`, the rows of a worker are in the memory of its first GPU, and the ops run
+    on this GPU. The coordinator's rows are on the host. With a local table, a cache on a GPU has no
+    bounds.
 
     Attributes:
       on_device: whether the cache of a local table, or of some worker, is on a device.
-      writes_through: whether updates are sent in the step that makes them.
+      writes_through: whether a step pushes its updates before it ends.
       makes_room: whether a step may have to wait before its update (`make_room_op`).
-      steps_per_message: how many steps may be looked up ahead in one.
-      is_watched: whether shards may watch rows for it (ops/core/link/watch.h).
+      steps_per_message: number of steps whose lookups may share a message.
+      is_watched: whether shards may watch rows for this cache (ops/core/link/watch.h).
     """
 
     def __init__(
@@ -203,18 +211,18 @@ class WorkerCache:
         nonfinite: str = "error",
         wire_dtype: str = "float32",
     ):
-        """Describes the cache; makes nothing yet.
+        """Stores the arguments. The first op creates the cache.
 
         Args:
           table: the table, local or on parameter servers.
-          config: None for no cache.
-          nonfinite: "error": NaN or infinity in a gradient fails the step and changes nothing;
-            "skip": the keys concerned are skipped and counted.
-          wire_dtype: of values, their gradients and their changes in messages, "float32" or
+          config: config of the cache, or None for no cache.
+          nonfinite: effect of NaN or infinity in a gradient. "error": the step fails and changes
+            nothing. "skip": the keys concerned are skipped and counted.
+          wire_dtype: dtype in messages of values, their gradients and their changes, "float32" or
             "bfloat16".
 
         Raises:
-          ValueError: `nonfinite` or `wire_dtype` is neither, or there is no GPU for
+          ValueError: `nonfinite` or `wire_dtype` is invalid, or there is no GPU for
             `device_capacity`.
         """
         if nonfinite not in ("error", "skip"):
@@ -238,7 +246,7 @@ class WorkerCache:
         devices = devices_of_rows(self.name, config, table.is_local)
         self.on_device = bool(devices)
         if self.on_device and table.is_local:
-            # Nobody else reads or writes the table without a flush.
+            # This cache is the only reader and writer of the table between two flushes.
             self._attributes |= {"read_bound": UNBOUNDED, "write_bound": UNBOUNDED}
         write_bound = self._attributes.get("write_bound", 0)
         self.writes_through = write_bound == 0
@@ -246,7 +254,7 @@ class WorkerCache:
         self.steps_per_message = 1 if config is None else config.steps_per_message(write_bound)
         if config is not None:
             self._attributes["due_bound"] = config.due_bound(write_bound, self.on_device)
-        # As CacheConfig::watches in ops/core/cache/row_cache.h, wherever a worker has its rows.
+        # The same rule as CacheConfig::watches in ops/core/cache/row_cache.h, on host and device.
         self.is_watched = (
             self._attributes.get("read_bound", 0) > 0 and self._attributes["clock"] != "lamport"
         )
@@ -259,36 +267,38 @@ class WorkerCache:
         deferred_destroy.destroy_after(self, self._handles.destroy)
 
     def unique_ids_op(self, keys: tf.Tensor) -> tf.Tensor:
-        """Keys, int64 of any shape, for `lookup_op`: a scalar variant."""
+        """Returns the unique keys for `lookup_op`, a scalar variant. `keys`: int64, any shape."""
         return ops.unique_ids(keys, on_device=self.on_device)
 
     def open_op(self) -> None:
-        """At the start of the graph of a function that runs on workers only: its handle is there.
+        """Creates the handle inside the graph of a function that only workers run.
 
-        Otherwise each call of the function asks the worker for it first, in a message of its own.
+        It must be called at the start of the graph. Without this call, every call of the function
+        first requests the handle from the worker, in a separate message.
         """
         handle = None if self.table.is_local else self._handles.on_every_worker_op()
         if handle is not None:
             share_in_graph(self.name, handle)
 
     def lookup_op(self, unique_ids: tf.Tensor, fresh: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-        """Reads rows.
+        """Looks up and reads rows.
 
         Args:
-          unique_ids: scalar variant of `unique_ids_op`.
-          fresh: read as with a `read_bound` of 0.
+          unique_ids: scalar variant from `unique_ids_op`.
+          fresh: whether to read with a `read_bound` of 0.
 
         Returns:
           rows: float32 [ids, dim].
-          ticket: for `update_op`.
+          ticket: scalar variant for `update_op`.
         """
         ticket = self.installed_op(unique_ids, fresh)
         return self.gather_op(ticket), ticket
 
     def installed_op(self, unique_ids: tf.Tensor, fresh: bool = False) -> tf.Tensor:
-        """Looks up, without reading: a ticket for `gather_op` or `pool_op`, then an update.
+        """Looks up rows without reading them. Accepts the arguments of `lookup_op`.
 
-        Arguments as for `lookup_op`.
+        Returns:
+          ticket: scalar variant for `gather_op` or `pool_op`, and then for an update.
         """
         ticket, requests = self.request_op(unique_ids, fresh)
         replies = self.table.exchange_op(requests)
@@ -303,71 +313,91 @@ class WorkerCache:
         (ticket,) = install_complete_op([self], [ticket], [replies], send_op, of_lookups)
         return ticket
 
-    # The parts of a lookup, for whoever sends the requests of several caches together.
+    # The parts of a lookup, for callers that send the requests of several caches together.
 
     def request_op(
         self, unique_ids: tf.Tensor, fresh: bool = False
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Begins a lookup; arguments as for `lookup_op`.
+        """Begins a lookup. Accepts the arguments of `lookup_op`.
 
         Returns:
-          ticket: for the other parts.
-          requests: uint8 [bytes], one for each shard.
+          ticket: scalar variant for the other parts of the lookup.
+          requests: uint8 [bytes], one per shard.
         """
         return ops.cache_lookup(
             self._handle_op(), unique_ids, num_shards=self.table.num_shards, fresh=fresh
         )
 
     def flush_request_op(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Requests that push what is due, like `request_op`."""
+        """Builds requests that push the due updates. Returns ticket and requests, see `request_op`.
+
+        An update is due when its row is in the outbox (docs/protocol.md, section 1).
+        """
         return ops.cache_flush(self._handle_op(), num_shards=self.table.num_shards, all=False)
 
     def make_room_op(self, ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Before an update where steps overlap: what has to be sent first, for rows of a ticket.
+        """Builds the requests that must be acknowledged before an update (write back-pressure).
+
+        If steps overlap, a row may already have `write_bound` unacknowledged updates.
+
+        Args:
+          ticket: ticket of the lookup whose rows are to be updated.
 
         Returns:
-          made: as the ticket of `request_op`.
-          lacks_room: bool scalar, whether there is anything.
-          requests: as of `request_op`.
+          made: scalar variant, the ticket of these requests.
+          lacks_room: bool scalar, whether there are such requests.
+          requests: uint8 [bytes], one per shard.
         """
         return ops.cache_make_room(self._handle_op(), ticket, num_shards=self.table.num_shards)
 
-    # A closure that counts once: `ops.cache_begin_closure` and those after it.
+    # Closures that count once, in the order of the calls.
 
     def begin_closure_op(self, number: tf.Tensor) -> tf.Tensor:
-        """Begins one, int64 scalar `number`; a scalar variant for the other two."""
+        """Begins a closure with an int64 scalar number. Returns a scalar variant for its end."""
         return ops.cache_begin_closure(self._handle_op(), number)
 
     def commit_request_op(
         self, closure: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Requests that push all that it has updated, like `request_op`."""
+        """Builds requests that push all updates of a closure.
+
+        Args:
+          closure: scalar variant from `begin_closure_op`.
+          done: int64 scalar. Closures up to this number do not run again.
+
+        Returns:
+          Ticket and requests, as `request_op` returns them.
+        """
         return ops.cache_commit_closure(
             self._handle_op(), closure, done, num_shards=self.table.num_shards
         )
 
     def end_closure_op(self, closure: tf.Tensor) -> tf.Operation:
-        """Ends it, when the replies were installed."""
+        """Ends a closure after the replies to `commit_request_op` were installed."""
         return ops.cache_end_closure(self._handle_op(), closure)
 
     def install_op(
         self, ticket: tf.Tensor, replies: list[tf.Tensor]
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Takes the replies to requests, one a shard.
+        """Installs the replies to requests.
+
+        Args:
+          ticket: ticket of the requests.
+          replies: uint8 [bytes], one per shard.
 
         Returns:
-          rows: int64 scalar, how many came.
-          incomplete: bool scalar, whether shards have to be asked again (`ask_again_op`): after a
-            lookup only where `is_watched`, after others where steps overlap.
+          rows: int64 scalar, number of rows in the replies.
+          incomplete: bool scalar, whether the ticket needs more requests (`ask_again_op`). After a
+            lookup only if `is_watched`, after other requests only if steps overlap.
         """
         return ops.cache_install(self._handle_op(), ticket, replies)
 
     def ask_again_op(self, ticket: tf.Tensor) -> list[tf.Tensor]:
-        """Requests, like those of `request_op`, for what an installed ticket lacks."""
+        """Builds requests for the missing rows or acknowledgements of an installed ticket."""
         return ops.cache_ask_again(self._handle_op(), ticket, num_shards=self.table.num_shards)
 
     def gather_op(self, ticket: tf.Tensor) -> tf.Tensor:
-        """The rows of an installed lookup as they are now, float32 [ids, dim]."""
+        """Reads the current rows of an installed lookup, float32 [ids, dim]."""
         return ops.cache_gather(self._handle_op(), ticket)
 
     def update_op(
@@ -377,13 +407,14 @@ class WorkerCache:
         learning_rate: tf.Tensor,
         sends: bool = True,
     ) -> tf.Operation:
-        """One update of each key that was looked up.
+        """Updates every key of a lookup once.
 
         Args:
-          ticket: of that lookup; it can be used once.
-          gradients: float32 [ids, dim]; those of equal ids are summed.
+          ticket: ticket of the lookup. It allows one update.
+          gradients: float32 [ids, dim]. Gradients of equal ids are summed.
           learning_rate: float32 scalar.
-          sends: whether to send updates that are due in the same step; otherwise the caller does.
+          sends: whether to push, at once, updates that must not wait for the next step. False if
+            the caller pushes them.
         """
         cache = self._handle_op()
         update = ops.cache_update(cache, ticket, gradients, learning_rate)
@@ -396,11 +427,13 @@ class WorkerCache:
         weights: Sequence[tf.Tensor],
         **layout: Any,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The rows of an installed lookup as they are now, pooled, as `ops.cache_pool` does.
+        """Reads and pools the current rows of an installed lookup.
+
+        Accepts the arguments of `ops.cache_pool`.
 
         Returns:
-          pooled: float32 [bags, dim] of each feature.
-          pooling: for `update_pooled_op`.
+          pooled: float32 [bags, dim], one per feature.
+          pooling: scalar variant for `update_pooled_op`.
         """
         return ops.cache_pool(self._handle_op(), ticket, splits, weights, **layout)
 
@@ -412,26 +445,29 @@ class WorkerCache:
         learning_rate: tf.Tensor,
         sends: bool = True,
     ) -> tf.Operation:
-        """`update_op` of what was pooled. gradients: float32 [bags, dim] of each feature."""
+        """Updates the keys of a `pool_op` once, as `update_op`.
+
+        `gradients` are float32 [bags, dim], one per feature.
+        """
         update = ops.cache_update_pooled(
             self._handle_op(), ticket, learning_rate, pooling, gradients
         )
         return self._write_through_op(update) if sends else update
 
     def flush_op(self) -> tf.Tensor:
-        """Sends every update that was not sent yet."""
+        """Pushes all pending updates and waits until the shards have merged them."""
         return self._flush_op(self._handle_op(), everything=True)
 
     def clear_op(self) -> None:
-        """Forgets all rows, and updates that were not sent."""
+        """Drops all rows and pending updates."""
         ops.cache_clear(self._handle_op())
 
     def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Names and values of the counters (`CacheCounter` in ops/core/cache/cache.h)."""
+        """Returns names and values of the counters (`CacheCounter` in ops/core/cache/cache.h)."""
         return ops.cache_stats(self._handle_op())
 
     def report_op(self) -> tf.Tensor:
-        """int64 [2 + counters]: the worker's task index, the cache's id, its counters."""
+        """Returns int64 [2 + counters]: the worker's task index, the cache's id, the counters."""
         return ops.cache_report(self._handle_op())
 
     @property
@@ -439,10 +475,10 @@ class WorkerCache:
         """Names of the counters of `report_op` (`CacheCounter` in ops/core/cache/cache.h)."""
         return names_of(ops.cache_counter_names)
 
-    # What runs eagerly, on all workers and on the coordinator.
+    # Eager methods. They run on all workers and on the coordinator.
 
     def flush(self) -> None:
-        """Sends every update that was not sent yet. A worker that is down is passed over.
+        """Pushes all pending updates and waits until they are merged. Skips workers that are down.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
@@ -450,23 +486,23 @@ class WorkerCache:
         self._everywhere(self.flush_here)
 
     def clear(self) -> None:
-        """Forgets all rows, and updates that were not sent."""
+        """Drops all rows and pending updates."""
         self._everywhere(self._function(self.clear_op))
 
     def stats(self) -> dict[str, int]:
-        """Counters (`CacheCounter` in ops/core/cache/cache.h), over workers and coordinator."""
+        """Returns counters (`CacheCounter` in ops/core/cache/cache.h), summed over all caches."""
         return sum_stats(self._everywhere(self._function(self.stats_op)))
 
     @property
     def flush_here(self) -> Callable[[], tf.Tensor]:
-        """A function that sends what the device under which it is called holds back.
+        """A function that flushes the cache of the current device's task.
 
-        It returns that cache's `report_op`.
+        The function returns the cache's `report_op`.
         """
         return self._function(self._flush_and_report_op)
 
     def forget_functions(self) -> None:
-        """Has functions traced anew, since a parameter server is another process than before."""
+        """Drops traced functions. Called after a parameter server was restarted."""
         self._functions.clear()
 
     def _flush_and_report_op(self) -> tf.Tensor:
@@ -474,7 +510,7 @@ class WorkerCache:
             return self.report_op()
 
     def _function(self, build_ops: Callable[[], Any]) -> Callable[[], Any]:
-        # Kept here, since its graph refers to this object: the two are forgotten together.
+        # Stored in this object, because the graph refers to it. Both are released together.
         if build_ops.__name__ not in self._functions:
             self._functions[build_ops.__name__] = traced_by_device(build_ops)
         return self._functions[build_ops.__name__]
@@ -492,11 +528,12 @@ class WorkerCache:
     def _handle_op(self) -> tf.Tensor:
         if self.table.is_local:
             return self._local_handle
-        # What is made here lives as long as the graph, and must not keep this object as long.
+        # The graph holds the function `make` as long as it exists. `Handles` does not refer to
+        # this object, so the graph does not keep this object alive.
         return handle_from_caller(self.name, self._handles.make)
 
     def _write_through_op(self, update: tf.Operation | None) -> tf.Operation | None:
-        """After an update: sends what must not wait."""
+        """Pushes due updates after `update` if `writes_through`."""
         if not self.writes_through:
             return update
         with tf.control_dependencies([update] if update is not None else []):
@@ -517,18 +554,20 @@ def install_complete_op(
     send_op: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]],
     of_lookups: bool = False,
 ) -> list[tf.Tensor]:
-    """Takes the replies to requests, and asks again for as long as some ticket is incomplete.
+    """Installs the replies to requests, and sends further requests until all tickets are complete.
 
     Args:
-      caches: of each ticket.
-      tickets: of each; all of lookups, or of updates that were sent and of room that was made.
+      caches: the caches.
+      tickets: ticket of each cache. Either all are from lookups, or all are from `flush_request_op`
+        and `make_room_op`.
       replies: uint8 [bytes], by ticket and shard.
-      send_op: carries requests of those of `caches` that ask again, in their order, and gives the
-        replies, both as `Exchange.send_op`.
-      of_lookups: whether they are of lookups. Then only caches that are watched ask again.
+      send_op: sends the further requests of the caches that have some, in the order of `caches`,
+        and returns the replies, as `Exchange.send_op`.
+      of_lookups: whether the tickets are from lookups. If so, only watched caches can have further
+        requests.
 
     Returns:
-      The tickets, when they are complete.
+      The tickets, after they are complete.
     """
     installed = [
         cache.install_op(ticket, reply)
@@ -558,7 +597,7 @@ def _is_down(device: str, error: tf.errors.OpError | None) -> bool:
     if error is None:
         return False
     if cause_of(error) is Cause.UNKNOWN_DEVICE:
-        # TensorFlow forgets a worker that died until it has been started again.
+        # TensorFlow drops the devices of a dead worker until the worker has been restarted.
         is_down = device in error.message
     else:
         is_down = isinstance(error, tf.errors.UnavailableError) and not names_job(error, "ps")

@@ -1,1 +1,1 @@
-"""Clusters: TF_CONFIG, the processes of tasks, GPUs."""
+"""Clusters: TF_CONFIG, server processes, and GPUs."""

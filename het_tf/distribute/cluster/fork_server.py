@@ -1,10 +1,11 @@
-"""The process that the servers of a `LocalCluster` are forked from; `server_processes` runs it.
+"""Program that forks the servers of a `LocalCluster`. `ServerTemplate` runs it.
 
-Importing TensorFlow takes seconds of CPU, and does not depend on which task a server runs. So one
-process imports it, and forks for each server. That is safe while it has a single thread; should an
-import have begun others, the forked process imports everything anew.
+Importing TensorFlow takes seconds of CPU and is the same for all tasks. One process therefore
+imports it and forks for every server. Forking is safe while the process has a single thread. If an
+import has started other threads, the forked process executes Python again and imports everything.
 
-Run by its path: neither the working directory nor this folder is searched for modules.
+The program is run by its path, so that Python searches neither the working directory nor this
+folder for modules.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import types
 from typing import Any
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
-_PR_SET_PDEATHSIG = 1  # Of prctl(2): the signal that a process gets when its parent has ended.
+_PR_SET_PDEATHSIG = 1  # prctl(2): sets the signal that a process gets when its parent ends.
 
 
 def _import_server() -> types.ModuleType:
-    """`het_tf.server` without Keras: less to import, and nothing that begins threads."""
+    """Imports `het_tf.server` without Keras, to save time and to avoid threads."""
     sys.path[0] = str(_ROOT)
-    sys.modules["keras"] = None  # type: ignore[assignment]  # TensorFlow does without.
-    for name in ("het_tf", "het_tf.distribute"):  # What they import themselves needs it.
+    sys.modules["keras"] = None  # type: ignore[assignment]  # TensorFlow works without Keras.
+    # These packages import modules that need Keras. Empty packages replace them.
+    for name in ("het_tf", "het_tf.distribute"):
         package = types.ModuleType(name)
         package.__path__ = [str(_ROOT.joinpath(*name.split(".")))]
         sys.modules[name] = package
@@ -39,16 +41,16 @@ def _import_server() -> types.ModuleType:
 
 
 def _end_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, also where this process hangs."""
+    """Makes the kernel kill this process when its parent ends, even if this process hangs."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It ended before.
+    if os.getppid() != parent:  # The parent ended before the call.
         os._exit(1)
 
 
 def _become_server(
     server: types.ModuleType, has_threads: bool, env: dict[str, str], log: str
 ) -> None:
-    os.setsid()  # Ctrl-C is for the program, which then closes the cluster.
+    os.setsid()  # Ctrl-C reaches only the program, which then closes the cluster.
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -60,22 +62,23 @@ def _become_server(
         os.execve(sys.executable, [sys.executable, "-m", "het_tf.server"], env)
     from het_tf.compat import gpu_probe
 
-    gpu_probe.look_for_devices()  # After the fork: it begins to use them.
+    gpu_probe.look_for_devices()  # Called after the fork, because it starts to use the GPUs.
     server.main([])
 
 
 def main() -> None:
-    """Forks a server for each request, and tells of those that end.
+    """Forks a server for every request, and reports servers that end.
 
-    Messages are lines of JSON on stdin, a socket. In: {"env", "log"}. Out: {"started": process id}
-    in the order of requests, and {"ended": process id, "status"}, a status as
-    `subprocess.Popen.returncode`. Ends when the other end of the socket is closed, as the system
-    does when the program ends, and servers end with it.
+    Messages are lines of JSON on stdin, which is a socket. A request is {"env", "log"}. The replies
+    are {"started": process id}, in the order of requests, and {"ended": process id, "status"}. A
+    status is that of `subprocess.Popen.returncode`. The process ends when the other end of the
+    socket is closed. The system closes it when the program ends. The servers end with this process.
     """
     server = _import_server()
     has_threads = len(os.listdir("/proc/self/task")) > 1
     program = socket.socket(fileno=os.dup(0))
-    ended, tell_ended = os.pipe()  # A byte for each child that ends: signals end no system call.
+    # SIGCHLD writes a byte into this pipe, because Python restarts interrupted system calls.
+    ended, tell_ended = os.pipe()
     os.set_blocking(tell_ended, False)
     signal.set_wakeup_fd(tell_ended, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -83,7 +86,7 @@ def main() -> None:
     this = os.getpid()
 
     def say(**message: Any) -> None:
-        # Where nobody listens any longer, this raises, which ends this process, too.
+        # If the program is gone, this raises an error, which ends this process.
         program.sendall(json.dumps(message).encode() + b"\n")
 
     while True:
@@ -112,16 +115,16 @@ def main() -> None:
 
 
 def _ended_children() -> list[tuple[int, int]]:
-    """Process id and status of the children that ended since the last call."""
-    found = []
+    """Returns process id and status of the children that ended since the last call."""
+    children = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return children
         if pid == 0:
-            return found
-        found.append((pid, os.waitstatus_to_exitcode(status)))
+            return children
+        children.append((pid, os.waitstatus_to_exitcode(status)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A cluster of real server processes on this machine, for tests, demos and benchmarks."""
+"""Cluster of server processes on this machine, for tests, demos and benchmarks."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ TEMPLATE = pathlib.Path(__file__).with_name("fork_server.py")
 
 
 class ServerProcess:
-    """A server, with what `subprocess.Popen` has for a process.
+    """A server's process, with the interface of `subprocess.Popen`.
 
     Attributes:
       pid: process id.
-      returncode: of a process that ended, as in `subprocess.Popen`; None while it runs.
+      returncode: exit status as in `subprocess.Popen`. None while the process runs.
     """
 
     def __init__(self, pid: int, changed: threading.Condition):
-        """Of a process that `changed` is notified of when it ends."""
+        """Stores the process id, and the condition that is notified when the process ends."""
         self.pid = pid
         self.returncode: int | None = None
         self._changed = changed
 
     def poll(self) -> int | None:
-        """`returncode`, now."""
+        """Returns the current `returncode`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits until the process has ended; its `returncode`.
+        """Waits until the process has ended. Returns its `returncode`.
 
         Raises:
-          subprocess.TimeoutExpired: it did not end within `timeout` seconds.
+          subprocess.TimeoutExpired: the process did not end within `timeout` seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self.returncode is not None, timeout):
@@ -72,35 +72,43 @@ class ServerProcess:
 
 
 class ServerTemplate:
-    """Starts servers. Methods may be called from any thread; servers end with it."""
+    """Process that forks the servers. The servers end with it.
+
+    All methods may be called from any thread.
+    """
 
     def __init__(self, env: Mapping[str, str], log: pathlib.Path):
-        """Begins to import TensorFlow.
+        """Starts the process, which begins to import TensorFlow.
 
         Args:
-          env: environment variables that are read when it is imported.
-          log: where it writes what goes wrong.
+          env: environment variables for the import.
+          log: path of the log file for the process's errors.
         """
         self._log = log
         self._changed = threading.Condition()
         self._running: dict[int, ServerProcess] = {}  # guarded by _changed
-        self._starting = threading.Lock()  # Answers come in the order of requests.
+        self._starting = threading.Lock()  # One request at a time: answers have no request id.
         self._started: queue.SimpleQueue[ServerProcess | None] = queue.SimpleQueue()
         self._socket, other = socket.socketpair()
         with other, open(log, "ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, str(TEMPLATE)],
-                # A library of NumPy's would begin threads.
+                # OpenBLAS, a library of NumPy, would start threads.
                 env={**env, "OPENBLAS_NUM_THREADS": "1"},
                 stdin=other,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process.
+                start_new_session=True,  # Ctrl-C reaches only this process.
             )
         threading.Thread(target=self._listen, name="het-servers", daemon=True).start()
 
     def start(self, env: Mapping[str, str], log: pathlib.Path, timeout: float) -> ServerProcess:
-        """Starts the server of the task that TF_CONFIG of `env` says; it writes to `log`.
+        """Starts a server.
+
+        Args:
+          env: environment variables of the server. TF_CONFIG names its task.
+          log: path of the server's log.
+          timeout: seconds to wait for the import of TensorFlow.
 
         Raises:
           RuntimeError: TensorFlow could not be imported, or not within `timeout` seconds.
@@ -125,7 +133,7 @@ class ServerTemplate:
         )
 
     def close(self) -> None:
-        """Ends it, and all servers."""
+        """Kills the process and all servers."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._process.kill()
@@ -135,7 +143,7 @@ class ServerTemplate:
         with self._socket, contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
                 self._note(json.loads(line))
-        # Its servers end with it.
+        # The process has ended, and its servers with it.
         with self._changed:
             for process in self._running.values():
                 process.returncode = -signal.SIGKILL
@@ -155,22 +163,22 @@ class ServerTemplate:
 
 
 _LOG_TAIL_LINES = 30
-_REPORT_INTERVAL = 15.0  # seconds between two lines about a server that does not listen yet
+_REPORT_INTERVAL = 15.0  # seconds between two log lines about a server that does not listen yet
 _HOST = "localhost"
 
 
 class LocalCluster:
     """Worker and parameter server processes on localhost, with this process as the chief.
 
-    Each task is a process of its own that does what `python -m het_tf.server` does; it is forked
-    from one that has imported TensorFlow. They end with the `with` block, and also when this
-    process dies without leaving it.
+    Every task is a separate process that works as `python -m het_tf.server`. It is forked from a
+    process that has imported TensorFlow. All tasks end with the `with` block, and also when this
+    process dies inside the block.
 
         with LocalCluster(num_workers=2, num_ps=2) as cluster:
             strategy = HetParameterServerStrategy(cluster.resolver)
 
-    TensorFlow connects a process to one cluster at a time. Leaving the `with` block disconnects it,
-    after which what lived on the cluster is gone and another cluster can be started.
+    TensorFlow connects a process to one cluster at a time. The end of the `with` block disconnects
+    this process. All objects on the cluster are then gone, and another cluster can be started.
     """
 
     def __init__(
@@ -181,18 +189,18 @@ class LocalCluster:
         env: Mapping[str, str] | None = None,
         start_timeout: float = 600.0,
     ):
-        """Describes the cluster; `start` or entering the context starts it.
+        """Stores the arguments. `start`, or entering the context, starts the cluster.
 
         Args:
           num_workers: number of worker processes, at least 1.
           num_ps: number of parameter server processes, at least 1.
-          log_dir: where each task's output goes, as `<task type>-<index>.log`, and that of the
-            process they are forked from, as `servers.log`. A new folder in the system's temporary
-            one when None. The logs stay; the attribute `log_dir` says where.
-          env: environment variables added to those of this process, for the servers only.
-          start_timeout: seconds that importing TensorFlow for all servers may take, and then a
-            server to listen, as long as its process lives. The import needs 3 s of CPU, which take
-            minutes where 20 others want the same core.
+          log_dir: folder of the logs: `<task type>-<index>.log` of every task, and `servers.log` of
+            the process that the tasks are forked from. None: a new temporary folder, which the
+            attribute `log_dir` names. The logs are never deleted.
+          env: environment variables for the servers, in addition to those of this process.
+          start_timeout: largest time in seconds for importing TensorFlow, and then for every server
+            to listen. The import needs 3 s of CPU. If 20 other processes use the same core, it
+            takes minutes.
 
         Raises:
           ValueError: fewer than one worker or ps.
@@ -228,7 +236,7 @@ class LocalCluster:
         """Starts every task and waits until all of them listen.
 
         Raises:
-          RuntimeError: a server died or did not listen in time; holds the end of its log.
+          RuntimeError: a server died or did not listen in time. The message has the end of its log.
         """
         if self._processes:
             raise RuntimeError("LocalCluster is already running.")
@@ -261,7 +269,7 @@ class LocalCluster:
         self._on_close.clear()
         for process in self._processes.values():
             if process.poll() is None:
-                process.kill()  # Ends a stopped (SIGSTOP) process as well, SIGTERM would not.
+                process.kill()  # SIGKILL also ends a stopped (SIGSTOP) process, unlike SIGTERM.
         for process in self._processes.values():
             process.wait()
         self._processes.clear()
@@ -272,11 +280,11 @@ class LocalCluster:
             reserved.close()
         self._reserved.clear()
 
-    # What a strategy needs.
+    # Interface for the strategy.
 
     @property
     def resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """Cluster resolver for `HetParameterServerStrategy`, with this process as the chief.
+        """The cluster resolver for `HetParameterServerStrategy`, with this process as the chief.
 
         Raises:
           RuntimeError: the cluster is not running.
@@ -289,31 +297,33 @@ class LocalCluster:
         return LocalClusterResolver(self)
 
     def attach(self, is_idle: Callable[[], bool], on_close: Callable[[], None]) -> None:
-        """Has `close` speak with the cluster's strategy; the strategy calls this.
+        """Registers a strategy for `close`. The strategy calls this.
+
+        The cluster holds weak references only.
 
         Args:
-          is_idle: a method of the strategy, which is held weakly: whether it is idle.
-          on_close: likewise: called when the cluster is closed.
+          is_idle: method of the strategy. Returns whether the strategy is idle.
+          on_close: method of the strategy. It is called when the cluster is closed.
         """
         self._is_idle = weakref.WeakMethod(is_idle)
         self._on_close.append(weakref.WeakMethod(on_close))
 
     @property
     def addresses(self) -> dict[str, list[str]]:
-        """Task type ("worker", "ps") -> "host:port" of each task."""
+        """The addresses ("host:port") of the tasks, by task type ("worker", "ps")."""
         return {task_type: list(tasks) for task_type, tasks in self._cluster.items()}
 
     @property
     def log_dir(self) -> pathlib.Path | None:
-        """The folder of the tasks' logs; None until it is known, at the first start."""
+        """The folder of the tasks' logs. None before the first start."""
         return self._log_dir
 
     def __repr__(self) -> str:
-        """Which tasks it has, where, and where their logs are."""
+        """Shows the tasks, their addresses and the folder of their logs."""
         return f"LocalCluster({self._cluster or self._num_tasks}, log_dir={str(self._log_dir)!r})"
 
     def describe(self, task_type: str, index: int) -> str:
-        """Whether the process of a task lives, and where its log is, as sentences."""
+        """Returns sentences about the state of a task's process and the path of its log."""
         process = self._processes.get((task_type, index))
         status = None if process is None else process.poll()
         if process is None or status is not None:
@@ -327,9 +337,10 @@ class LocalCluster:
     # Faults.
 
     def process(self, task_type: str, index: int) -> ServerProcess:
-        """The process of a task: its `pid`, `poll`, `wait`, `send_signal`, `kill`, `terminate`.
+        """Returns the process of a task.
 
-        They are as those of a `subprocess.Popen`.
+        Its `pid`, `poll`, `wait`, `send_signal`, `kill` and `terminate` work as those of
+        `subprocess.Popen`.
 
         Raises:
           ValueError: there is no such task.
@@ -344,27 +355,27 @@ class LocalCluster:
             ) from None
 
     def kill_worker(self, index: int) -> None:
-        """Kills a worker with SIGKILL, as a crash would, and waits until it is gone."""
+        """Kills a worker with SIGKILL, like a crash, and waits until the process is gone."""
         self._signal("worker", index, signal.SIGKILL)
 
     def kill_ps(self, index: int) -> None:
-        """Kills a parameter server with SIGKILL, as a crash would, and waits until it is gone."""
+        """Kills a parameter server with SIGKILL, like a crash, and waits until it is gone."""
         self._signal("ps", index, signal.SIGKILL)
 
     def restart_worker(self, index: int) -> None:
-        """Starts a worker again at its old address (after killing it, if it still runs)."""
+        """Restarts a worker at its old address. Kills the process first if it still runs."""
         self._restart("worker", index)
 
     def restart_ps(self, index: int) -> None:
-        """Starts a parameter server again at its old address, without what it held."""
+        """Restarts a parameter server at its old address, without its variables and tables."""
         self._restart("ps", index)
 
     def terminate_worker(self, index: int) -> None:
-        """Ends a worker with SIGTERM, as a scheduler would, and waits until it is gone."""
+        """Ends a worker with SIGTERM, as a job scheduler does, and waits until it is gone."""
         self._signal("worker", index, signal.SIGTERM)
 
     def log(self, task_type: str, index: int) -> str:
-        """Everything a task has printed so far, over all its restarts.
+        """Returns the whole output of a task, over all of its restarts.
 
         Raises:
           ValueError: there is no such task.
@@ -373,12 +384,10 @@ class LocalCluster:
             self.process(task_type, index)
         return self._log_path(task_type, index).read_text(errors="replace")
 
-    # Inside.
-
     def _disconnect(self) -> None:
-        # Otherwise TensorFlow complains for every function and tensor that it cannot remove from
-        # the servers once they are gone. Only when all is quiet: a coordinator that is busy with a
-        # lost worker would bring the process down.
+        # Without this, TensorFlow logs an error for every function and tensor that it cannot remove
+        # from the dead servers. It is done only if all tasks answer and no closure is in flight: a
+        # coordinator that is busy with a lost worker would crash this process.
         is_idle = self._is_idle() if self._is_idle is not None else None
         self._is_idle = None
         if is_idle is None or self._had_faults:
@@ -391,8 +400,8 @@ class LocalCluster:
         tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({}), job_name=COORDINATOR)
 
     def _reserve_address(self) -> str:
-        # Bound with SO_REUSEPORT but not listening: nobody else is given the port, and the server,
-        # told to use the same option, can bind it too, now and after a restart.
+        # The socket is bound with SO_REUSEPORT and does not listen. No other process gets the port.
+        # The server uses the same option and can bind the port, too, now and after a restart.
         reserved = socket.socket(socket.AF_INET6 if _ipv6() else socket.AF_INET)
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("", 0))
@@ -464,7 +473,7 @@ class LocalCluster:
 
 
 class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
-    """Cluster resolver of a `LocalCluster`; names its worker and ps tasks."""
+    """Cluster resolver of a `LocalCluster`, with its worker and ps tasks."""
 
     def __init__(self, cluster: LocalCluster):
         """Creates the resolver of a running cluster."""
@@ -473,7 +482,7 @@ class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver)
 
 
 def _ipv6() -> bool:
-    """Whether servers bind IPv6 wildcard sockets here, as gRPC does where it can."""
+    """Whether this machine has IPv6. If so, gRPC servers bind IPv6 wildcard sockets."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))

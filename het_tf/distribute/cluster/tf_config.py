@@ -1,12 +1,12 @@
-"""Reading and checking the TF_CONFIG environment variable.
+"""Parser and checks of the TF_CONFIG environment variable, and settings of gRPC and GPUs.
 
-TF_CONFIG is how every task of a TensorFlow cluster learns the addresses of the others::
+TF_CONFIG tells every task of a TensorFlow cluster the addresses of all tasks::
 
     {"cluster": {"worker": ["a:2222", "b:2222"], "ps": ["c:2222"], "chief": ["d:2222"]},
      "task": {"type": "worker", "index": 1}}
 
-A mistake in it usually shows up late and elsewhere (a server that hangs, a KeyError inside
-TensorFlow), so it is checked here, once, with errors that name the offending part.
+Without these checks, a mistake in TF_CONFIG shows up late and elsewhere, such as in a server that
+hangs or a KeyError inside TensorFlow. The errors here name the malformed part.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ import tensorflow as tf
 
 from het_tf.distribute.failures.probes import PROBE_TIMEOUT
 
-# A host that vanished, or a process that hangs, answers no call and closes no connection. gRPC
-# finds out by pings: one after so long without an answer to a running call, and the connection
-# counts as lost when the ping stays unanswered. A gRPC server, TensorFlow's at least, closes a
-# connection on which pings come more often than every 5 minutes while it has nothing to send, as
-# while a closure or a step runs. So pings are the last resort: the probes of distribute/failures
-# find out sooner. (A process that was killed on a live host is noticed at once: its kernel refuses
-# the connection.)
+# Pings detect a host that vanished or a process that hangs, which neither answers nor closes a
+# connection. gRPC sends a ping when a running call has had no answer for the keepalive time. If the
+# ping stays unanswered, the connection is lost. TensorFlow's gRPC server closes a connection with
+# more than one ping in 5 minutes during which the server sends nothing, as during a long step.
+# Pings are therefore slow. The probes of distribute/failures detect failures sooner. (The kernel of
+# a live host refuses connections to a killed process at once.)
 _KEEPALIVE_TIME_MS = 310_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 
-# Time for one attempt to connect. The kernel accepts a connection for a process that hangs, so only
-# this ends an attempt, and whatever waits for it; meanwhile TensorFlow may hold Python's lock. It
-# is gRPC's name for it. As long as a probe may take, which is answered in the same way.
+# Time limit of one attempt to connect, which is the other meaning of gRPC's
+# `min_reconnect_backoff_ms`. The kernel accepts a connection for a process that hangs, so only this
+# limit ends the attempt and everything that waits for it. TensorFlow may hold Python's lock
+# meanwhile. The limit is that of a probe, which needs the same answer.
 _CONNECT_TIMEOUT_MS = round(1000 * PROBE_TIMEOUT)
 
 _SETTINGS = {
-    # "Fail at once when the peer is down" is the caller's choice; TensorFlow's default is to wait
-    # for the peer forever. https://www.tensorflow.org/tutorials/distribute/parameter_server_training
+    # The caller decides whether a call fails at once when the peer is down. TensorFlow's default is
+    # to wait forever. https://www.tensorflow.org/tutorials/distribute/parameter_server_training
     "GRPC_FAIL_FAST": "use_caller",
     "TF_GRPC_DEFAULT_OPTIONS": (
         f"grpc.keepalive_time_ms={_KEEPALIVE_TIME_MS},"
         f"grpc.keepalive_timeout_ms={_KEEPALIVE_TIMEOUT_MS},"
         f"grpc.min_reconnect_backoff_ms={_CONNECT_TIMEOUT_MS}"
     ),
-    # gRPC would ask the proxy of http_proxy or https_proxy for every task, for localhost too.
+    # gRPC would use the proxy of http_proxy or https_proxy for every task, even on localhost.
     "grpc_proxy": "",
 }
 
 
 def set_grpc_defaults() -> None:
-    """Sets the gRPC variables that are not set yet in `os.environ`."""
+    """Sets the gRPC variables in `os.environ` that are not set yet."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
 
@@ -64,7 +64,7 @@ class TaskConfig:
     """The checked contents of TF_CONFIG.
 
     Attributes:
-      cluster: task type -> addresses ("host:port"), in task order.
+      cluster: addresses ("host:port") by task type, in task order.
       task_type: type of this task, a key of `cluster` (or "chief").
       task_index: index of this task within its type.
     """
@@ -80,12 +80,12 @@ class TaskConfig:
 
     @property
     def num_tasks_on_host(self) -> int:
-        """How many tasks of this task's type have an address on its host, itself included."""
+        """Number of tasks of this type on this task's host, including this task."""
         return self._hosts.count(self._hosts[self.task_index])
 
     @property
     def rank_on_host(self) -> int:
-        """How many of those come before it."""
+        """Number of tasks of this type on this task's host with a smaller index."""
         return self._hosts[: self.task_index].count(self._hosts[self.task_index])
 
     @property
@@ -97,7 +97,7 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
     """Parses and checks TF_CONFIG.
 
     Args:
-      text: the JSON text; the environment variable TF_CONFIG when None.
+      text: JSON text. None: the environment variable TF_CONFIG.
 
     Returns:
       The checked configuration.
@@ -146,14 +146,14 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
 
 
 def check_cluster(cluster: object, source: str = "cluster spec") -> dict[str, list[str]]:
-    """Checks that `cluster` is usable for parameter server training.
+    """Checks that `cluster` can be used for parameter server training.
 
     Args:
-      cluster: task type -> list of addresses (or task index -> address, for sparse specs).
-      source: what to call it in an error message.
+      cluster: list of addresses by task type. In sparse specs, address by task index.
+      source: name of the spec in error messages.
 
     Returns:
-      The cluster as plain dict of lists.
+      The cluster as a plain dict of lists.
 
     Raises:
       ValueError: a part is malformed, or there is no worker or no ps task.
@@ -220,36 +220,37 @@ def _show(value: object) -> str:
 
 
 def gpu_of(task: TaskConfig, num_gpus: int) -> int | None:
-    """Which GPU a worker task uses.
+    """Returns the index of the GPU that a worker task uses.
 
-    The workers of a host take its GPUs in turn, in the order of the cluster's addresses.
+    The workers of a host use its GPUs in turn, in the order of the cluster's addresses.
 
     Args:
       task: a worker.
-      num_gpus: how many its process sees: all of the host, or those of CUDA_VISIBLE_DEVICES.
+      num_gpus: number of GPUs that the worker's process sees: those of the host, or those of
+        CUDA_VISIBLE_DEVICES.
 
     Returns:
-      From 0 to num_gpus - 1; None where there is none.
+      Index from 0 to num_gpus - 1, or None if there is no GPU.
     """
     return task.rank_on_host % num_gpus if num_gpus else None
 
 
 def show_one(task: TaskConfig, config: tf.compat.v1.ConfigProto) -> str:
-    """Has the server of a worker see the GPU of `gpu_of`, and no other.
+    """Limits the server of a worker to the GPU of `gpu_of`.
 
     Args:
-      task: the worker.
-      config: of its server, which is changed.
+      task: a worker.
+      config: config of the worker's server. This function changes it.
 
     Returns:
-      Which it is, for a message; empty where there is none.
+      Description of the GPU for a message. Empty if there is none.
     """
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     gpu = gpu_of(task, num_gpus)
     if gpu is None:
         return ""
     config.gpu_options.visible_device_list = str(gpu)
-    # Several workers may have one GPU, and a coordinator beside them.
+    # Several workers and a coordinator may share a GPU.
     config.gpu_options.allow_growth = True
     unused = num_gpus - task.num_tasks_on_host
     rest = f"; no worker uses {unused} of them: list as many workers of this host"
@@ -257,8 +258,9 @@ def show_one(task: TaskConfig, config: tf.compat.v1.ConfigProto) -> str:
 
 
 def leave_memory_to_workers() -> None:
-    """Has this process take memory of GPUs as it needs it: workers may share them."""
-    # Where TensorFlow has begun to use them, or memory was set otherwise, that is left as it is.
+    """Makes this process allocate GPU memory on demand, because workers may share the GPUs."""
+    # TensorFlow raises an error if it already uses the GPUs, or if their memory is limited. The
+    # setting then stays.
     with contextlib.suppress(RuntimeError, ValueError):
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)

@@ -1,4 +1,4 @@
-"""What the functions that run on a worker do with its replica of the dense variables."""
+"""Ops on a worker's replica of the dense variables, for functions that run on the worker."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from het_tf.tables.exchange import Exchange
 
 
 class ReplicaVariable(ResourceVariable):
-    """Stands for a variable on a parameter server: Keras takes it for that one.
+    """A worker's replica of a variable. Keras uses it in place of the variable on the server.
 
     Attributes:
-      assigned: whether an op was built that writes it.
+      assigned: whether an op was built that writes the variable.
     """
 
     def __init__(self, native: tf.Variable, find_handle: Callable[[], tf.Tensor]):
-        """Describes the variable.
+        """Copies the attributes of the variable on the server.
 
         Args:
-          native: the one on the parameter server.
-          find_handle: gives the handle to use in the graph that is being built.
+          native: variable on the parameter server.
+          find_handle: returns the handle to use in the current graph.
         """
         self._find_handle = find_handle
         self.assigned = False
@@ -43,12 +43,12 @@ class ReplicaVariable(ResourceVariable):
 
     @property
     def handle(self) -> tf.Tensor:
-        """The handle in the present graph."""
+        """The handle in the current graph."""
         return self._find_handle()
 
     @property
     def device(self) -> str:
-        """Not known when a graph is built: that of the worker that runs it."""
+        """Empty: the device is the worker that runs the graph, which is unknown here."""
         return ""
 
 
@@ -72,21 +72,21 @@ for _name in (
 
 
 class ReplicaOps:
-    """The part of `DenseReplicas` that builds ops, for the graphs of those functions.
+    """The part of `DenseReplicas` that builds ops for functions on workers.
 
     Attributes:
-      name: unique; for logs.
+      name: unique name.
     """
 
     _make_handle: Callable[[], tf.Tensor]
 
     def __init__(self, name: str, natives: Sequence[tf.Variable], copy: DenseCopy):
-        """Describes the replicas; makes nothing yet.
+        """Stores the arguments. Creates no replica.
 
         Args:
-          name: unique.
-          natives: the variables on the parameter servers.
-          copy: what the replicas have in common there.
+          name: unique name.
+          natives: variables on the parameter servers.
+          copy: copy of the variables with which the replicas exchange contributions.
         """
         self.name = name
         self._natives = list(natives)
@@ -101,11 +101,11 @@ class ReplicaOps:
 
     @property
     def variables(self) -> dict[int, ReplicaVariable]:
-        """By the id of a variable on a parameter server, its replica on the workers."""
+        """The replica variables, by the `id` of the variable on a parameter server."""
         return {id(n): v for n, v in zip(self._natives, self._variables, strict=True)}
 
     def open_op(self) -> None:
-        """At the start of a function's graph: makes the variables usable in it."""
+        """Makes the replica variables usable in a graph. Called at the start of the graph."""
         replica = self._handle_op()
         handles = ops.replica_variables(
             replica, n=len(self._natives), dtypes=self._dtypes, shapes=self._shapes
@@ -119,13 +119,13 @@ class ReplicaOps:
         reads: bool,
         carrier: Callable[[], list[tf.Operation]] | None = None,
     ) -> None:
-        """Between two steps: takes over what came from the servers, sends what must be sent.
+        """Applies the received values and exchanges due contributions. Called between two steps.
 
         Args:
-          steps: int64 scalar, steps made since the last time.
-          reads: whether a step begins.
-          carrier: sends messages that take along what `request_op` and `receive_op` have to say;
-            returns ops after which that was received.
+          steps: int64 scalar, number of steps since the last call.
+          reads: whether a step follows.
+          carrier: sends messages of other parties that include the messages of `request_op` and
+            `receive_op`. Returns ops after which the replies were received.
         """
         must = self._settle_op(steps, reads)
         none = tf.constant(0, tf.int64)
@@ -137,7 +137,11 @@ class ReplicaOps:
         self._exchange_while(must, lambda: self._settle_op(none, False))
 
     def exchange_loop_op(self) -> None:
-        """Exchanges what no other message takes along, from `open_loop_op` to `close_loop_op`."""
+        """Exchanges urgent contributions in a loop, from `open_loop_op` to `close_loop_op`.
+
+        A contribution is urgent if no message of a step has carried it in half of the available
+        time.
+        """
 
         def body(urgent: tf.Tensor) -> list[tf.Tensor]:
             urgent = ops.replica_urgent(self._handle_op())
@@ -151,22 +155,23 @@ class ReplicaOps:
         tf.while_loop(lambda urgent: urgent, body, [tf.constant(True)], parallel_iterations=1)
 
     def open_loop_op(self) -> tf.Operation:
-        """Before `exchange_loop_op`."""
+        """Allows `exchange_loop_op` to wait. It must run before that loop."""
         return ops.replica_close(self._handle_op(), closed=False)
 
     def close_loop_op(self) -> tf.Operation:
-        """Has `exchange_loop_op` end."""
+        """Ends `exchange_loop_op`."""
         return ops.replica_close(self._handle_op(), closed=True)
 
     def request_op(self, asks: bool = False) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """What there is to say, for whoever sends the requests of several together.
+        """Builds the due requests, for callers that send the requests of several parties together.
 
         Args:
-          asks: also how many steps are missed, in a few bytes, where there is nothing else.
+          asks: whether to ask for the number of missed steps, in a few bytes, if no other request
+            is due.
 
         Returns:
-          ticket: for `receive_op`.
-          requests: uint8 [bytes], one for each server.
+          ticket: scalar variant for `receive_op`.
+          requests: uint8 [bytes], one per server.
         """
         ticket, requests = ops.replica_request(
             self._handle_op(), num_shards=self._copy.num_shards, asks=asks
@@ -174,11 +179,11 @@ class ReplicaOps:
         return ticket, self._copy.pack(requests)
 
     def receive_op(self, ticket: tf.Tensor, replies: list[tf.Tensor]) -> tf.Operation:
-        """Takes the replies to requests, one a server. `settle_op` takes them over."""
+        """Stores the replies to requests, one per server. `settle_op` applies them."""
         return ops.replica_receive(self._handle_op(), ticket, self._copy.unpack(replies))
 
     def flush_op(self) -> tf.Tensor:
-        """Sends all steps. Returns the replica's `report_op` then."""
+        """Pushes all steps, then returns the replica's `report_op`."""
         zero = tf.constant(0, tf.int64)
         must = self._settle_op(zero, False, everything=True)
         done = self._exchange_while(must, lambda: self._settle_op(zero, False, everything=True))
@@ -186,7 +191,7 @@ class ReplicaOps:
             return self.report_op()
 
     def report_op(self) -> tf.Tensor:
-        """int64 [2 + counters]: the worker's task index, the replica's id, its counters."""
+        """Returns int64 [2 + counters]: the worker's task index, the replica's id, the counters."""
         return ops.replica_report(self._handle_op())
 
     @property
@@ -195,14 +200,12 @@ class ReplicaOps:
         return names_of(ops.replica_counter_names)
 
     def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Names and values of the counters (`ReplicaCounter` in ops/core/dense/replica.h)."""
+        """Returns names and values of counters (`ReplicaCounter` in ops/core/dense/replica.h)."""
         return ops.replica_stats(self._handle_op())
 
     def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
-        """On parameter server number `shard`: its reply to a request of a replica."""
+        """Returns a server's reply to a request of a replica. `shard` is the server's index."""
         return self._copy.serve_op(shard, request)
-
-    # Inside.
 
     def _handle_op(self) -> tf.Tensor:
         return handle_from_caller(self.name, self._make_handle)

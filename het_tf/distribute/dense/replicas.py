@@ -1,9 +1,9 @@
-"""Replicas of the dense variables on the workers (docs/protocol.md, 8).
+"""Replicas of the dense variables on the workers (docs/protocol.md, section 8).
 
-The variables stay on the parameter servers. While `fit` runs, every worker has a replica of them on
-which it steps, and a flat copy on the servers is what the replicas have in common: they exchange
-contributions with it under a bound. `begin` fills the copy from the variables, `write_back` brings
-the variables up to date. What steps do with a replica is in `replica_ops`.
+The variables stay on the parameter servers. While `fit` runs, every worker trains its own replica.
+The servers also hold a flat copy of the variables. The replicas exchange contributions with this
+copy under a bound. `begin` fills the copy from the variables, and `write_back` updates the
+variables. `replica_ops` has the ops of training steps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from het_tf.runtime.validation import INT32_MAX
 
 
 class ReplicaStrategy(Protocol):
-    """What replicas ask of the strategy that they belong to.
+    """The part of the strategy's interface that replicas use.
 
     Attributes:
-      dense_staleness: steps after which a worker exchanges its variables with the servers.
-      dense_merge: "average" or "sum", of the workers' contributions.
+      dense_staleness: bound on unsent steps and on missed steps. None: there is no exchange.
+      dense_merge: "average" or "sum", the rule for the workers' contributions.
       dense_wire_dtype: dtype of contributions in messages.
     """
 
@@ -39,11 +39,11 @@ class ReplicaStrategy(Protocol):
 
     @property
     def num_workers(self) -> int:
-        """Workers of the cluster."""
+        """Number of workers of the cluster."""
         ...
 
     def is_lost(self, device: str) -> bool:
-        """Whether the task of that device is down."""
+        """Whether the task of a device is down."""
         ...
 
     def forget_reports(self, source: Any) -> None:
@@ -52,9 +52,9 @@ class ReplicaStrategy(Protocol):
 
 
 class DenseReplicas(ReplicaOps):
-    """The variables of one training, as every worker has them.
+    """The replicas of one training's dense variables.
 
-    What is here runs eagerly, on the coordinator, while no step does.
+    The methods of this class run eagerly on the coordinator, while no step runs.
     """
 
     def __init__(
@@ -68,25 +68,26 @@ class DenseReplicas(ReplicaOps):
         constraints: Sequence[Callable[[tf.Tensor], tf.Tensor] | None] = (),
         counts: Sequence[tuple[tf.Variable, tf.Variable]] = (),
     ):
-        """Describes the replicas; makes nothing yet.
+        """Stores the variables. Creates no replica.
 
         Args:
-          strategy: says how stale replicas may be, and how contributions are merged. Where its
-            `dense_staleness` is None, they have nothing to exchange while steps are made.
-          trainable: float32; contributions are averaged, or added.
-          slots: float32, of optimizers: they stay with the worker, and are averaged when they are
-            written back.
-          least: they stay with the worker, too; the least of all workers' is written back.
-          seeds: of random generators, 32-bit integers: every worker has others.
-          others: variables that a step assigns are averaged if they are float32, and added if they
-            are int64; the others stay as they are.
-          constraints: of the trainable ones, in their order; values are written back under them.
-          counts: int64, pairs of variables. The first counts a worker's own steps, the second, of
-            `others`, all workers'; the first's mean is written back. When something else than
-            training changes the second, the first becomes the same.
+          strategy: has the bound and the rule for contributions. If its `dense_staleness` is None,
+            replicas exchange nothing during steps.
+          trainable: float32 variables. Contributions are averaged or added.
+          slots: float32 optimizer slots. Every worker has its own, and `write_back` stores their
+            mean.
+          least: variables of which every worker has its own. `write_back` stores the smallest.
+          seeds: states of random generators, 32-bit integers. Every worker has a different one.
+          others: other variables. If a step assigns a float32 variable, its changes are averaged.
+            If a step assigns an int64 variable, its changes are added. Variables that no step
+            assigns do not change.
+          constraints: constraints of `trainable`, in the same order. `write_back` applies them.
+          counts: pairs of int64 variables. The first counts a worker's own steps, and `write_back`
+            stores the mean. The second is one of `others` and counts all workers' steps. If other
+            code than training changes the second, the first is set to the same value.
 
         Raises:
-          ValueError: there is no rule for a variable; the message names it.
+          ValueError: a variable has no rule. The message names the variable.
         """
         self._strategy = strategy
         roles = {
@@ -108,26 +109,29 @@ class DenseReplicas(ReplicaOps):
         super().__init__(name, all_natives, DenseCopy(name, floats, self._staleness))
         self._constraints = dict(enumerate(constraints))
         places = {id(native): i for i, native in enumerate(self._natives)}
-        # Places of a worker's own count -> of that of all, whose last value training made.
+        # Index of every count of own steps -> index of the count of all workers' steps.
         self._counts = {places[id(own)]: places.get(id(all_)) for own, all_ in counts}
+        # Values of the counts of all workers' steps after the last training.
         self._counted = self._read_counts()
         self._workers = strategy.num_workers
         self._lock = threading.Lock()
         self._kinds: list[str] | None = None
-        self._fingerprint: np.ndarray | None = None  # When they were last written or taken over.
-        self._kept: set[int] = set()  # Changed meanwhile, and so not written.
+        self._fingerprint: np.ndarray | None = None  # After the last `_set` or `write_back`.
+        # Indices of variables that other code changed during training. They were not written back.
+        self._kept: set[int] = set()
         self._values_behind = self._slots_behind = False
         self._functions: dict[str, Any] = {}
 
     def begin(self, workers: int | None = None) -> None:
-        """Before steps are scheduled: has the replicas start anew if the variables have changed.
+        """Restarts the replicas from the variables if variables or the number of workers changed.
 
-        Does nothing before the first step's function is traced: only then is it known which
-        variables it assigns.
+        Called before steps are scheduled. Does nothing before the step's function is traced,
+        because the assigned variables are unknown until then. Before a restart, the variables of
+        which every worker has its own are written back.
 
         Args:
-          workers: that make steps from now on, if not all: an averaged contribution counts as one
-            of so many. What others have made is written back.
+          workers: number of workers that make the next steps. None: all. An averaged contribution
+            counts as 1 / workers.
         """
         workers = workers or self._strategy.num_workers
         others, self._workers = workers != self._workers, workers
@@ -136,25 +140,25 @@ class DenseReplicas(ReplicaOps):
         changed = self._changed()
         if not (changed or others):
             return
-        # The workers' slots go on, but for those that were changed, too.
+        # Keeps the workers' slots, except for the slots that were changed, too.
         self._write_own(changed)
-        # A replica that is there would make a step on what the variables were.
+        # An existing replica would make its next step from the old values.
         self._destroy_on_workers()
         self._set()
 
     def note_steps(self) -> None:
-        """To be called when steps have been made: the variables are behind them."""
+        """Records that steps were made, so that the variables need a `write_back`."""
         self._values_behind = self._slots_behind = True
 
     def write_back(self, slots: bool) -> None:
-        """Brings the variables up to date, after `flush_here` on all workers.
+        """Updates the variables from the copy and the workers. Call `flush_here` on them first.
 
-        What something else than training has changed since the last time stays as it is, until
-        `begin` has the replicas start from it.
+        A variable that other code has changed since the last call keeps its value. The next `begin`
+        restarts the replicas from this value.
 
         Args:
-          slots: the optimizers' slots, too. Without them, of the workers' own variables only the
-            seeds are: who draws random numbers next draws others.
+          slots: whether to update the optimizers' slots, too. If not, seeds are the only updated
+            variables of which workers have their own. Later random numbers then differ.
         """
         slots = slots and self._slots_behind
         if not (self._values_behind or slots):
@@ -172,29 +176,27 @@ class DenseReplicas(ReplicaOps):
             self._slots_behind = False
         elif self._indices("seed"):
             self._write_own(changed, "seed")
-        known = self._fingerprint
+        old_fingerprint = self._fingerprint
         self._fingerprint = self._take_fingerprint()
-        self._fingerprint[changed] = known[changed]
+        self._fingerprint[changed] = old_fingerprint[changed]
         for own, count in self._read_counts().items():
             if self._counts[own] not in changed:
                 self._counted[own] = count
 
     @property
     def flush_here(self) -> Callable[[], tf.Tensor]:
-        """A function that sends what the worker under which it is called holds back."""
+        """A function that flushes the replica of the current device's worker."""
         return self._function("flush", self.flush_op, opened=True)
 
     @property
     def stats_here(self) -> Callable[[], Any]:
-        """A function that gives the counters of the worker under which it is called."""
+        """A function that returns the counters of the current device's worker."""
         return self._function("stats", self.stats_op)
 
     @property
     def in_use(self) -> bool:
-        """Whether any replica may exist."""
+        """Whether replicas may exist."""
         return self._kinds is not None
-
-    # Inside.
 
     def _function(self, name: str, build_ops: Callable[[], Any], opened: bool = False) -> Any:
         if name not in self._functions:
@@ -208,7 +210,7 @@ class DenseReplicas(ReplicaOps):
         return self._functions[name]
 
     def _make_handle(self) -> tf.Tensor:
-        """Called when a function is about to run on a worker, which is the device now."""
+        """Creates the handle of the current device's worker, before a function runs there."""
         with self._lock:
             if self._kinds is None:
                 with tf.init_scope():
@@ -253,7 +255,7 @@ class DenseReplicas(ReplicaOps):
         return [i for i, kind in enumerate(self._kinds) if kind in kinds]
 
     def _set(self) -> None:
-        """The servers' copy becomes what the variables are."""
+        """Fills the copy on the servers from the variables."""
         counted = self._read_counts()
         for own, count in counted.items():
             if count != self._counted[own]:
@@ -276,7 +278,7 @@ class DenseReplicas(ReplicaOps):
         self._kept.clear()
 
     def _pull(self) -> None:
-        """What is exchanged becomes the variables' values, from server to server."""
+        """Assigns the values of the copy to the variables, from server to server."""
         kinds = [self._indices(kind) for kind in ("float", "counter")]
         sizes = [[self._shapes[i].num_elements() for i in indices] for indices in kinds]
         for indices, of_kind in zip(kinds, self._copy.pieces_op(sizes), strict=True):
@@ -284,12 +286,18 @@ class DenseReplicas(ReplicaOps):
                 with tf.device(self._natives[i].device):
                     value = tf.concat(pieces, 0) if pieces else tf.zeros([0], self._dtypes[i])
                     value = tf.reshape(value, self._shapes[i])
-                    # Each worker's steps keep to it, but not what is merged of several.
+                    # The steps of a worker meet the constraint, but the merged value may not.
                     constraint = self._constraints.get(i)
                     self._natives[i].assign(value if constraint is None else constraint(value))
 
     def _merge_own(self, *kinds: str) -> dict[int, np.ndarray]:
-        """What becomes of the workers' own variables, by index: of those that have made steps."""
+        """Merges the variables of which every worker has its own. Returns the values by index.
+
+        Only workers that have made steps count.
+
+        Args:
+          *kinds: "own" and "seed", or only "seed".
+        """
         only = kinds == ("seed",)
         read = self._function(
             "seeds" if only else "own",
@@ -311,23 +319,23 @@ class DenseReplicas(ReplicaOps):
         return merged
 
     def _write_own(self, changed: list[int], *kinds: str) -> None:
-        """Writes what becomes of the workers' own variables, but to those that were changed.
+        """Writes the variables of which every worker has its own, after merging.
 
         Args:
-          changed: their indices.
-          kinds: "seed", of which there is one at least, or all.
+          changed: indices of variables to skip, because other code has changed them.
+          *kinds: "seed" to write only seeds. Empty: all.
         """
         for i, value in self._merge_own(*(kinds or ("own", "seed"))).items():
             if i not in changed:
                 self._natives[i].assign(value)
 
     def _read_counts(self) -> dict[int, int]:
-        """By the place of a worker's own count, that of all workers."""
+        """Reads the counts of all workers' steps, by the index of the count of own steps."""
         places = {own: all_ for own, all_ in self._counts.items() if all_ is not None}
         return {own: int(self._natives[all_].numpy()) for own, all_ in places.items()}
 
     def _changed(self) -> list[int]:
-        """The variables on the servers that something else than training has changed."""
+        """Returns the indices of variables that other code than training has changed."""
         return np.flatnonzero(
             np.any(self._fingerprint != self._take_fingerprint(), axis=1)
         ).tolist()
@@ -344,14 +352,14 @@ class DenseReplicas(ReplicaOps):
             )
 
     def _take_fingerprint(self) -> np.ndarray:
-        """Of the variables on the servers."""
+        """Computes a fingerprint of every variable on the servers, uint8 [variables, 8]."""
 
         def fingerprint() -> tf.Tensor:
             parts = []
             for native in self._natives:
                 with tf.device(native.device):
                     value = tf.reshape(native.read_value(), [1, -1])
-                    # Fingerprint takes no empty row.
+                    # The op Fingerprint rejects empty rows.
                     value = tf.concat([value, tf.zeros([1, 1], value.dtype)], 1)
                     parts.append(tf.raw_ops.Fingerprint(data=value, method="farmhash64"))
             return tf.concat(parts, 0)
@@ -359,14 +367,14 @@ class DenseReplicas(ReplicaOps):
         return self._function("fingerprint", fingerprint)().numpy()
 
     def destroy(self) -> None:
-        """Frees the memory that the replicas and their copy on the servers take."""
+        """Frees the replicas, and their copy on the servers."""
         self._workers = self._strategy.num_workers
         if self._kinds is None:
             return
         self._destroy_on_workers()
         self._copy.destroy()
         self._kinds = None
-        self._functions.pop("pull", None)  # It is for these kinds.
+        self._functions.pop("pull", None)  # It depends on `_kinds`.
 
     def _destroy_on_workers(self) -> None:
         def destroy() -> None:
@@ -376,12 +384,13 @@ class DenseReplicas(ReplicaOps):
         self._strategy.forget_reports(self)
 
 
-# What becomes of the workers' own variables, by role: of values in the order of the workers.
+# Merge rules for variables of which every worker has its own, by role. The arguments are the
+# workers' values, in the order of the workers.
 _MERGES: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
     "slot": lambda values: np.mean(values, axis=0, dtype=np.float64).astype(np.float32),
     "least": lambda values: np.min(values, axis=0),
     "count": lambda values: np.rint(np.mean(values, axis=0)).astype(np.int64),
-    # All workers' follow from the first one's.
+    # The states of all workers are derived from the first worker's state.
     "seed": lambda values: values[0],
 }
 

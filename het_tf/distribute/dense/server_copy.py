@@ -1,7 +1,7 @@
-"""What replicas of the dense variables have in common: a flat copy of them on the servers.
+"""Flat copy of the dense variables on the servers, with which the replicas exchange contributions.
 
-It is cut into shards, several on each server, which are due one after the other: rows that travel
-with one of them wait for no more.
+The copy has several shards on every server. The shards of a server are due in different steps. A
+message that also carries rows is therefore delayed by one shard only.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from het_tf import ops
 from het_tf.runtime.broadcast import cluster_devices
 from het_tf.runtime.threads import call_apart
 
-# A message costs as much as half a millisecond on a core, and 500 kB as long at 8 Gbit/s.
+# A message costs about half a millisecond of a core, which is the time of 500 kB at 8 Gbit/s.
 _SHARD_BYTES = 250_000
 _MAX_PHASES = 8
-_PATIENCE = 5.0  # seconds with a server that may hang
+_PATIENCE = 5.0  # seconds to wait for a server that may hang
 
 
 class DenseCopy:
-    """The shards of a copy, by their names.
+    """The copy's shards. They are resources with names on the servers.
 
     Attributes:
       servers: devices of the parameter servers.
-      phases: shards on each of them.
+      phases: number of shards on every server.
     """
 
     def __init__(self, name: str, num_floats: int, staleness: int):
-        """Cuts the copy; nothing is made yet.
+        """Decides the number of shards. Creates no shard.
 
         Args:
-          name: unique, of the replicas.
-          num_floats: that are trained.
-          staleness: own steps that may be unsent.
+          name: unique name of the replicas.
+          num_floats: number of trained floats.
+          staleness: bound on a worker's unsent steps.
         """
         self._name = name
         self.servers = cluster_devices("ps")
         num_bytes = 4 * num_floats // len(self.servers)
-        due = max(1, (staleness + 1) // 2)  # Steps from one push of a shard to the next.
+        due = max(1, (staleness + 1) // 2)  # Number of steps between two pushes of a shard.
         self.phases = max(1, min(-(-num_bytes // _SHARD_BYTES), _MAX_PHASES, due))
         self._freeing: list[concurrent.futures.Future[None]] = []
         self._devices = [server for server in self.servers for _ in range(self.phases)]
 
     @property
     def num_shards(self) -> int:
-        """On all servers."""
+        """Number of shards on all servers."""
         return len(self._devices)
 
     # Ops.
 
     def pack(self, frames: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """A message for each server, uint8 [bytes], of one for each shard."""
+        """Joins the requests of shards into one message per server, uint8 [bytes]."""
         return [
             _pack(frames[first : first + self.phases])
             for first in range(0, self.num_shards, self.phases)
         ]
 
     def unpack(self, messages: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The inverse of `pack`."""
+        """Splits messages of servers into replies of shards. The inverse of `pack`."""
         return [frame for message in messages for frame in self._unpack(message)]
 
     def serve_op(self, server: int, message: tf.Tensor) -> tf.Tensor:
-        """On parameter server number `server`: its reply to a message of a replica."""
+        """Returns a server's reply to a message of a replica. `server` is the server's index."""
         first = server * self.phases
         replies = [
             ops.dense_sync(self._handle_op(first + i), request)
@@ -79,13 +79,13 @@ class DenseCopy:
         return ops.unpack_frames(message, n=self.phases) if self.phases > 1 else [message]
 
     def pieces_op(self, sizes: Sequence[Sequence[int]]) -> list[list[list[tf.Tensor]]]:
-        """What is exchanged, cut into variables.
+        """Reads the exchanged values and splits them into variables.
 
         Args:
-          sizes: of the variables that are floats, and of those that are counters, in elements.
+          sizes: numbers of elements: of every float variable, and of every counter variable.
 
         Returns:
-          Of each kind, of each variable the pieces, on the servers where they are.
+          The pieces of every variable, by kind and variable. Each piece is on its server.
         """
         states = []
         for shard, device in self._shards():
@@ -101,7 +101,7 @@ class DenseCopy:
             )
         return kinds
 
-    # Eagerly.
+    # Eager methods.
 
     def set(
         self,
@@ -111,16 +111,16 @@ class DenseCopy:
         num_trainable: int,
         weights: tuple[float, float],
     ) -> None:
-        """Makes or replaces the shards.
+        """Creates or replaces the shards.
 
         Args:
-          floats: float32 [n], those that are trained first.
+          floats: float32 [n], trained floats first.
           counters: int64 [n].
-          rest: uint8 [bytes], that replicas begin with and keep to themselves.
-          num_trainable: of the floats.
-          weights: that a contribution counts with: to those that are trained, and to all others.
+          rest: uint8 [bytes], initial values of variables of which every worker has its own.
+          num_trainable: number of trained floats.
+          weights: factors of contributions, to trained floats and to other floats.
         """
-        for call in self._freeing:  # It would free those that are made here.
+        for call in self._freeing:  # A late `destroy` would free the new shards.
             with contextlib.suppress(tf.errors.OpError):
                 call.result()
         self._freeing = []
@@ -139,7 +139,7 @@ class DenseCopy:
                 )
 
     def destroy(self) -> None:
-        """Frees the memory of the shards; a server that does not answer does so when it does."""
+        """Frees the shards. Does not wait for a server that hangs, which frees them later."""
         self._freeing = [call_apart(self._destroy_on, server) for server in self.servers]
         for call in self._freeing:
             with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
@@ -170,14 +170,17 @@ def _pack(frames: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _first(n: int, shard: int, shards: int) -> int:
-    """FirstOfShard in ops/core/dense/replica.h."""
+    """Returns the first element of a shard, as FirstOfShard in ops/core/dense/replica.h."""
     return n // shards * shard + n % shards * shard // shards
 
 
 def _slices(
     parts: Sequence[tf.Tensor], ends: Sequence[int], begin: int, end: int
 ) -> list[tf.Tensor]:
-    """[begin, end) of a vector whose parts, which end at `ends`, are on several devices."""
+    """Returns the slices for [begin, end) of a vector in parts on several devices.
+
+    `ends` are the end positions of the parts.
+    """
     slices = []
     first = 0
     for part, last in zip(parts, ends, strict=True):

@@ -1,1 +1,1 @@
-"""Tasks that die, hang or return: probes, error messages, recovery."""
+"""Tasks that die, hang or return: connections, probes, recovery."""

@@ -1,9 +1,10 @@
-"""Connecting this process to a cluster so that what was made before goes on working.
+"""Connection of this process to a cluster. Objects that were made before it keep working.
 
-TensorFlow gives a process new devices when it connects. `ParameterServerStrategy` also gives them
-the name /job:chief, so that datasets, variables and tables of before are on a device that is gone
-("unknown device"). Under the name /job:localhost, which they have before, all of it can be used
-except for lookup tables: TensorFlow finds these by name among what the device has.
+TensorFlow gives a process new devices when the process connects to a cluster.
+`ParameterServerStrategy` also renames them to /job:chief. Datasets, variables and tables from
+before the connection are then on an unknown device. het_tf keeps the name /job:localhost, which the
+devices have before the connection. All earlier objects then keep working except lookup tables,
+because TensorFlow looks up lookup tables by name on the new device.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ from het_tf import ops
 from het_tf.compat.tensorflow_internals import connected_addresses
 from het_tf.runtime.broadcast import COORDINATOR
 
-# They stay until this process ends: models are used after their strategy is gone.
+# The handles stay until this process ends, because models outlive their strategy.
 _handles: list[tf.Tensor] = []
 
 
 def task_devices(jobs: Sequence[str] = ("ps", "worker")) -> list[str]:
-    """All devices of the tasks of some jobs, GPUs too."""
+    """Returns all devices of the tasks of some jobs, including GPUs."""
     names = [device.name for device in tf.config.list_logical_devices()]
     return [name for name in names if tf.DeviceSpec.from_string(name).job in jobs]
 
 
 def own_what_is_on(devices: Sequence[str], address: str) -> None:
-    """Has all resources that this program makes by name on the devices end with it.
+    """Binds named resources of this program on some devices to the program's lifetime.
 
-    Those of another program with the same address end now.
+    The servers free the resources when this program ends. This call also frees the resources of
+    another program with the same address.
 
     Args:
-      devices: of servers.
-      address: where this program listens, by the cluster's specification; empty: it has no
-        address of its own.
+      devices: devices of servers.
+      address: address of this program in the cluster spec. Empty: it has no address.
     """
     for device in devices:
-        # A server that has not loaded the ops has nothing of theirs.
+        # A server that has not loaded the ops has no such resources.
         with contextlib.suppress(tf.errors.NotFoundError), tf.init_scope(), tf.device(device):
             _handles.append(ops.program_handle(address=address))
 
 
 def with_local_chief(cluster: tf.train.ClusterSpec) -> tf.train.ClusterSpec:
-    """The cluster with its chief, if it names one, under the name of this process's devices."""
+    """Returns the cluster with its chief, if any, renamed to the job of this process's devices."""
     jobs = cluster.as_dict()
     if "chief" in jobs:
         jobs[COORDINATOR] = jobs.pop("chief")
@@ -52,16 +53,16 @@ def with_local_chief(cluster: tf.train.ClusterSpec) -> tf.train.ClusterSpec:
 
 
 def is_connected_to(addresses: Mapping[tuple[str, int], str]) -> bool:
-    """Whether this process is connected to tasks at these addresses, by job and index."""
+    """Whether this process is connected to tasks at these addresses, given by job and index."""
     connected = connected_addresses()
     return all(connected.get(task) == address for task, address in addresses.items())
 
 
 def lookup_table_error(what: str) -> ValueError:
-    """An error for a lookup table that was made before the strategy.
+    """Returns an error about a lookup table that was made before the strategy.
 
     Args:
-      what: the layer or op that uses the table.
+      what: name of the layer or op that uses the table.
     """
     return ValueError(
         f"{what} has a lookup table that was made before the strategy. TensorFlow dropped the table"

@@ -1,8 +1,8 @@
-"""Finding out which tasks of the cluster still answer, without going through TensorFlow.
+"""Probes of the cluster's tasks, independent of TensorFlow.
 
-A killed process shows up as a failed RPC sooner or later. A process that hangs, or a host that
-vanished, shows up as an RPC that never ends, and TensorFlow then waits with it. So while training
-runs, every task is asked for a gRPC handshake every few seconds, by threads of our own.
+An RPC to a killed process fails sooner or later. An RPC to a process that hangs, or to a host that
+vanished, never ends, and TensorFlow waits forever. While training runs, threads of het_tf therefore
+ask every task for a gRPC handshake every few seconds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Task = tuple[str, int]
 
 PROBE_INTERVAL = 2.0  # seconds between two rounds of probes
 PROBE_TIMEOUT = 8.0  # seconds a task may take to answer
-_LOOK_INTERVAL = 0.25  # seconds between two looks at what was found, for messages
-REPORT_INTERVAL = 5.0  # seconds between two lines about the tasks that are waited for
-_MOST_REPORTED = 10  # tasks in such a line
+_LOOK_INTERVAL = 0.25  # seconds between two checks of the results, for log messages
+REPORT_INTERVAL = 5.0  # seconds between two log lines about missing tasks
+_MOST_REPORTED = 10  # largest number of tasks in such a line
 
-# Default for how many seconds every probe of a task must have failed until it counts as lost.
-# Answering a probe takes a server some ms of its CPU: with 20 busy processes beside it on its one
-# core, 0.2 to 0.6 s (tests/distribute/programs/slow_server_program.py measures it). A worker or a
-# parameter server that hangs holds up training for as long.
+# Default of `lost_after`: seconds of failed probes after which a task is lost. A task that hangs
+# delays training for this time. A server needs a few ms of CPU to answer a probe. With 20 busy
+# processes on its only core, an answer takes 0.2 to 0.6 s
+# (tests/distribute/programs/slow_server_program.py measures this).
 LOST_AFTER = 60.0
 
 
 class TaskState(enum.Enum):
-    """What a probe found. In the order of `TaskState` of ops/core/guard/guard.h."""
+    """Result of a probe, in the order of `TaskState` in ops/core/guard/guard.h."""
 
     UP = "answers"
     REFUSED = "refuses connections: its process is gone"
@@ -49,29 +49,29 @@ _UP = TaskState.UP
 
 
 def probe(address: str, timeout: float = PROBE_TIMEOUT) -> TaskState:
-    """Begins HTTP/2 with "host:port" and says what came back, within about `timeout` s.
+    """Starts an HTTP/2 handshake with "host:port" and returns the result within `timeout` seconds.
 
-    The kernel accepts connections for a stopped process; only the process answers. (By hand:
-    closing a channel of grpcio has been seen to wait without end.)
+    A connection alone proves nothing, because the kernel accepts connections for a stopped process.
+    The handshake does not use grpcio, because closing a grpcio channel can hang.
     """
     return _STATES[ops.guard.het_guard_probe(address.encode(), timeout)]
 
 
 def wait_until_up(addresses: Mapping[Task, str], within: float = math.inf) -> bool:
-    """Waits until every task answers; says every few seconds which do not, where, and why.
+    """Waits until every task answers. Logs the missing tasks every few seconds.
 
     Args:
       addresses: "host:port" of every task.
-      within: seconds to wait at most.
+      within: largest time to wait, in seconds.
 
     Returns:
-      Whether they answer.
+      Whether every task answers.
     """
     waiting = dict(addresses)
     began = reported = time.monotonic()
     while True:
         probes = {t: call_in_daemon(probe, a, REPORT_INTERVAL * 0.8) for t, a in waiting.items()}
-        states = {task: found.result() for task, found in probes.items()}
+        states = {task: call.result() for task, call in probes.items()}
         waiting = {task: a for task, a in waiting.items() if states[task] is not TaskState.UP}
         if not waiting:
             return True
@@ -94,8 +94,8 @@ def wait_until_up(addresses: Mapping[Task, str], within: float = math.inf) -> bo
 class HealthMonitor:
     """Probes tasks in the background between `start` and `stop`.
 
-    Connections to a task that is lost are closed, and so the calls over them fail, those too that
-    TensorFlow makes with the interpreter's lock held (ops/core/guard/guard.h).
+    The monitor closes connections to lost tasks, so that calls over them fail. This includes calls
+    during which TensorFlow holds the interpreter's lock (ops/core/guard/guard.h).
 
     All methods may be called from any thread.
     """
@@ -110,17 +110,17 @@ class HealthMonitor:
 
         Args:
           addresses: "host:port" of every task to watch.
-          on_down: called from the monitor's thread when a task starts to fail its probes; once
-            until it answers again.
-          lost_after: seconds after which a task counts as lost.
+          on_down: called from the monitor's thread when a task starts to fail its probes. It is
+            called again only after the task has answered.
+          lost_after: seconds without an answer after which a task is lost.
         """
         self._addresses = dict(addresses)
         self._on_down = on_down
         self._lost_after = lost_after
         self._lock = threading.Lock()
         self._users = 0  # guarded by _lock
-        self._guard: int | None = None  # between `start` and `stop`; guarded by _lock
-        self._stop = threading.Event()  # of the thread that began last; guarded by _lock
+        self._guard: int | None = None  # set between `start` and `stop`; guarded by _lock
+        self._stop = threading.Event()  # stops the newest thread; guarded by _lock
 
     def __enter__(self) -> HealthMonitor:
         self.start()
@@ -130,7 +130,7 @@ class HealthMonitor:
         self.stop()
 
     def start(self) -> None:
-        """Starts probing; nested calls are counted."""
+        """Starts probing. Calls may be nested."""
         with self._lock:
             self._users += 1
             if self._users > 1:
@@ -144,7 +144,7 @@ class HealthMonitor:
         threading.Thread(target=self._tell, args=arguments, name="het-health", daemon=True).start()
 
     def stop(self) -> None:
-        """Undoes one `start`; the last one ends the probing."""
+        """Undoes one `start`. The last `stop` ends the probing."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -153,11 +153,11 @@ class HealthMonitor:
                 self._guard = None
 
     def failing(self) -> dict[Task, TaskState]:
-        """The tasks whose last probe failed. None between `stop` and `start`."""
+        """Returns the tasks whose last probe failed. Empty unless started."""
         return {task: state for task, (state, _) in self._found().items() if state is not _UP}
 
     def lost(self, task_type: str) -> dict[Task, TaskState]:
-        """The tasks of a type that fail, and last answered at least `lost_after` seconds ago."""
+        """Returns the tasks of a type that last answered at least `lost_after` seconds ago."""
         return {
             task: state
             for task, (state, silent) in self._found().items()
@@ -165,27 +165,30 @@ class HealthMonitor:
         }
 
     def seconds_left(self, task: Task) -> float:
-        """For how long a task may be silent from now on until it is lost, or at least 2."""
+        """Returns the seconds after which a silent task will be lost, at least 2."""
         _, silent = self._found().get(task, (_UP, 0.0))
         return max(2.0, self._lost_after - silent)
 
     def _found(self) -> dict[Task, tuple[TaskState, float]]:
-        """State of each task, and seconds since it was last up. Empty where nothing is probed."""
+        """Returns the state of every task and the seconds since its last answer.
+
+        Empty unless started.
+        """
         states = (ctypes.c_int * len(self._addresses))()
         silent = (ctypes.c_double * len(self._addresses))()
         with self._lock:
             if self._guard is None:
                 return {}
             ops.guard.het_guard_found(self._guard, states, silent)
-        found = zip((_STATES[state] for state in states), silent, strict=True)
-        return dict(zip(self._addresses, found, strict=True))
+        results = zip((_STATES[state] for state in states), silent, strict=True)
+        return dict(zip(self._addresses, results, strict=True))
 
     def _tell(self, stop: threading.Event) -> None:
-        """Calls `on_down`."""
+        """Calls `on_down` for tasks that start to fail. Runs in the monitor's thread."""
         told: dict[Task, TaskState] = {}
         while not stop.wait(_LOOK_INTERVAL):
             failing = self.failing()
-            if stop.is_set():  # Another guard may have begun.
+            if stop.is_set():  # `failing` may have used the guard of a later `start`.
                 return
             for task, state in failing.items():
                 if task not in told and self._on_down is not None:

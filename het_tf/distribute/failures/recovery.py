@@ -1,9 +1,9 @@
-"""Making anew what was on a parameter server that was lost and came back.
+"""Recovery of the variables and tables of a parameter server that was lost and is back.
 
-The server's new process has none of the variables and tables of the old one. Those that this
-process still refers to are made again, in place: a variable with zeros, a table without rows, for a
-checkpoint to fill. Functions that were traced before go on using the old ones: whoever keeps some
-has to make them anew.
+The server's new process has no variables and tables. Recovery recreates those that this process
+still refers to, in place: variables with zeros, and tables without rows. A restore of a checkpoint
+then fills them. Functions that were traced earlier refer to the lost objects. Their owners must
+trace them again.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from het_tf.compat.tensorflow_internals import has_own_handle, replace_handle
 from het_tf.runtime.broadcast import cache_devices, cluster_devices
 from het_tf.tables.table import EmbeddingTable
 
-_PAUSE = 1.0  # seconds between attempts to use a server that is back
+_PAUSE = 1.0  # seconds between attempts to reach a server that is back
 
 
 def wait_until_servers_are_reached(
     devices: Sequence[str], is_down: Callable[[str], bool], until: float
 ) -> None:
-    """Waits until this process, every worker that lives and the other servers reach some servers.
+    """Waits until this process, all live workers and the other servers can reach some servers.
 
     Args:
-      devices: of the servers.
-      is_down: whether the task of a device does not answer.
-      until: of `time.monotonic`.
+      devices: devices of the servers.
+      is_down: returns whether the task of a device does not answer.
+      until: end of the wait, in the time of `time.monotonic`.
 
     Raises:
-      tf.errors.OpError: one of them did not.
+      tf.errors.OpError: a task could not reach a server in time.
     """
-    # Variables, so that the function has to go there.
+    # The function reads and assigns variables, so that it must run on the servers.
     variables = {}
     for device in cluster_devices("ps"):
         with tf.init_scope(), tf.device(device):
@@ -46,14 +46,14 @@ def wait_until_servers_are_reached(
 
     @tf.function(autograph=False)
     def reach() -> tf.Tensor:
-        # Every op has its device: by way of the caller's a server would reach none of the others.
+        # Every op has an explicit device, so that servers send tensors to each other directly.
         lost, assigned = [], []
         for device in devices:
             with tf.device(device):
                 lost.append(variables[device].read_value())
-        for device, each in variables.items():
+        for device, variable in variables.items():
             with tf.device(device):
-                assigned.append(each.assign(tf.add_n(lost)))
+                assigned.append(variable.assign(tf.add_n(lost)))
         return tf.add_n(assigned)
 
     for device in cache_devices():
@@ -66,40 +66,40 @@ def wait_until_servers_are_reached(
 
 
 def wait_until_program_is_reached(is_lost: Callable[[str], bool], until: float) -> bool:
-    """Waits until every parameter server reaches this process, or one of them is lost.
+    """Waits until every parameter server can reach this process, or a server is lost.
 
-    TensorFlow's own part of a checkpoint needs it: servers ask this process for the path.
+    TensorFlow's checkpoints need this, because the servers fetch the path from this process.
 
     Args:
-      is_lost: whether the server of a device is down, or another process than before.
-      until: of `time.monotonic`.
+      is_lost: returns whether the server of a device is down or was restarted.
+      until: end of the wait, in the time of `time.monotonic`.
 
     Returns:
-      Whether all of them reach it.
+      Whether every server can reach this process.
 
     Raises:
-      tf.errors.OpError: one of them did not.
+      tf.errors.OpError: a server could not reach this process in time.
     """
     servers = cluster_devices("ps")
 
     @tf.function(autograph=False)
     def reach(number: tf.Tensor) -> list[tf.Tensor]:
-        # An argument, which the servers have to ask for.
-        made = []
+        # The servers must fetch the argument from this process.
+        sums = []
         for server in servers:
             with tf.device(server):
-                made.append(number + 1.0)
-        return made
+                sums.append(number + 1.0)
+        return sums
 
     return _repeat(
-        lambda: [float(each) for each in reach(tf.constant(0.0))],
+        lambda: [float(total) for total in reach(tf.constant(0.0))],
         lambda: any(map(is_lost, servers)),
         until,
     )
 
 
 def _repeat(call: Callable[[], Any], is_lost: Callable[[], bool], until: float) -> bool:
-    """Calls until it does not fail, or who is called is lost; returns whether it did not fail."""
+    """Retries `call` until it succeeds or `is_lost()` is true. Returns whether it succeeded."""
     while True:
         try:
             call()
@@ -113,36 +113,36 @@ def _repeat(call: Callable[[], Any], is_lost: Callable[[], bool], until: float) 
 
 
 def _may_pass(error: tf.errors.OpError) -> bool:
-    # An unknown device is that of a worker which TensorFlow has still to connect to again.
+    # UNKNOWN_DEVICE: TensorFlow has not yet connected to a restarted worker again.
     return cause_of(error) in (Cause.TRANSPORT, Cause.UNKNOWN_DEVICE)
 
 
-# Times that something is tried on a server that answers: TensorFlow may give what runs there the
-# error of what another thread ran on one that is gone.
+# Number of attempts of a call on a server that answers. TensorFlow may raise, in this call, the
+# error of another thread's call on a lost server.
 _TRIES = 3
 
 T = TypeVar("T")
 
 
 class Marks:
-    """A tensor on each parameter server, which is gone when the server's process is."""
+    """A tensor on every parameter server, to detect restarts. A new process lacks the tensor."""
 
     def __init__(self) -> None:
-        """Puts them there."""
+        """Places a tensor on every parameter server."""
         self._marks = {device: _mark(device) for device in cluster_devices("ps")}
 
     def any_replaced(self) -> bool:
-        """Whether a server is another process than before."""
+        """Whether a server was restarted."""
         return not all(map(_is_there, self._marks.values()))
 
     def take_replaced(self, until: float) -> list[str]:
-        """The devices of servers that are other processes than before; they are marked again.
+        """Returns the devices of servers that were restarted, and places new tensors on them.
 
         Args:
-          until: of `time.monotonic`: so long they may refuse.
+          until: time up to which a server may refuse, in the time of `time.monotonic`.
 
         Raises:
-          tf.errors.UnavailableError: they did.
+          tf.errors.UnavailableError: a server still refuses at that time.
         """
         replaced = [device for device, mark in self._marks.items() if not _is_there(mark)]
         for device in replaced:
@@ -158,29 +158,29 @@ class Marks:
 
 
 class OnServers:
-    """The variables and tables that the parameter servers of a strategy hold."""
+    """The variables and tables on the parameter servers of a strategy. Holds weak references."""
 
     def __init__(self) -> None:
-        """Nothing is there yet. What is noted is held weakly."""
+        """Starts without variables and tables."""
         self._variables: dict[int, weakref.ref[tf.Variable]] = {}
         self._tables: weakref.WeakSet[EmbeddingTable] = weakref.WeakSet()
 
     def note_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        """A creator for `tf.variable_creator_scope`, which notes the variables that are made."""
+        """Creates and registers a variable. A creator for `tf.variable_creator_scope`."""
         variable = next_creator(**kwargs)
         forget = functools.partial(self._variables.pop, id(variable))
         self._variables[id(variable)] = weakref.ref(variable, lambda _: forget(None))
         return variable
 
     def note_table(self, table: EmbeddingTable) -> None:
-        """Notes a table, and with it the caches of its rows."""
+        """Registers a table."""
         self._tables.add(table)
 
     def make_again(self, devices: Sequence[str]) -> None:
-        """Makes the variables and the shards of tables anew that were on the devices of servers."""
+        """Recreates the variables and the shards of tables on some devices."""
         for table in tuple(self._tables):
             _tried(lambda table=table: table.make_again(devices))
-        for variable in [each() for each in tuple(self._variables.values())]:
+        for variable in [reference() for reference in tuple(self._variables.values())]:
             if variable is None or not has_own_handle(variable):
                 continue
             if variable.handle.device in devices:
@@ -195,7 +195,7 @@ def _zeros_like(variable: tf.Variable) -> tf.Variable:
 
 
 def _tried(fn: Callable[[], T]) -> T:
-    """What `fn` returns; its first errors may be another's."""
+    """Calls `fn` and returns its result. Retries after the first errors (see `_TRIES`)."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(tf.errors.OpError):
             return fn()

@@ -1,1 +1,1 @@
-"""Checkpoints that parameter servers write and read: snapshots, increments, their manager."""
+"""Checkpoints that parameter servers write and read: snapshots, increments, and the manager."""

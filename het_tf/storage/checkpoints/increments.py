@@ -1,9 +1,10 @@
-"""What holds the rows which changed since another one: checkpoints, and versions that are served.
+"""Incremental snapshots: the rows that changed since an earlier snapshot.
 
-The config of a part that others may build on has "cut", a number of its own, and "at", the shard's
-time, from which ages are counted. That of a part that builds on another has "since": the name of
-that checkpoint, in the same folder, and the "cut" of its part; and "dropped", how many keys of the
-tensor of that name have no row any longer.
+Checkpoints and published versions use them. A part of a checkpoint that can be a base has these
+fields in its config: "cut", the random number of the part, and "at", the shard's time of the
+snapshot, from which ages are counted. An incremental part also has "since" and "dropped". "since"
+has the name of the base checkpoint, in the same folder, and the "cut" of the base's part. "dropped"
+is the number of keys in the tensor of this name, which have lost their row.
 """
 
 from __future__ import annotations
@@ -23,27 +24,32 @@ from het_tf import ops
 from het_tf.runtime import deferred_destroy
 from het_tf.storage.checkpoints.table_schema import check_description, is_count
 
-# What the config of a part must have beside what describes the table, all of it counts.
+# Required numbers in the config of a part, besides the description of the table.
 _COUNTS = ("shard", "rows", "num_shards")
-# By table and shard.
+# Numbers of snapshots by table and shard.
 Numbers = dict[tuple[str, int], int]
 
 
 class Chain:
-    """What checkpoints, or versions, have of tables, each building on the one before.
+    """A chain of snapshots: a full one and the incremental ones that follow it.
+
+    A snapshot belongs to a checkpoint or to a published version.
 
     Attributes:
-      reader: as whom shards note what changes.
-      name: of the newest one; None: there is none.
-      cuts: of its parts.
-      handles: of the shards that note what changes.
+      reader: name under which the shards track changed rows for this chain.
+      name: name of the newest checkpoint or version. None: there is none.
+      cuts: numbers of the newest snapshot, by table and shard.
+      handles: handles of the shards that track changed rows.
     """
 
     def __init__(self, full_every: int):
-        """Shards note what changes for as long as this is there, from the first cut on.
+        """Creates an empty chain.
+
+        The shards track changed rows from the first snapshot until `end`, or until this object is
+        garbage-collected.
 
         Args:
-          full_every: one in so many builds on none.
+          full_every: one of `full_every` snapshots is full.
         """
         self.reader = uuid.uuid4().hex
         self.name: str | None = None
@@ -55,21 +61,22 @@ class Chain:
 
     @property
     def ends(self) -> bool:
-        """Whether the next one is to have all rows.
+        """Whether the next snapshot must have all rows.
 
-        So it is where the others have come to half of the rows of the first one.
+        It must if there is no snapshot yet, after `full_every` snapshots, and when the incremental
+        snapshots together have at least half as many rows as the full one.
         """
         few = 2 * self._rows_since < self._rows_of_first
         return self.name is None or self._links >= self._full_every or not few
 
     def take(self, name: str, cuts: Numbers, rows: int, whole: bool) -> None:
-        """One is complete.
+        """Appends a checkpoint or version after it was written completely.
 
         Args:
-          name: of it.
-          cuts: of its parts.
-          rows: that it has.
-          whole: whether those are all.
+          name: name of the checkpoint or version.
+          cuts: numbers of its snapshot, by table and shard.
+          rows: number of its rows.
+          whole: whether it has all rows.
         """
         if whole:
             self._links = self._rows_of_first = self._rows_since = 0
@@ -81,24 +88,24 @@ class Chain:
         self.name, self.cuts = name, cuts
 
     def end(self) -> None:
-        """Shards need not note what changes any longer."""
+        """Ends the tracking of changed rows on the shards."""
         _forget(self.reader, self.handles)
         self.handles.clear()
 
 
 def _forget(reader: str, handles: Sequence[tf.Tensor]) -> None:
     for handle in handles:
-        with contextlib.suppress(tf.errors.OpError):  # its server is gone
+        with contextlib.suppress(tf.errors.OpError):  # The server is gone.
             ops.table_forget_reader(handle, reader)
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What a checkpoint has of a table.
+    """The parts of a table in one checkpoint of a chain.
 
     Attributes:
-      prefix: of the checkpoint.
-      configs: of its parts, by shard.
+      prefix: prefix of the checkpoint.
+      configs: configs of the parts, by shard.
     """
 
     prefix: str
@@ -106,24 +113,24 @@ class Link:
 
 
 def part_name(table: str, shard: int) -> str:
-    """What the names of a part's tensors begin with."""
+    """Returns the prefix of the names of a part's tensors."""
     return f"{table}/shard_{shard}"
 
 
 def is_of_part(tensor: str) -> bool:
-    """Whether a tensor of that name belongs to a part: what is tracked has longer names."""
+    """Whether a tensor belongs to a part. Other tensors of a checkpoint have longer names."""
     return re.search(r"/shard_\d+/\w+$", tensor) is not None
 
 
 def find_table(prefix: str, snapshot: str) -> str:
-    """The name that a table has in a checkpoint.
+    """Returns the name of a table in a checkpoint.
 
     Args:
-      prefix: of the checkpoint.
-      snapshot: what the configs of its parts say of that name.
+      prefix: prefix of the checkpoint.
+      snapshot: random name of the save, in the configs of the table's parts.
 
     Raises:
-      tf.errors.DataLossError: none says so.
+      tf.errors.DataLossError: no part has this `snapshot`.
     """
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     first = part_name("", 0) + "/config"
@@ -144,15 +151,16 @@ def find_table(prefix: str, snapshot: str) -> str:
 
 
 def read_links(prefix: str, table: str) -> list[Link]:
-    """The checkpoints that a table is restored from, in their order.
+    """Returns the checkpoints from which a table is restored, from the full one to the newest.
 
     Args:
-      prefix: of the last of them.
-      table: name in the checkpoints.
+      prefix: prefix of the newest checkpoint.
+      table: name of the table in the checkpoints.
 
     Raises:
-      tf.errors.NotFoundError: one is not there, or lacks the table or a part of it.
-      tf.errors.DataLossError: one is damaged, or another one than that on which the next builds.
+      tf.errors.NotFoundError: a checkpoint is missing, or lacks the table or a part of the table.
+      tf.errors.DataLossError: a checkpoint is damaged, or a base was replaced by another checkpoint
+        of its name.
     """
     links = [Link(prefix, _read_configs(prefix, table))]
     while (since := links[0].configs[0].get("since")) is not None:
@@ -163,8 +171,8 @@ def read_links(prefix: str, table: str) -> list[Link]:
             older = Link(base, _read_configs(base, table))
         except tf.errors.OpError as error:
             raise type(error)(None, None, f"{builds}: {error.message}") from error
-        cuts = [each.get("cut") for each in older.configs]
-        if cuts != [each["since"]["cut"] for each in newer.configs]:
+        cuts = [config.get("cut") for config in older.configs]
+        if cuts != [config["since"]["cut"] for config in newer.configs]:
             raise tf.errors.DataLossError(
                 None, None, f"{builds}, which is not what it was then: it was written again"
             )
@@ -175,10 +183,10 @@ def read_links(prefix: str, table: str) -> list[Link]:
 
 
 def base_of(prefix: str) -> str | None:
-    """Prefix of the checkpoint that one builds on; None: it has all rows, or is damaged.
+    """Returns the prefix of a checkpoint's base. None: it has all rows, or is damaged.
 
     Raises:
-      Exception: it cannot be read now.
+      Exception: the checkpoint cannot be read now.
     """
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
@@ -190,13 +198,13 @@ def base_of(prefix: str) -> str | None:
     except (tf.errors.DataLossError, tf.errors.NotFoundError):
         pass
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        pass  # what config says
+        pass  # The config is damaged.
     return None
 
 
 def _read_configs(prefix: str, table: str) -> list[dict[str, Any]]:
-    """The configs of all parts of a table."""
-    # `tf.train.load_checkpoint` would take a folder of this name for its latest checkpoint.
+    """Reads the configs of all parts of a table."""
+    # `tf.train.load_checkpoint` would open the latest checkpoint in a folder of this name.
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     configs: list[dict[str, Any]] = []
     while not configs or len(configs) < configs[0]["num_shards"]:
@@ -227,12 +235,12 @@ def _read_configs(prefix: str, table: str) -> list[dict[str, Any]]:
 
 
 def _is_valid(config: dict[str, Any], shard: int) -> bool:
-    """Whether this is the config of that shard's part."""
+    """Whether `config` is a valid config of the part of `shard`."""
     counts = [config.get(name) for name in _COUNTS] + [config.get("candidates", 0)]
     if counts[0] != shard:
         return False
     time = config.get("time")
-    if not all(is_count(each) for each in (*counts, 0 if time is None else time)):
+    if not all(is_count(number) for number in (*counts, 0 if time is None else time)):
         return False
     if not isinstance(config.get("admission", ""), str):
         return False

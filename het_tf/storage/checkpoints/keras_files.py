@@ -1,4 +1,4 @@
-"""The rows of a table in Keras's weights files: in the file, or beside it with a pointer there."""
+"""Rows of tables in Keras's weights files: inside the file, or in a folder with a pointer."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ _announced: contextvars.ContextVar[bool] = contextvars.ContextVar("announced", d
 
 @contextlib.contextmanager
 def with_checksums(path: str) -> Iterator[None]:
-    """Adds checksums to a file that Keras writes in this context, if there is no error.
+    """Adds checksums to a file that Keras writes in this context.
+
+    Adds none after an error in the context.
 
     Args:
-      path: of the file, on a file system of the operating system.
+      path: path of the file, on a file system of the operating system.
 
     Raises:
-      OSError: they cannot be written.
+      OSError: the checksums cannot be written.
     """
     token = _announced.set(True)
     try:
@@ -59,30 +61,30 @@ def with_checksums(path: str) -> Iterator[None]:
 
 
 def are_announced() -> bool:
-    """Whether the file that is being written will have checksums."""
+    """Whether this code runs inside `with_checksums`."""
     return _announced.get()
 
 
 def add_checksums(file: h5py.File) -> None:
-    """Writes the checksums of what a file has, in place of older ones."""
+    """Writes the checksums of a file's datasets and replaces older checksums."""
     if _GROUP in file:
         del file[_GROUP]
-    of_file = {name: [*_form(each), _crc32(each)] for name, each in _datasets(file).items()}
-    file[_CHECKSUMS] = np.frombuffer(json.dumps(of_file).encode(), np.uint8)
+    checksums = {name: [*_form(data), _crc32(data)] for name, data in _datasets(file).items()}
+    file[_CHECKSUMS] = np.frombuffer(json.dumps(checksums).encode(), np.uint8)
 
 
 def check_checksums(path: str) -> bool:
-    """Reads what a file has checksums of, one dataset after the other.
+    """Verifies the checksums of a file, one dataset after the other.
 
     Args:
-      path: of the file, on any file system that TensorFlow opens.
+      path: path of the file, on any file system that TensorFlow opens.
 
     Returns:
-      Whether it has checksums. False: it is none of het_tf's, or cannot be read at all, which Keras
-      says when it opens it.
+      Whether the file has checksums. False if another program wrote the file, or if the file cannot
+      be opened. In the second case Keras raises an error when it opens the file.
 
     Raises:
-      ValueError: the file is damaged; the message names the part.
+      ValueError: the file is damaged. The message names the dataset.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -92,7 +94,7 @@ def check_checksums(path: str) -> bool:
             return False
         try:
             return _check_datasets(file)
-        # h5py raises errors of all classes where a file is damaged.
+        # h5py raises errors of any class if a file is damaged.
         except Exception as error:
             raise ValueError(f"the weights file {path} is damaged: {error}") from error
 
@@ -109,7 +111,7 @@ def _check_datasets(file: h5py.File) -> bool:
         raise ValueError(f"{name} is {'missing' if name in expected else 'not one of its parts'}")
     for name, dataset in datasets.items():
         *form, crc32 = expected[name]
-        if form != _form(dataset):  # before so many bytes are read
+        if form != _form(dataset):  # Checked first: a damaged shape could ask for too many bytes.
             raise ValueError(f"{name} is {_form(dataset)}, expected {form}")
         if crc32 != _crc32(dataset):
             raise ValueError(f"the checksum of {name} does not agree with it")
@@ -117,7 +119,7 @@ def _check_datasets(file: h5py.File) -> bool:
 
 
 def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Those that are to have checksums, by path."""
+    """Returns the datasets that get checksums, by path. Rows have checksums in their table."""
     found: dict[str, h5py.Dataset] = {}
 
     def visit(name: str, item: Any) -> None:
@@ -131,7 +133,10 @@ def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def _form(dataset: h5py.Dataset) -> list[Any]:
-    """What is compared before it is read. Keras notes a dtype that HDF5 does not have."""
+    """Returns the form of a dataset: its dtype, the dtype that Keras notes, and its shape.
+
+    Keras notes a dtype if HDF5 does not have this dtype.
+    """
     return [dataset.dtype.str, str(dataset.attrs.get("dtype", "")), list(dataset.shape)]
 
 
@@ -141,22 +146,22 @@ def _crc32(dataset: h5py.Dataset) -> int:
 
 _DTYPES = {"keys": np.int64, "values": np.float32, "slots": np.float32, "clocks": np.int64}
 _MAX_CLOCK = 1 << 62  # ops/core/row/clock.h
-# What the table is called in a bundle beside a weights file.
+# Name of the table in a bundle beside a weights file.
 _NAME = "table"
 
 _folder: contextvars.ContextVar[str | None] = contextvars.ContextVar("rows_in", default=None)
-# What this process has named in `rows_in`: a weights file may come from anybody, and no file says
-# which paths of theirs servers open.
+# Folders that this process has passed to `rows_in`. Servers open paths in these folders only,
+# because a weights file from someone else could point anywhere.
 _named: set[str] = set()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Check:
-    """Where rows are only looked at.
+    """State of a context in which `load_rows` verifies rows and replaces none.
 
     Attributes:
-      has_checksums: whether the file has those of what Keras wrote.
-      wrong: takes what is wrong with rows.
+      has_checksums: whether the file has checksums of its datasets.
+      wrong: collects the errors.
     """
 
     has_checksums: bool
@@ -168,16 +173,18 @@ _check: contextvars.ContextVar[_Check | None] = contextvars.ContextVar("check", 
 
 @contextlib.contextmanager
 def rows_in(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Keeps the rows of tables out of Keras's files that are written in this context.
+    """Writes the rows of tables into a folder, instead of into Keras's files.
 
-    `save`, `save_weights`, `ModelCheckpoint` and `BackupAndRestore` then put a pointer into the
-    file. Every shard writes its own rows into the folder, as into a `tf.train.Checkpoint`, under a
-    new name each time; nothing deletes them. A file with a pointer is loaded in this context, with
-    the folder where it is now; and without the context, if the process has named the folder before.
+    In this context, `save`, `save_weights`, `ModelCheckpoint` and `BackupAndRestore` put a pointer
+    to the rows into the file. Every shard writes its own rows into the folder, as in a
+    `tf.train.Checkpoint`. Every save uses a new name, and nothing deletes the rows.
+
+    Load such a file in this context, with the folder that has the rows now. No context is needed if
+    the process has passed the folder of the pointer to `rows_in` before.
 
     Args:
-      folder: for the rows; parameter servers must reach it under the same path. It is made if it is
-        not there.
+      folder: folder for the rows. Parameter servers must reach it under the same path. It is
+        created if it does not exist.
     """
     path = os.fspath(folder)
     path = path if "://" in path else os.path.abspath(path)
@@ -191,10 +198,10 @@ def rows_in(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_checked(has_checksums: bool) -> Iterator[list[Exception]]:
-    """Has `load_rows` check rows and replace none. Gives a list, for what is wrong with them.
+    """Makes `load_rows` verify rows and replace none. Returns the list of their errors.
 
     Args:
-      has_checksums: whether `check_checksums` found some in the file.
+      has_checksums: result of `check_checksums` for the file.
     """
     check = _Check(has_checksums)
     token = _check.set(check)
@@ -205,15 +212,16 @@ def only_checked(has_checksums: bool) -> Iterator[list[Exception]]:
 
 
 def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
-    """Puts all rows of a table, or a pointer to them, into a Keras weights file.
+    """Writes all rows of a table, or a pointer to the rows, into a Keras weights file.
 
     Args:
-      store: what Keras hands to `save_own_variables`.
-      table: whose caches were flushed.
-      name: of the layer.
+      store: argument that Keras passes to `save_own_variables`.
+      table: table whose caches were flushed.
+      name: name of the layer.
 
     Raises:
-      tf.errors.OpError: rows cannot be written beside the file; then none are there.
+      tf.errors.OpError: rows cannot be written into the folder. The folder then has no part of
+        them.
     """
     folder = _folder.get()
     if folder is None:
@@ -242,22 +250,23 @@ def save_rows(store: Any, table: EmbeddingTable, name: str) -> None:
 
 
 def load_rows(store: Any, table: EmbeddingTable, name: str) -> None:
-    """Replaces the rows of a table with those of a Keras weights file. Caches drop what they hold.
+    """Replaces the rows of a table by the rows of a Keras weights file. Clears its caches.
 
-    The rows are checked before the first one is replaced; in `only_checked` that is all.
+    All rows are verified before the first row is replaced. Inside `only_checked`, no row is
+    replaced.
 
     Args:
-      store: what Keras hands to `load_own_variables`.
-      table: to have the rows.
-      name: of the layer, for messages.
+      store: argument that Keras passes to `load_own_variables`.
+      table: table for the rows.
+      name: name of the layer, for messages.
 
     Raises:
-      ValueError: the file has no rows, rows of another width, or damaged ones. The table is as it
-        was.
-      tf.errors.NotFoundError: rows beside the file are not there; the message says where they
-        should be. The table is as it was.
-      tf.errors.OpError: rows beside the file are damaged, and the table is as it was; or a
-        parameter server is down or out of memory.
+      ValueError: the file has no rows, rows of another width, or damaged rows. The table is
+        unchanged.
+      tf.errors.NotFoundError: rows in a folder are missing. The message has their path. The table
+        is unchanged.
+      tf.errors.OpError: rows in a folder are damaged, and the table is unchanged. Or a parameter
+        server is down or out of memory.
     """
     check = _check.get()
     try:
@@ -322,7 +331,7 @@ def _restore_beside(prefix: str, table: EmbeddingTable, name: str, only_check: b
 
 
 def _read_config(store: Any, where: str) -> dict[str, Any]:
-    """What the file says of the rows, with nothing missing."""
+    """Reads the description of the rows from a file and checks that it is complete."""
     try:
         config = json.loads(np.asarray(store["table"], np.uint8).tobytes())
         check_description(config)
@@ -333,7 +342,7 @@ def _read_config(store: Any, where: str) -> dict[str, Any]:
                 raise ValueError(f"it says prefix = {config.get('prefix')!r}")
         elif not is_count(config.get("parts")):
             raise ValueError(f"it says parts = {config.get('parts')!r}")
-        elif "crc32" in config or "count" in config:  # files of before have neither
+        elif "crc32" in config or "count" in config:  # Older files have neither.
             _check_checksums(config)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{where} is damaged: {error}") from error
@@ -354,10 +363,13 @@ def _check_checksums(config: dict[str, Any]) -> None:
 
 
 def _check_parts(store: Any, config: dict[str, Any], where: str) -> int:
-    """Reads all rows, and raises a ValueError if they are not what the file says.
+    """Reads all rows and checks them against their description.
 
     Returns:
-      How many parts there are.
+      Number of parts.
+
+    Raises:
+      ValueError: a part is missing or damaged.
     """
     keys = []
     for part in range(config["parts"]):

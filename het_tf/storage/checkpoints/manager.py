@@ -1,4 +1,4 @@
-"""Checkpoints, one after the other, whose rows are written while training goes on."""
+"""Manager of successive checkpoints, whose rows are written while training continues."""
 
 from __future__ import annotations
 
@@ -24,41 +24,46 @@ from het_tf.storage.checkpoints.snapshots import Background, wait_for_writes
 
 
 def layers_in_containers(model: keras.Model) -> dict[str, Any]:
-    """A model's attributes that are lists or dicts of layers, as checkpoints can see them."""
-    # The same each time, as long as they hold the same. Straight from the instance, as Keras would
-    # track an attribute.
-    before = vars(model).setdefault("_het_containers", {})
-    found = {}
+    """Returns trackable objects for a model's attributes that are lists or dicts of layers.
+
+    TensorFlow's checkpoints do not see layers in lists and dicts.
+    """
+    # An attribute keeps its trackable object as long as it has the same layers. `vars` is needed,
+    # because Keras would track an assigned attribute.
+    containers = vars(model).setdefault("_het_containers", {})
+    trackables = {}
     for name, value in [*vars(model).items()]:
         layers: dict[str, Any] = {}
         is_own = name == "_het_containers" or name in _names_of_keras()
         for path, layer in [] if is_own else _layers_within(value):
-            while path in layers:  # a dict may have 1 and "1"
+            while path in layers:  # A dict may have the keys 1 and "1".
                 path += "'"
             layers[path] = layer
         if not layers:
             continue
-        held, known = before.get(name, ({}, None))
-        if list(held) != list(layers) or any(held[path] is not layers[path] for path in held):
-            known = tf.train.Checkpoint()
+        old_layers, trackable = containers.get(name, ({}, None))
+        if list(old_layers) != list(layers) or any(
+            old_layers[path] is not layers[path] for path in old_layers
+        ):
+            trackable = tf.train.Checkpoint()
             for path, layer in layers.items():
-                setattr(known, f".{path}", layer)
-            before[name] = layers, known
-        # TensorFlow has what it sees of a tuple under its name.
-        found[f"{name}.lists" if isinstance(value, tuple) else name] = known
-    return found
+                setattr(trackable, f".{path}", layer)
+            containers[name] = layers, trackable
+        # For a tuple, TensorFlow already uses the attribute's name.
+        trackables[f"{name}.lists" if isinstance(value, tuple) else name] = trackable
+    return trackables
 
 
 def _layers_within(
     value: Any, path: str = "", seen: bool = True, around: tuple[int, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """The layers that containers hide, by keys and places.
+    """Yields the layers in containers that TensorFlow does not see, as (path, layer).
 
     Args:
-      value: of an attribute, or a part of one.
-      path: to it.
-      seen: whether TensorFlow sees it: it sees what is in tuples.
-      around: the containers that it is in.
+      value: value of an attribute, or an item inside.
+      path: keys and indices that lead to `value`, separated by dots.
+      seen: whether TensorFlow sees `value`. It sees the items of tuples.
+      around: ids of the containers around `value`.
     """
     if isinstance(value, keras.layers.Layer):
         if not seen:
@@ -66,23 +71,23 @@ def _layers_within(
         return
     if not isinstance(value, (list, tuple, dict)) or id(value) in around:
         return
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-        if isinstance(each, (keras.layers.Layer, list, tuple, dict)):
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(item, (keras.layers.Layer, list, tuple, dict)):
             inner = f"{path}.{key}" if path else str(key)
-            within = seen and isinstance(value, tuple)
-            yield from _layers_within(each, inner, within, (*around, id(value)))
+            is_seen = seen and isinstance(value, tuple)
+            yield from _layers_within(item, inner, is_seen, (*around, id(value)))
 
 
 @functools.cache
 def _names_of_keras() -> frozenset[str]:
-    """Attributes that Keras gives models, in some of which it notes their layers, too."""
+    """Returns the attributes that Keras adds to models. Some of them contain the layers, too."""
     ids = keras.Input((1,), name="ids")
     models = [keras.Model(name="m"), keras.Sequential(name="s"), keras.Model(ids, ids, name="f")]
     return frozenset(name for model in models for name in vars(model))
 
 
 def warn_of_missing(checkpoint: tf.train.Checkpoint, path: str) -> None:
-    """Logs which layers a checkpoint, which was just restored, had no rows for."""
+    """Logs the layers for which a checkpoint had no rows. Called after its restore."""
     for layer in tf.train.TrackableView(checkpoint).descendants():
         state = getattr(layer, "_table_state", None)
         if state is not None and state.shape.path != path:
@@ -95,24 +100,24 @@ def warn_of_missing(checkpoint: tf.train.Checkpoint, path: str) -> None:
 
 
 def warn_of_unbuilt(checkpoint: tf.train.Checkpoint) -> None:
-    """Logs which optimizers, of a checkpoint that is to be restored, have no slots to restore."""
-    for each in tf.train.TrackableView(checkpoint).descendants():
-        if isinstance(each, keras.optimizers.Optimizer) and not each.built:
+    """Logs the optimizers that are not built before a restore. Their slots are not restored."""
+    for trackable in tf.train.TrackableView(checkpoint).descendants():
+        if isinstance(trackable, keras.optimizers.Optimizer) and not trackable.built:
             logging.warning(
                 "optimizer %s is not built, so that not all of its slots are restored: call its"
                 " build(model.trainable_variables) before",
-                each.name,
+                trackable.name,
             )
 
 
 def check_reached(checkpoint: tf.train.Checkpoint) -> None:
-    """Checks that the tables of all models of a checkpoint are in it.
+    """Checks that a checkpoint contains the tables of all of its models.
 
     Raises:
-      ValueError: one is not; names its layer.
+      ValueError: a table is missing. The message names its layer.
     """
     reached = tf.train.TrackableView(checkpoint).descendants()
-    numbers = {id(each) for each in reached}
+    numbers = {id(trackable) for trackable in reached}
     for model in reached:
         if not isinstance(model, keras.layers.Layer):
             continue
@@ -126,18 +131,18 @@ def check_reached(checkpoint: tf.train.Checkpoint) -> None:
 
 
 class Manager:
-    """Saves checkpoints of a `tf.train.Checkpoint` into a folder, and keeps the last ones.
+    """Saves checkpoints of a `tf.train.Checkpoint` into a folder and keeps the newest ones.
 
-    As `tf.train.CheckpointManager`, but that `save` returns when the rows are cut and the variables
-    are written: the servers write the rows while training goes on. A checkpoint is there when all
-    of it is; until then the one before is the latest.
+    It works as `tf.train.CheckpointManager`, except for `save`. `save` writes the variables and
+    takes a snapshot of the rows, then returns. The servers write the rows while training continues.
+    A checkpoint exists when all of it is written. Until then the previous one is the latest.
 
-    `save`, `wait`, `restore_or_initialize` and the end of the program wait for the save that is
-    under way. Its error is logged at once, and raised by the next `save` or `wait`.
+    `save`, `wait`, `restore_or_initialize` and the end of the program wait for the save in
+    progress. Its error is logged at once, and the next `save` or `wait` raises it.
 
     Attributes:
-      checkpoint: what is saved.
-      directory: where.
+      checkpoint: object that is saved.
+      directory: folder of the checkpoints.
     """
 
     def __init__(
@@ -148,26 +153,27 @@ class Manager:
         checkpoint_name: str = "ckpt",
         full_every: int = 1,
     ):
-        """Goes on with the checkpoints in the folder, which no other manager may use any longer.
+        """Continues with the checkpoints in the folder. No other manager may use the folder then.
 
-        A checkpoint that a manager of this process is still writing there is waited for.
+        Waits for a checkpoint that another manager of this process is writing into the folder.
 
         Args:
-          checkpoint: such as `tf.train.Checkpoint(model=model)`.
-          directory: folder. Parameter servers must reach it under the same path. It is made if it
-            is not there.
-          max_to_keep: how many checkpoints stay, at least 1; None: all.
-          checkpoint_name: what their names begin with.
-          full_every: one in so many checkpoints has all rows of the tables. The others have those
-            that changed since the one before, and all variables; they are restored together with
-            those that they build on, which stay as long, beyond max_to_keep. The first of a
-            manager, and one before which rows were replaced, or half of the rows changed since the
-            last such one, has all rows in any case.
+          checkpoint: object to save, such as `tf.train.Checkpoint(model=model)`.
+          directory: folder of the checkpoints. Parameter servers must reach it under the same path.
+            It is created if it does not exist.
+          max_to_keep: number of checkpoints to keep, at least 1. None: all.
+          checkpoint_name: prefix of the names of checkpoints.
+          full_every: one of `full_every` checkpoints has all rows of the tables. The others are
+            incremental: they have all variables, and the rows that changed since the previous
+            checkpoint. A restore of an incremental checkpoint also reads its bases. Bases are kept
+            as long as a checkpoint needs them, beyond `max_to_keep`. A checkpoint has all rows in
+            any case if it is the manager's first, if rows were replaced, or if the incremental
+            checkpoints since the last full one have half of its rows.
 
         Raises:
-          TypeError: checkpoint is something else.
-          ValueError: max_to_keep or full_every is less than 1, or checkpoint_name is no name of a
-            file.
+          TypeError: `checkpoint` is no `tf.train.Checkpoint`.
+          ValueError: `max_to_keep` or `full_every` is less than 1, or `checkpoint_name` is no file
+            name.
         """
         if not isinstance(checkpoint, tf.train.Checkpoint):
             raise TypeError(f"checkpoint must be a tf.train.Checkpoint, not {checkpoint!r}")
@@ -181,36 +187,38 @@ class Manager:
         full_every = check_integer("full_every", full_every, 1, INT32_MAX)
         self._chain = None if full_every == 1 else Chain(full_every)
         self._name = checkpoint_name
-        # Of checkpoints, what they build on.
+        # Base of every checkpoint, by path. None: a full checkpoint.
         self._bases: dict[str, str | None] = {}
         self._saving = Background(self.directory)
-        # Of a manager that is no longer used: a `fit` was interrupted, and the next one begins.
+        # A manager that is no longer used may still write. It is the manager of an interrupted
+        # `fit` when the next `fit` begins.
         wait_for_writes(self.directory)
         self._paths = _find_checkpoints(self.directory, checkpoint_name)
 
     @property
     def checkpoints(self) -> list[str]:
-        """Paths of the checkpoints that are there, the latest last.
+        """Paths of the existing checkpoints, the latest last.
 
-        With `full_every`, those on which others build are among them, however many stay.
+        With `full_every`, they include all bases of incremental checkpoints.
         """
         return list(self._paths)
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """Path of the last checkpoint that is there; None: there is none."""
+        """Path of the latest checkpoint. None: there is none."""
         return self._paths[-1] if self._paths else None
 
     def save(self) -> str:
-        """Begins a checkpoint of what there is now.
+        """Starts a checkpoint of the current state.
 
         Returns:
-          Its path, where it is after `wait`.
+          Path of the checkpoint. It exists after `wait`.
 
         Raises:
-          ValueError: a layer's table is not in it, since the layer is in a list or dict of another.
+          ValueError: the checkpoint lacks the table of a layer, because the layer is in a list or
+            dict of another layer.
           tf.errors.OpError: the variables cannot be written, or a parameter server is down.
-          Exception: what kept the checkpoint before from being written.
+          Exception: the error of the previous save.
         """
         check_reached(self.checkpoint)
         self.wait()
@@ -226,23 +234,24 @@ class Manager:
         return path
 
     def wait(self) -> None:
-        """Returns when nothing is being written.
+        """Waits for the save in progress.
 
         Raises:
-          Exception: what kept the last checkpoint from being written. It is raised once.
+          Exception: the error of the last save. It is raised once.
         """
         self._saving.wait()
 
     def restore_or_initialize(self) -> str | None:
         """Restores the latest checkpoint, if there is one.
 
-        A save under way is waited for. If it fails, which is logged, the latest is the one before.
+        Waits for the save in progress. If this save fails, its error is logged, and the previous
+        checkpoint is the latest.
 
         Returns:
-          The path of what was restored. None: there is none.
+          Path of the restored checkpoint. None: there is none.
 
         Raises:
-          ValueError: as `tf.train.Checkpoint.restore`.
+          ValueError: an error of `tf.train.Checkpoint.restore`.
           tf.errors.OpError: the checkpoint is damaged, or a parameter server is down.
         """
         with contextlib.suppress(Exception):
@@ -253,31 +262,29 @@ class Manager:
             warn_of_missing(self.checkpoint, self.latest_checkpoint)
         return self.latest_checkpoint
 
-    # Inside.
-
     def _next_path(self) -> str:
-        """A number of its own also after an older checkpoint was restored."""
+        """Returns a path with an unused number, also after a restore of an older checkpoint."""
         numbers = [int(self.checkpoint.save_counter)]
         numbers += [int(path.rpartition("-")[2]) for path in self._paths]
         self.checkpoint.save_counter.assign(max(numbers) + 1)
         return f"{self.directory}/{self._name}-{max(numbers) + 1}"
 
-    # In a thread of its own:
+    # The following methods run in the background thread.
 
     def _write(self, path: str, variables: str, of_tables: Sequence[shard_parts.Parts]) -> None:
         try:
-            _remove_checkpoint(path)  # what a process that was killed has left of it
+            _remove_checkpoint(path)  # A killed process may have left some of its files.
             bundles = [variables]
-            for each in of_tables:
-                bundles += each.write(path)
+            for parts in of_tables:
+                bundles += parts.write(path)
             with tf.device("/device:CPU:0"):
                 tf.raw_ops.MergeV2Checkpoints(
                     checkpoint_prefixes=bundles, destination_prefix=path, delete_old_dirs=True
                 )
-            bases = {each.cut.base for each in of_tables}
+            bases = {parts.cut.base for parts in of_tables}
             self._take(path, next(iter(bases), None))
             if self._chain is not None:
-                for cut in [each.cut for each in of_tables]:
+                for cut in [parts.cut for parts in of_tables]:
                     self._chain.take(os.path.basename(path), cut.numbers, cut.rows, cut.whole)
         except BaseException as error:
             logging.error("the checkpoint %s was not written: %s", path, error)
@@ -286,38 +293,38 @@ class Manager:
             raise
 
     def _take(self, path: str, base: str | None) -> None:
-        """Notes a checkpoint that is complete, and removes those that are too many.
+        """Adds a complete checkpoint to the list and removes the checkpoints beyond `max_to_keep`.
 
         Args:
-          path: of it.
-          base: name of the one that it builds on; None: it has all rows.
+          path: path of the new checkpoint.
+          base: name of its base. None: it has all rows.
         """
         paths = [*self._paths, path]
         self._bases[path] = None if base is None else f"{path.rpartition('/')[0]}/{base}"
         needed = set(paths if self._max_to_keep is None else paths[-self._max_to_keep :])
-        for each in reversed(paths):
-            if each not in needed:
+        for saved in reversed(paths):
+            if saved not in needed:
                 continue
-            if each not in self._bases:
+            if saved not in self._bases:
                 try:
-                    self._bases[each] = base_of(each)
-                except Exception as error:  # the reader's have no common class
-                    logging.warning("all checkpoints stay, as %s cannot be read: %s", each, error)
+                    self._bases[saved] = base_of(saved)
+                except Exception as error:  # The reader's errors have no common class.
+                    logging.warning("all checkpoints stay, as %s cannot be read: %s", saved, error)
                     needed.update(paths)
                     continue
-            base = self._bases[each]
+            base = self._bases[saved]
             if base is not None:
                 needed.add(base)
-        keep = [each for each in paths if each in needed]
+        keep = [saved for saved in paths if saved in needed]
         self._note(keep)
         self._paths = keep
-        self._bases = {each: self._bases[each] for each in keep if each in self._bases}
-        for each in paths:
-            if each not in needed:
-                _remove_checkpoint(each)
+        self._bases = {saved: self._bases[saved] for saved in keep if saved in self._bases}
+        for saved in paths:
+            if saved not in needed:
+                _remove_checkpoint(saved)
 
     def _note(self, paths: Sequence[str]) -> None:
-        """Writes which checkpoints there are, as TensorFlow's own manager does."""
+        """Writes the file `checkpoint` with the names of checkpoints, as TensorFlow's manager."""
         names = [json.dumps(os.path.basename(path)) for path in paths]
         lines = [f"model_checkpoint_path: {names[-1]}"]
         lines += [f"all_model_checkpoint_paths: {name}" for name in names]
@@ -329,14 +336,14 @@ class Manager:
 
 
 def _find_checkpoints(directory: str, name: str) -> list[str]:
-    """Paths of the checkpoints in a folder that are complete, in their order.
+    """Returns the paths of the complete checkpoints in a folder, in order.
 
-    Where the file `checkpoint` does not say which there are, they are looked for, lest a program
-    takes a folder for empty in which a training is.
+    If the file `checkpoint` names none, this function searches the folder. Without the search, a
+    program could treat a folder with checkpoints as empty.
     """
     try:
         state = tf.train.get_checkpoint_state(directory)
-    except ValueError:  # an empty file
+    except ValueError:  # The file is empty.
         state = None
     number = re.compile(rf"{re.escape(name)}-(\d+)")
     paths = [] if state is None else state.all_model_checkpoint_paths
@@ -368,7 +375,7 @@ def _find_checkpoints(directory: str, name: str) -> list[str]:
 
 
 def _remove_checkpoint(path: str) -> None:
-    """Removes the files of a checkpoint, the one first by which others are found."""
+    """Removes the files of a checkpoint, the index first."""
     folder, name = os.path.split(path)
     try:
         files = [file for file in tf.io.gfile.listdir(folder) if file.startswith(f"{name}.")]

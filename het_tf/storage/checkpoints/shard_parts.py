@@ -1,8 +1,9 @@
-"""The rows of tables in tensor bundles: every shard writes and reads its own part.
+"""Rows of tables in tensor bundles. Every shard writes and reads its own part.
 
-A part is what one shard wrote: the tensors NAME/shard_S/keys, values, slots and clocks, in slices
-of a few MB with a checksum each, and NAME/shard_S/config, JSON text that says what they are. A part
-may hold only what changed since that of another bundle, which its config then names: `chains.py`.
+A part has the tensors NAME/shard_S/keys, values, slots and clocks, and NAME/shard_S/config, a
+description in JSON (docs/checkpoints.md). The tensors are stored in slices of a few MB, each with a
+checksum. An incremental part has the rows that changed since another bundle, which its config
+names (`increments.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from het_tf.storage.checkpoints.table_schema import (
 )
 from het_tf.tables.table import EmbeddingTable
 
-# Takes parts that are to be written later, where somebody wants them.
+# Inside `rows_later`: the list that collects the parts to be written later, and the chain.
 _later: contextvars.ContextVar[tuple[list[Parts], Chain | None] | None] = contextvars.ContextVar(
     "later", default=None
 )
@@ -38,28 +39,28 @@ _later: contextvars.ContextVar[tuple[list[Parts], Chain | None] | None] = contex
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Parts of a checkpoint that are to be written.
+    """Parts of a checkpoint before they are written.
 
     Attributes:
-      cut: their rows.
-      snapshots: what parts of a table have in common with each other and with no others, by table.
+      cut: snapshot of the rows.
+      snapshots: random name of the save, by table. All parts of a table have it in their config.
     """
 
     cut: Cut
     snapshots: Mapping[str, str]
 
     def write(self, prefix: str) -> list[str]:
-        """Writes a bundle a shard, in the folder PREFIX_temp, and lets go of the rows.
+        """Writes one bundle per shard into the folder PREFIX_temp, then releases the snapshot.
 
         Args:
-          prefix: path.
+          prefix: path of the checkpoint.
 
         Returns:
           The prefixes of the bundles, for `tf.raw_ops.MergeV2Checkpoints`.
 
         Raises:
-          tf.errors.OpError: a file cannot be written, or a parameter server is down. Then the
-            folder is gone.
+          tf.errors.OpError: a file cannot be written, or a parameter server is down. The folder is
+            then removed.
         """
         cut, folder = self.cut, f"{prefix}_temp"
         prefixes = {shard: f"{folder}/{i:05d}" for i, shard in enumerate(cut.shards)}
@@ -98,14 +99,25 @@ class Parts:
 
 
 def new_snapshot() -> str:
-    """A name that no other save of a table has."""
+    """Returns a random name for a save of a table."""
     return uuid.uuid4().hex
 
 
 def save_parts(
     tables: Mapping[str, EmbeddingTable], prefix: str, snapshots: Mapping[str, str]
 ) -> list[str]:
-    """Writes the rows that the tables have now, or leaves them for `rows_later`: see `Parts`."""
+    """Takes a snapshot of tables and writes it, see `Parts.write`.
+
+    Inside `rows_later`, the snapshot is only added to the list of parts, and the result is empty.
+
+    Args:
+      tables: tables by name.
+      prefix: path of the checkpoint.
+      snapshots: random name of the save, by table.
+
+    Returns:
+      The prefixes of the bundles.
+    """
     later = _later.get()
     if later is None:
         return Parts(Cut(tables), snapshots).write(prefix)
@@ -116,20 +128,20 @@ def save_parts(
 
 @contextlib.contextmanager
 def rows_later(chain: Chain | None = None) -> Iterator[list[Parts]]:
-    """Has checkpoints that are written in this context lack their rows, whose parts it gives.
+    """Leaves the rows out of checkpoints in this context. Returns a list that collects the parts.
 
-    After an error they are dropped.
+    After an error in the context, the parts are dropped.
 
     Args:
-      chain: whose next checkpoint it is.
+      chain: chain of the checkpoints, for incremental parts.
     """
     parts: list[Parts] = []
     token = _later.set((parts, chain))
     try:
         yield parts
     except BaseException:
-        for each in parts:
-            each.cut.drop()
+        for part in parts:
+            part.cut.drop()
         raise
     finally:
         _later.reset(token)
@@ -137,12 +149,12 @@ def rows_later(chain: Chain | None = None) -> Iterator[list[Parts]]:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """The rows of a table in a bundle, all of which were read and found to be right.
+    """The verified rows of a table in a bundle.
 
     Attributes:
-      name: of the table in the bundle.
-      links: the bundles that have the rows.
-      slots, clocks, ages, sketches: whether the table takes those, too.
+      name: name of the table in the bundle.
+      links: the bundles of the rows, from the full one to the newest.
+      slots, clocks, ages, sketches: whether to restore these, too.
     """
 
     name: str
@@ -154,20 +166,26 @@ class Saved:
 
     @property
     def configs(self) -> list[dict[str, Any]]:
-        """Of the newest parts, by shard. All say the same of the table."""
+        """Configs of the newest parts, by shard. All describe the table in the same way."""
         return self.links[-1].configs
 
     @property
     def time(self) -> int | None:
-        """The given time, for ages that are taken."""
+        """The given time of the ages, if ages are restored."""
         return self.configs[0].get("time") if self.ages else None
 
     def of_shard(self, shard: int, num_shards: int, check: bool) -> dict[str, Any]:
-        """What a shard is to read, or to check, as the ops take it."""
+        """Returns the arguments of `ops.table_check` or `ops.table_restore` for a shard.
+
+        Args:
+          shard: index of the shard.
+          num_shards: number of shards of the table.
+          check: whether the arguments are for `ops.table_check`.
+        """
         newest = self.configs
-        # With as many shards as there were, each finds its rows in its own part.
+        # If the number of shards is unchanged, all rows of a shard are in its own part.
         mine = [shard] if len(newest) == num_shards else range(len(newest))
-        parts = [(each.prefix, each.configs[p], newest[p]) for each in self.links for p in mine]
+        parts = [(link.prefix, link.configs[p], newest[p]) for link in self.links for p in mine]
 
         def numbers(of: Callable[[dict[str, Any], dict[str, Any]], int]) -> tf.Tensor:
             return tf.constant([of(config, last) for _, config, last in parts], tf.int64)
@@ -178,7 +196,7 @@ class Saved:
             "rows": numbers(lambda config, last: config["rows"]),
             "dropped": numbers(lambda config, last: config.get("dropped", 0)),
             "elapsed": numbers(lambda config, last: last.get("at", 0) - config.get("at", 0)),
-            # Every link has all counts: those of the newest are what is restored.
+            # Every link has all counts. The counts of the newest link are restored.
             "candidates": numbers(
                 lambda config, last: config.get("candidates", -1) if check or config is last else -1
             ),
@@ -190,19 +208,21 @@ class Saved:
 
 
 def check_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> dict[str, Saved]:
-    """Reads all rows in a bundle, each on a server that is to have it, and changes nothing.
+    """Reads and verifies all rows in a bundle without changing the tables.
+
+    Every row is read on the server that would restore it.
 
     Args:
-      tables: by name in the bundle. The number of shards may be another than that which saved.
+      tables: tables by their name in the bundle. The number of shards may have changed.
       prefix: path of the bundle.
 
     Returns:
-      What was read, by name, for `replace_rows`.
+      The verified rows by name, for `replace_rows`.
 
     Raises:
-      ValueError: the width of a table is another.
-      tf.errors.NotFoundError: there is no such bundle, or it lacks a table or a part of one.
-      tf.errors.OpError: a part is damaged, which the message names; or a parameter server is down
+      ValueError: a table has another width.
+      tf.errors.NotFoundError: the bundle is missing, or lacks a table or a part of a table.
+      tf.errors.OpError: a part is damaged, and the message names it. Or a parameter server is down
         or out of memory.
     """
     saved = {}
@@ -242,14 +262,14 @@ def check_parts(tables: Mapping[str, EmbeddingTable], prefix: str) -> dict[str, 
 
 
 def replace_rows(tables: Mapping[str, EmbeddingTable], saved: Mapping[str, Saved]) -> None:
-    """Replaces the rows of tables with those in a bundle. Their caches drop what they hold.
+    """Replaces the rows of tables by the rows in a bundle. Clears the caches of the tables.
 
     Args:
-      tables: by any name.
-      saved: what `check_parts` gave, by that name.
+      tables: tables by any names.
+      saved: results of `check_parts`, by the same names.
 
     Raises:
-      tf.errors.OpError: a part was damaged since it was checked, which the message names; or a
+      tf.errors.OpError: a part was damaged after `check_parts`, and the message names it. Or a
         parameter server is down or out of memory.
     """
 
@@ -269,7 +289,7 @@ def replace_rows(tables: Mapping[str, EmbeddingTable], saved: Mapping[str, Saved
 
 
 def remove(folders: Sequence[str]) -> None:
-    """Removes those of the folders that are there."""
+    """Removes the folders that exist."""
     for folder in folders:
         try:
             if tf.io.gfile.exists(folder):

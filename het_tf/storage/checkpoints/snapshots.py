@@ -1,4 +1,4 @@
-"""The rows that tables have at one moment, which their shards write while training goes on."""
+"""Snapshots of tables, which the shards write while training continues."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from het_tf.runtime.threads import call_apart
 from het_tf.storage.checkpoints.increments import Chain, Numbers
 from het_tf.tables.table import EmbeddingTable
 
-# Calls under way, which the end of the process waits for, and the folder that each writes into.
+# Running calls, and the folder that every call writes into. The process waits for them at exit.
 _under_way: dict[concurrent.futures.Future[None], str] = {}
 
 
 def wait_for_writes(folder: str) -> None:
-    """Returns when no call that was begun before writes into a folder, whatever came of it."""
+    """Waits for all running calls that write into a folder. Drops their errors."""
     for call, writes_into in list(_under_way.items()):
         if writes_into == os.path.realpath(folder):
             call.exception()
 
 
 class Background:
-    """Makes one call at a time in a thread of its own. The end of the program waits for it."""
+    """Runs one call at a time in a background thread. The process waits for the call at exit."""
 
     def __init__(self, folder: str) -> None:
-        """folder: what the calls write into."""
+        """Stores the folder that the calls write into."""
         self._folder = os.path.realpath(folder)
         self._call: concurrent.futures.Future[None] | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is running."""
         return self._call is not None and not self._call.done()
 
     def start(self, call: Callable[..., None], *args: Any) -> None:
-        """Begins a call. REQUIRES: the one before was waited for."""
+        """Starts a call. REQUIRES: `wait` was called after the previous `start`."""
         assert self._call is None
         _wait_at_exit()
         self._call = call_apart(call, *args)
@@ -53,21 +53,24 @@ class Background:
         self._call.add_done_callback(_under_way.pop)
 
     def wait(self) -> None:
-        """Returns when no call is under way.
+        """Waits until no call is running.
 
         Raises:
-          Exception: what the last call raised. It is raised once.
+          Exception: the error of the last call. It is raised once.
         """
         if (call := self._call) is None:
             return
-        call.exception()  # waits
+        call.exception()  # Waits for the call.
         self._call = None
         call.result()
 
 
 @functools.cache
 def _wait_at_exit() -> None:
-    """Before a cluster ends that was started before."""
+    """Registers an exit handler that waits for running calls.
+
+    Exit handlers run in reverse order. A cluster that was started earlier ends after this handler.
+    """
 
     def wait() -> None:
         for call in list(_under_way):
@@ -76,45 +79,46 @@ def _wait_at_exit() -> None:
     atexit.register(wait)
 
 
-# A shard has one snapshot at a time. Whoever cuts several of them waits here for others who do. A
-# thread may give back what another one took.
+# A shard has one snapshot at a time. This lock allows one `Cut` at a time in this process. One
+# thread may acquire it and another one may release it.
 _cutting = threading.Lock()
 
-# As whom this program cuts. A shard lets go of what it has cut before: this program lost it, where
-# the op that cut it had the error of another server.
+# Owner of this program's snapshots. A shard releases the owner's previous snapshot when it takes a
+# new one. The previous snapshot may be unknown here, if its op failed with another server's error.
 _OWNER = uuid.uuid4().hex
 
 T = TypeVar("T")
 
 
 class Cut:
-    """The rows that tables have when this is made, to be written while they are updated.
+    """A snapshot of the rows of tables. The tables can be updated while it is written.
 
-    Others who want to cut wait until it is written or dropped.
+    Until it is written or dropped, other threads that create a `Cut` wait.
 
     Attributes:
-      tables: by name.
-      shards: of the tables, by name and number.
-      whole: whether it has all rows, or those that changed since the last one of the chain.
-      rows: how many.
-      numbers: of the cuts, for the chain; empty without one.
-      base: name of that of the chain since which its rows changed; None if it has all rows.
-      since: the numbers of the cuts of that; empty without one.
+      tables: tables by name.
+      shards: all shards of the tables, as (name of the table, index of the shard).
+      whole: whether it has all rows. If not, it has the rows that changed since the chain's newest
+        snapshot.
+      rows: number of rows.
+      numbers: numbers of the snapshot for the chain, by shard. Empty without a chain.
+      base: name of the chain's newest checkpoint or version. None if this snapshot has all rows.
+      since: numbers of the snapshot of `base`, by shard. Empty without a base.
     """
 
     def __init__(self, tables: Mapping[str, EmbeddingTable], chain: Chain | None = None):
-        """Cuts all shards.
+        """Takes snapshots of all shards.
 
         Args:
-          tables: by name, which may be any.
-          chain: whose next files this is for.
+          tables: tables by any names.
+          chain: chain of the checkpoints or versions, for an incremental snapshot.
 
         Raises:
           tf.errors.OpError: a parameter server is down.
         """
         self.tables = tables
-        self.shards = [(name, s) for name, each in tables.items() for s in range(each.num_shards)]
-        # What the ops gave.
+        self.shards = [(name, s) for name, table in tables.items() for s in range(table.num_shards)]
+        # Outputs of `ops.table_cut` or `ops.table_cut_changed`, by shard.
         self._cuts: dict[tuple[str, int], Any] = {}
         self.whole = True
         self.numbers: Numbers = {}
@@ -150,16 +154,17 @@ class Cut:
             self.base, self.since = chain.name, dict(chain.cuts)
 
     def write(self, save: Callable[[tuple[str, int], tf.Tensor, Any], T]) -> list[T]:
-        """Has every shard write its rows, and lets go of them. May be called in any thread.
+        """Calls `save` for every shard, then releases the snapshot. Allowed in any thread.
 
         Args:
-          save: called with a shard, its table's handle there, and what the op gave that cut it.
+          save: writes the rows of a shard. Its arguments are the shard, the shard's handle, and the
+            outputs of the snapshot op.
 
         Returns:
-          What `save` returned, in the order of the shards.
+          The results of `save`, in the order of the shards.
 
         Raises:
-          Exception: the first that `save` raised.
+          Exception: the first error of `save`.
         """
 
         def save_shard(name: str, shard: int) -> T:
@@ -174,7 +179,7 @@ class Cut:
         return [written[shard] for shard in self.shards]
 
     def drop(self) -> None:
-        """Lets go of the rows instead of writing them."""
+        """Releases the snapshot without writing it."""
         self._end()
         _cutting.release()
 
@@ -184,26 +189,26 @@ class Cut:
 
 
 def would_wait() -> bool:
-    """Whether somebody has cut rows who has not written them yet."""
+    """Whether a new `Cut` would wait for a snapshot that is not yet written or dropped."""
     return _cutting.locked()
 
 
 def end_cuts(tables: Mapping[str, EmbeddingTable]) -> None:
-    """Lets go of what was cut of shards: until then a shard waits with setting or dropping rows.
+    """Releases the snapshots of all shards.
 
-    Of all of them: one that an op has cut may not be known here, where the op had another server's
-    error.
+    A shard with a snapshot delays all calls that set or drop rows. This function calls every shard,
+    because a snapshot may be unknown here: its op can fail with the error of another server.
     """
     for table in tables.values():
         for shard in range(table.num_shards):
-            with contextlib.suppress(tf.errors.OpError):  # its server is gone
+            with contextlib.suppress(tf.errors.OpError):  # The server is gone.
                 ops.table_cut_end(table.handle(shard), owner=_OWNER)
 
 
 def on_shards(
     tables: Mapping[str, EmbeddingTable], call: Callable[[str, int], Any]
 ) -> dict[tuple[str, int], Any]:
-    """Calls `call(name, shard)` for every shard: those of a device in turn, devices together."""
+    """Calls `call(name, shard)` for every shard, concurrently for the devices of the shards."""
     of_device: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
     for name, table in tables.items():
         for shard in range(table.num_shards):
@@ -213,7 +218,7 @@ def on_shards(
         return [call(*shard) for shard in shards]
 
     calls = {device: call_apart(call_all, shards) for device, shards in of_device.items()}
-    errors = [error for each in calls.values() if (error := each.exception()) is not None]
+    errors = [error for future in calls.values() if (error := future.exception()) is not None]
     if errors:
         raise errors[0]
     return {

@@ -1,4 +1,4 @@
-"""What files say of the tables whose rows they hold, and what of it a table can take."""
+"""Descriptions of tables in files of rows, and checks whether the rows fit a table."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _FORMAT = 1
 
 
 def describe(table: EmbeddingTable) -> dict[str, Any]:
-    """What a file says of the table whose rows it holds."""
+    """Returns the description of a table that is stored with its rows."""
     ages = {"ages": table.age_time, "time": table.time} if table.age_time else {}
     return {**shape_of(table), "slot_dim": table.slot_dim, **table.row_attributes, **ages}
 
 
 def check_description(config: Any) -> None:
-    """Checks what a file says, before anything else is made of it.
+    """Checks a description that was read from a file.
 
     Raises:
-      ValueError: a part of `describe` is missing or no such thing; the message names it.
+      ValueError: a field of `describe` is missing or invalid. The message names the field.
     """
     if not isinstance(config, dict):
         raise ValueError(f"it says {config!r}")
@@ -43,12 +43,12 @@ def check_description(config: Any) -> None:
 
 
 def is_count(number: Any) -> bool:
-    """Whether it is one, or a given time, that an int64 holds."""
+    """Whether a value is a non-negative int in the range of int64."""
     return type(number) is int and 0 <= number <= INT64_MAX
 
 
 def shape_of(table: EmbeddingTable) -> dict[str, Any]:
-    """What of `describe` a table must have in common with rows that it is to have."""
+    """Returns the fields of `describe` in which a table and its new rows must agree."""
     layout = {name: [number, first] for name, number, first in table.layout}
     return {"format": _FORMAT, "dim": table.dim, **({"layout": layout} if layout else {})}
 
@@ -57,13 +57,13 @@ def check_shape(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
     """Checks that saved rows fit a table.
 
     Args:
-      config: `shape_of`, or `describe`, of the table that was saved.
-      table: that is to have the rows.
-      where: they are, for messages.
+      config: `shape_of` or `describe` of the saved table.
+      table: table for the rows.
+      where: place of the saved rows, for messages.
 
     Raises:
-      ValueError: the rows have another width, or another format; or they are those of a collection
-        that had a table under other keys, or one that the table's has not.
+      ValueError: the rows have another width or format, or the tables of a collection have another
+        layout.
     """
     if config.get("format") != _FORMAT:
         raise ValueError(f"{where} has format {config.get('format')!r}, expected {_FORMAT}")
@@ -74,8 +74,8 @@ def check_shape(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
 
 
 def _check_layout(saved: Any, own: Mapping[str, list[int]], where: str) -> None:
-    """Checks that the tables of a collection are to have the rows that were theirs."""
-    if saved is None:  # before, files did not say it, and tables were nearer to one another
+    """Checks that the saved tables of a collection have the same places as in the layer."""
+    if saved is None:  # Older files have no layout, and their tables had other first keys.
         if any(first for _, first in own.values()):
             raise ValueError(
                 f"{where} does not say which of its rows are whose of the tables {list(own)}"
@@ -104,15 +104,17 @@ def _place(place: Sequence[int] | None) -> str:
 
 
 def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
-    """Whether saved rows fit a table with their slots, or only without them, which is logged.
+    """Checks that saved rows fit a table. Returns whether the saved slots fit, too.
+
+    Logs a warning if the slots do not fit, or if initializer or seed differ.
 
     Args:
-      config: `describe` of the table that was saved.
-      table: that is to have the rows.
-      where: they are, for messages.
+      config: `describe` of the saved table.
+      table: table for the rows.
+      where: place of the saved rows, for messages.
 
     Raises:
-      ValueError: the rows have another width, or another format.
+      ValueError: the rows have another width, format or layout.
     """
     check_shape(config, table, where)
     own = describe(table)
@@ -121,9 +123,9 @@ def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
             "%s was saved with initializer %r and seed %d; with %r and %d of this table, rows that"
             " were never updated read otherwise",
             where,
-            *(each[x] for each in (config, own) for x in ("initializer", "seed")),
+            *(table_config[x] for table_config in (config, own) for x in ("initializer", "seed")),
         )
-    kinds = [each["optimizer"].split()[0] for each in (config, own)]
+    kinds = [table_config["optimizer"].split()[0] for table_config in (config, own)]
     if kinds[0] == kinds[1] and config["slot_dim"] == own["slot_dim"]:
         return True
     logging.warning(
@@ -136,7 +138,7 @@ def takes_slots(config: Mapping[str, Any], table: EmbeddingTable, where: str) ->
 
 
 def takes_clocks(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
-    """Whether the clocks of saved rows mean something in the table; else they begin anew."""
+    """Whether saved clocks have the rule of the table's clock. If not, clocks start from zero."""
     saved, own = config.get("clock"), table.row_attributes["clock"]
     if saved in (None, own):
         return True
@@ -150,12 +152,12 @@ def takes_clocks(config: Mapping[str, Any], table: EmbeddingTable, where: str) -
 
 
 def takes_ages(config: Mapping[str, Any], table: EmbeddingTable) -> bool:
-    """Whether the ages of saved rows mean something in the table."""
+    """Whether saved ages have the unit of the table's ages."""
     return table.age_time is not None and config.get("ages") == table.age_time
 
 
 def takes_sketches(config: Mapping[str, Any], table: EmbeddingTable, where: str) -> bool:
-    """Whether saved sketches count for the same ids in the same places as those of the table."""
+    """Whether saved sketches fit: their table had the same admission rules."""
     if not lifetimes.has_sketch(config.get("admission", "")):
         return False
     if config["admission"] == table.admission:

@@ -1,4 +1,4 @@
-"""Tables and workers as parts of a `tf.train.Checkpoint`."""
+"""Tables as parts of a `tf.train.Checkpoint`, and flushes of workers before it is written."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from het_tf.tables.table import EmbeddingTable
 
 _PACKAGE, _NAME = "het_tf", "Table"
 
-# The last restore whose variables were checked.
+# TensorFlow's number of the last restore whose variables were checked.
 _checked = -1
 
-# By path of a checkpoint, what removes the folders that are left of it if it was not completed.
+# Finalizers that remove the folders of incomplete checkpoints, by path of the checkpoint.
 _leftovers: dict[str, weakref.finalize[..., Any]] = {}
 
 
 class _Shape(tf.train.experimental.PythonState):
-    """Has a restore fail before it changes anything, if the rows do not fit or are not all there.
+    """Verification of the rows before a restore changes anything.
 
-    TensorFlow restores the states of Python first, then variables, and then rows.
+    TensorFlow restores Python states such as this object first, then variables, and then rows.
 
     Attributes:
-      snapshot: what the last save is called in all parts of it.
-      path: of the checkpoint that is being restored.
-      saved: the rows in it, which were checked; None: they were not.
+      snapshot: random name of the last save, in all of its parts.
+      path: path of the checkpoint that is being restored.
+      saved: verified rows of this checkpoint. None: the rows were not verified.
     """
 
     def __init__(self, table: EmbeddingTable):
@@ -55,7 +55,7 @@ class _Shape(tf.train.experimental.PythonState):
             message = f"{where} is damaged: {string_value!r}"
             raise tf.errors.DataLossError(None, None, message) from error
         check_shape(said, self._table, where)
-        if "snapshot" in said:  # before, checkpoints did not have it
+        if "snapshot" in said:  # Older checkpoints do not have it.
             name = find_table(self.path, said["snapshot"])
             self.saved = shard_parts.check_parts({name: self._table}, self.path)[name]
 
@@ -63,15 +63,15 @@ class _Shape(tf.train.experimental.PythonState):
 class TableState(tf.Module):
     """The rows of a table as a part of a checkpoint.
 
-    Every shard writes its own rows into the checkpoint, and reads them from it.
+    Every shard writes its own rows into the checkpoint, and reads its own rows from it.
     """
 
     def __init__(self, table: EmbeddingTable, flush: Callable[[], None]):
-        """Ties a table to checkpoints.
+        """Connects a table to checkpoints.
 
         Args:
-          table: its rows are saved and replaced.
-          flush: sends what caches hold back; called before the rows are saved.
+          table: table whose rows are saved and restored.
+          flush: pushes the pending updates of caches. It is called before rows are saved.
         """
         super().__init__()
         self.table = table
@@ -79,15 +79,15 @@ class TableState(tf.Module):
         self.shape = _Shape(table)
 
     def _checkpoint_adapter(self, path: str) -> None:
-        """What TensorFlow calls of all that it is to restore, before it restores any of it."""
+        """Prepares a restore. TensorFlow calls this for all objects before it restores any."""
         _wait_until_reached()
         _check_variables(path, self._update_uid)
         self.shape.path, self.shape.saved = path, None
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """What TensorFlow calls first where a checkpoint is to be written in a thread of its own.
+        """Rejects asynchronous checkpoints. TensorFlow calls this before it writes one in a thread.
 
-        It copies the variables before, and has the rows written when they have changed.
+        TensorFlow would copy the variables first and write the rows later, after more updates.
 
         Raises:
           ValueError: always.
@@ -99,22 +99,27 @@ class TableState(tf.Module):
 
 
 class FlushedFirst(tf.Module):
-    """Has variables brought up to date before a checkpoint is written whose part it is.
+    """Part of a checkpoint that only calls a function before the checkpoint is written.
 
-    Nothing of itself is in the checkpoint.
+    The function updates variables, such as those that workers hold copies of. The checkpoint
+    contains no data of this object.
     """
 
     def __init__(self, flush: Callable[[], None]):
-        """flush: called before anything is written."""
+        """Stores `flush`, which is called before anything is written."""
         super().__init__()
         self.flush = flush
 
 
 def _check_variables(path: str, restore: int) -> None:
-    """Reads all but the rows of tables, once in a restore, of which TensorFlow has the number.
+    """Verifies all tensors of a checkpoint except rows, once per restore.
+
+    Args:
+      path: path of the checkpoint.
+      restore: TensorFlow's number of the restore.
 
     Raises:
-      tf.errors.OpError: something is damaged, or missing.
+      tf.errors.OpError: a tensor is damaged or missing.
     """
     global _checked
     if restore != _checked:
@@ -126,8 +131,8 @@ def _flush(trackables: Mapping[str, FlushedFirst], file_prefix: tf.Tensor) -> No
     del file_prefix
     with tf.init_scope():
         _wait_until_reached()
-        for each in trackables.values():
-            each.flush()
+        for trackable in trackables.values():
+            trackable.flush()
 
 
 def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[tf.Tensor]:
@@ -136,14 +141,14 @@ def _save(trackables: Mapping[str, TableState], file_prefix: tf.Tensor) -> list[
         path = _path(file_prefix)
         if path in _leftovers:
             _leftovers[path]()
-        for done in [each for each, leftover in _leftovers.items() if not leftover.alive]:
+        for done in [key for key, leftover in _leftovers.items() if not leftover.alive]:
             del _leftovers[done]
         for state in trackables.values():
             state.flush()
         snapshots = {name: state.shape.snapshot for name, state in trackables.items()}
         prefixes = shard_parts.save_parts(_tables(trackables), path, snapshots)
-    # TensorFlow writes the variables next. It leaves its folder, and this one, when it cannot; the
-    # tensor with the path is there for as long as it writes.
+    # TensorFlow writes the variables next. If this fails, its folder and the folder of the rows are
+    # left behind. The tensor `file_prefix` exists as long as TensorFlow writes.
     folders = [f"{path}_temp", f"{path.removesuffix(f'-{_PACKAGE}.{_NAME}')}_temp"]
     _leftovers[path] = weakref.finalize(file_prefix, shard_parts.remove, folders)
     return [tf.constant(prefix) for prefix in prefixes]
@@ -171,7 +176,7 @@ def _wait_until_reached() -> None:
 
 def _path(prefix: Any) -> str:
     if tf.is_symbolic_tensor(prefix):
-        from het_tf.compat import call_stack  # whose package imports this module
+        from het_tf.compat import call_stack
 
         if call_stack.is_called_by(tf.saved_model.save):
             raise ValueError(

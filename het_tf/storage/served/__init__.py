@@ -1,1 +1,1 @@
-"""Rows of models that are served: published versions and memory-mapped files."""
+"""Rows of models for serving: published versions and memory-mapped files."""

@@ -1,4 +1,4 @@
-"""Embedding tables as stock TensorFlow serves them: fixed rows, no het_tf ops."""
+"""Embedding tables that TensorFlow serves without het_tf: fixed rows and stock ops."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MASK_32 = (1 << 32) - 1
 
 
 class FrozenTable(tf.Module):
-    """The rows of a table at one time, for lookups with stock ops only.
+    """A copy of a table's rows, for lookups with stock ops only.
 
-    A key that has no row reads as its initial value, as in the table: equal for zeros, constant and
-    uniform, and up to rounding for the normal distributions.
+    A key without a row has its initial value, as in the table. The value is equal for zeros,
+    constant and uniform, and equal up to rounding for the normal distributions.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class FrozenTable(tf.Module):
         *,
         in_memory: bool = True,
     ):
-        """Copies the rows of `table`, a part at a time, into files.
+        """Copies the rows of `table` into files, in parts.
 
         Args:
-          table: what to copy. Caches must have been flushed.
-          directory: for the files. That of the keys is copied into the SavedModel when it is saved;
-            those of the rows are needed for as long as `columns` are.
-          selection: which rows, and as what; None: all, as float32.
-          in_memory: whether the variables have the rows; if not, they have none, and whoever saves
-            this puts `columns` in their place.
+          table: table to copy. Its caches must be flushed.
+          directory: directory of the files. Saving the SavedModel copies the file of the keys. The
+            files of the rows must exist as long as `columns` is in use.
+          selection: rows to copy, and the dtype to store. None: all rows, as float32.
+          in_memory: whether the variables contain the rows. If not, the variables are empty, and
+            the caller replaces them by `columns` in the saved files.
         """
         super().__init__()
         self._dim = table.dim
@@ -49,7 +49,7 @@ class FrozenTable(tf.Module):
         name = table.shared_name.replace("/", "_")
         paths = [directory / f"{what}_{name}" for what in ("keys.txt", "values", "scales")]
         rows = self._write(table, selection or RowSelection(), paths)
-        # A file, because keys in the graph would come to an end at its limit of 2 GB.
+        # The keys are in a file, because a graph has at most 2 GB.
         self.index = tf.lookup.StaticHashTable(
             tf.lookup.TextFileInitializer(
                 str(paths[0]), tf.int64, 0, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
@@ -57,28 +57,28 @@ class FrozenTable(tf.Module):
             default_value=-1,
         )
         dtype = (selection or RowSelection()).stored_dtype
-        # What the variables are to hold, by attribute.
-        # float16 as int16: TensorFlow cannot read slices of the former.
+        # float16 is stored as int16, because TensorFlow cannot read slices of float16.
         kept = np.int16 if dtype == np.float16 else dtype
         values = np.memmap(paths[1], kept, "r", shape=(rows, self._dim))
+        # Contents of the variables, by attribute.
         self._columns: dict[str, np.ndarray] = {"values": values}
         if dtype == np.int8:
             self._columns["scales"] = np.memmap(paths[2], np.float32, "r", shape=(rows,))
         for attribute, column in self._columns.items():
             value = column if in_memory else np.zeros((0, *column.shape[1:]), column.dtype)
             variable = tf.Variable(value, trainable=False, shape=[None, *column.shape[1:]])
-            # As it will be loaded: keras.layers.TFSMLayer takes no other.
+            # The shape of the loaded variable. keras.layers.TFSMLayer needs it.
             variable.set_shape(column.shape)
             setattr(self, attribute, variable)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """What the variables hold, or are to hold, by attribute: mapped from files."""
+        """Returns the contents of the variables by attribute, mapped from files."""
         return self._columns
 
     def _write(
         self, table: EmbeddingTable, selection: RowSelection, paths: list[pathlib.Path]
     ) -> int:
-        """Writes the rows of a table; how many they are."""
+        """Writes the rows of a table into files. Returns their number."""
         count = 0
         with paths[0].open("w") as keys, paths[1].open("wb") as values, paths[2].open("wb") as of:
 
@@ -92,7 +92,8 @@ class FrozenTable(tf.Module):
                 selected = selection.select(part)
                 write(selected)
                 count += len(selected.keys)
-            if not count:  # neither a file nor a variable of no rows works: take any
+            # TensorFlow supports no empty file or variable here. Writes the initial value of key 0.
+            if not count:
                 key = np.zeros([1], np.int64)
                 value = self._initial_values(tf.constant(key)).numpy()
                 write(TableExport(key, value, np.zeros((1, 0), np.float32), key))
@@ -122,10 +123,10 @@ class FrozenTable(tf.Module):
         return tf.reshape(rows, tf.concat([tf.shape(ids), [self._dim]], 0))
 
     def pool(self, keys: tf.Tensor, features: Sequence[Bags]) -> list[tf.Tensor]:
-        """Reads rows and pools them. Arguments as for `HetEmbedding.outputs_of`.
+        """Reads rows and pools them. Accepts the arguments of `HetEmbedding.outputs_of`.
 
         Returns:
-          float32 [bags, dim] of each feature.
+          float32 [bags, dim], one per feature.
         """
         unique, places = tf.unique(keys, tf.int64)
         rows = self(unique)
@@ -136,7 +137,14 @@ class FrozenTable(tf.Module):
         ]
 
     def _initial_values(self, keys: tf.Tensor) -> tf.Tensor:
-        """What ops/core/row/initializer.cc computes. keys: int64 [n]; returns float32 [n, dim]."""
+        """Returns the initial values of keys, as ops/core/row/initializer.cc computes them.
+
+        Args:
+          keys: int64 [n].
+
+        Returns:
+          float32 [n, dim].
+        """
         if len(self._distributions) == 1:
             return self._draw(keys, *self._distributions[0])
         firsts = tf.constant([first for first, _, _ in self._distributions[1:]], tf.int64)
@@ -150,7 +158,14 @@ class FrozenTable(tf.Module):
     def _draw(
         self, keys: tf.Tensor, first: int, kind: str, parameters: dict[str, float]
     ) -> tf.Tensor:
-        """Of keys of one distribution."""
+        """Returns the initial values of keys that have the same distribution.
+
+        Args:
+          keys: int64 [n].
+          first: first key of the distribution.
+          kind: name of the distribution.
+          parameters: parameters of the distribution.
+        """
         if kind in ("zeros", "constant"):
             return tf.fill([tf.size(keys), self._dim], parameters.get("value", 0.0))
         if kind == "orthogonal":
@@ -195,7 +210,17 @@ class FrozenTable(tf.Module):
 
 
 def _philox(keys: tf.Tensor, blocks: int, seed: int, what: int = 0) -> tf.Tensor:
-    """Philox 4x32-10 with stock ops. keys: int64 [n]; returns uint64 [n, blocks, 4] of 32 bits."""
+    """Computes Philox 4x32-10 with stock ops.
+
+    Args:
+      keys: int64 [n]. They are the first two words of the counters.
+      blocks: number of counters per key. Their index is the third word.
+      seed: key of the generator.
+      what: number of the stream. It is the fourth word.
+
+    Returns:
+      uint64 [n, blocks, 4], with 32 random bits each.
+    """
     key = tf.bitcast(keys, tf.uint64)[:, tf.newaxis]
     mask = tf.constant(_MASK_32, tf.uint64)
     zero = tf.zeros([tf.size(keys), blocks], tf.uint64)

@@ -1,6 +1,7 @@
-"""What a graph computes, in checksums: those of two traces of one function are the same.
+"""Checksums of the computation of a graph. Two traces of one function have equal checksums.
 
-Names that are drawn (of nodes, functions and layers) and the order of nodes do not count.
+The checksums do not depend on generated names (of nodes, functions and layers) or on the order of
+nodes.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from typing import Any
 
 import tensorflow as tf
 
-# They say where a node runs, or what else is called as it is.
+# Attributes without influence on the result: the place where a node runs, and resource names.
 _NO_MATTER = ("config_proto", "container", "executor_type", "shared_name")
-# A name that is drawn ends with a number, in what an Assert says, too, which is called by a branch.
+# Generated names end with a number. The messages of Assert ops contain such names, and an Assert
+# may be in a branch.
 _SAYS = {"Assert", "If", "StatelessIf"}
 _DRAWN = re.compile(rb"\b([A-Za-z]\w*?)(?:_\d+)+\b")
 _DRAWN_INPUT = re.compile(r"(keras_tensor|input_layer)(_\d+)?")
 
 
 def checksums(function: Any) -> list[tuple[str, str]]:
-    """What a traced function computes.
+    """Returns checksums of the computation of a traced function.
 
     Args:
       function: a concrete function.
 
     Returns:
-      By the scope of its nodes, such as "functional/dense": the scope and the checksum of its
-      nodes, in their order; then those of inputs and outputs.
+      Pairs of a name scope, such as "functional/dense", and the checksum of the nodes in this
+      scope, in the order of the graph. The last two pairs are "inputs" and "outputs".
     """
     graph_def = function.graph.as_graph_def()
     library = {each.signature.name: each for each in graph_def.library.function}
@@ -51,13 +53,13 @@ def checksums(function: Any) -> list[tuple[str, str]]:
 
 
 def constants_of(function: Any) -> list[str]:
-    """Checksums of the tensors that a traced function takes from outside, resources left out."""
+    """Returns checksums of the tensors that a traced function captures, except resources."""
     taken = [tensor for tensor in function.captured_inputs if _is_constant(tensor)]
     return [_of([tf.io.serialize_tensor(tensor).numpy()]) for tensor in taken]
 
 
 def lookup_table_checksum(table: Any) -> str:
-    """The checksum of what a table of `tf.lookup` holds, whatever the order."""
+    """Returns the checksum of the contents of a `tf.lookup` table, in any order."""
     keys, values = (column.numpy() for column in table.export())
     return _of(sorted(repr(pair) for pair in zip(keys.tolist(), values.tolist(), strict=True)))
 
@@ -65,26 +67,26 @@ def lookup_table_checksum(table: Any) -> str:
 def _of_nodes(
     nodes: Iterable[Any], arguments: Sequence[str], library: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Of each node the checksum of what it and all that it is made of compute."""
+    """Returns the checksum of every node together with its inputs, by the name of the node."""
     waiting = {node.name: node for node in nodes}
     users: dict[str, set[str]] = {}
     for node in waiting.values():
-        for each in node.input:
-            users.setdefault(each.partition(":")[0], set()).add(node.op)
-    said = {name for name in waiting if users.get(name, set()) <= _SAYS}
-    known = {name: f"argument {number}" for number, name in enumerate(arguments)}
-    while left := [node for node in waiting.values() if node.name not in known]:
+        for source in node.input:
+            users.setdefault(source.partition(":")[0], set()).add(node.op)
+    messages = {name for name in waiting if users.get(name, set()) <= _SAYS}
+    node_sums = {name: f"argument {number}" for number, name in enumerate(arguments)}
+    while left := [node for node in waiting.values() if node.name not in node_sums]:
         for node in left:
-            inputs = [each.partition(":") for each in node.input if not each.startswith("^")]
-            if all(name in known for name, _, _ in inputs):
+            inputs = [name.partition(":") for name in node.input if not name.startswith("^")]
+            if all(name in node_sums for name, _, _ in inputs):
                 attributes = [
-                    f"{name}={_of_attribute(node.attr[name], library, node.name in said)}"
+                    f"{name}={_of_attribute(node.attr[name], library, node.name in messages)}"
                     for name in sorted(node.attr)
                     if name not in _NO_MATTER and not name.startswith("_")
                 ]
-                made_of = [f"{known[name]}:{output or '0'}" for name, _, output in inputs]
-                known[node.name] = _of([node.op, *attributes, *made_of])
-    return {name: known[name] for name in [*waiting]}
+                made_of = [f"{node_sums[name]}:{output or '0'}" for name, _, output in inputs]
+                node_sums[node.name] = _of([node.op, *attributes, *made_of])
+    return {name: node_sums[name] for name in [*waiting]}
 
 
 def _of_attribute(value: Any, library: Mapping[str, Any], is_said: bool) -> str:

@@ -1,4 +1,4 @@
-"""Which rows of a table are served, and as what."""
+"""Selection of the rows of a table for serving, and their stored dtype."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _DTYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
 
 @dataclasses.dataclass(frozen=True)
 class RowSelection:
-    """Which rows of a table are served, and as what.
+    """Selection of the rows of a table for serving, and their stored dtype.
 
     Attributes:
-      rows: "float32"; "float16", off by at most 2**-11 of a value, or 2**-25 where that is more;
-        "int8", with a scale per row, off by at most 1 / 254 of the row's largest value.
-      min_updates: rows with a smaller clock are left out.
-      min_norm: rows with a smaller L2 norm are left out.
-      max_age: rows that were not updated for longer are left out, in the unit of `Expiry.age`.
+      rows: stored dtype, "float32", "float16" or "int8". The error of "float16" is at most 2**-11
+        of a value, or 2**-25 if that is more. "int8" has a scale per row, and its error is at most
+        1 / 254 of the row's largest absolute value.
+      min_updates: leaves out rows with a smaller clock.
+      min_norm: leaves out rows with a smaller L2 norm.
+      max_age: leaves out rows whose last update is longer ago, in the unit of `Expiry.age`.
     """
 
     rows: str = "float32"
@@ -40,16 +41,16 @@ class RowSelection:
 
     @property
     def stored_dtype(self) -> type:
-        """NumPy's type of stored values."""
+        """The NumPy type of stored values."""
         return _DTYPES[self.rows]
 
     @property
     def most_age(self) -> int:
-        """`max_age`, as the ops take it."""
+        """`max_age` as an attribute of ops."""
         return INT64_MAX if self.max_age is None else self.max_age
 
     def check_table(self, table: EmbeddingTable) -> None:
-        """Raises a ValueError if the table does not know what is asked for of its rows."""
+        """Raises a ValueError if the table lacks update counts or ages that the selection needs."""
         clock = table.row_attributes["clock"]
         if self.min_updates and clock != "count":
             raise ValueError(
@@ -63,7 +64,7 @@ class RowSelection:
             )
 
     def select(self, rows: TableExport) -> TableExport:
-        """Those of the rows that are served, of which none is too old."""
+        """Returns the selected rows. The caller has already left out rows beyond `max_age`."""
         if not self.min_updates and not self.min_norm:
             return rows
         norms = np.linalg.norm(rows.values.astype(np.float64), axis=1)
@@ -71,11 +72,11 @@ class RowSelection:
         return TableExport(rows.keys[keep], rows.values[keep], rows.slots[keep], rows.clocks[keep])
 
     def store(self, rows: TableExport) -> tuple[np.ndarray, np.ndarray]:
-        """Values as they are stored.
+        """Converts values to the stored dtype.
 
         Returns:
           values: `stored_dtype` [rows, dim].
-          scales: float32 [rows] with "int8", which values are to be multiplied with; else [0].
+          scales: float32 [rows] with "int8", factors of the rows; else float32 [0].
 
         Raises:
           ValueError: a value is beyond the range of float16.
@@ -85,7 +86,7 @@ class RowSelection:
             return rows.values, none
         most = np.abs(rows.values).max(axis=1, initial=0)
         if self.rows == "float16":
-            for row in np.flatnonzero(most >= 65520):  # that and more would round to infinity
+            for row in np.flatnonzero(most >= 65520):  # These would round to infinity.
                 raise ValueError(
                     f'rows = "float16" cannot hold {most[row]:g} of key {rows.keys[row]}'
                 )

@@ -1,9 +1,13 @@
-"""Versions of a model that is served: files that every server of a table writes for itself.
+"""Published versions of a model. Every parameter server writes the rows of its shards.
 
-A version is a manifest, VERSION.PUBLISHER.whole or .delta (ops/core/serving/manifest.h); of every
-shard of every table a file of rows (ops/core/serving/rows_file.h): all of them, or those that
-changed since the version before; and what the variables are, as a tensor bundle. All their names
-have that of the publisher, so that nobody writes where another one does, or did.
+A version has these files:
+
+- a manifest, VERSION.PUBLISHER.whole or .delta (ops/core/serving/manifest.h),
+- a row file for every shard of every table (ops/core/serving/rows_file.h), with all rows or with
+  the rows that changed since the previous version,
+- a tensor bundle with the variables.
+
+All names contain the publisher's id, so two publishers never write the same file.
 """
 
 from __future__ import annotations
@@ -33,16 +37,17 @@ _BLOCK = 1 << 20
 
 
 def verify_versions(folder: str) -> int:
-    """Reads what the manifests in a folder name, and compares checksums.
+    """Reads all files of the versions in a folder and verifies their checksums.
 
     Args:
-      folder: of the versions, into which more may be written meanwhile.
+      folder: folder of the versions. A publisher may write into it at the same time.
 
     Returns:
-      How many files of rows there are.
+      Number of row files.
 
     Raises:
-      ValueError: there is no whole version, or a file is missing or damaged. The message names it.
+      ValueError: there is no whole version, or a file is missing or damaged. The message names the
+        file.
     """
     if not tf.io.gfile.isdir(folder):
         raise ValueError(f"{folder} is no folder")
@@ -54,14 +59,14 @@ def verify_versions(folder: str) -> int:
         try:
             rows.update(_verify_version(folder, name))
         except ValueError:
-            # Unless its publisher removed it meanwhile.
+            # The publisher may have removed the version in the meantime.
             if tf.io.gfile.exists(f"{folder}/{name}"):
                 raise
     return len(rows)
 
 
 def _verify_version(folder: str, name: str) -> list[str]:
-    """Verifies what a manifest names; returns the files of rows."""
+    """Verifies the files that a manifest names. Returns the names of the row files."""
     others, rows = _read_manifest(f"{folder}/{name}", name)
     for file in rows:
         path = f"{folder}/{file}"
@@ -81,7 +86,7 @@ def _verify_version(folder: str, name: str) -> list[str]:
 
 
 def _read_manifest(path: str, name: str) -> tuple[str, list[str]]:
-    """What a manifest (ops/core/serving/manifest.h) names: the variables, and the files of rows."""
+    """Reads a manifest (ops/core/serving/manifest.h). Returns names: variables, and row files."""
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
             content = file.read()
@@ -91,7 +96,7 @@ def _read_manifest(path: str, name: str) -> tuple[str, list[str]]:
     if checksum != b"%08x\n" % zlib.crc32(text):
         raise ValueError(f"{path} is damaged, or its end is missing")
     named = _MANIFEST.fullmatch(name)
-    assert named is not None, name  # as it was listed
+    assert named is not None, name  # The caller has matched the name.
     version, publisher, kind = named.groups()
     begin = f"version {int(version)}\npublisher {publisher}\nwhole {int(kind == 'whole')}\n"
     text = text.decode(errors="replace")
@@ -113,7 +118,7 @@ def _verify_rows(path: str) -> None:
         *_, expected = _FOOTER.unpack(footer)
         if zlib.crc32(footer[:-4]) != expected:
             raise ValueError(f"{path}: its footer is damaged")
-        # One checksum of four bytes for each block.
+        # Every block has one checksum of four bytes.
         blocks = -(-(size - _FOOTER.size) // (_BLOCK + 4))
         end = size - _FOOTER.size - 4 * blocks
         file.seek(end)
@@ -126,23 +131,24 @@ def _verify_rows(path: str) -> None:
 
 
 _NAME = re.compile(r"(\d{12})\.")
-# What says that a publisher has come: a version, or that it is about to write its first one.
+# A manifest, or this marker of a publisher that has no version yet, announces a publisher.
 _BEGUN = "begun"
 _COMING = re.compile(rf"(\d{{12}})\.(\w+)\.(?:whole|delta|{_BEGUN})")
 
 
 class SupersededError(RuntimeError):
-    """Another publisher writes into the folder."""
+    """A newer publisher writes into the folder, or the folder was emptied."""
 
 
 class Versions:
-    """Writes the versions of a model into a folder, one after the other.
+    """Publisher of a model. It writes one version after the other into a folder.
 
-    Of those who write into a folder the one that came last goes on, and the others end.
+    If several publishers use a folder, the newest continues, and the others raise
+    `SupersededError`.
 
     Attributes:
-      folder: of the versions. It may be moved between two of them.
-      publisher: what the names of the files have that are written here.
+      folder: folder of the versions. It may be moved between two versions.
+      publisher: random id of this publisher in file names.
       next: number of the next version.
     """
 
@@ -154,15 +160,15 @@ class Versions:
         selection: RowSelection,
         full_every: int,
     ):
-        """Goes on after the newest version in the folder, with a whole one.
+        """Registers the publisher. Its first version is whole and follows the newest in the folder.
 
         Args:
-          folder: for the files. Parameter servers must reach it under the same path. It is made if
-            it is not there.
-          tables: of the model.
-          variables: called for what else belongs to a version.
-          selection: which rows, and as what.
-          full_every: one in so many versions has all rows.
+          folder: folder of the files. Parameter servers must reach it under the same path. It is
+            created if it does not exist.
+          tables: tables of the model.
+          variables: returns the values of the model's variables.
+          selection: rows to write, and their dtype.
+          full_every: one of `full_every` versions has all rows.
         """
         self.folder = folder
         self.publisher = secrets.token_hex(8)
@@ -171,7 +177,7 @@ class Versions:
         self._selection = selection
         self._chain = Chain(full_every)
         self._whole: list[int] = []
-        # The manifest of the last version.
+        # Name of the last version's manifest.
         self._last: str | None = None
         self._superseded: str | None = None
         tf.io.gfile.makedirs(folder)
@@ -180,24 +186,25 @@ class Versions:
 
     @property
     def superseded(self) -> bool:
-        """Whether `SupersededError` was raised, as it will be by every call."""
+        """Whether `SupersededError` was raised. Every later `begin` raises it again."""
         return self._superseded is not None
 
     def begin(self) -> Callable[[], int]:
-        """Cuts the rows and reads the variables of the next version.
+        """Takes a snapshot of the rows and reads the variables, for the next version.
 
-        It has the rows that changed. It has all of them where there is no version yet, where rows
-        were replaced, when the changes since the last such one have come to half of its rows, and
-        after `full_every - 1` others.
+        The version has the rows that changed since the previous version. It has all rows if there
+        is no previous version, if rows were replaced, if the versions since the last whole one have
+        half of its rows or more, and after `full_every - 1` versions with changes.
 
         Returns:
-          What writes it, in any thread, before the next one is begun, and returns its number. It
-          raises tf.errors.OpError if a file cannot be written, or a parameter server is down: then
-          there is no such version, and the next one has what it would have had.
+          A function that writes the version and returns its number. It may be called in any thread,
+          before the next `begin`. It raises tf.errors.OpError if a file cannot be written, or a
+          parameter server is down. The version then does not exist, and the next version also has
+          its changes.
 
         Raises:
-          SupersededError: another publisher has come, or the folder was begun anew. What writes the
-            version raises it, too, and so does every later call.
+          SupersededError: a newer publisher uses the folder, or the folder was emptied. The
+            returned function and all later calls raise this error, too.
           tf.errors.OpError: a parameter server is down, or the folder cannot be read.
         """
         self._check()
@@ -211,28 +218,31 @@ class Versions:
         return functools.partial(self._write, cut, values, written)
 
     def close(self) -> None:
-        """The tables need not note what changes any longer."""
+        """Ends the tracking of changed rows in the tables. Removes this publisher's marker."""
         self._chain.end()
         if self._last is None:
             self._remove(self._is_own)
 
-    # Inside.
-
     def _newest(self, others: bool = False) -> int:
-        """The largest number of a file, or of those of others; -1: there is none."""
+        """Returns the largest version number in the folder, or -1 if there is none.
+
+        Args:
+          others: whether to skip this publisher's files.
+        """
         files = tf.io.gfile.listdir(self.folder)
-        found = [
+        numbers = [
             int(match[1])
             for file in files
             if (match := _NAME.match(file)) and not (others and self._is_own(file))
         ]
-        return max(found, default=-1)
+        return max(numbers, default=-1)
 
     def _come(self) -> None:
-        """Says so, with a number that no version of another one has, nor will have.
+        """Writes this publisher's marker, with a number above all versions of other publishers.
 
-        Another one's version is either among the files that are looked at here, or it looks for who
-        has come when that is said already, and ends.
+        No other publisher can write a version of this number later. A version of another publisher
+        either is in the folder when this function lists it, or its publisher checks for markers
+        after this marker was written, and ends.
         """
         while True:
             begun = f"{self.folder}/{self._name(_BEGUN)}"
@@ -244,10 +254,11 @@ class Versions:
             tf.io.gfile.remove(begun)
 
     def _check(self) -> None:
-        """That nobody came after this one."""
+        """Raises a SupersededError if a newer publisher uses the folder."""
         if self._superseded is None:
             files = tf.io.gfile.listdir(self.folder)
-            # Whoever comes takes a larger number; but two may have made one folder together.
+            # A newer publisher has a larger number, or the same number if two publishers began in
+            # an empty folder at once.
             newest = self.next - (self._last is not None)
             for match in filter(None, map(_COMING.fullmatch, files)):
                 if match[2] != self.publisher and int(match[1]) >= newest:
@@ -275,7 +286,7 @@ class Versions:
                 dtype=self._selection.rows,
                 min_clock=self._selection.min_updates,
                 min_norm=self._selection.min_norm,
-                # What changed may have been served: it cannot be left out.
+                # A delta ignores max_age: servers may serve earlier values of its rows.
                 **({"max_age": self._selection.most_age} if cut.whole else {}),
             )
             return int(rows)
@@ -304,8 +315,8 @@ class Versions:
         self._last = manifest
         if cut.whole:
             self._whole.append(version)
-            # Servers may be about to open the whole version before. Others who wrote what is older
-            # have ended, or are about to.
+            # The previous whole version stays, because servers may be about to open it. Older files
+            # of other publishers go, too: these publishers are superseded.
             if len(self._whole) > 1:
                 self._remove(lambda file: int(file[:12]) < self._whole[-2])
         return version
@@ -316,7 +327,7 @@ class Versions:
                 prefix=prefix,
                 tensor_names=[str(i) for i in range(len(values))] + ["end"],
                 shape_and_slices=[""] * (len(values) + 1),
-                tensors=[*values, 0],  # a bundle has at least one tensor
+                tensors=[*values, 0],  # A bundle needs at least one tensor.
             )
 
     def _finish(self, text: str, path: str) -> None:
@@ -329,7 +340,7 @@ class Versions:
             raise tf.errors.AlreadyExistsError(None, None, f"{path}: {error.message}") from error
 
     def _remove(self, which: Callable[[str], bool]) -> None:
-        """Removes files of versions, given their names: those first that others are found by."""
+        """Removes the files whose names `which` selects, manifests first."""
         try:
             files = tf.io.gfile.listdir(self.folder)
         except tf.errors.OpError:
