@@ -97,7 +97,7 @@ class ClosureRunner:
         self._abandoned = threading.Event()
 
     def __enter__(self) -> ClosureRunner:
-        self._strategy.health.start()
+        self._strategy.health.monitor.start()
         return self
 
     def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
@@ -115,7 +115,7 @@ class ClosureRunner:
         try:
             first = None if drained else self._drain()
         finally:
-            self._strategy.health.stop()
+            self._strategy.health.monitor.stop()
             self._strategy.closure_numbers.finish(self._numbers.values())
         if first is None:
             return
@@ -174,7 +174,7 @@ class ClosureRunner:
                 return get(timeout=_POLL)
             except (queue.Empty, concurrent.futures.TimeoutError):
                 try:
-                    self._strategy.raise_if_ps_lost()
+                    self._strategy.health.raise_if_ps_lost()
                 except tf.errors.UnavailableError:
                     self._abandoned.set()  # The closures in flight may never end.
                     raise

@@ -20,15 +20,15 @@ from het_tf.distribute.cluster.tf_config import (
     read_tf_config,
     set_grpc_defaults,
 )
-from het_tf.distribute.failure_reports import Watching
 from het_tf.distribute.failures import probes, recovery
+from het_tf.distribute.failures.cluster_health import ClusterHealth
 from het_tf.distribute.failures.connection import (
     is_connected_to,
     own_what_is_on,
     task_devices,
     with_local_chief,
 )
-from het_tf.distribute.worker_state import CacheReports, Flushing
+from het_tf.distribute.worker_state import HeldUpdates
 from het_tf.runtime import deferred_destroy
 from het_tf.runtime.broadcast import COORDINATOR
 from het_tf.runtime.current_strategy import note_strategy
@@ -39,7 +39,7 @@ from het_tf.tables.table import EmbeddingTable
 _POLL = 1.0  # seconds between checks of closures that waited for a lost parameter server
 
 
-class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServerStrategy):
+class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     """`tf.distribute.ParameterServerStrategy` with caches on the workers.
 
     All features of the base class work unchanged. This class adds the strategy's only
@@ -130,8 +130,13 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         self._recoveries = 0
         self._reached = False
         self._manager: tf.train.CheckpointManager | Manager | None = None
-        self._reports = CacheReports(self._ended_holders)
-        self._monitor = probes.HealthMonitor(self._addresses, self._task_down, lost_after)
+        self._health = ClusterHealth(
+            self._addresses,
+            self._local_cluster,
+            lost_after,
+            on_worker_lost=lambda worker: self._held.worker_lost(worker),
+        )
+        self._held = HeldUpdates(self._join_open, self._health.is_lost)
         if self._local_cluster is not None:
             self._local_cluster.attach(self.idle, self._cluster_closed)
         else:
@@ -222,9 +227,56 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
             return False
 
     @property
-    def health(self) -> probes.HealthMonitor:
-        """Monitor of all tasks. It probes only between its `start` and `stop`."""
-        return self._monitor
+    def health(self) -> ClusterHealth:
+        """The health of the cluster's tasks."""
+        return self._health
+
+    @property
+    def held(self) -> HeldUpdates:
+        """The caches and replicas of workers, and what they hold back."""
+        return self._held
+
+    def flush(self, *, slots: bool = True) -> None:
+        """Pushes all pending updates of the workers and the coordinator to the parameter servers.
+
+        Waits for scheduled closures first. Afterwards the tables and the dense variables contain
+        the updates of all workers. A worker that is down is skipped with a warning.
+
+        Args:
+          slots: whether to update the slots of Keras optimizers, too, if every worker has its own
+            slots (`dense_staleness`).
+
+        Raises:
+          RuntimeError: the cluster was closed.
+          tf.errors.UnavailableError: a parameter server is down. The message names it.
+          Exception: the error of a scheduled closure.
+        """
+        self._held.flush(slots)
+
+    def dense_stats(self) -> dict[str, int]:
+        """Returns the counters of the workers' replicas of dense variables, summed over workers.
+
+        Use it in callbacks (with `dense_staleness`): `fit` creates replicas and frees them when it
+        ends. If other code than training changes a variable, replicas are created again and count
+        from 0.
+
+        Returns:
+          "steps": number of steps. "steps_sent": steps that a parameter server has merged.
+          "steps_lost": steps whose parameter server was lost. "pending": steps that are not known
+          to be merged, now. "pushes": number of pushed shards. "values": number of fetched shards.
+          A server may have several shards of the variables. "bytes_up", "bytes_down": bytes of
+          messages.
+
+          The result is empty while there are no replicas. Workers that are down do not count.
+
+        Raises:
+          tf.errors.UnavailableError: a parameter server is down.
+        """
+        return self._held.dense_stats()
+
+    def explain(self, error: Exception) -> Exception:
+        """As `ClusterHealth.explain`."""
+        return self._health.explain(error)
 
     def task_states(self) -> dict[tuple[str, int], tuple[str, str]]:
         """Returns the address and state of every task, by task type and index.
@@ -232,7 +284,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         The state is the result of the last probe: "up", or a description of the failure. Tasks are
         probed only while `health` is started, as under `fit`.
         """
-        failing = self._monitor.failing()
+        failing = self._health.monitor.failing()
         return {
             task: (address, failing[task].value if task in failing else "up")
             for task, address in self._addresses.items()
@@ -342,7 +394,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         until = time.monotonic() + self.back_within
         servers = {task: address for task, address in self._addresses.items() if task[0] == "ps"}
         if not probes.wait_until_up(servers, self.back_within):
-            self._raise_if_ps_down()
+            self._health.raise_if_ps_down()
         if not self._marks.any_replaced():
             return False
         while not self.idle():  # Clears the errors of closures that waited for a lost server.
@@ -353,7 +405,7 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
         own_what_is_on(replaced, self._address)
         self._recoveries += 1
         self._on_servers.make_again(replaced)
-        recovery.wait_until_servers_are_reached(replaced, self.is_down, until)
+        recovery.wait_until_servers_are_reached(replaced, self._health.is_down, until)
         return True
 
     def wait_until_reached(self) -> None:
@@ -366,12 +418,12 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
           tf.errors.UnavailableError: a server is down, or cannot reach this process within
             `back_within` seconds.
         """
-        self._raise_if_ps_down()
+        self._health.raise_if_ps_down()
         if not self._reached:
             until = time.monotonic() + self.back_within
-            self._reached = self.call_watched(
+            self._reached = self._health.call_watched(
                 lambda: recovery.wait_until_program_is_reached(
-                    lambda server: self.is_down(server) or self._marks.any_replaced(), until
+                    lambda server: self._health.is_down(server) or self._marks.any_replaced(), until
                 )
             )
 
@@ -382,7 +434,11 @@ class HetParameterServerStrategy(Flushing, Watching, tf.distribute.ParameterServ
           tf.errors.UnavailableError: a parameter server is down. The message names it.
           Exception: the error of a scheduled closure.
         """
-        self.call_watched(self.coordinator.join)
+        self._health.call_watched(self.coordinator.join)
+
+    def _join_open(self) -> None:
+        self.check_open()
+        self.join()
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
         # Overrides the base class, which would use the name "chief" (see failures/connection.py).

@@ -200,13 +200,27 @@ class CacheReports:
         )
 
 
-class Flushing:
-    """The part of `HetParameterServerStrategy` that manages the workers' caches and replicas."""
+class HeldUpdates:
+    """The updates and steps that workers hold back, of which a strategy knows by this object."""
 
-    _reports: CacheReports
-    check_open: Callable[[], None]
-    is_lost: Callable[[str, tf.errors.OpError | None], bool | None]
-    join: Callable[[], None]
+    def __init__(
+        self,
+        join: Callable[[], None],
+        is_lost: Callable[[str, tf.errors.OpError | None], bool | None],
+    ):
+        """Knows no cache yet.
+
+        Args:
+          join: waits for all scheduled closures.
+          is_lost: says whether a flush goes on without a device, as of `visit`.
+        """
+        self._join = join
+        self._is_lost = is_lost
+        self._reports = CacheReports(_ended_holders)
+
+    def worker_lost(self, worker: int) -> None:
+        """As `CacheReports.worker_lost`."""
+        self._reports.worker_lost(worker)
 
     def register_cache(self, cache: WorkerCache) -> None:
         """Adds a cache to `flush`. The strategy holds a weak reference only."""
@@ -243,27 +257,13 @@ class Flushing:
         """Drops the reports of replicas that were freed on purpose. No steps were lost."""
         self._reports.forget(replicas)
 
-    def flush(self, *, slots: bool = True) -> None:
-        """Pushes all pending updates of the workers and the coordinator to the parameter servers.
-
-        Waits for scheduled closures first. Afterwards the tables and the dense variables contain
-        the updates of all workers. A worker that is down is skipped with a warning.
-
-        Args:
-          slots: whether to update the slots of Keras optimizers, too, if every worker has its own
-            slots (`dense_staleness`).
-
-        Raises:
-          RuntimeError: the cluster was closed.
-          tf.errors.UnavailableError: a parameter server is down. The message names it.
-          Exception: the error of a scheduled closure.
-        """
+    def flush(self, slots: bool) -> None:
+        """As `HetParameterServerStrategy.flush`."""
         caches = self.caches
         replicas = [replica for replica in self._reports.replicas if replica.in_use]
         if not caches and not replicas:
             return
-        self.check_open()
-        self.join()
+        self._join()
         if caches:
             self._flush(caches, cache_devices())
         if replicas:
@@ -272,53 +272,37 @@ class Flushing:
                 replica.write_back(slots)
 
     def dense_stats(self) -> dict[str, int]:
-        """Returns the counters of the workers' replicas of dense variables, summed over workers.
-
-        Use it in callbacks (with `dense_staleness`): `fit` creates replicas and frees them when it
-        ends. If other code than training changes a variable, replicas are created again and count
-        from 0.
-
-        Returns:
-          "steps": number of steps. "steps_sent": steps that a parameter server has merged.
-          "steps_lost": steps whose parameter server was lost. "pending": steps that are not known
-          to be merged, now. "pushes": number of pushed shards. "values": number of fetched shards.
-          A server may have several shards of the variables. "bytes_up", "bytes_down": bytes of
-          messages.
-
-          The result is empty while there are no replicas. Workers that are down do not count.
-
-        Raises:
-          tf.errors.UnavailableError: a parameter server is down.
-        """
+        """As `HetParameterServerStrategy.dense_stats`."""
         replicas = [replica for replica in self._reports.replicas if replica.in_use]
         if not replicas:
             return {}
         counted = visit(
             cluster_devices("worker"),
             lambda: [replica.stats_here() for replica in replicas],
-            self.is_lost,
+            self._is_lost,
         )
         return sum_stats(stats for of_worker in counted.values() for stats in of_worker)
 
     def _flush(self, holders: Sequence[Holder], devices: list[str]) -> None:
-        reports = visit(devices, lambda: [holder.flush_here() for holder in holders], self.is_lost)
+        reports = visit(devices, lambda: [holder.flush_here() for holder in holders], self._is_lost)
         for device, values in reports.items():
             if tf.DeviceSpec.from_string(device).job == "worker":
                 self.record_cache_reports(holders, np.concatenate(values))
 
-    def _ended_holders(self) -> set[int]:
-        """Returns the ids of caches and replicas that ended without a loss.
 
-        Asks the parameter servers and skips those that do not answer.
-        """
+def _ended_holders() -> set[int]:
+    """Returns the ids of caches and replicas that ended without a loss.
 
-        def ask(device: str) -> set[int]:
-            with tf.device(device):
-                return set(ops.process_ended().numpy().tolist())
+    Asks the parameter servers and skips those that do not answer.
+    """
 
-        answers = [call_apart(ask, device) for device in cluster_devices("ps")]
-        ended: set[int] = set()
-        for answer in answers:
-            with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
-                ended |= answer.result(timeout=probes.PROBE_TIMEOUT)
-        return ended
+    def ask(device: str) -> set[int]:
+        with tf.device(device):
+            return set(ops.process_ended().numpy().tolist())
+
+    answers = [call_apart(ask, device) for device in cluster_devices("ps")]
+    ended: set[int] = set()
+    for answer in answers:
+        with contextlib.suppress(tf.errors.OpError, concurrent.futures.TimeoutError):
+            ended |= answer.result(timeout=probes.PROBE_TIMEOUT)
+    return ended

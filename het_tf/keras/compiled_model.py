@@ -159,7 +159,7 @@ class CompiledModel:
             check_resets_to_zero(model)
             if self._strategy.dense_staleness is not None or has_own(model.optimizer):
                 self.dense = DenseVariables(model, self._strategy)
-                self._strategy.register_replicas(self.dense.replicas)
+                self._strategy.held.register_replicas(self.dense.replicas)
             self._is_built = True
         check_inputs(model, element_spec)
         check_lookup_tables(model)

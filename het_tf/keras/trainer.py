@@ -126,7 +126,7 @@ class ParameterServerTrainer:
             resuming.note_steps()
 
         # Watched without a break: a worker that hangs would hold up the end of every epoch, too.
-        with self._strategy.health, self._compiled.on_workers(), self._flushed_on_error():
+        with self._strategy.health.monitor, self._compiled.on_workers(), self._flushed_on_error():
             first = self._epoch
             for epoch in range(first, epochs):
                 self._epoch = epoch
@@ -290,7 +290,7 @@ class ParameterServerTrainer:
                 if training:
                     self._traffic.take(closure.caches, result.cache_reports, result.steps)
                 else:
-                    self._strategy.record_cache_reports(closure.caches, result.cache_reports)
+                    self._strategy.held.record_cache_reports(closure.caches, result.cache_reports)
                 data.finished(work, result.worker, result.steps)
                 if not result.steps:
                     continue

@@ -109,8 +109,8 @@ class LayerTable:
             self.first_values = None
         self._table = table
         self._worker_cache = WorkerCache(table, layer.cache, layer.nonfinite, layer.wire_dtype)
-        if hasattr(self._strategy, "register_cache"):
-            self._strategy.register_cache(self._worker_cache)
+        if hasattr(self._strategy, "held"):
+            self._strategy.held.register_cache(self._worker_cache)
 
     @property
     def is_cached(self) -> bool:

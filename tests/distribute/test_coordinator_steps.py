@@ -81,7 +81,7 @@ def test_updates_of_the_coordinator_and_of_workers_add_up(strategy, caplog):
         step()
     strategy.flush()
     assert rows(embedding) == 2 * [2 * [-60]]
-    reports = strategy.last_cache_reports(embedding.worker_cache)
+    reports = strategy.held.last_cache_reports(embedding.worker_cache)
     assert sum(report.updates for report in reports.values()) == 60  # of the workers
     # The cache of worker 0 would be lost, were this the same worker.
     assert not [text for text in caplog.messages if "lost its cache" in text]

@@ -247,13 +247,13 @@ def test_clipping_by_the_norm_of_all_gradients_has_the_rows_in_it(strategy):
 @pytest.mark.exhaustive
 def test_models_that_are_gone_leave_nothing_behind(strategy):
     x, y = examples()
-    before = len(strategy.caches)
+    before = len(strategy.held.caches)
     caches = []
     for _ in range(2):
         model, embedding = make_model(strategy, CACHES["staleness 10"])
         model.fit(x, y, batch_size=BATCH, verbose=0)
         gc.collect()  # A model refers to itself.
-        assert len(strategy.caches) <= before + 1
+        assert len(strategy.held.caches) <= before + 1
         caches.append(weakref.ref(embedding.worker_cache))
     assert [cache() is None for cache in caches] == [True, False]
 
@@ -265,7 +265,9 @@ def test_closures_report_on_the_caches_of_their_own_model(strategy, unbounded):
 
     class Look(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            seen.append([strategy.last_cache_reports(x.worker_cache) for x in (embedding, other)])
+            seen.append(
+                [strategy.held.last_cache_reports(x.worker_cache) for x in (embedding, other)]
+            )
 
     model.fit(*examples(), batch_size=BATCH, verbose=0, callbacks=[Look()])
     own, of_the_other = seen[0]

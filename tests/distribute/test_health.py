@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from het_tf.distribute.failure_reports import ServerLostError
 from het_tf.distribute.failures import probes
+from het_tf.distribute.failures.cluster_health import ServerLostError
 from het_tf.distribute.failures.probes import HealthMonitor, TaskState
 
 

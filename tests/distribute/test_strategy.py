@@ -91,11 +91,11 @@ def test_run_on_worker_runs_plain_functions(strategy):
 
 
 def test_flush_reaches_every_worker(strategy):
-    before = strategy.caches
+    before = strategy.held.caches
     embedding = new_embedding(strategy)
     cache = embedding.worker_cache
-    strategy.register_cache(cache)  # again
-    assert strategy.caches == (*before, cache)
+    strategy.held.register_cache(cache)  # again
+    assert strategy.held.caches == (*before, cache)
 
     @tf.function
     def train():
@@ -106,14 +106,14 @@ def test_flush_reaches_every_worker(strategy):
         for i in range(20):
             runner.schedule(train, (), i)
             while not runner.has_room:
-                strategy.record_cache_reports([cache], runner.wait()[1])
+                strategy.held.record_cache_reports([cache], runner.wait()[1])
         while runner.in_flight:
-            strategy.record_cache_reports([cache], runner.wait()[1])
-    reports = strategy.last_cache_reports(cache)
+            strategy.held.record_cache_reports([cache], runner.wait()[1])
+    reports = strategy.held.last_cache_reports(cache)
     assert reports
     assert sum(report.pending for report in reports.values()) == 100
     strategy.flush()
-    flushed = strategy.last_cache_reports(cache)
+    flushed = strategy.held.last_cache_reports(cache)
     assert sorted(flushed) == list(range(strategy.num_workers))
     assert all(report.pending == 0 for report in flushed.values())
     for worker, report in reports.items():
@@ -239,7 +239,7 @@ def test_a_worker_that_fails_of_the_end_of_another_is_asked_again(strategy):
         return tf.constant(calls[device])
 
     workers = cluster_devices("worker")
-    found = visit(workers, flush, strategy.is_lost)
+    found = visit(workers, flush, strategy.health.is_lost)
     assert [int(found[device]) for device in workers] == [3, 1, 1]
 
 
@@ -248,7 +248,7 @@ def test_a_worker_that_always_fails_of_the_end_of_another_is_not_passed_over(str
         raise tf.errors.UnavailableError(None, None, "/job:worker/task:1 is gone")
 
     with pytest.raises(tf.errors.UnavailableError, match="is gone"):
-        visit(cluster_devices("worker")[:1], flush, strategy.is_lost)
+        visit(cluster_devices("worker")[:1], flush, strategy.health.is_lost)
 
 
 def test_batches_have_to_be_the_same_for_every_run(strategy):

@@ -303,7 +303,7 @@ class DenseReplicas(ReplicaOps):
             "seeds" if only else "own",
             lambda: ops.replica_own(self._handle_op(), seeds_only=only),
         )
-        reads = visit(cluster_devices("worker"), read, self._strategy.is_lost)
+        reads = visit(cluster_devices("worker"), read, self._strategy.health.is_lost)
         owns = [own for own, steps in reads.values() if steps > 0]
         if not owns:
             return {}
@@ -381,7 +381,7 @@ class DenseReplicas(ReplicaOps):
             ops.replica_destroy(self._make_handle())
 
         visit(cluster_devices("worker"), destroy, lambda device, error: True)
-        self._strategy.forget_reports(self)
+        self._strategy.held.forget_reports(self)
 
 
 # Merge rules for variables of which every worker has its own, by role. The arguments are the

@@ -143,13 +143,13 @@ class CacheMetrics(keras.callbacks.Callback):
 
     def _since_last(self, name: str, layer: HetEmbedding) -> tuple[Counts, Counts]:
         """What the caches of a layer, and its table, counted since the last call."""
-        reports = self.model.distribute_strategy.last_cache_reports(layer.worker_cache)
+        reports = self.model.distribute_strategy.held.last_cache_reports(layer.worker_cache)
         stats, before = layer.table.stats(), self._stats.get(name, {})
         self._stats[name] = stats
         return self._counted(name, reports.values()), since(stats, before)
 
     def _dense_since_last(self) -> Counts:
-        return self._counted("dense/", self.model.distribute_strategy.last_replica_reports())
+        return self._counted("dense/", self.model.distribute_strategy.held.last_replica_reports())
 
     def _counted(self, of: str, reports: Iterable[CacheReport]) -> Counts:
         before, self._before[of] = self._before.get(of, []), list(reports)

@@ -38,9 +38,9 @@ class Traffic:
           reports: what `report_ops(holders)` gave.
           steps: how many the closure made.
         """
-        last = self._strategy.last_cache_reports
+        last = self._strategy.held.last_cache_reports
         before = [last(holder) for holder in holders]
-        self._strategy.record_cache_reports(holders, reports)
+        self._strategy.held.record_cache_reports(holders, reports)
         counted = [
             counted_between(old.values(), last(holder).values())
             for holder, old in zip(holders, before, strict=True)
@@ -124,12 +124,15 @@ class StatusCallback(keras.callbacks.Callback):
             "caches": {
                 name: {
                     worker: dict(report.counters)
-                    for worker, report in strategy.last_cache_reports(layer.worker_cache).items()
+                    for worker, report in strategy.held.last_cache_reports(
+                        layer.worker_cache
+                    ).items()
                 }
                 for name, layer in layers.items()
             },
             "replicas": {
-                report.worker: dict(report.counters) for report in strategy.last_replica_reports()
+                report.worker: dict(report.counters)
+                for report in strategy.held.last_replica_reports()
             },
             "shards": {
                 name: dict(enumerate(layer.table.shard_stats())) if watched else {}

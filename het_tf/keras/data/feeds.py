@@ -287,7 +287,7 @@ class _WorkerPass(Pass):
 
     def _down(self) -> set[int]:
         """Workers that are gone: one that is only silent may be busy, for a while."""
-        health = self._reading.strategy.health
+        health = self._reading.strategy.health.monitor
         refused = {t for t, state in health.failing().items() if state is TaskState.REFUSED}
         return {i for task_type, i in refused | set(health.lost("worker")) if task_type == "worker"}
 

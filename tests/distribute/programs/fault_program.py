@@ -188,7 +188,7 @@ def train_replicas(strategy, end, restart, messages):
         iterations = int(model.optimizer.iterations.numpy())
 
         def holds_back():
-            return any(each.worker == 1 for each in strategy.last_replica_reports())
+            return any(each.worker == 1 for each in strategy.held.last_replica_reports())
 
         callback = EndWorker(holds_back, end_worker, restart)
         model.fit(x, x, batch_size=4, epochs=1000, verbose=0, callbacks=[callback])
@@ -249,7 +249,7 @@ def main():
         }
 
     def pending_of_1():
-        report = strategy.last_cache_reports(cache).get(1)
+        report = strategy.held.last_cache_reports(cache).get(1)
         return 0 if report is None else report.pending
 
     def fit_while(end):
@@ -260,7 +260,7 @@ def main():
         # It joins in once the coordinator has reconnected; the other one may be done before.
         for _ in range(1000):
             run = fit(data)
-            if 1 in strategy.last_cache_reports(cache):
+            if 1 in strategy.held.last_cache_reports(cache):
                 return run
         raise AssertionError(f"worker 1 did not join in: {run['messages'][-10:]}")
 

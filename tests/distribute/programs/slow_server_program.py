@@ -101,7 +101,7 @@ def with_one_that_is_silent(cluster, strategy, model, data):
         threading.Thread(target=go_on_when_noticed).start()
 
     def go_on_when_noticed():
-        while strategy.health.failing() != {("ps", 0): probes.TaskState.SILENT}:
+        while strategy.health.monitor.failing() != {("ps", 0): probes.TaskState.SILENT}:
             time.sleep(0.1)
         ps.send_signal(signal.SIGCONT)
 

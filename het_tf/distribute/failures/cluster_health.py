@@ -12,7 +12,6 @@ from absl import logging
 from het_tf.compat.errors import Cause, cause_of, names_job, node_named, tasks_named
 from het_tf.distribute.failures import probes
 from het_tf.distribute.failures.connection import lookup_table_error
-from het_tf.distribute.worker_state import CacheReports
 from het_tf.runtime.broadcast import CHECK_INTERVAL
 from het_tf.runtime.threads import call_apart
 
@@ -40,24 +39,41 @@ class ServerLostError(tf.errors.UnavailableError):
         self.what, self.remedy, self.notice = what, remedy, notice
 
 
-class Watching:
-    """The part of `HetParameterServerStrategy` that watches the health of its tasks.
+class ClusterHealth:
+    """The health of a cluster's tasks, of which a strategy has one.
 
     Attributes:
-      lost_after: seconds without an answer to any probe after which a task is lost.
+      addresses: of the worker and ps tasks.
+      monitor: probes all tasks between its `start` and `stop`.
+      lost_after: seconds for which a task must leave every probe unanswered until it is lost.
     """
 
-    lost_after: float
-    _addresses: Mapping[probes.Task, str]
-    _local_cluster: LocalCluster | None
-    _monitor: probes.HealthMonitor
-    _reports: CacheReports
+    def __init__(
+        self,
+        addresses: Mapping[probes.Task, str],
+        local_cluster: LocalCluster | None,
+        lost_after: float,
+        on_worker_lost: Callable[[int], None],
+    ):
+        """Knows the tasks; probes none yet.
+
+        Args:
+          addresses: of the worker and ps tasks.
+          local_cluster: of which the tasks are; None: another kind of cluster.
+          lost_after: seconds, as of the strategy.
+          on_worker_lost: called with the index of a worker that is lost.
+        """
+        self.addresses = addresses
+        self.lost_after = lost_after
+        self._local_cluster = local_cluster
+        self._on_worker_lost = on_worker_lost
+        self.monitor = probes.HealthMonitor(addresses, self._task_down, lost_after)
 
     def is_down(self, device: str) -> bool:
         """Whether the task of a device does not answer now. False for this process."""
         spec = tf.DeviceSpec.from_string(device)
         task = (spec.job, spec.task)
-        return task in self._addresses and self._probe(task) is not probes.TaskState.UP
+        return task in self.addresses and self._probe(task) is not probes.TaskState.UP
 
     def call_watched(self, fn: Callable[[], Any]) -> Any:
         """Calls `fn` in a thread while it watches the parameter servers. Returns `fn`'s result.
@@ -69,7 +85,7 @@ class Watching:
           tf.errors.UnavailableError: a parameter server is down or was lost during the call.
           Exception: the error of `fn`.
         """
-        with self._monitor:
+        with self.monitor:
             waiting = call_apart(fn)
             while True:
                 try:
@@ -86,7 +102,7 @@ class Watching:
           tf.errors.UnavailableError: a parameter server has answered no probe for `lost_after`
             seconds. The message names it.
         """
-        for task, state in self._monitor.lost("ps").items():
+        for task, state in self.monitor.lost("ps").items():
             raise ServerLostError(*self._ps_lost_message(task, state))
 
     def explain(self, error: Exception) -> Exception:
@@ -109,11 +125,11 @@ class Watching:
         # The server is alive, but it may fail a probe for lack of memory.
         if isinstance(error, tf.errors.ResourceExhaustedError):
             return error
-        named = {task for task in tasks_named(error) & set(self._addresses) if task[0] == "ps"}
+        named = {task for task in tasks_named(error) & set(self.addresses) if task[0] == "ps"}
         is_transport = cause in (Cause.TRANSPORT, Cause.TRANSPORT_OF_OP)
         if not named and not is_transport:
             return error
-        suspects = sorted(named) or [task for task in self._addresses if task[0] == "ps"]
+        suspects = sorted(named) or [task for task in self.addresses if task[0] == "ps"]
         for task in suspects:
             state = self._probe(task)
             if state is not probes.TaskState.UP:
@@ -126,14 +142,14 @@ class Watching:
     def _probe(self, task: probes.Task) -> probes.TaskState:
         """Probes a task. A task that answers within the time until it would be lost is up."""
         # A lost task has already had this time.
-        lost = self._monitor.lost(task[0]).get(task)
-        return lost or probes.probe(self._addresses[task], self._monitor.seconds_left(task))
+        lost = self.monitor.lost(task[0]).get(task)
+        return lost or probes.probe(self.addresses[task], self.monitor.seconds_left(task))
 
     def _ps_lost_message(
         self, task: probes.Task, state: probes.TaskState | None
     ) -> tuple[str, str]:
         """Returns a description of the failure, and the remedy."""
-        named = f"Parameter server /job:ps/task:{task[1]} at {self._addresses[task]}"
+        named = f"Parameter server /job:ps/task:{task[1]} at {self.addresses[task]}"
         what = "was restarted or unreachable" if state is None else state.value
         log = "" if self._local_cluster is None else f" {self._local_cluster.describe(*task)}"
         if state is probes.TaskState.SILENT:
@@ -153,21 +169,21 @@ class Watching:
         )
 
     def _task_down(self, task: probes.Task, state: probes.TaskState) -> None:
-        logging.warning("%s %d at %s %s", *task, self._addresses[task], state.value)
+        logging.warning("%s %d at %s %s", *task, self.addresses[task], state.value)
         if task[0] == "worker" and state is probes.TaskState.REFUSED:
-            self._reports.worker_lost(task[1])
+            self._on_worker_lost(task[1])
 
     def is_lost(self, device: str, error: tf.errors.OpError | None) -> bool | None:
         """Whether a flush skips `device`: the argument `is_lost` of `visit`."""
         if error is None:
-            self._raise_if_ps_down()
+            self.raise_if_ps_down()
         elif (explained := self.explain(error)) is not error:
             raise explained from error
         spec = tf.DeviceSpec.from_string(device)
         if spec.job != "worker":
             return False
         index = spec.task
-        address = self._addresses["worker", index]
+        address = self.addresses["worker", index]
         state = self._probe(("worker", index))
         if state is probes.TaskState.UP:
             if error is None or not _is_stale_worker_error(error):
@@ -177,11 +193,12 @@ class Watching:
                 return None
         what = "was restarted" if state is probes.TaskState.UP else state.value
         logging.warning("not flushed: worker %d at %s %s", index, address, what)
-        self._reports.worker_lost(index)
+        self._on_worker_lost(index)
         return True
 
-    def _raise_if_ps_down(self) -> None:
-        for task in self._addresses:
+    def raise_if_ps_down(self) -> None:
+        """Raises a `ServerLostError` if a parameter server does not answer a probe."""
+        for task in self.addresses:
             if task[0] == "ps" and (state := self._probe(task)) is not probes.TaskState.UP:
                 raise ServerLostError(*self._ps_lost_message(task, state))
 
