@@ -132,7 +132,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._manager: tf.train.CheckpointManager | Manager | None = None
         self._health = ClusterHealth(
             self._addresses,
-            self._local_cluster,
+            _no_log if self._local_cluster is None else self._local_cluster.describe,
             lost_after,
             on_worker_lost=lambda worker: self._held.worker_lost(worker),
         )
@@ -454,6 +454,10 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def _cluster_closed(self) -> None:
         self._closed = True
+
+
+def _no_log(task_type: str, index: int) -> str:
+    return ""
 
 
 @functools.cache

@@ -232,9 +232,9 @@ class HetEmbedding(keras.layers.Layer):
 
     def make_table(self, replaced: EmbeddingTable | None = None) -> None:
         """Makes the table, as `LayerTable.make`."""
-        self._stored.make(replaced)
+        table = self._stored.make(replaced)
         # Restores the rows, if a checkpoint was restored before there was a table.
-        self._table_state = TableState(self._stored.table, self.flush)
+        self._table_state = TableState(table, self.flush)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks ids up; under a gradient tape, the backward pass updates their rows.

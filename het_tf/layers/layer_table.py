@@ -82,7 +82,7 @@ class LayerTable:
             with tf.init_scope():
                 layer.make_table()
 
-    def make(self, replaced: EmbeddingTable | None) -> None:
+    def make(self, replaced: EmbeddingTable | None) -> EmbeddingTable:
         """Makes the table; replaced: a table whose rows it gets, and slots that are of its kind."""
         layer, devices = self._layer, self._devices
         if devices:
@@ -111,6 +111,7 @@ class LayerTable:
         self._worker_cache = WorkerCache(table, layer.cache, layer.nonfinite, layer.wire_dtype)
         if hasattr(self._strategy, "held"):
             self._strategy.held.register_cache(self._worker_cache)
+        return table
 
     @property
     def is_cached(self) -> bool:

@@ -159,18 +159,20 @@ class OptimizerBinding:
             )
         if self.joint is optimizer and tf.executing_eagerly():
             return
-        with tf.init_scope():
-            if not self._is_for(optimizer):
-                raise self._why_not_taken(self.optimizer, self._row_form(optimizer))
+        if not self._is_for(optimizer):
+            raise self._why_not_taken(self.optimizer, self._row_form(optimizer, rate=0.0))
         self._joint = weakref.ref(optimizer)
 
     def _is_for(self, optimizer: JointOptimizer) -> bool:
-        return self._row_form(optimizer).spec() == self.optimizer.spec()
+        # A step of a worker cannot read the rate, which is no part of the comparison.
+        return self._row_form(optimizer, rate=0.0).spec() == self.optimizer.spec()
 
-    def _row_form(self, optimizer: JointOptimizer) -> Optimizer:
+    def _row_form(self, optimizer: JointOptimizer, rate: float | None = None) -> Optimizer:
         decays = not self._is_excluded_from_decay(optimizer)
         try:
-            return row_forms.row_form(innermost(optimizer), of_compile=True, decays=decays)
+            return row_forms.row_form(
+                innermost(optimizer), of_compile=True, decays=decays, rate=rate
+            )
         except ValueError as error:
             raise ValueError(
                 f"layer {self.name} takes the optimizer that its model is compiled with: {error}."

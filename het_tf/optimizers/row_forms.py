@@ -80,7 +80,10 @@ ROW_FORMS: dict[type[keras.optimizers.Optimizer], Callable[[Config], optimizers.
 
 
 def row_form(
-    optimizer: keras.optimizers.Optimizer, of_compile: bool = False, decays: bool = True
+    optimizer: keras.optimizers.Optimizer,
+    of_compile: bool = False,
+    decays: bool = True,
+    rate: float | None = None,
 ) -> optimizers.Optimizer:
     """An optimizer of rows that does to each row what one of Keras's does to a variable.
 
@@ -89,6 +92,7 @@ def row_form(
       of_compile: whether a model is compiled with it. Then what it does with the gradients of a
         whole step is done there, and its row form lacks it.
       decays: whether its `weight_decay` is to hold for rows.
+      rate: its learning rate; None: that which it has now.
 
     Raises:
       ValueError: there is no such optimizer of rows; the message names what it lacks.
@@ -100,15 +104,16 @@ def row_form(
     if convert is None:
         known = ", ".join(sorted(kind.__name__ for kind in ROW_FORMS))
         raise ValueError(f"optimizer {name} has no row form; of Keras's optimizers have: {known}")
-    config = _arguments_of(optimizer)
+    config = _arguments_of(optimizer, rate)
     _check_unset(name, config, *_WITHOUT_ROW_FORM, *(() if of_compile else _OF_STEPS))
     return convert(config if decays else config | {"weight_decay": None})
 
 
-def _arguments_of(optimizer: keras.optimizers.Optimizer) -> Config:
+def _arguments_of(optimizer: keras.optimizers.Optimizer, rate: Any) -> Config:
     """What it was made with; `get_config` needs a schedule that can be serialized."""
     names = set(inspect.signature(type(optimizer)).parameters) - {"learning_rate", "kwargs"}
-    rate = keras_internals.learning_rate_of(optimizer)
+    if rate is None:
+        rate = keras_internals.learning_rate_of(optimizer)
     if isinstance(rate, keras.Variable):  # a float32: 0.001 is 0.001, not 0.0010000000474974513
         rate = float(str(np.float32(rate.numpy())))
     return {name: getattr(optimizer, name) for name in names} | {"learning_rate": rate}

@@ -91,7 +91,7 @@ def test_a_skipped_step_updates_nothing(whole, staleness, cache):
     else:  # steps on one variable at once lose some
         assert 0 < weight <= row
     # Each worker halves its own scale; the least is written back.
-    halvings = 60 - np.log2(model.optimizer.dynamic_scale.numpy())
+    halvings = 60 - np.log2(model.optimizer.inner_optimizer.dynamic_scale.numpy())
     assert STEPS // 3 / whole.num_workers <= halvings <= STEPS // 3
 
 

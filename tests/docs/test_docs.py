@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import pages
 import pytest
 import yaml
 
+import het_tf
 from het_tf.distribute.cluster.tf_config import read_tf_config
 
 HOOKS = runpy.run_path(str(pages.DOCS / "hooks.py"))
@@ -143,6 +145,30 @@ def test_errors_that_are_quoted_are_raised():
     # By their parts: a message may be made of several literals, but all are in one file.
     missing = [m for m in quoted if not any(all(p in t for p in _parts(m)) for t in texts)]
     assert missing == []
+
+
+# Parameters.
+
+
+def test_parameters_by_use_are_those_that_there_are():
+    page = (pages.DOCS / "parameters.md").read_text()
+    listed = {
+        title: set(re.findall(r"`(\w+)`", " ".join(row.split("|")[2] for row in table)))
+        for title, table in (
+            (part.split("\n", 1)[0], [row for row in part.splitlines() if row.startswith("|")][2:])
+            for part in page.split("\n## ")[1:]
+        )
+    }
+    strategy = het_tf.distribute.HetParameterServerStrategy
+    positions = {"first", "second", "kwargs", "self"}  # HetEmbedding's two dimensions
+    for title, function in (
+        ("HetEmbedding", het_tf.layers.HetEmbedding.__init__),
+        ("CacheConfig", het_tf.CacheConfig.__init__),
+        ("HetParameterServerStrategy", strategy.__init__),
+        ("Model.fit", het_tf.keras.Model.fit),
+    ):
+        assert listed.pop(title) == set(inspect.signature(function).parameters) - positions
+    assert not listed
 
 
 # Clusters.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -14,9 +14,6 @@ from het_tf.distribute.failures import probes
 from het_tf.distribute.failures.connection import lookup_table_error
 from het_tf.runtime.broadcast import CHECK_INTERVAL
 from het_tf.runtime.threads import call_apart
-
-if TYPE_CHECKING:
-    from het_tf.distribute.cluster.local_cluster import LocalCluster
 
 _POLL = 1.0  # seconds between health checks of the parameter servers
 
@@ -51,7 +48,7 @@ class ClusterHealth:
     def __init__(
         self,
         addresses: Mapping[probes.Task, str],
-        local_cluster: LocalCluster | None,
+        describe_log: Callable[[str, int], str],
         lost_after: float,
         on_worker_lost: Callable[[int], None],
     ):
@@ -59,13 +56,13 @@ class ClusterHealth:
 
         Args:
           addresses: of the worker and ps tasks.
-          local_cluster: of which the tasks are; None: another kind of cluster.
+          describe_log: says of a task where its log is, with its last lines; empty: unknown.
           lost_after: seconds, as of the strategy.
           on_worker_lost: called with the index of a worker that is lost.
         """
         self.addresses = addresses
         self.lost_after = lost_after
-        self._local_cluster = local_cluster
+        self._describe_log = describe_log
         self._on_worker_lost = on_worker_lost
         self.monitor = probes.HealthMonitor(addresses, self._task_down, lost_after)
 
@@ -151,7 +148,8 @@ class ClusterHealth:
         """Returns a description of the failure, and the remedy."""
         named = f"Parameter server /job:ps/task:{task[1]} at {self.addresses[task]}"
         what = "was restarted or unreachable" if state is None else state.value
-        log = "" if self._local_cluster is None else f" {self._local_cluster.describe(*task)}"
+        log = self._describe_log(*task)
+        log = log and f" {log}"
         if state is probes.TaskState.SILENT:
             what += (
                 f" (for {self.lost_after:g} s, the `lost_after` of the strategy). End it if it "
