@@ -14,7 +14,7 @@ from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.keras.data import datasets
 from het_tf.keras.data.arguments import EvaluateArguments, FitArguments, PredictArguments
-from het_tf.keras.data.model_inputs import by_key, check_inputs
+from het_tf.keras.data.model_inputs import by_key, checked_inputs
 from het_tf.keras.model_files import Saving
 from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.keras.worker_step.batched_lookups import lookups_of_call
@@ -45,13 +45,12 @@ class _ParameterServerFit(Saving):
         return trainer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.__call__`; eagerly, ids that do not fit their Input are refused."""
+        """As `keras.Model.__call__`; ids that do not fit their Input are refused."""
         self._check_open()
         if args:
-            args = (by_key(self, args[0]), *args[1:])
+            args = (checked_inputs(self, by_key(self, args[0])), *args[1:])
         elif "inputs" in kwargs:
-            kwargs["inputs"] = by_key(self, kwargs["inputs"])
-        check_inputs(self, args[0] if args else kwargs.get("inputs"))
+            kwargs["inputs"] = checked_inputs(self, by_key(self, kwargs["inputs"]))
         optimizer = getattr(self, "optimizer", None)  # None before `compile`
         called = contextlib.nullcontext()
         if isinstance(optimizer, JointOptimizer):

@@ -68,9 +68,7 @@ class HetEmbedding(keras.layers.Layer):
 
     Input: integers of any integer dtype, below `2**63`: dense of any shape, ragged or sparse; or
     floats, as Keras makes of integers where a model has no `keras.Input(..., dtype="int64")`: these
-    must be whole numbers below what their type counts without gaps (float32: `2**24`). In a graph,
-    ids that Keras casts to its input's dtype are taken as they were fed, also where the model then
-    slices, splits or joins them.
+    must be whole numbers below what their type counts without gaps (float32: `2**24`).
     Output: [*input.shape, output_dim], in the layer's compute dtype; with a combiner
     [*input.shape[:-1], output_dim], which is computed without a tensor of all ids' rows.
     """

@@ -1,9 +1,7 @@
-"""Ids as they reach a layer, and the keys that they are: no id becomes another one on the way.
+"""The keys of a table from the ids that reach a layer. No id becomes another id on the way.
 
-Keras casts what is fed to the dtype of the `keras.Input`, which is float32 where nobody named one
-and for the first layer of a `keras.Sequential`; pandas makes floats of integers with a gap. So ids
-are taken as they were fed, before such a cast, where a graph shows it: ops that only move values
-between the cast and the layer are built again on what was fed.
+Keras casts inputs to the dtype of the `keras.Input`, which is float32 where nobody named one, and
+for the first layer of a `keras.Sequential`. pandas makes floats of integers with a gap.
 """
 
 from __future__ import annotations
@@ -23,49 +21,6 @@ _FED = (
     "OptionalGetValue",
     "EnsureShape",
 )
-
-
-# Ops that put out values of one input: its place, and the op on other values. The next ones put out
-# those of several inputs.
-_MOVES: dict[str, tuple[int, Callable[[tf.Operation, tf.Tensor], Any]]] = {
-    "Identity": (0, lambda op, x: x),
-    "Reshape": (0, lambda op, x: tf.reshape(x, op.inputs[1])),
-    "ExpandDims": (0, lambda op, x: tf.expand_dims(x, op.inputs[1])),
-    "Squeeze": (0, lambda op, x: tf.squeeze(x, op.get_attr("squeeze_dims"))),
-    "Transpose": (0, lambda op, x: tf.transpose(x, op.inputs[1])),
-    "StridedSlice": (
-        0,
-        lambda op, x: tf.strided_slice(
-            x, *op.inputs[1:], **{name: op.get_attr(name) for name in _SLICE_MASKS}
-        ),
-    ),
-    "Slice": (0, lambda op, x: tf.slice(x, *op.inputs[1:])),
-    "Split": (1, lambda op, x: tf.split(x, op.get_attr("num_split"), op.inputs[0])),
-    "SplitV": (
-        0,
-        lambda op, x: tf.split(x, op.inputs[1], op.inputs[2], num=op.get_attr("num_split")),
-    ),
-    "Unpack": (0, lambda op, x: tf.unstack(x, op.get_attr("num"), op.get_attr("axis"))),
-    "GatherV2": (
-        0,
-        lambda op, x: tf.gather(
-            x, op.inputs[1], axis=op.inputs[2], batch_dims=op.get_attr("batch_dims")
-        ),
-    ),
-}
-# Those of them that leave some out.
-_SELECT = ("StridedSlice", "Slice", "Split", "SplitV", "Unpack", "GatherV2")
-_SLICE_MASKS = (
-    "begin_mask",
-    "end_mask",
-    "ellipsis_mask",
-    "new_axis_mask",
-    "shrink_axis_mask",
-)
-_JOINS: dict[str, tuple[slice, Callable[[tf.Operation, list[tf.Tensor]], tf.Tensor]]] = {
-    "ConcatV2": (slice(-1), lambda op, parts: tf.concat(parts, op.inputs[-1])),
-    "Pack": (slice(None), lambda op, parts: tf.stack(parts, op.get_attr("axis"))),
-}
 
 
 def map_values(inputs: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
@@ -97,14 +52,10 @@ def keys_of(ids: tf.Tensor, name: str, input_dim: int | None = None) -> tf.Tenso
     if not (ids.dtype.is_integer or ids.dtype.is_floating):
         raise ValueError(f"{name} must be integers, not {ids.dtype.name}")
     cast_to = ids.dtype if ids.dtype.is_integer else tf.int64
-
-    def check(values: tf.Tensor, bound: int = 0) -> tf.Tensor:
-        return ops.keys(values, cast_to=cast_to, input_dim=bound, name_of_ids=name)
-
-    source, _ = _as_fed(ids, check)
-    if source.dtype == tf.int64 == ids.dtype and input_dim is None:
+    fed = _before_cast(ids)
+    if fed.dtype == tf.int64 == ids.dtype and input_dim is None:
         return ids
-    return check(source, input_dim or 0)
+    return ops.keys(fed, cast_to=cast_to, input_dim=input_dim or 0, name_of_ids=name)
 
 
 def keys_of_stock_ops(ids: tf.Tensor, name: str, input_dim: int | None = None) -> tf.Tensor:
@@ -127,45 +78,15 @@ def keys_of_stock_ops(ids: tf.Tensor, name: str, input_dim: int | None = None) -
         return tf.identity(keys)
 
 
-def _as_fed(
-    ids: tf.Tensor, check: Callable[[tf.Tensor], tf.Tensor], selects: bool = False
-) -> tuple[tf.Tensor, bool]:
-    """Ids as they were fed, before casts.
+def _before_cast(ids: tf.Tensor) -> tf.Tensor:
+    """Ids as they were fed, where they are a cast of that; otherwise `ids`.
 
     A cast of what was computed stays: it may be there to round.
-
-    Args:
-      ids: of any shape and dtype.
-      check: makes int64 keys of ids, or fails.
-      selects: whether there may be more in `ids` than ids.
-
-    Returns:
-      before: of the shape of ids; `ids` itself where nothing that was fed was cast.
-      is_fed: whether all of it was fed.
     """
     if not tf.is_symbolic_tensor(ids):
-        return ids, False
-    op = ids.op
-    if op.type in _FED:
-        return ids, True
-    if op.type == "Cast":
-        before, is_fed = _as_fed(op.inputs[0], check, selects)
-        is_number = before.dtype.is_integer or before.dtype.is_floating
-        return (before, True) if is_fed and is_number else (ids, False)
-    if op.type in _JOINS:
-        which, join = _JOINS[op.type]
-        parts = op.inputs[which]
-        before, are_fed = zip(*(_as_fed(part, check, selects) for part in parts), strict=True)
-        is_same = all(one is other for one, other in zip(before, parts, strict=True))
-        differ = len({part.dtype for part in before}) > 1
-        if is_same or (differ and selects):
-            return ids, is_same and all(are_fed)
-        return join(op, [check(part) for part in before] if differ else before), all(are_fed)
-    if op.type not in _MOVES:
-        return ids, False
-    place, again = _MOVES[op.type]
-    before, is_fed = _as_fed(op.inputs[place], check, selects or op.type in _SELECT)
-    if before is op.inputs[place]:
-        return ids, is_fed
-    after = again(op, before)
-    return (after[ids.value_index] if isinstance(after, (list, tuple)) else after), is_fed
+        return ids
+    tensor = ids
+    while tensor.op.type in ("Cast", "Identity"):
+        tensor = tensor.op.inputs[0]
+    is_number = tensor.dtype.is_integer or tensor.dtype.is_floating
+    return tensor if tensor.op.type in _FED and is_number else ids

@@ -16,40 +16,47 @@ import tensorflow as tf
 from het_tf import ops
 from het_tf.compat import keras_internals
 from het_tf.layers.embedding import embeddings_of
+from het_tf.layers.exporting import served_table
 from het_tf.layers.features import tuple_like
 from het_tf.layers.ids import map_values
 
 
-def check_inputs(model: keras.Model, inputs: Any) -> None:
-    """Checks what a model with `HetEmbedding` layers is called with, outside of graphs.
+def checked_inputs(model: keras.Model, inputs: Any) -> Any:
+    """Checks what a model with `HetEmbedding` layers is called with.
 
     Args:
       model: any; one that is not functional has no Inputs, and nothing is cast.
       inputs: its first argument: arrays, tensors or symbolic tensors in any structure.
 
+    Returns:
+      The inputs. In a graph those that Keras would cast to a narrower integer type are cast already.
+
     Raises:
       tf.errors.InvalidArgumentError: a number is given for an Input of an integer type that does
-        not hold it, or is no whole one. The message has its value.
+        not hold it, or is no whole one. The message has its value. A graph raises when it runs.
     """
-    if not tf.executing_eagerly():
-        return
     specs = getattr(model, "inputs", None) or ()
-    cast = [
+    narrow = [
         (spec, given)
         for spec, given in zip(specs, _flat(inputs, specs), strict=False)
         if _may_lose(given, tf.as_dtype(spec.dtype))
     ]
-    if not cast or not embeddings_of(model):
-        return
-    for spec, given in cast:
-        name = f"input {spec.name} of model {model.name}"
-        dtype = tf.as_dtype(spec.dtype)
-        map_values(
-            given,
-            lambda x, dtype=dtype, name=name: ops.keys(
-                x, cast_to=dtype, input_dim=0, name_of_ids=name
-            ),
-        )
+    embeddings = embeddings_of(model) if narrow else []
+    # A model that is exported has no ops of het_tf.
+    if not embeddings or served_table(embeddings[0]) is not None:
+        return inputs
+    cast = {}
+    for spec, given in narrow:
+        dtype, name = tf.as_dtype(spec.dtype), f"input {spec.name} of model {model.name}"
+
+        def check(x: tf.Tensor, dtype: tf.DType = dtype, name: str = name) -> tf.Tensor:
+            # What comes out is used: TensorFlow would leave out a check that nothing depends on.
+            return tf.cast(ops.keys(x, cast_to=dtype, input_dim=0, name_of_ids=name), dtype)
+
+        cast[id(given)] = map_values(given, check)
+    if tf.executing_eagerly():  # Keras does not take tensors beside arrays
+        return inputs
+    return keras.tree.map_structure(lambda given: cast.get(id(given), given), inputs)
 
 
 def _flat(inputs: Any, specs: Any) -> list[Any]:
