@@ -67,6 +67,16 @@ test-costs: ops
 cpptest:
 	$(CPPTEST) release
 
+##  make coverage  the lines that make test runs: of het_tf/ and of ops/
+.PHONY: coverage
+coverage: ops
+	$(CPPTEST) coverage
+	$(BIN)/python tools/cpp_coverage.py
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest $(SPREAD) -m 'not exhaustive' tests
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report --skip-covered --sort=cover
+
 ##  make sanitize  C++ tests under Address-, UndefinedBehavior- and ThreadSanitizer
 .PHONY: sanitize
 sanitize:

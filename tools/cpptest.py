@@ -1,4 +1,4 @@
-"""Builds and runs the C++ unit tests: tools/cpptest.py {core,release,asan,tsan} [--gtest_...]
+"""Builds and runs C++ unit tests: tools/cpptest.py {core,release,asan,tsan,coverage} [--gtest_...]
 
 core: as release, without the tests of ops/cuda.
 

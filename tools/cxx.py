@@ -2,7 +2,7 @@
 
 A file is built again when something it includes is newer, or its command, compiler or CPU changed.
 Compilers run under ccache if it is installed. Everything but the files that include TensorFlow is
-built in three variants: `release` (the op library and its C++ tests), `asan` and `tsan`.
+built in variants: `release` (the op library and its C++ tests), `asan`, `tsan` and `coverage`.
 As a program it says in JSON with which CUDA the op library is built.
 """
 
@@ -41,6 +41,7 @@ VARIANTS = {
     "release": [],
     "asan": [*SANITIZER_FLAGS, "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "tsan": [*SANITIZER_FLAGS, "-fsanitize=thread"],
+    "coverage": ["-g1", "-O1", "--coverage"],
 }
 CCACHE = [ccache] if (ccache := shutil.which("ccache")) else []
 # Without this setting ccache does not cache sources that use a precompiled header.
