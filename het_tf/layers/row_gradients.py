@@ -68,6 +68,10 @@ class CallGradients:
         """Returns whether all gradients are finite, bool scalar."""
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in self.gradients])
 
+    def zero(self) -> tf.Tensor:
+        """As of `het_tf.optimizers.joint.RowGradients`."""
+        return tf.reduce_sum(self.gradients[0][:0])
+
     def of_keys(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Unique keys, int64 [keys], and the sum of the gradients of each, float32 [keys, dim]."""
         if self.pooling is not None:

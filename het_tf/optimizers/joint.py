@@ -38,6 +38,13 @@ class RowGradients(Protocol):
         """Returns whether all gradients are finite, bool scalar."""
         ...
 
+    def zero(self) -> tf.Tensor:
+        """Returns a new float32 scalar of 0, of which a graph does not know that it is constant.
+
+        A `LossScaleOptimizer` would leave out a branch over a constant.
+        """
+        ...
+
 
 class TrainedRows(Protocol):
     """The rows of one layer, for the optimizer that trains them."""
@@ -107,7 +114,7 @@ class Anchor(keras.Variable):
         Returns:
           The gradient of the anchor, a float32 scalar of 0, by which `take` finds the deposit.
         """
-        gradient = tf.identity(tf.zeros([]))  # small constants are shared
+        gradient = gradients.zero()
         setattr(gradient, _DEPOSIT, (self, gradients))
         if tf.executing_eagerly():
             # A sum of eager tensors does not tell of what. So deposits are kept until one is taken.

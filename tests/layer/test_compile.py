@@ -285,7 +285,7 @@ def test_same_takes_another_compile_after_one_that_failed(monkeypatch):
     layer = new_layer("same", name="users")
     layer.build()
     with monkeypatch.context() as patched:
-        patched.setattr("het_tf.layers.embedding.EmbeddingTable", lambda *_, **__: 1 / 0)
+        patched.setattr("het_tf.layers.layer_table.EmbeddingTable", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0))
     fit(make_model(het_tf.keras.Model, layer, keras.optimizers.SGD(1.0)), 1)

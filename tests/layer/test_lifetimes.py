@@ -38,7 +38,7 @@ def test_clocks_of_another_rule_begin_anew(tmp_path, caplog, kind):
         layer = het_tf.layers.HetEmbedding(1, optimizer=SGD, name="rows")
         with pytest.MonkeyPatch.context() as patch:
             made = lambda *args, **others: EmbeddingTable(*args, **others | {"clock": clock})  # noqa: E731
-            patch.setattr("het_tf.layers.embedding.EmbeddingTable", made)
+            patch.setattr("het_tf.layers.layer_table.EmbeddingTable", made)
             model = keras.Sequential([keras.Input((), dtype="int64"), layer])
         return model, layer.table
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from het_tf import ops
-from het_tf.keras.worker_step.dense_variables import fused_steps
+from het_tf.compat.keras_internals import stepping_within
+from het_tf.keras.worker_step.dense_variables import fused_update_step
 
 REFUSED = tf.errors.InvalidArgumentError
 OPTIMIZERS = {
@@ -27,6 +30,11 @@ OPTIMIZERS = {
 }
 
 
+def fused_steps(optimizer):
+    update_step = fused_update_step(optimizer)
+    return stepping_within(optimizer, contextlib.nullcontext, update_step)
+
+
 def train(make, fused, steps=30):
     """What a model's variables and its optimizer's are after some steps, and the ops of a step."""
     keras.utils.set_random_seed(1)
@@ -41,7 +49,7 @@ def train(make, fused, steps=30):
         if not fused:
             model.train_step((batch[:, :7], batch[:, 7:]))
             return
-        with fused_steps(model):
+        with fused_steps(model.optimizer):
             model.train_step((batch[:, :7], batch[:, 7:]))
 
     for batch in data:
@@ -87,7 +95,7 @@ def test_sparse_gradients_step_as_before():
         model.optimizer.build(model.trainable_variables)
         batch = (tf.constant([[1, 2], [2, 3]], tf.int64), tf.ones([2, 2, 4]))
         if fused:
-            with fused_steps(model):
+            with fused_steps(model.optimizer):
                 model.train_step(batch)
         else:
             model.train_step(batch)
