@@ -178,6 +178,8 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   uint64_t id() const override { return id_; }
   int64_t lines() const { return info_.lines; }  // capacity, rounded up to whole buckets
 
+  // ---- Lookup
+
   // ids: (n), host memory. fresh: as in Cache. Waits for the device: the host writes the requests.
   // Once where there is nothing to ask.
   Status Lookup(const int64_t* ids, int64_t n, bool fresh, const AllocateRequest& allocate,
@@ -194,35 +196,47 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // out: device memory, written in the stream's order.
   Status Gather(const RowTicket& ticket, const ParallelFor&, float* out) override;
 
-  // gradients: device memory, there by the stream's order. Waits for the device: what is due goes
-  // to the outboxes.
-  Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
-                const ParallelFor&) override;
-
   // The rows as they are now, pooled. ticket: installed, of the ids of pooling. outputs: as of
   // Pooling::Pool, in device memory, written in the stream's order. Waits for the device.
   Status Pool(const RowTicket& ticket, std::shared_ptr<const Pooling> pooling,
               const std::vector<float*>& outputs, std::shared_ptr<DeviceBags>* bags);
-  // As Update, of what was pooled. gradients: of the outputs, device memory.
-  Status Update(RowTicket* ticket, DeviceBags* bags, const std::vector<const float*>& gradients,
-                float learning_rate);
   // What PooledGradients takes on the host: the ids of a lookup, whose keys are then in the order
   // that the rows have, and the rows as Pool found them, if a gradient depends on them. Waits for
   // the device.
   Status ReadPooled(const RowTicket& ticket, const DeviceBags& bags, std::vector<int64_t>* ids,
                     std::vector<float>* rows);
 
+  // ---- Updates
+
+  // gradients: device memory, there by the stream's order. Waits for the device: what is due goes
+  // to the outboxes.
+  Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
+                const ParallelFor&) override;
+
+  // As Update, of what was pooled. gradients: of the outputs, device memory.
+  Status Update(RowTicket* ticket, DeviceBags* bags, const std::vector<const float*>& gradients,
+                float learning_rate);
+
   // Nothing to say: it is not kept which of a row's updates are merged.
   Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
                   std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
+
+  // ---- Closures
+
   Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) override;
   Status CommitClosure(const Closure& closure, int64_t done, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) override;
   Status EndClosure(const Closure& closure) override;
+
+  // ---- Reset and end
+
   Status Clear() override;
   void Freeze() override;
+
+  // ---- Statistics
+
   Status GetStats(Stats* stats) override;
   std::vector<uint64_t> incarnations() override;
 

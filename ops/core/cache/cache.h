@@ -86,6 +86,8 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   int num_shards() const override { return static_cast<int>(shards_.size()); }
   uint64_t id() const override { return id_; }
 
+  // ---- Lookup
+
   // fresh: no cached row may have missed an update that its shard has merged, whatever the bound.
   Status Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh, const ParallelFor& parallel_for,
                 const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket);
@@ -94,30 +96,38 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
                  const ParallelFor& parallel_for, int64_t* rows) override;
   Status AskAgain(RowTicket* ticket, const AllocateRequest& allocate) override;
   Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) override;
+  // The rows as they are now, pooled. pooling: of the ids of the ticket. outputs: as Pooling::Pool.
+  Status Pool(const Ticket& ticket, Pooling* pooling, const ParallelFor& parallel_for,
+              const std::vector<float*>& outputs);
+
+  // ---- Updates
+
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor& parallel_for) override;
+  // One update of each key of the ticket. gradients: of its ids.
+  Status Update(Ticket* ticket, const GradientSums& gradients, float learning_rate,
+                const ParallelFor& parallel_for);
   Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
                   std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
-  Status Clear() override;
-  void Freeze() override;
+
+  // ---- Closures
 
   Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) override;
   Status CommitClosure(const Closure& closure, int64_t done, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) override;
   Status EndClosure(const Closure& closure) override;
 
+  // ---- Reset and end
+
+  Status Clear() override;
+  void Freeze() override;
+
+  // ---- Statistics
+
   Status GetStats(Stats* stats) override;
   std::vector<uint64_t> incarnations() override;
-
-  // The rows as they are now, pooled. pooling: of the ids of the ticket. outputs: as Pooling::Pool.
-  Status Pool(const Ticket& ticket, Pooling* pooling, const ParallelFor& parallel_for,
-              const std::vector<float*>& outputs);
-
-  // One update of each key of the ticket. gradients: of its ids.
-  Status Update(Ticket* ticket, const GradientSums& gradients, float learning_rate,
-                const ParallelFor& parallel_for);
 
  private:
   friend class Ticket;

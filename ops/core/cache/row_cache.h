@@ -133,6 +133,8 @@ class RowCache {
   virtual int num_shards() const = 0;
   virtual uint64_t id() const = 0;
 
+  // ---- Lookup
+
   // replies: (num_shards), empty where no request went; all are taken, or on an error none.
   // rows: how many came.
   virtual Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies,
@@ -144,6 +146,8 @@ class RowCache {
 
   // The rows as they are now. ticket: installed. out: (num_ids, dim).
   virtual Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) = 0;
+
+  // ---- Updates
 
   // One update of each key of the ticket. gradients: (num_ids, dim).
   virtual Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
@@ -159,6 +163,8 @@ class RowCache {
   virtual Status Flush(bool all, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) = 0;
 
+  // ---- Closures
+
   // closure: a run of that number, until nobody holds it any more. Cancelled while another one is.
   virtual Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) = 0;
   // Requests that push everything, with the closure's number. done: no closure up to this number
@@ -170,12 +176,16 @@ class RowCache {
   // so the closure must be run again.
   virtual Status EndClosure(const Closure& closure) = 0;
 
+  // ---- Reset and end
+
   // Forgets all rows, and with them what was not sent.
   virtual Status Clear() = 0;
 
   // Has every later lookup and update fail: the process is about to end, and what is made after its
   // last flush would be lost.
   virtual void Freeze() = 0;
+
+  // ---- Statistics
 
   // All counters, as of one moment.
   virtual Status GetStats(Stats* stats) = 0;

@@ -7,6 +7,9 @@
 // a lock: who holds one may be waiting for them. Every public function may run concurrently with
 // every other.
 //
+// Where there is no memory, every function returns kResourceExhausted, and the rows stay as they
+// were.
+//
 // Where rows come and go (lifetimes.h), a record ends with the time of its last update.
 
 #ifndef HET_TF_OPS_CORE_TABLE_TABLE_H_
@@ -97,25 +100,7 @@ class Table {
   // Names the rows since the table was made, imported or cleared.
   uint64_t incarnation() const;
 
-  // Rows that have been updated or imported.
-  int64_t size() const;
-  // Bytes of rows and index.
-  int64_t memory_bytes() const;
-  int64_t counter(TableCounter counter) const { return counters_.Get(counter); }
-  // Reads of cached rows by what they missed of the other caches' updates, in the clock's unit:
-  // bucket 0 missed nothing, bucket b from 2^(b - 1) to 2^b - 1; those of the last are not bounded.
-  static constexpr int kMissedBuckets = 32;
-  int64_t reads_that_missed(int bucket) const {
-    return missed_[bucket].load(std::memory_order_relaxed);
-  }
-  // Keys that are counted exactly and have no row yet.
-  int64_t num_candidates() const;
-  // Caches that it remembers.
-  int64_t num_sessions() const { return sessions_.size(); }
-  // Rows that it watches for caches, those of every cache counted.
-  int64_t num_watched() const { return sessions_.num_watched(); }
-  // Closures that it remembers.
-  int64_t num_closures() const { return closures_.size(); }
+  // ---- Lookup and update of ids, without messages
 
   // Reads rows; unknown keys read as their initial value and do not enter the table.
   // out: (ids.num_ids(), dim). found: for Apply to the same ids.
@@ -137,13 +122,14 @@ class Table {
                  nonfinite, parallel_for);
   }
 
+  // ---- Messages
+
   // Answers a cache: merges what it pushes, then sends the rows it lacks (wire/). allocate(bytes)
   // provides the memory of the reply, aligned to 8, once, if all is well.
   Status Sync(const char* request, size_t bytes, const ParallelFor& parallel_for,
               const std::function<char*(size_t)>& allocate);
 
-  // Where there is no memory, all functions return kResourceExhausted and the rows stay as they
-  // were.
+  // ---- Snapshots
 
   // Rows of one of so many parts of about the same size, in no particular order, as of one moment;
   // others may be read and updated meanwhile. A key's part depends on the key and num_parts alone:
@@ -180,6 +166,8 @@ class Table {
                     uint64_t* number, bool* whole);
   // Notes no more for that reader.
   void Forget(const std::string& reader);
+
+  // ---- Import and restore
 
   // Sets rows, replacing those that exist, all or none. Without slots (nullptr) they get those of a
   // new row. Starts a new incarnation.
@@ -218,7 +206,7 @@ class Table {
   // Drops all rows. Starts a new incarnation.
   void Clear();
 
-  // Rows that come and go (lifetimes.h).
+  // ---- Lifetimes: rows that come and go (lifetimes.h)
 
   const Lifetimes& lifetimes() const { return lifetimes_; }
   // The time that ages are measured by, where it is given. Must not go back.
@@ -226,7 +214,31 @@ class Table {
   // A pass over all rows that drops those that have expired (sweep.h).
   class Sweep;
 
+  // ---- Statistics
+
+  // Rows that have been updated or imported.
+  int64_t size() const;
+  // Bytes of rows and index.
+  int64_t memory_bytes() const;
+  int64_t counter(TableCounter counter) const { return counters_.Get(counter); }
+  // Reads of cached rows by what they missed of the other caches' updates, in the clock's unit:
+  // bucket 0 missed nothing, bucket b from 2^(b - 1) to 2^b - 1; those of the last are not bounded.
+  static constexpr int kMissedBuckets = 32;
+  int64_t reads_that_missed(int bucket) const {
+    return missed_[bucket].load(std::memory_order_relaxed);
+  }
+  // Keys that are counted exactly and have no row yet.
+  int64_t num_candidates() const;
+  // Caches that it remembers.
+  int64_t num_sessions() const { return sessions_.size(); }
+  // Rows that it watches for caches, those of every cache counted.
+  int64_t num_watched() const { return sessions_.num_watched(); }
+  // Closures that it remembers.
+  int64_t num_closures() const { return closures_.size(); }
+
  private:
+  // ---- Stripes, and who reads their changes
+
   // A bit for each record of a stripe.
   struct Bits {
     std::vector<uint64_t> words;
@@ -264,6 +276,8 @@ class Table {
   Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& lifetimes,
         SecondsClock seconds);
 
+  // ---- Records
+
   // guess: of Index::Home.
   uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key,
                 uint32_t guess = Index::kNone) const;
@@ -295,23 +309,20 @@ class Table {
   }
   bool IsExpired(const char* record, uint32_t now) const;
 
-  // To be called before a row is changed while the stripe has rows to be read. The stripe is
-  // locked.
-  void KeepRecord(Stripe* stripe, uint64_t hash, int64_t key);
-  // A record is about to change. The stripe is locked.
-  static void NoteChange(Stripe* stripe, uint32_t slot) {
-    for (Bits& bits : stripe->changed) bits.Set(slot);
+  bool Owns(uint64_t hash) const {
+    return ShardOfHash(hash, config_.num_shards) == static_cast<uint32_t>(shard_);
   }
-  // A row has expired, or begins anew. The contents are locked. Who has not read for so long that
-  // many more keys have gone than there are places gets all rows.
-  static void NoteDrop(Stripe* stripe, int64_t key) {
-    for (Bits& bits : stripe->changed) bits.Drop(key, stripe->records.end() + size_t{1024});
-  }
-  // Whether somebody wants to know. The contents are locked.
-  bool notes_changes() const { return !readers_.empty(); }
-  // Begins a snapshot; the contents are locked, and no other is open. Takes the bits, of each
-  // stripe; those of slots without a row do not count.
-  Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
+  Status CheckOwned(const char* what, int64_t key, uint64_t hash) const;
+  // The stripe is locked, and has memory to take note of a free slot.
+  void Erase(Stripe* stripe, uint64_t hash, uint32_t slot);
+  // A record's row (row_dim), to be changed; until Close, or this thread's next Open.
+  float* Open(char* record) const;
+  // The row has changed: into the record with it. Where values are bfloat16 this is where they are
+  // rounded, and the row becomes what was stored.
+  void Close(char* record, float* row) const;
+
+  // ---- Locks
+
   // Alone, and without a snapshot.
   UniqueLock LockContents();
   // The contents locked, with room for the bytes of the rows that the call may change; 0: none.
@@ -334,25 +345,6 @@ class Table {
     std::optional<KeptRows::Room> room;
     Lock contents;
   };
-
-  // Row r of rows. now: what its age is counted to.
-  void CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const;
-  Status CheckRow(const ConstRows& rows, int64_t r) const;
-  Status CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelFor& parallel_for,
-                   int64_t* owned) const;
-  Status CheckCandidates(const ConstRows& rows, int64_t num_keys, int64_t* owned) const;
-  Status CheckSketch(const Piece& piece) const;
-  // The contents are locked. Sets those of the rows whose numbers these are.
-  Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
-                 const ParallelFor& parallel_for);
-  void DropRows();
-  // The stripe is locked, and has memory to take note of a free slot.
-  void Erase(Stripe* stripe, uint64_t hash, uint32_t slot);
-  // The contents are locked. Drops those of the keys that have a row.
-  void DropKeys(const int64_t* keys, int64_t num_keys);
-  // The contents are locked.
-  void SetCandidates(const ConstRows& rows, int64_t num_keys);
-  void MergeSketch(const Piece& piece);
 
   // Calls body(s) for each stripe, with it locked. One that another call holds is left to the
   // calling thread.
@@ -380,27 +372,22 @@ class Table {
     return locks;
   }
 
+  // ---- Lookup and update of ids
+
   void FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for, FoundRows* found) const;
   // All stripes are locked. records: (num_keys).
   void InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys, const Groups& groups,
                      const ParallelFor& parallel_for, std::vector<char*>* records);
+  void UpdateRow(char* record, float* row, const Gradient& gradient, float learning_rate,
+                 int64_t units);
+
+  // ---- Messages
 
   struct HashedRequest;
   Status CheckRequest(const RequestView& request, const ParallelFor& parallel_for,
                       HashedRequest* hashed) const;
-  bool Owns(uint64_t hash) const {
-    return ShardOfHash(hash, config_.num_shards) == static_cast<uint32_t>(shard_);
-  }
-  Status CheckOwned(const char* what, int64_t key, uint64_t hash) const;
   Status ExchangeMessages(const char* bytes, size_t size, const ParallelFor& parallel_for,
                           const std::function<char*(size_t)>& allocate);
-  // A record's row (row_dim), to be changed; until Close, or this thread's next Open.
-  float* Open(char* record) const;
-  // The row has changed: into the record with it. Where values are bfloat16 this is where they are
-  // rounded, and the row becomes what was stored.
-  void Close(char* record, float* row) const;
-  void UpdateRow(char* record, float* row, const Gradient& gradient, float learning_rate,
-                 int64_t units);
   void Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
              Watch* watch, const ParallelFor& parallel_for);
   void MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient);
@@ -422,7 +409,48 @@ class Table {
   void SendWatched(const Stripe& stripe, int64_t bound, uint64_t reply, WatchedRows* watched) const;
   // Begins to watch for a cache.
   void StartLogs(Watch* watch);
+
+  // ---- Snapshots
+
+  // To be called before a row is changed while the stripe has rows to be read. The stripe is
+  // locked.
+  void KeepRecord(Stripe* stripe, uint64_t hash, int64_t key);
+  // A record is about to change. The stripe is locked.
+  static void NoteChange(Stripe* stripe, uint32_t slot) {
+    for (Bits& bits : stripe->changed) bits.Set(slot);
+  }
+  // A row has expired, or begins anew. The contents are locked. Who has not read for so long that
+  // many more keys have gone than there are places gets all rows.
+  static void NoteDrop(Stripe* stripe, int64_t key) {
+    for (Bits& bits : stripe->changed) bits.Drop(key, stripe->records.end() + size_t{1024});
+  }
+  // Whether somebody wants to know. The contents are locked.
+  bool notes_changes() const { return !readers_.empty(); }
+  // Begins a snapshot; the contents are locked, and no other is open. Takes the bits, of each
+  // stripe; those of slots without a row do not count.
+  Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
+  // Row r of rows. now: what its age is counted to.
+  void CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const;
+
+  // ---- Import and restore
+
+  Status CheckRow(const ConstRows& rows, int64_t r) const;
+  Status CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelFor& parallel_for,
+                   int64_t* owned) const;
+  Status CheckCandidates(const ConstRows& rows, int64_t num_keys, int64_t* owned) const;
+  Status CheckSketch(const Piece& piece) const;
+  // The contents are locked. Sets those of the rows whose numbers these are.
+  Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
+                 const ParallelFor& parallel_for);
+  void DropRows();
+  // The contents are locked. Drops those of the keys that have a row.
+  void DropKeys(const int64_t* keys, int64_t num_keys);
+  // The contents are locked.
+  void SetCandidates(const ConstRows& rows, int64_t num_keys);
+  void MergeSketch(const Piece& piece);
   void NewIncarnation();
+
+  // ---- State
 
   const RowConfig config_;
   const int shard_;
