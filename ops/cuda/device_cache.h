@@ -138,10 +138,17 @@ class DeviceTicket : public RowTicket {
 };
 
 // What a pooled lookup hands to its update: the bags of its ids, on the device.
-class DeviceBags {
+class DeviceBags : public PooledRows {
  public:
-  DeviceBags(std::shared_ptr<DeviceMemory> memory, std::shared_ptr<const Pooling> pooling)
-      : memory_(std::move(memory)), block_(memory_.get()), pooling_(std::move(pooling)) {}
+  // ticket: of the cache.
+  DeviceBags(std::shared_ptr<DeviceCache> cache, std::shared_ptr<RowTicket> ticket,
+             std::shared_ptr<const Pooling> pooling);
+
+  bool IsOf(const RowTicket& ticket) const override { return &ticket == ticket_.get(); }
+  Status Update(RowTicket* ticket, const std::vector<const float*>& gradients, float learning_rate,
+                const ParallelFor&) override;
+  // Waits for the device. The keys of ids are in the order that the rows have.
+  Status Read(std::shared_ptr<const UniqueIds>* ids, std::vector<float>* rows) const override;
 
  private:
   friend class DeviceCache;
@@ -150,8 +157,9 @@ class DeviceBags {
   using CopyThere = std::function<int(const void*, size_t, void*)>;
   Status Place(int64_t num_keys, int dim, const CopyThere& copy_there);
 
-  const std::shared_ptr<DeviceMemory> memory_;
-  Block block_;
+  const std::shared_ptr<DeviceCache> cache_;
+  const std::shared_ptr<RowTicket> ticket_;
+  Block block_;  // of the cache's memory
   const std::shared_ptr<const Pooling> pooling_;
   HetBags bags_ = {};
   float** pointers_ = nullptr;  // (num_bags): to outputs, then to gradients
@@ -180,10 +188,9 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
 
   // ---- Lookup
 
-  // ids: (n), host memory. fresh: as in Cache. Waits for the device: the host writes the requests.
-  // Once where there is nothing to ask.
-  Status Lookup(const int64_t* ids, int64_t n, bool fresh, const AllocateRequest& allocate,
-                std::shared_ptr<RowTicket>* ticket);
+  // Waits for the device: the host writes the requests. Once where there is nothing to ask.
+  Status Lookup(const LookupIds& ids, bool fresh, const ParallelFor&,
+                const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) override;
 
   // Waits for the device only where a shard started again, or to get pinned memory for more rows
   // than ever before.
@@ -196,15 +203,10 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // out: device memory, written in the stream's order.
   Status Gather(const RowTicket& ticket, const ParallelFor&, float* out) override;
 
-  // The rows as they are now, pooled. ticket: installed, of the ids of pooling. outputs: as of
-  // Pooling::Pool, in device memory, written in the stream's order. Waits for the device.
-  Status Pool(const RowTicket& ticket, std::shared_ptr<const Pooling> pooling,
-              const std::vector<float*>& outputs, std::shared_ptr<DeviceBags>* bags);
-  // What PooledGradients takes on the host: the ids of a lookup, whose keys are then in the order
-  // that the rows have, and the rows as Pool found them, if a gradient depends on them. Waits for
-  // the device.
-  Status ReadPooled(const RowTicket& ticket, const DeviceBags& bags, std::vector<int64_t>* ids,
-                    std::vector<float>* rows);
+  // outputs: device memory, written in the stream's order. Waits for the device.
+  Status Pool(const std::shared_ptr<RowTicket>& ticket, std::shared_ptr<Pooling> pooling,
+              const ParallelFor&, const std::vector<float*>& outputs,
+              std::shared_ptr<PooledRows>* pooled) override;
 
   // ---- Updates
 
@@ -212,10 +214,6 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // to the outboxes.
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor&) override;
-
-  // As Update, of what was pooled. gradients: of the outputs, device memory.
-  Status Update(RowTicket* ticket, DeviceBags* bags, const std::vector<const float*>& gradients,
-                float learning_rate);
 
   // Nothing to say: it is not kept which of a row's updates are merged.
   Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
@@ -241,6 +239,7 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   std::vector<uint64_t> incarnations() override;
 
  private:
+  friend class DeviceBags;
   friend class DeviceTicket;
 
   struct Shard {
@@ -323,6 +322,8 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   uint32_t ShardOf(int64_t key) const;
   Status UpdateSummed(DeviceTicket* ticket, float learning_rate,
                       const std::function<int(const Found&, const Summed&)>& sum);
+  Status ReadPooled(const DeviceTicket& ticket, const DeviceBags& bags, std::vector<int64_t>* ids,
+                    std::vector<float>* rows);
 
   // All of these need mutex_.
   Status Begin();

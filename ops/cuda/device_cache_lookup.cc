@@ -231,8 +231,9 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   return Status();
 }
 
-Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
+Status DeviceCache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor&,
                            const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
+  const int64_t n = ids.num_ids;
   if (n < 0 || n > kMostIds) {
     return InvalidArgument("ids holds ", n, " ids, a lookup at most ", kMostIds);
   }
@@ -251,7 +252,7 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
     std::vector<Questions> questions(num_shards());
     const bool spares = config_.watches() && !fresh;
     if (spares) HET_RETURN_IF_ERROR(BeginWatches(&questions));
-    HET_RETURN_IF_ERROR(Find(ids, spares, made->found_.get()));
+    HET_RETURN_IF_ERROR(Find(ids.ids, spares, made->found_.get()));
     admission_.BeginUse(made->found_->here.keys);
     std::vector<char> has_line(made->found_->here.misses);
     HET_RETURN_IF_ERROR(MakeLines(made.get(), &has_line));

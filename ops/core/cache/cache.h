@@ -57,7 +57,6 @@ class Ticket : public RowTicket {
   int64_t num_ids() const override { return ids_->num_ids(); }
   bool incomplete() const override { return incomplete_; }
   const UniqueIds& ids() const { return *ids_; }
-  const std::shared_ptr<const UniqueIds>& shared_ids() const { return ids_; }
 
  private:
   friend class Cache;
@@ -88,25 +87,20 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
 
   // ---- Lookup
 
-  // fresh: no cached row may have missed an update that its shard has merged, whatever the bound.
-  Status Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh, const ParallelFor& parallel_for,
-                const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket);
-
+  Status Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parallel_for,
+                const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) override;
   Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies,
                  const ParallelFor& parallel_for, int64_t* rows) override;
   Status AskAgain(RowTicket* ticket, const AllocateRequest& allocate) override;
   Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) override;
-  // The rows as they are now, pooled. pooling: of the ids of the ticket. outputs: as Pooling::Pool.
-  Status Pool(const Ticket& ticket, Pooling* pooling, const ParallelFor& parallel_for,
-              const std::vector<float*>& outputs);
+  Status Pool(const std::shared_ptr<RowTicket>& ticket, std::shared_ptr<Pooling> pooling,
+              const ParallelFor& parallel_for, const std::vector<float*>& outputs,
+              std::shared_ptr<PooledRows>* pooled) override;
 
   // ---- Updates
 
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor& parallel_for) override;
-  // One update of each key of the ticket. gradients: of its ids.
-  Status Update(Ticket* ticket, const GradientSums& gradients, float learning_rate,
-                const ParallelFor& parallel_for);
   Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
                   std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
@@ -138,6 +132,9 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
     std::vector<uint32_t> outbox;  // lines to be pushed with the next request
   };
 
+  // What Pool hands out.
+  class Pooled;
+
   // What a lookup asks of a shard.
   struct Questions {
     std::vector<uint32_t> checks, value_checks, full, values;  // lines
@@ -146,6 +143,10 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   };
 
   Cache(const CacheConfig& config, RowKit kit);
+
+  // gradients: of the ticket's ids.
+  Status UpdateSummed(Ticket* ticket, const GradientSums& gradients, float learning_rate,
+                      const ParallelFor& parallel_for);
 
   // All of these need mutex_.
   Status CheckNotFrozen() const;

@@ -218,12 +218,4 @@ Status Cache::Gather(const RowTicket& row_ticket, const ParallelFor& parallel_fo
   return Status();
 }
 
-Status Cache::Pool(const Ticket& ticket, Pooling* pooling, const ParallelFor& parallel_for,
-                   const std::vector<float*>& outputs) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
-  pooling->Pool(ticket.ids(), store_.RowsOf(ticket.slots_).data(), dim(), parallel_for, outputs);
-  return Status();
-}
-
 }  // namespace het_tf

@@ -35,10 +35,11 @@ int64_t Cache::MakeMissing(Ticket* ticket) {
   return missed;
 }
 
-Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
-                     const ParallelFor& parallel_for, const AllocateRequest& allocate,
-                     std::shared_ptr<RowTicket>* ticket) {
-  const auto made = std::make_shared<Ticket>(shared_from_this(), std::move(ids));
+Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parallel_for,
+                     const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
+  const auto made = std::make_shared<Ticket>(
+      shared_from_this(),
+      ids.unique != nullptr ? ids.unique : std::make_shared<const UniqueIds>(ids.ids, ids.num_ids));
   *ticket = made;
   std::lock_guard<std::mutex> lock(mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());

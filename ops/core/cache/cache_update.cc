@@ -29,12 +29,12 @@ bool Cache::HasRoom(const Line& line) const {
 Status Cache::Update(RowTicket* row_ticket, const float* gradients, float learning_rate,
                      const ParallelFor& parallel_for) {
   auto* ticket = static_cast<Ticket*>(row_ticket);
-  return Update(ticket, GradientSums(ticket->ids(), gradients, dim(), parallel_for), learning_rate,
-                parallel_for);
+  return UpdateSummed(ticket, GradientSums(ticket->ids(), gradients, dim(), parallel_for),
+                      learning_rate, parallel_for);
 }
 
-Status Cache::Update(Ticket* ticket, const GradientSums& sums, float learning_rate,
-                     const ParallelFor& parallel_for) {
+Status Cache::UpdateSummed(Ticket* ticket, const GradientSums& sums, float learning_rate,
+                           const ParallelFor& parallel_for) {
   HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
   if (sums.num_nonfinite() > 0 && config_.nonfinite == Nonfinite::kError) {
     return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",

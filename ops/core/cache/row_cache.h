@@ -13,9 +13,11 @@
 #include "ops/core/link/ask.h"
 #include "ops/core/link/closures.h"
 #include "ops/core/parallel.h"
+#include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
+#include "ops/core/unique_ids.h"
 
 namespace het_tf {
 
@@ -108,6 +110,14 @@ struct CacheConfig {
 
 class RowCache;
 
+// The ids of a lookup. One of the two is enough for a cache on the host, which otherwise finds the
+// keys itself. A cache on a device needs the ids.
+struct LookupIds {
+  const int64_t* ids = nullptr;  // (num_ids), host memory
+  int64_t num_ids = 0;
+  std::shared_ptr<const UniqueIds> unique = nullptr;
+};
+
 // The lines of one lookup, kept in the cache while this lives. It may die on any thread.
 class RowTicket {
  public:
@@ -120,6 +130,24 @@ class RowTicket {
   virtual bool incomplete() const = 0;
 };
 
+// The rows of a ticket as they were pooled, kept for their update and for the gradients of weights.
+class PooledRows {
+ public:
+  virtual ~PooledRows() = default;
+
+  // Whether these are the rows of a ticket.
+  virtual bool IsOf(const RowTicket& ticket) const = 0;
+
+  // One update of each key of the ticket. ticket: the one whose rows these are. gradients: of the
+  // outputs, where the cache has its rows.
+  virtual Status Update(RowTicket* ticket, const std::vector<const float*>& gradients,
+                        float learning_rate, const ParallelFor& parallel_for) = 0;
+
+  // What PooledGradients takes on the host. rows: stays empty where the pooling has the rows, or no
+  // gradient depends on them.
+  virtual Status Read(std::shared_ptr<const UniqueIds>* ids, std::vector<float>* rows) const = 0;
+};
+
 // Every function may run concurrently with every other. Tickets: of this cache.
 class RowCache {
  public:
@@ -127,13 +155,18 @@ class RowCache {
 
   virtual ~RowCache() = default;
 
-  // Whether Lookup takes ids as they are, and values and gradients are in a device's memory.
+  // Whether Lookup needs ids as they are, and values and gradients are in a device's memory.
   virtual bool on_device() const = 0;
   virtual int dim() const = 0;
   virtual int num_shards() const = 0;
   virtual uint64_t id() const = 0;
 
   // ---- Lookup
+
+  // Requests for what the cache lacks of the ids. fresh: no cached row may have missed an update
+  // that its shard has merged, whatever the bound.
+  virtual Status Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parallel_for,
+                        const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) = 0;
 
   // replies: (num_shards), empty where no request went; all are taken, or on an error none.
   // rows: how many came.
@@ -146,6 +179,12 @@ class RowCache {
 
   // The rows as they are now. ticket: installed. out: (num_ids, dim).
   virtual Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) = 0;
+
+  // The rows as they are now, pooled. ticket: installed. pooling: of its ids. outputs: as of
+  // Pooling::Pool, where the cache has its rows.
+  virtual Status Pool(const std::shared_ptr<RowTicket>& ticket, std::shared_ptr<Pooling> pooling,
+                      const ParallelFor& parallel_for, const std::vector<float*>& outputs,
+                      std::shared_ptr<PooledRows>* pooled) = 0;
 
   // ---- Updates
 
