@@ -156,10 +156,10 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void Dismiss(uint32_t slot);
   bool Due(const Line& line) const;
   bool HasRoom(const Line& line) const;
-  int64_t MakeMissing(Ticket* ticket);
+  int64_t MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full);
   bool Watches(int shard);
   void Unwatch(Line* line);
-  void Ask(uint32_t slot, int64_t read_bound, Questions* questions);
+  void Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* questions);
   int64_t BaseAfterCut(const Line& line) const;
   void ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket);
   PushHeader CountOutbox(const Shard& shard) const;

@@ -7,13 +7,17 @@
 
 #include "ops/core/cache/cache.h"
 #include "ops/core/memory/hash.h"
+#include "ops/core/memory/index.h"
 #include "ops/core/memory/prefetch.h"
 #include "ops/core/wire/request.h"
 
 namespace het_tf {
 
-int64_t Cache::MakeMissing(Ticket* ticket) {
+// Lines for the keys that have none. asks_in_full: (num_keys), out: whether the step asks for the
+// whole row of a line that is not full. Returns how many ids have no full line.
+int64_t Cache::MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full) {
   const UniqueIds& ids = ticket->ids();
+  asks_in_full->resize(ids.num_keys());
   int64_t missed = 0;
   constexpr int64_t kAhead = 16;
   for (int64_t u = 0; u < ids.num_keys(); ++u) {
@@ -28,7 +32,7 @@ int64_t Cache::MakeMissing(Ticket* ticket) {
     if (store_.WouldStay(count, admission_.rich())) store_.line(slot)->set(Line::kStays);
     // A row that nobody has updated costs nothing, so what stays need not be asked for in full.
     if (store_.line(slot)->has(Line::kStays) && admission_.Affords(count, store_.has_room())) {
-      store_.line(slot)->set(Line::kAskFull);
+      (*asks_in_full)[u] = 1;
       admission_.Ask(1);
     }
   }
@@ -48,7 +52,8 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
   const UniqueIds& keys = made->ids();
   admission_.BeginUse(keys.num_keys());
   const Store::Found found = store_.Find(keys, parallel_for, &made->slots_);
-  const int64_t missed = found.full < keys.num_keys() ? MakeMissing(made.get()) : 0;
+  std::vector<char> asks_in_full;  // (num_keys); empty: all lines are full
+  const int64_t missed = found.full < keys.num_keys() ? MakeMissing(made.get(), &asks_in_full) : 0;
   Trim();
   counters_.Add(CacheCounter::kLookups, 1);
   counters_.Add(CacheCounter::kIds, keys.num_ids());
@@ -63,8 +68,10 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
     questions[s].watches = !fresh && Watches(s);
     questions[s].checks.reserve(found.full / num_shards() + 16);
   }
+  size_t u = 0;
   store_.ForEachAhead(made->slots_, [&](uint32_t slot) {
-    Ask(slot, read_bound, &questions[store_.line(slot)->shard]);
+    const bool in_full = !asks_in_full.empty() && asks_in_full[u++] != 0;
+    Ask(slot, in_full, read_bound, &questions[store_.line(slot)->shard]);
   });
   for (int s = 0; s < num_shards(); ++s) {
     SendRequest(s, Link::Carry::kIdle, read_bound, std::move(questions[s]), allocate, made.get());
@@ -92,8 +99,8 @@ void Cache::Unwatch(Line* line) {
   shards_[line->shard].watching.Left(1, config_.capacity / num_shards());
 }
 
-// What a step must ask about one of its lines.
-void Cache::Ask(uint32_t slot, int64_t read_bound, Questions* questions) {
+// What a step must ask about one of its lines. in_full: MakeMissing's.
+void Cache::Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* questions) {
   Line* line = store_.line(slot);
   // A value without slots takes no own update in, so it is enough only if the reply has them all:
   // those queued travel with the request, and no other step may make one before its own.
@@ -110,8 +117,7 @@ void Cache::Ask(uint32_t slot, int64_t read_bound, Questions* questions) {
     } else {
       questions->checks.push_back(slot);
     }
-  } else if (line->has(Line::kAskFull)) {
-    line->clear(Line::kAskFull);
+  } else if (in_full) {
     questions->full.push_back(slot);
   } else if (!reply_has_all) {
     admission_.Ask(1);
@@ -138,24 +144,27 @@ int64_t Cache::BaseAfterCut(const Line& line) const {
 // A row that is pushed comes back: under Lamport clocks, and where the shard rounds what it merges,
 // since roundings that the worker did not hear of would add up.
 void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket) {
-  for (const uint32_t slot : shard.outbox) {
-    Line* line = store_.line(slot);
-    if (line->has(Line::kFull) && (line->has(Line::kResident) || line->holds > 0)) {
-      line->set(Line::kForced);
-    }
-  }
-  const auto is_forced = [&](uint32_t slot) { return store_.line(slot)->has(Line::kForced); };
+  // A line that is checked is full and held, so it is forced if it is pushed.
+  const auto is_pushed = [&](uint32_t slot) { return store_.line(slot)->has(Line::kQueued); };
   for (auto* checks : {&questions->checks, &questions->value_checks}) {
     const auto first = std::stable_partition(checks->begin(), checks->end(),
-                                             [&](uint32_t slot) { return !is_forced(slot); });
+                                             [&](uint32_t slot) { return !is_pushed(slot); });
     questions->full.insert(questions->full.end(), first, checks->end());
     checks->erase(first, checks->end());
   }
-  for (const uint32_t slot : questions->full) store_.line(slot)->clear(Line::kForced);
+  // Those of the pushed lines that the step asks about; an index takes no memory for each of them.
+  const auto hash_of = [](uint32_t slot) { return HashKey(slot); };
+  Index asked;
+  asked.Reserve(static_cast<int64_t>(shard.outbox.size()), hash_of);
+  for (const uint32_t slot : questions->full) {
+    if (is_pushed(slot)) asked.Insert(hash_of(slot), slot, hash_of);
+  }
   for (const uint32_t slot : shard.outbox) {
-    if (!is_forced(slot)) continue;
-    store_.line(slot)->clear(Line::kForced);
-    ++store_.line(slot)->holds;
+    Line* line = store_.line(slot);
+    if (!line->has(Line::kFull) || (!line->has(Line::kResident) && line->holds == 0)) continue;
+    const auto is_slot = [slot](uint32_t other) { return other == slot; };
+    if (line->holds > 0 && asked.Find(hash_of(slot), is_slot) != Index::kNone) continue;
+    ++line->holds;
     ticket->also_held_.push_back(slot);
     questions->full.push_back(slot);
   }
