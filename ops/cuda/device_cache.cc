@@ -148,7 +148,7 @@ Status DeviceCache::Allocate() {
   PlacePush(push_device_.get(), kPushRows, width, &push_there_);
   PlacePush(push_pinned_.get(), kPushRows, width, &push_here_);
   if (host_rows_.is_enabled()) {
-    const auto place = [&](void* memory, Leaving* leaving) {
+    const auto place = [&](void* memory, Leaving* leaving) HET_REQUIRES(mutex_) {
       Scratch scratch(memory);
       leaving->slots = scratch.Take<int32_t>(kPushRows);
       leaving->bases = scratch.Take<int64_t>(kPushRows);
@@ -206,14 +206,14 @@ void DeviceCache::Release(DeviceTicket* ticket) {
     if (asked.request.number == 0 || ticket->taken_) continue;
     holds.requests.push_back({s, asked.request.number, asked.watch});
   }
-  std::lock_guard<std::mutex> lock(released_mutex_);
+  MutexLock lock(&released_mutex_);
   released_.splice(released_.end(), ticket->released_);
 }
 
 Status DeviceCache::TakeReleased() {
   std::list<Holds> released;
   {
-    std::lock_guard<std::mutex> lock(released_mutex_);
+    MutexLock lock(&released_mutex_);
     released.swap(released_);
   }
   Status status;
@@ -275,7 +275,7 @@ Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
 }
 
 Status DeviceCache::Clear() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   int64_t lost = 0;
@@ -290,7 +290,7 @@ Status DeviceCache::Clear() {
 }
 
 Status DeviceCache::GetStats(Stats* stats) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
@@ -328,7 +328,7 @@ Status DeviceCache::LeaveClosure() {
 
 Status DeviceCache::BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) {
   return OrOutOfMemory([&]() -> Status {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     HET_RETURN_IF_ERROR(CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
@@ -342,27 +342,28 @@ Status DeviceCache::CommitClosure(const Closure& closure, int64_t done,
                                   std::shared_ptr<RowTicket>* ticket) {
   return OrOutOfMemory([&]() -> Status {
     auto made = std::make_shared<DeviceTicket>(shared_from_this());
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     HET_RETURN_IF_ERROR(closure_.Check(closure));
     HET_RETURN_IF_ERROR(CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
-    HET_RETURN_IF_ERROR(
-        closure_.Commit(closure, done, [&] { return WriteFlush(true, allocate, made.get()); }));
+    HET_RETURN_IF_ERROR(closure_.Commit(closure, done, [&]() HET_REQUIRES(mutex_) {
+      return WriteFlush(true, allocate, made.get());
+    }));
     *ticket = std::move(made);
     return Status();
   });
 }
 
 Status DeviceCache::EndClosure(const Closure& closure) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(closure_.Check(closure));
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   return closure_.End(closure, num_pending_);
 }
 
 void DeviceCache::Freeze() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   frozen_ = true;
 }
 
@@ -372,7 +373,7 @@ Status DeviceCache::CheckNotFrozen() const {
 }
 
 std::vector<uint64_t> DeviceCache::incarnations() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<uint64_t> incarnations;
   for (const Shard& shard : shards_) incarnations.push_back(shard.link.epoch().incarnation);
   return incarnations;

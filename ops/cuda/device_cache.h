@@ -18,7 +18,6 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -29,6 +28,7 @@
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
 #include "ops/core/link/watch.h"
+#include "ops/core/mutex.h"
 #include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
@@ -182,9 +182,13 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
 
   bool on_device() const override { return true; }
   int dim() const override { return kit_.optimizer->dim(); }
-  int num_shards() const override { return static_cast<int>(shards_.size()); }
+  int num_shards() const override { return config_.rows.num_shards; }
   uint64_t id() const override { return id_; }
-  int64_t lines() const { return info_.lines; }  // capacity, rounded up to whole buckets
+  // The capacity, rounded up to whole buckets.
+  int64_t lines() {
+    MutexLock lock(&mutex_);
+    return info_.lines;
+  }
 
   // ---- Lookup
 
@@ -325,55 +329,59 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status ReadPooled(const DeviceTicket& ticket, const DeviceBags& bags, std::vector<int64_t>* ids,
                     std::vector<float>* rows);
 
-  // All of these need mutex_.
+  // Nobody else has the cache yet.
+  Status Allocate() HET_NO_THREAD_SAFETY_ANALYSIS;
   Status Begin();
-  Status Allocate();
-  Status CheckNotFrozen() const;
+  Status CheckNotFrozen() const HET_REQUIRES(mutex_);
   Status Wait();
-  Status ReadCounts();
-  Status TakeReleased();
-  Status LeaveClosure();
-  Status ForgetShard(int shard, int num_shards, int64_t* updates_lost);
-  Status NewFound(int64_t n, std::unique_ptr<Found>* found);
-  Status MarkShards(const uint8_t* marked);
-  Status BeginWatches(std::vector<Questions>* questions);
-  Status Find(const int64_t* ids, bool spares, Found* found);
-  Status TakeVisitors(Found* found);
-  Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line);
-  Status FindLate(const Found& found);
-  Status KeepEvicted(const Found& found);
-  bool TakeKept(const Subject& miss, DeviceTicket* ticket, int64_t* base);
+  Status ReadCounts() HET_REQUIRES(mutex_);
+  Status TakeReleased() HET_REQUIRES(mutex_);
+  Status LeaveClosure() HET_REQUIRES(mutex_);
+  Status ForgetShard(int shard, int num_shards, int64_t* updates_lost) HET_REQUIRES(mutex_);
+  Status NewFound(int64_t n, std::unique_ptr<Found>* found) HET_REQUIRES(mutex_);
+  Status MarkShards(const uint8_t* marked) HET_REQUIRES(mutex_);
+  Status BeginWatches(std::vector<Questions>* questions) HET_REQUIRES(mutex_);
+  Status Find(const int64_t* ids, bool spares, Found* found) HET_REQUIRES(mutex_);
+  Status TakeVisitors(Found* found) HET_REQUIRES(mutex_);
+  Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line) HET_REQUIRES(mutex_);
+  Status FindLate(const Found& found) HET_REQUIRES(mutex_);
+  Status KeepEvicted(const Found& found) HET_REQUIRES(mutex_);
+  bool TakeKept(const Subject& miss, DeviceTicket* ticket, int64_t* base) HET_REQUIRES(mutex_);
   bool FillsIn(const DeviceTicket& ticket, const Asked& asked, const ReplyView& reply, int64_t q,
                int64_t full) const;
-  std::vector<int64_t> WaitingKeys() const;
+  std::vector<int64_t> WaitingKeys() const HET_REQUIRES(mutex_);
   bool pushed_rows_come_back() const;
-  std::vector<int64_t> KeysToForce() const;
+  std::vector<int64_t> KeysToForce() const HET_REQUIRES(mutex_);
   static int64_t AskInFull(const std::unordered_set<int64_t>& keys, std::vector<Subject>* subjects,
                            std::vector<Subject>* full);
-  void AskForWaiting(std::vector<Questions>* questions);
-  Status AskForLacking(const DeviceTicket& ticket, std::vector<Questions>* questions);
-  Status WriteFlush(bool all, const AllocateRequest& allocate, DeviceTicket* ticket);
+  void AskForWaiting(std::vector<Questions>* questions) HET_REQUIRES(mutex_);
+  Status AskForLacking(const DeviceTicket& ticket, std::vector<Questions>* questions)
+      HET_REQUIRES(mutex_);
+  Status WriteFlush(bool all, const AllocateRequest& allocate, DeviceTicket* ticket)
+      HET_REQUIRES(mutex_);
   Status Force(const std::vector<int64_t>& keys, DeviceTicket* ticket,
-               std::vector<Questions>* questions);
+               std::vector<Questions>* questions) HET_REQUIRES(mutex_);
   void Ask(const std::vector<char>& has_line, int64_t read_bound, DeviceTicket* ticket,
-           std::vector<Questions>* questions);
+           std::vector<Questions>* questions) HET_REQUIRES(mutex_);
   void SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
-                   const AllocateRequest& allocate, DeviceTicket* ticket);
-  Status CollectLines(const int32_t* slots, int64_t n);
+                   const AllocateRequest& allocate, DeviceTicket* ticket) HET_REQUIRES(mutex_);
+  Status CollectLines(const int32_t* slots, int64_t n) HET_REQUIRES(mutex_);
   Status CollectGradients(const Found& found, const int32_t* keys, int64_t n, const float* sums,
-                          float learning_rate);
+                          float learning_rate) HET_REQUIRES(mutex_);
   // The rows in push_there_, to the outboxes; where memory is short, none of them.
-  Status TakePushed(int64_t n, bool gradients, float learning_rate);
+  Status TakePushed(int64_t n, bool gradients, float learning_rate) HET_REQUIRES(mutex_);
 
-  Status RestartShard(int shard, const Link::Epoch& epoch);
-  void Lose(int64_t updates);
-  Status Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies, Arriving* arriving);
+  Status RestartShard(int shard, const Link::Epoch& epoch) HET_REQUIRES(mutex_);
+  void Lose(int64_t updates) HET_REQUIRES(mutex_);
+  Status Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies, Arriving* arriving)
+      HET_REQUIRES(mutex_);
   Came FillRows(int shard, const DeviceTicket& ticket, const ReplyView& reply,
-                Link::Standing standing, Arriving* arriving) const;
-  Status TakeReply(int shard, DeviceTicket* ticket, const ReplyView& reply, const Came& came);
-  void GiveUpWatches();
-  Status WatchChecked(const DeviceTicket& ticket);
-  Status Upload(const DeviceTicket& ticket, const Arriving& arriving);
+                Link::Standing standing, Arriving* arriving) const HET_REQUIRES(mutex_);
+  Status TakeReply(int shard, DeviceTicket* ticket, const ReplyView& reply, const Came& came)
+      HET_REQUIRES(mutex_);
+  void GiveUpWatches() HET_REQUIRES(mutex_);
+  Status WatchChecked(const DeviceTicket& ticket) HET_REQUIRES(mutex_);
+  Status Upload(const DeviceTicket& ticket, const Arriving& arriving) HET_REQUIRES(mutex_);
 
   // Needs nothing: a ticket's end.
   void Release(DeviceTicket* ticket);
@@ -381,44 +389,54 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   const CacheConfig config_;
   const RowKit kit_;
   const uint64_t id_;
-  Asker asker_;
+  Asker asker_;  // its cache_id changes under mutex_
   const HetStream stream_;
   const std::shared_ptr<DeviceMemory> memory_;
   int device_ = 0;
 
-  std::mutex mutex_;
-  HetStore* store_ = nullptr;
-  HetStoreInfo info_ = {};
-  Block store_block_;  // the store's
-  std::unique_ptr<Block> visitors_block_;
-  Block scratch_;  // of one call, and its arrays that the next does not read
-  Block counts_device_, counts_pinned_{nullptr};
-  std::vector<uint8_t> marked_;  // (num_shards): the next MarkShards'
-  Block shards_device_, shards_pinned_{nullptr};
-  HetShards shards_there_ = {};               // as MarkShards marked them
-  int32_t* spared_there_ = nullptr;           // (num_shards, HET_SPREAD): het_list's
-  Block push_device_, push_pinned_{nullptr};  // (kPushRows)
-  HetPush push_there_ = {}, push_here_ = {};
-  Block arriving_;  // of one install
-  HostRows host_rows_;
-  int64_t num_forgets_ = 0;  // how often rows were forgotten: those that tickets hold are old then
-  Block leaving_device_, leaving_pinned_{nullptr};  // (kPushRows), where host_rows_ is enabled
-  Leaving leaving_there_, leaving_here_;
-  std::vector<int64_t> rows_in_;  // (num_shards): TakePushed's
-  Admission admission_;
-  Visitors visitors_;
-  int64_t visitors_there_ = 0;  // that there is device memory for
-  std::vector<Shard> shards_;
-  std::vector<std::unique_ptr<Found>> spare_;  // of steps that are over, with room for all
-  size_t num_found_ = 0;                       // those and the steps'
-  bool frozen_ = false;
-  ClosureRun closure_;
-  int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
+  Mutex mutex_;
+  HetStore* store_ HET_GUARDED_BY(mutex_) = nullptr;
+  HetStoreInfo info_ HET_GUARDED_BY(mutex_) = {};
+  Block store_block_ HET_GUARDED_BY(mutex_);  // the store's
+  std::unique_ptr<Block> visitors_block_ HET_GUARDED_BY(mutex_);
+  // Of one call, and its arrays that the next does not read.
+  Block scratch_ HET_GUARDED_BY(mutex_);
+  Block counts_device_ HET_GUARDED_BY(mutex_);
+  Block counts_pinned_ HET_GUARDED_BY(mutex_){nullptr};
+  std::vector<uint8_t> marked_ HET_GUARDED_BY(mutex_);  // (num_shards): the next MarkShards'
+  Block shards_device_ HET_GUARDED_BY(mutex_);
+  Block shards_pinned_ HET_GUARDED_BY(mutex_){nullptr};
+  HetShards shards_there_ HET_GUARDED_BY(mutex_) = {};      // as MarkShards marked them
+  int32_t* spared_there_ HET_GUARDED_BY(mutex_) = nullptr;  // (num_shards, HET_SPREAD): het_list's
+  Block push_device_ HET_GUARDED_BY(mutex_);                // (kPushRows)
+  Block push_pinned_ HET_GUARDED_BY(mutex_){nullptr};
+  HetPush push_there_ HET_GUARDED_BY(mutex_) = {};
+  HetPush push_here_ HET_GUARDED_BY(mutex_) = {};
+  Block arriving_ HET_GUARDED_BY(mutex_);  // of one install
+  HostRows host_rows_ HET_GUARDED_BY(mutex_);
+  // How often rows were forgotten: those that tickets hold are old then.
+  int64_t num_forgets_ HET_GUARDED_BY(mutex_) = 0;
+  Block leaving_device_ HET_GUARDED_BY(mutex_);  // (kPushRows), where host_rows_ is enabled
+  Block leaving_pinned_ HET_GUARDED_BY(mutex_){nullptr};
+  Leaving leaving_there_ HET_GUARDED_BY(mutex_);
+  Leaving leaving_here_ HET_GUARDED_BY(mutex_);
+  std::vector<int64_t> rows_in_ HET_GUARDED_BY(mutex_);  // (num_shards): TakePushed's
+  Admission admission_ HET_GUARDED_BY(mutex_);
+  Visitors visitors_ HET_GUARDED_BY(mutex_);
+  int64_t visitors_there_ HET_GUARDED_BY(mutex_) = 0;  // that there is device memory for
+  std::vector<Shard> shards_ HET_GUARDED_BY(mutex_);   // (num_shards)
+  // Of steps that are over, with room for all; how many those and the steps' are.
+  std::vector<std::unique_ptr<Found>> spare_ HET_GUARDED_BY(mutex_);
+  size_t num_found_ HET_GUARDED_BY(mutex_) = 0;
+  bool frozen_ HET_GUARDED_BY(mutex_) = false;
+  ClosureRun closure_ HET_GUARDED_BY(mutex_);
+  // Updates not pushed, and those in pushes not acknowledged.
+  int64_t num_pending_ HET_GUARDED_BY(mutex_) = 0;
   Counters<CacheCounter> counters_;
 
   // What dead tickets held. A ticket may die on any thread, at any time, and must not wait.
-  std::mutex released_mutex_;
-  std::list<Holds> released_;
+  Mutex released_mutex_;
+  std::list<Holds> released_ HET_GUARDED_BY(released_mutex_);
 };
 
 }  // namespace cuda

@@ -87,7 +87,7 @@ void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, Dev
   int64_t hits = 0;
   // A row that another step has, too. What that updates meanwhile, a value without slots does not
   // take in.
-  const auto ask_of_known = [&](const Subject& row, Questions* each) {
+  const auto ask_of_known = [&](const Subject& row, Questions* each) HET_REQUIRES(mutex_) {
     if (row.base < 0) {  // it is still to come
       admission_.Ask(1);
       each->full.push_back(row);

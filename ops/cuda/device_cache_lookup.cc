@@ -239,7 +239,7 @@ Status DeviceCache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor&,
   }
   return OrOutOfMemory([&]() -> Status {
     auto made = std::make_shared<DeviceTicket>(shared_from_this());
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     HET_RETURN_IF_ERROR(CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
@@ -279,7 +279,7 @@ Status DeviceCache::Flush(bool all, const AllocateRequest& allocate,
                           std::shared_ptr<RowTicket>* ticket) {
   return OrOutOfMemory([&]() -> Status {
     auto made = std::make_shared<DeviceTicket>(shared_from_this());
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
     HET_RETURN_IF_ERROR(LeaveClosure());

@@ -72,7 +72,7 @@ Status DeviceCache::Pool(const std::shared_ptr<RowTicket>& row_ticket,
     const auto& ticket = static_cast<const DeviceTicket&>(*row_ticket);
     auto made = std::make_shared<DeviceBags>(shared_from_this(), row_ticket, std::move(pooling));
     const std::vector<float*> out = made->pooling_->OfBags(outputs, dim());
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     HET_RETURN_IF_ERROR(Begin());
     if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
     const Found none(nullptr);  // of a flush's ticket
@@ -128,7 +128,7 @@ Status DeviceCache::ReadPooled(const DeviceTicket& ticket, const DeviceBags& bag
   const auto copy_here = [&](const auto* from, auto* to) {
     return FromDevice(from, BytesOf(*to), to->data());
   };
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_CUDA_ERROR(copy_here(found.batch.keys, &keys));
   HET_RETURN_IF_CUDA_ERROR(copy_here(found.batch.key_of, &key_of));

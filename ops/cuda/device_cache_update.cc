@@ -103,7 +103,7 @@ Status DeviceCache::Update(RowTicket* ticket, const float* gradients, float lear
 Status DeviceCache::UpdateSummed(DeviceTicket* ticket, float learning_rate,
                                  const std::function<int(const Found&, const Summed&)>& sum) {
   HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());

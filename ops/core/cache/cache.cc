@@ -49,7 +49,7 @@ Cache::Cache(const CacheConfig& config, RowKit kit)
       shards_(config.rows.num_shards) {}
 
 void Cache::Release(const Ticket& ticket) {
-  std::lock_guard<std::mutex> lock(released_mutex_);
+  MutexLock lock(&released_mutex_);
   for (const auto* slots : {&ticket.slots_, &ticket.also_held_}) {
     released_.slots.insert(released_.slots.end(), slots->begin(), slots->end());
   }
@@ -63,7 +63,7 @@ void Cache::Release(const Ticket& ticket) {
 void Cache::TakeReleased() {
   Released released;
   {
-    std::lock_guard<std::mutex> lock(released_mutex_);
+    MutexLock lock(&released_mutex_);
     std::swap(released, released_);
   }
   for (const Released::Request& request : released.requests) {
@@ -71,7 +71,7 @@ void Cache::TakeReleased() {
     shard.link.Close(request.number);
     shard.watching.GiveUp(request.watch);
   }
-  store_.ForEachAhead(released.slots, [&](uint32_t slot) {
+  store_.ForEachAhead(released.slots, [&](uint32_t slot) HET_REQUIRES(mutex_) {
     if (store_.Unhold(slot)) Dismiss(slot);
   });
 }
@@ -95,7 +95,7 @@ void Cache::Dismiss(uint32_t slot) {
 }
 
 void Cache::Trim() {
-  store_.Trim([this](uint32_t slot) {
+  store_.Trim([this](uint32_t slot) HET_REQUIRES(mutex_) {
     Line* line = store_.line(slot);
     counters_.Add(CacheCounter::kEvictions, 1);
     if (line->pending > 0) counters_.Add(CacheCounter::kDirtyEvictions, 1);
@@ -140,7 +140,7 @@ void Cache::ForgetShard(int shard, CacheCounter counter) {
 }
 
 void Cache::RestartShard(int shard, const Link::Epoch& epoch) {
-  shards_[shard].link.Restart(epoch, [&](const Link::Push& push) {
+  shards_[shard].link.Restart(epoch, [&](const Link::Push& push) HET_REQUIRES(mutex_) {
     num_pending_ -= push.updates;
     counters_.Add(CacheCounter::kUpdatesLost, push.updates);
     closure_.Lose();
@@ -149,7 +149,7 @@ void Cache::RestartShard(int shard, const Link::Epoch& epoch) {
 }
 
 Status Cache::Clear() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   TakeReleased();
   for (Shard& shard : shards_) {
     for (const uint32_t slot : shard.outbox) store_.line(slot)->clear(Line::kQueued);
@@ -164,7 +164,7 @@ Status Cache::Clear() {
 }
 
 Status Cache::GetStats(Stats* stats) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   counters_.Set(CacheCounter::kRows, store_.num_resident());
   counters_.Set(CacheCounter::kPending, num_pending_);
   counters_.Set(CacheCounter::kMemoryBytes, store_.memory_bytes());
@@ -173,7 +173,7 @@ Status Cache::GetStats(Stats* stats) {
 }
 
 void Cache::Freeze() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   frozen_ = true;
 }
 
@@ -183,7 +183,7 @@ Status Cache::CheckNotFrozen() const {
 }
 
 std::vector<uint64_t> Cache::incarnations() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<uint64_t> incarnations;
   for (const Shard& shard : shards_) incarnations.push_back(shard.link.epoch().incarnation);
   return incarnations;

@@ -25,7 +25,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "ops/core/cache/admission.h"
@@ -35,6 +34,7 @@
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
 #include "ops/core/link/watch.h"
+#include "ops/core/mutex.h"
 #include "ops/core/parallel.h"
 #include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
@@ -82,7 +82,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
 
   bool on_device() const override { return false; }
   int dim() const override { return kit_.optimizer->dim(); }
-  int num_shards() const override { return static_cast<int>(shards_.size()); }
+  int num_shards() const override { return config_.rows.num_shards; }
   uint64_t id() const override { return id_; }
 
   // ---- Lookup
@@ -148,35 +148,39 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Status UpdateSummed(Ticket* ticket, const GradientSums& gradients, float learning_rate,
                       const ParallelFor& parallel_for);
 
-  // All of these need mutex_.
-  Status CheckNotFrozen() const;
-  void TakeReleased();
-  void Trim();
-  void Enqueue(uint32_t slot);
-  void Dismiss(uint32_t slot);
   bool Due(const Line& line) const;
   bool HasRoom(const Line& line) const;
-  int64_t MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full);
-  bool Watches(int shard);
-  void Unwatch(Line* line);
-  void Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* questions);
-  int64_t BaseAfterCut(const Line& line) const;
-  void ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket);
-  PushHeader CountOutbox(const Shard& shard) const;
-  NewPush CutPush(Shard* shard);
-  void WritePush(Shard* shard, const PushHeader& header, char* bytes);
+  Status CheckNotFrozen() const HET_REQUIRES(mutex_);
+  void TakeReleased() HET_REQUIRES(mutex_);
+  void Trim() HET_REQUIRES(mutex_);
+  void Enqueue(uint32_t slot) HET_REQUIRES(mutex_);
+  void Dismiss(uint32_t slot) HET_REQUIRES(mutex_);
+  int64_t MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full) HET_REQUIRES(mutex_);
+  bool Watches(int shard) HET_REQUIRES(mutex_);
+  void Unwatch(Line* line) HET_REQUIRES(mutex_);
+  void Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* questions)
+      HET_REQUIRES(mutex_);
+  int64_t BaseAfterCut(const Line& line) const HET_REQUIRES(mutex_);
+  void ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket)
+      HET_REQUIRES(mutex_);
+  PushHeader CountOutbox(const Shard& shard) const HET_REQUIRES(mutex_);
+  NewPush CutPush(Shard* shard) HET_REQUIRES(mutex_);
+  void WritePush(Shard* shard, const PushHeader& header, char* bytes) HET_REQUIRES(mutex_);
   void SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
-                   const AllocateRequest& allocate, Ticket* ticket);
-  void Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted);
-  void ForgetRow(uint32_t slot);
-  void ForgetLine(uint32_t slot, CacheCounter counter);
-  void ForgetShard(int shard, CacheCounter counter);
-  bool Travels(const Line& line) const { return line.has(Line::kQueued) && !closure_.holds_back(); }
-  void LeaveClosure();
-  void RestartShard(int shard, const Link::Epoch& epoch);
-  void InstallOld(const Ticket::Asked& asked, const ReplyView& reply);
+                   const AllocateRequest& allocate, Ticket* ticket) HET_REQUIRES(mutex_);
+  void Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted)
+      HET_REQUIRES(mutex_);
+  void ForgetRow(uint32_t slot) HET_REQUIRES(mutex_);
+  void ForgetLine(uint32_t slot, CacheCounter counter) HET_REQUIRES(mutex_);
+  void ForgetShard(int shard, CacheCounter counter) HET_REQUIRES(mutex_);
+  bool Travels(const Line& line) const HET_REQUIRES(mutex_) {
+    return line.has(Line::kQueued) && !closure_.holds_back();
+  }
+  void LeaveClosure() HET_REQUIRES(mutex_);
+  void RestartShard(int shard, const Link::Epoch& epoch) HET_REQUIRES(mutex_);
+  void InstallOld(const Ticket::Asked& asked, const ReplyView& reply) HET_REQUIRES(mutex_);
   void InstallReply(int shard, const Ticket::Asked& asked, bool watches, const ReplyView& reply,
-                    const ParallelFor& parallel_for);
+                    const ParallelFor& parallel_for) HET_REQUIRES(mutex_);
 
   // Needs nothing: a ticket's end.
   void Release(const Ticket& ticket);
@@ -184,15 +188,16 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   const CacheConfig config_;
   const RowKit kit_;
   const uint64_t id_;
-  Asker asker_;
+  Asker asker_;  // its cache_id changes under mutex_
 
-  std::mutex mutex_;
-  Store store_;
-  Admission admission_;
-  std::vector<Shard> shards_;
-  bool frozen_ = false;
-  ClosureRun closure_;
-  int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
+  Mutex mutex_;
+  Store store_ HET_GUARDED_BY(mutex_);
+  Admission admission_ HET_GUARDED_BY(mutex_);
+  std::vector<Shard> shards_ HET_GUARDED_BY(mutex_);  // (num_shards)
+  bool frozen_ HET_GUARDED_BY(mutex_) = false;
+  ClosureRun closure_ HET_GUARDED_BY(mutex_);
+  // Updates not pushed, and those in pushes not acknowledged.
+  int64_t num_pending_ HET_GUARDED_BY(mutex_) = 0;
   Counters<CacheCounter> counters_;
 
   // What dead tickets held. A ticket may die on any thread, at any time, and must not wait.
@@ -204,8 +209,8 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
     std::vector<uint32_t> slots;
     std::vector<Request> requests;  // without a reply
   };
-  std::mutex released_mutex_;
-  Released released_;
+  Mutex released_mutex_;
+  Released released_ HET_GUARDED_BY(released_mutex_);
 };
 
 }  // namespace het_tf

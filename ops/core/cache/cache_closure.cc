@@ -20,7 +20,7 @@ void Cache::LeaveClosure() {
 }
 
 Status Cache::BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
   LeaveClosure();
@@ -32,10 +32,10 @@ Status Cache::CommitClosure(const Closure& closure, int64_t done, const Allocate
   const auto made =
       std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
   *ticket = made;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(closure_.Check(closure));
   HET_RETURN_IF_ERROR(CheckNotFrozen());
-  return closure_.Commit(closure, done, [&] {
+  return closure_.Commit(closure, done, [&]() HET_REQUIRES(mutex_) {
     TakeReleased();
     Trim();
     for (const uint32_t slot : store_.dirty()) Enqueue(slot);
@@ -47,7 +47,7 @@ Status Cache::CommitClosure(const Closure& closure, int64_t done, const Allocate
 }
 
 Status Cache::EndClosure(const Closure& closure) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(closure_.Check(closure));
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   return closure_.End(closure, num_pending_);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <unordered_set>
 #include <utility>
 
@@ -45,7 +46,7 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
       shared_from_this(),
       ids.unique != nullptr ? ids.unique : std::make_shared<const UniqueIds>(ids.ids, ids.num_ids));
   *ticket = made;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
   LeaveClosure();
@@ -69,7 +70,7 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
     questions[s].checks.reserve(found.full / num_shards() + 16);
   }
   size_t u = 0;
-  store_.ForEachAhead(made->slots_, [&](uint32_t slot) {
+  store_.ForEachAhead(made->slots_, [&](uint32_t slot) HET_REQUIRES(mutex_) {
     const bool in_full = !asks_in_full.empty() && asks_in_full[u++] != 0;
     Ask(slot, in_full, read_bound, &questions[store_.line(slot)->shard]);
   });
@@ -145,10 +146,13 @@ int64_t Cache::BaseAfterCut(const Line& line) const {
 // since roundings that the worker did not hear of would add up.
 void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket) {
   // A line that is checked is full and held, so it is forced if it is pushed.
-  const auto is_pushed = [&](uint32_t slot) { return store_.line(slot)->has(Line::kQueued); };
+  const auto is_pushed = [&](uint32_t slot) HET_REQUIRES(mutex_) {
+    const Line& line = *store_.line(slot);
+    return line.has(Line::kQueued);
+  };
   for (auto* checks : {&questions->checks, &questions->value_checks}) {
-    const auto first = std::stable_partition(checks->begin(), checks->end(),
-                                             [&](uint32_t slot) { return !is_pushed(slot); });
+    const auto first =
+        std::stable_partition(checks->begin(), checks->end(), std::not_fn(is_pushed));
     questions->full.insert(questions->full.end(), first, checks->end());
     checks->erase(first, checks->end());
   }
@@ -203,9 +207,10 @@ void Cache::WritePush(Shard* shard, const PushHeader& header, char* bytes) {
         if (config_.rows.clock == ClockRule::kDrift) clock = 0;  // the units of all of them, once
       });
     } else {
-      writer.AddContribution(
-          line->key, static_cast<uint32_t>(line->pending), clock,
-          [&](float* to) { store_.unsent().GetContribution(*line, store_.row(slot), to); });
+      const auto fill = [&](float* to) HET_REQUIRES(mutex_) {
+        store_.unsent().GetContribution(*line, store_.row(slot), to);
+      };
+      writer.AddContribution(line->key, static_cast<uint32_t>(line->pending), clock, fill);
     }
     line->in_flight += static_cast<uint32_t>(line->pending);
     line->units_in_flight += line->units;
@@ -225,7 +230,7 @@ NewPush Cache::CutPush(Shard* shard) {
   }
   counters_.Add(CacheCounter::kRowsPushed, static_cast<int64_t>(shard->outbox.size()));
   counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
-  push.write = [this, shard, header = push.header](char* bytes) {
+  push.write = [this, shard, header = push.header](char* bytes) HET_REQUIRES(mutex_) {
     WritePush(shard, header, bytes);
     shard->outbox.clear();
   };
@@ -237,7 +242,7 @@ NewPush Cache::CutPush(Shard* shard) {
 // that did not have what a flush waits for is asked for it again.
 Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   auto* ticket = static_cast<Ticket*>(row_ticket);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const bool lacks_rows = std::any_of(ticket->asked_.begin(), ticket->asked_.end(),
                                       [](const Asked& asked) { return asked.lacks_rows(); });
   if (lacks_rows) HET_RETURN_IF_ERROR(CheckNotFrozen());  // what has been updated is still sent
@@ -326,7 +331,7 @@ Status Cache::MakeRoom(const RowTicket& row_ticket, const AllocateRequest& alloc
   const auto made =
       std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
   *ticket = made;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   TakeReleased();
   std::vector<char> lacks_room(num_shards());
   if (config_.write_bound != kUnbounded && !closure_.is_open()) {
@@ -334,7 +339,7 @@ Status Cache::MakeRoom(const RowTicket& row_ticket, const AllocateRequest& alloc
       return !shard.outbox.empty() || shard.link.acknowledged() < shard.link.cut();
     });
     if (any) {
-      store_.ForEachAhead(step.slots_, [&](uint32_t slot) {
+      store_.ForEachAhead(step.slots_, [&](uint32_t slot) HET_REQUIRES(mutex_) {
         const Line& line = *store_.line(slot);
         if (!HasRoom(line)) lacks_room[line.shard] = 1;
       });
@@ -354,7 +359,7 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<R
   const auto made =
       std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
   *ticket = made;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   TakeReleased();
   LeaveClosure();
   if (closure_.is_open()) {

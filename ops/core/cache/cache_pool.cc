@@ -45,7 +45,7 @@ Status Cache::Pool(const std::shared_ptr<RowTicket>& row_ticket, std::shared_ptr
                    const ParallelFor& parallel_for, const std::vector<float*>& outputs,
                    std::shared_ptr<PooledRows>* pooled) {
   const auto& ticket = static_cast<const Ticket&>(*row_ticket);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
   pooling->Pool(ticket.ids(), store_.RowsOf(ticket.slots_).data(), dim(), parallel_for, outputs);
   *pooled = std::make_shared<Pooled>(shared_from_this(), ticket.ids_, std::move(pooling));

@@ -41,7 +41,7 @@ Status Cache::UpdateSummed(Ticket* ticket, const GradientSums& sums, float learn
                            sums.num_nonfinite(), " of ", ticket->ids().num_keys(),
                            " keys; no row was updated");
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(CheckNotFrozen());
   TakeReleased();
   if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");

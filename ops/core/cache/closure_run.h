@@ -10,6 +10,7 @@
 
 #include "ops/core/link/closures.h"
 #include "ops/core/status.h"
+#include "ops/core/thread_annotations.h"
 #include "ops/core/wire/request.h"
 
 namespace het_tf {
@@ -46,7 +47,8 @@ class ClosureRun {
 
   // Calls push(), which writes all requests that push what there is; their pushes are stamped.
   template <typename Push>
-  Status Commit(const Closure& closure, int64_t done, const Push& push) {
+  Status Commit(const Closure& closure, int64_t done,
+                const Push& push) HET_NO_THREAD_SAFETY_ANALYSIS {
     if (done < 0 || done >= closure.number) {
       return InvalidArgument(
           "done = ", done, " must be at least 0 and below the closure's number, ", closure.number);

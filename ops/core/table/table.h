@@ -23,7 +23,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,6 +45,7 @@
 #include "ops/core/table/lifetimes.h"
 #include "ops/core/table/table_time.h"
 #include "ops/core/table/unread.h"
+#include "ops/core/thread_annotations.h"
 #include "ops/core/unique_ids.h"
 #include "ops/core/wire/request.h"
 
@@ -253,6 +253,8 @@ class Table {
   struct Stripe {
     Stripe(size_t record_bytes, Arena* arena) : records(record_bytes, arena) {}
 
+    // Guards all of the stripe. The analysis does not follow that: calls try locks, and hold those
+    // of all stripes at once.
     mutable SharedMutex mutex;
     Index index;
     Slab records;
@@ -323,8 +325,15 @@ class Table {
 
   // ---- Locks
 
-  // Alone, and without a snapshot.
-  UniqueLock LockContents();
+  // The contents locked alone, and without a snapshot.
+  class HET_SCOPED_CAPABILITY LockWithoutSnapshot {
+   public:
+    explicit LockWithoutSnapshot(Table* table) HET_ACQUIRE(table->contents_);
+    ~LockWithoutSnapshot() HET_RELEASE() {}
+
+   private:
+    UniqueLock contents_;
+  };
   // The contents locked, with room for the bytes of the rows that the call may change; 0: none.
   //
   // Room is waited for first, because the reader of a snapshot may take long to make some. The
@@ -332,7 +341,7 @@ class Table {
   // stripe.
   template <typename Lock>
   struct WithRoom {
-    WithRoom(Table* table, size_t bytes) {
+    WithRoom(Table* table, size_t bytes) HET_NO_THREAD_SAFETY_ANALYSIS {
       while (true) {
         if (bytes > 0) room.emplace(&table->kept_, bytes);
         contents = Lock(table->contents_);
@@ -345,13 +354,32 @@ class Table {
     std::optional<KeptRows::Room> room;
     Lock contents;
   };
+  class HET_SCOPED_CAPABILITY ReaderLockWithRoom {
+   public:
+    ReaderLockWithRoom(Table* table, size_t bytes) HET_ACQUIRE_SHARED(table->contents_)
+        : held_(table, bytes) {}
+    ~ReaderLockWithRoom() HET_RELEASE() {}
+
+   private:
+    const WithRoom<SharedLock> held_;
+  };
+  class HET_SCOPED_CAPABILITY WriterLockWithRoom {
+   public:
+    WriterLockWithRoom(Table* table, size_t bytes) HET_ACQUIRE(table->contents_)
+        : held_(table, bytes) {}
+    ~WriterLockWithRoom() HET_RELEASE() {}
+
+   private:
+    const WithRoom<UniqueLock> held_;
+  };
 
   // Calls body(s) for each stripe, with it locked. One that another call holds is left to the
   // calling thread.
   template <typename Lock, typename Body>
-  void ForEachStripe(const ParallelFor& parallel_for, int64_t cost, const Body& body) const {
+  void ForEachStripe(const ParallelFor& parallel_for, int64_t cost,
+                     const Body& body) const HET_NO_THREAD_SAFETY_ANALYSIS {
     std::array<bool, kNumStripes> later{};
-    parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
+    parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) HET_NO_THREAD_SAFETY_ANALYSIS {
       for (int64_t s = first; s < last; ++s) {
         const Lock lock(stripes_[s]->mutex, std::try_to_lock);
         later[s] = !lock.owns_lock();
@@ -374,10 +402,12 @@ class Table {
 
   // ---- Lookup and update of ids
 
-  void FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for, FoundRows* found) const;
+  void FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for, FoundRows* found) const
+      HET_REQUIRES_SHARED(contents_);
   // All stripes are locked. records: (num_keys).
   void InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys, const Groups& groups,
-                     const ParallelFor& parallel_for, std::vector<char*>* records);
+                     const ParallelFor& parallel_for, std::vector<char*>* records)
+      HET_REQUIRES_SHARED(contents_);
   void UpdateRow(char* record, float* row, const Gradient& gradient, float learning_rate,
                  int64_t units);
 
@@ -389,17 +419,21 @@ class Table {
   Status ExchangeMessages(const char* bytes, size_t size, const ParallelFor& parallel_for,
                           const std::function<char*(size_t)>& allocate);
   void Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
-             Watch* watch, const ParallelFor& parallel_for);
+             Watch* watch, const ParallelFor& parallel_for) HET_REQUIRES_SHARED(contents_);
   void MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient);
   // Merges a push that is the next of its session, which is locked. counted: out, whether instead
   // another run of its closure was.
   Status MergeNext(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
-                   const ParallelFor& parallel_for, bool* counted);
+                   const ParallelFor& parallel_for, bool* counted) HET_REQUIRES_SHARED(contents_);
+  // The same, whatever its closure. Its rows get memory first.
+  Status MergeRows(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
+                   const ParallelFor& parallel_for) HET_REQUIRES_SHARED(contents_);
 
-  // Answers a request (answer.cc). session: of the cache, locked.
+  // Answers a request (answer.cc). session: of the cache.
   void Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
               bool counted, Sessions::Session* session, const ParallelFor& parallel_for,
-              const std::function<char*(size_t)>& allocate);
+              const std::function<char*(size_t)>& allocate) HET_REQUIRES_SHARED(contents_)
+      HET_REQUIRES(session->mutex);
   // What must go to a cache for a row that has this clock there: its record, kGone, or nullptr if
   // it stays. bucket: out, of reads_that_missed; -1: there is no row. The stripe is locked.
   const char* IfBeyond(const Stripe& stripe, uint64_t hash, int64_t key, int64_t base,
@@ -424,11 +458,12 @@ class Table {
   static void NoteDrop(Stripe* stripe, int64_t key) {
     for (Bits& bits : stripe->changed) bits.Drop(key, stripe->records.end() + size_t{1024});
   }
-  // Whether somebody wants to know. The contents are locked.
-  bool notes_changes() const { return !readers_.empty(); }
-  // Begins a snapshot; the contents are locked, and no other is open. Takes the bits, of each
-  // stripe; those of slots without a row do not count.
-  Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
+  // Whether somebody wants to know.
+  bool notes_changes() const HET_REQUIRES_SHARED(contents_) { return !readers_.empty(); }
+  // Begins a snapshot, if no other is open. Takes the bits, of each stripe; those of slots without
+  // a row do not count.
+  Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot)
+      HET_REQUIRES(contents_);
   // Row r of rows. now: what its age is counted to.
   void CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const;
 
@@ -439,16 +474,15 @@ class Table {
                    int64_t* owned) const;
   Status CheckCandidates(const ConstRows& rows, int64_t num_keys, int64_t* owned) const;
   Status CheckSketch(const Piece& piece) const;
-  // The contents are locked. Sets those of the rows whose numbers these are.
+  // Sets those of the rows whose numbers these are.
   Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
-                 const ParallelFor& parallel_for);
-  void DropRows();
-  // The contents are locked. Drops those of the keys that have a row.
-  void DropKeys(const int64_t* keys, int64_t num_keys);
-  // The contents are locked.
-  void SetCandidates(const ConstRows& rows, int64_t num_keys);
-  void MergeSketch(const Piece& piece);
-  void NewIncarnation();
+                 const ParallelFor& parallel_for) HET_REQUIRES(contents_);
+  void DropRows() HET_REQUIRES(contents_);
+  // Drops those of the keys that have a row.
+  void DropKeys(const int64_t* keys, int64_t num_keys) HET_REQUIRES(contents_);
+  void SetCandidates(const ConstRows& rows, int64_t num_keys) HET_REQUIRES(contents_);
+  void MergeSketch(const Piece& piece) HET_REQUIRES(contents_);
+  void NewIncarnation() HET_REQUIRES(contents_);
 
   // ---- State
 
@@ -464,13 +498,13 @@ class Table {
 
   // Held shared by what reads or writes rows, exclusively by what replaces them all.
   mutable SharedMutex contents_;
-  uint64_t incarnation_ = 0;
-  int64_t num_drops_ = 0;  // of expired rows
-  ClockOfLife clocks_;     // where there are lifetimes
+  uint64_t incarnation_ HET_GUARDED_BY(contents_) = 0;
+  int64_t num_drops_ HET_GUARDED_BY(contents_) = 0;  // of expired rows
+  ClockOfLife clocks_;                               // where there are lifetimes
   Arena arena_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
   KeptRows kept_;
-  std::map<std::string, Reader> readers_;  // guarded by contents_
+  std::map<std::string, Reader> readers_ HET_GUARDED_BY(contents_);
 
   Sessions sessions_;
   Closures closures_;
