@@ -11,6 +11,7 @@ CORE_SOURCES = [
     "ops/core/cache/cache_lookup.cc",
     "ops/core/cache/cache_pool.cc",
     "ops/core/cache/cache_update.cc",
+    "ops/core/cache/row_cache.cc",
     "ops/core/cache/store.cc",
     "ops/core/cache/unsent.cc",
     "ops/core/dense/replica.cc",

@@ -12,11 +12,6 @@ namespace het_tf {
 namespace cuda {
 namespace {
 
-Status CheckBound(const char* name, int64_t bound) {
-  if (bound >= kUnbounded && bound <= kMaxBound) return Status();
-  return InvalidArgument(name, " = ", bound, " must be in [0, ", kMaxBound, "] (-1: unbounded)");
-}
-
 constexpr int64_t kMostLines = int64_t{1} << 30;
 constexpr int64_t kMostHostRows = (int64_t{1} << 31) - 1;
 
@@ -55,9 +50,7 @@ Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
                            std::shared_ptr<DeviceCache>* cache) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config.rows, &kit));
-  if (config.rows.num_shards > 0xffff) {
-    return InvalidArgument("num_shards = ", config.rows.num_shards, " must be at most 65535");
-  }
+  HET_RETURN_IF_ERROR(config.Check());
   if (config.capacity < 1 || config.capacity > kMostLines) {
     return InvalidArgument("capacity = ", config.capacity, " rows must be in [1, ", kMostLines,
                            "] on a device");
@@ -66,9 +59,6 @@ Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
     return InvalidArgument("host_capacity = ", config.host_capacity, " rows must be in [0, ",
                            kMostHostRows, "]");
   }
-  HET_RETURN_IF_ERROR(CheckBound("read_bound", config.read_bound));
-  HET_RETURN_IF_ERROR(CheckBound("write_bound", config.write_bound));
-  HET_RETURN_IF_ERROR(CheckBound("due_bound", config.due_bound));
   std::shared_ptr<DeviceCache> made(
       new DeviceCache(config, std::move(kit), stream, std::move(memory)));
   HET_RETURN_IF_ERROR(made->Allocate());
@@ -201,11 +191,7 @@ void DeviceCache::Release(DeviceTicket* ticket) {
   Holds& holds = ticket->released_.front();
   holds.found = std::move(ticket->found_);
   holds.forced = std::move(ticket->forced_);
-  for (size_t s = 0; s < ticket->asked_.size(); ++s) {
-    const DeviceTicket::Asked& asked = ticket->asked_[s];
-    if (asked.request.number == 0 || ticket->taken_) continue;
-    holds.requests.push_back({s, asked.request.number, asked.watch});
-  }
+  if (!ticket->taken_) AddUnanswered(ticket->asked_, &holds.requests);
   MutexLock lock(&released_mutex_);
   released_.splice(released_.end(), ticket->released_);
 }
@@ -218,7 +204,7 @@ Status DeviceCache::TakeReleased() {
   }
   Status status;
   for (Holds& holds : released) {
-    for (const Holds::Request& request : holds.requests) {
+    for (const UnansweredRequest& request : holds.requests) {
       Shard& shard = shards_[request.shard];
       shard.link.Close(request.number);
       shard.watching.GiveUp(request.watch);
@@ -252,12 +238,6 @@ Status DeviceCache::ForgetShard(int shard, int num_shards, int64_t* updates_lost
   return Status();
 }
 
-void DeviceCache::Lose(int64_t updates) {
-  num_pending_ -= updates;
-  counters_.Add(CacheCounter::kUpdatesLost, updates);
-  if (updates > 0) closure_.Lose();
-}
-
 // Its shard has other rows now, or forgot this cache.
 Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
   Shard& state = shards_[shard];
@@ -270,7 +250,7 @@ Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
   state.outbox.Clear();
   const Status status = first ? Status() : ForgetShard(shard, num_shards(), &unsent);
   state.watching.Begin();
-  Lose(lost + unsent);
+  own_.Lose(lost + unsent);
   return status;
 }
 
@@ -285,7 +265,7 @@ Status DeviceCache::Clear() {
     shard.outbox.Clear();
     shard.watching.Left(info_.lines, config_.capacity / num_shards());
   }
-  Lose(lost);
+  own_.Lose(lost);
   return Status();
 }
 
@@ -302,7 +282,7 @@ Status DeviceCache::GetStats(Stats* stats) {
   const auto* read = reinterpret_cast<const Counts*>(counts_pinned_.get());
   counters_.Set(CacheCounter::kRows, read->lines);
   counters_.Set(CacheCounter::kRowsUnasked, read->unasked);
-  counters_.Set(CacheCounter::kPending, num_pending_);
+  counters_.Set(CacheCounter::kPending, own_.num_pending());
   counters_.Set(CacheCounter::kMemoryBytes, info_.bytes + host_rows_.memory_bytes());
   *stats = counters_.Read();
   return Status();
@@ -311,8 +291,8 @@ Status DeviceCache::GetStats(Stats* stats) {
 // Undoes a closure whose run is over without having ended. Nobody hears any more of what was not
 // merged.
 Status DeviceCache::LeaveClosure() {
-  if (!closure_.is_abandoned()) return Status();
-  int64_t unsent = 0;  // of num_pending_
+  if (!own_.closure_is_abandoned()) return Status();
+  int64_t unsent = 0;  // of own_.num_pending()
   HET_RETURN_IF_ERROR(ForgetShard(0, 1, &unsent));
   asker_.cache_id = RandomId();
   for (Shard& shard : shards_) {
@@ -320,20 +300,18 @@ Status DeviceCache::LeaveClosure() {
     shard.outbox.Clear();
     shard.watching.Begin();
   }
-  counters_.Add(CacheCounter::kUpdatesUndone, num_pending_);
-  num_pending_ = 0;
-  closure_.GiveUp();
+  own_.UndoClosure();
   return Status();
 }
 
 Status DeviceCache::BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) {
   return OrOutOfMemory([&]() -> Status {
     MutexLock lock(&mutex_);
-    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
     HET_RETURN_IF_ERROR(LeaveClosure());
-    return closure_.Begin(number, num_pending_, closure);
+    return own_.BeginClosure(number, closure);
   });
 }
 
@@ -343,11 +321,11 @@ Status DeviceCache::CommitClosure(const Closure& closure, int64_t done,
   return OrOutOfMemory([&]() -> Status {
     auto made = std::make_shared<DeviceTicket>(shared_from_this());
     MutexLock lock(&mutex_);
-    HET_RETURN_IF_ERROR(closure_.Check(closure));
-    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    HET_RETURN_IF_ERROR(own_.CheckClosure(closure));
+    HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
-    HET_RETURN_IF_ERROR(closure_.Commit(closure, done, [&]() HET_REQUIRES(mutex_) {
+    HET_RETURN_IF_ERROR(own_.CommitClosure(closure, done, [&]() HET_REQUIRES(mutex_) {
       return WriteFlush(true, allocate, made.get());
     }));
     *ticket = std::move(made);
@@ -357,26 +335,17 @@ Status DeviceCache::CommitClosure(const Closure& closure, int64_t done,
 
 Status DeviceCache::EndClosure(const Closure& closure) {
   MutexLock lock(&mutex_);
-  HET_RETURN_IF_ERROR(closure_.Check(closure));
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
-  return closure_.End(closure, num_pending_);
+  return own_.EndClosure(closure);
 }
 
 void DeviceCache::Freeze() {
   MutexLock lock(&mutex_);
-  frozen_ = true;
-}
-
-Status DeviceCache::CheckNotFrozen() const {
-  if (!frozen_) return Status();
-  return Cancelled("the cache is frozen: its process is about to end");
+  own_.Freeze();
 }
 
 std::vector<uint64_t> DeviceCache::incarnations() {
   MutexLock lock(&mutex_);
-  std::vector<uint64_t> incarnations;
-  for (const Shard& shard : shards_) incarnations.push_back(shard.link.epoch().incarnation);
-  return incarnations;
+  return IncarnationsOf(shards_);
 }
 
 }  // namespace cuda

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "ops/core/cache/admission.h"
-#include "ops/core/cache/closure_run.h"
+#include "ops/core/cache/own_updates.h"
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
@@ -85,12 +85,8 @@ class DeviceCache;
 
 // What a ticket holds of its cache.
 struct Holds {
-  struct Request {
-    size_t shard;
-    uint64_t number, watch;
-  };
   std::unique_ptr<Found> found, forced;
-  std::vector<Request> requests;  // without a reply
+  std::vector<UnansweredRequest> requests;
 };
 
 class DeviceTicket : public RowTicket {
@@ -332,7 +328,6 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // Nobody else has the cache yet.
   Status Allocate() HET_NO_THREAD_SAFETY_ANALYSIS;
   Status Begin();
-  Status CheckNotFrozen() const HET_REQUIRES(mutex_);
   Status Wait();
   Status ReadCounts() HET_REQUIRES(mutex_);
   Status TakeReleased() HET_REQUIRES(mutex_);
@@ -350,7 +345,6 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   bool FillsIn(const DeviceTicket& ticket, const Asked& asked, const ReplyView& reply, int64_t q,
                int64_t full) const;
   std::vector<int64_t> WaitingKeys() const HET_REQUIRES(mutex_);
-  bool pushed_rows_come_back() const;
   std::vector<int64_t> KeysToForce() const HET_REQUIRES(mutex_);
   static int64_t AskInFull(const std::unordered_set<int64_t>& keys, std::vector<Subject>* subjects,
                            std::vector<Subject>* full);
@@ -372,7 +366,6 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   Status TakePushed(int64_t n, bool gradients, float learning_rate) HET_REQUIRES(mutex_);
 
   Status RestartShard(int shard, const Link::Epoch& epoch) HET_REQUIRES(mutex_);
-  void Lose(int64_t updates) HET_REQUIRES(mutex_);
   Status Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies, Arriving* arriving)
       HET_REQUIRES(mutex_);
   Came FillRows(int shard, const DeviceTicket& ticket, const ReplyView& reply,
@@ -428,11 +421,8 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // Of steps that are over, with room for all; how many those and the steps' are.
   std::vector<std::unique_ptr<Found>> spare_ HET_GUARDED_BY(mutex_);
   size_t num_found_ HET_GUARDED_BY(mutex_) = 0;
-  bool frozen_ HET_GUARDED_BY(mutex_) = false;
-  ClosureRun closure_ HET_GUARDED_BY(mutex_);
-  // Updates not pushed, and those in pushes not acknowledged.
-  int64_t num_pending_ HET_GUARDED_BY(mutex_) = 0;
   Counters<CacheCounter> counters_;
+  OwnUpdates own_ HET_GUARDED_BY(mutex_){&counters_};
 
   // What dead tickets held. A ticket may die on any thread, at any time, and must not wait.
   Mutex released_mutex_;

@@ -274,16 +274,15 @@ Status DeviceCache::TakeReply(int shard, DeviceTicket* ticket, const ReplyView& 
     int64_t merged = 0;
     link.Acknowledge(asked.request.number, header.acknowledged,
                      [&](const Link::Push& push) { merged += push.updates; });
-    num_pending_ -= merged;
+    own_.Merge(merged);
     if (header.flags & kCounted) {
       // The shard has another run's updates in the place of those that were pushed.
       int64_t unsent = 0;
       HET_RETURN_IF_ERROR(ForgetShard(shard, num_shards(), &unsent));
       shards_[shard].watching.Left(info_.lines, config_.capacity / num_shards());
-      Lose(unsent);
+      own_.Lose(unsent);
     }
-    marked_[shard] = TakeWatch(header, &asked, &shards_[shard].watching);
-    asked.overtook = standing == Link::Standing::kCurrent && header.acknowledged < asked.awaited;
+    marked_[shard] = TakeReplyHeader(header, standing, &asked, &shards_[shard].watching);
     ticket->lacks_rows_ |= asked.lacks_rows();
     ticket->overtook_ |= asked.overtook;
     admission_.Came(int64_t{header.num_full} + header.num_unasked, header.num_values);
@@ -328,7 +327,7 @@ Status DeviceCache::AskAgain(RowTicket* row_ticket, const AllocateRequest& alloc
   return OrOutOfMemory([&]() -> Status {
     auto* ticket = static_cast<DeviceTicket*>(row_ticket);
     MutexLock lock(&mutex_);
-    if (ticket->lacks_rows_) HET_RETURN_IF_ERROR(CheckNotFrozen());
+    if (ticket->lacks_rows_) HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     if (!ticket->installed_) {
       return FailedPrecondition("ticket was not installed before more is asked");

@@ -240,7 +240,7 @@ Status DeviceCache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor&,
   return OrOutOfMemory([&]() -> Status {
     auto made = std::make_shared<DeviceTicket>(shared_from_this());
     MutexLock lock(&mutex_);
-    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
     HET_RETURN_IF_ERROR(LeaveClosure());
@@ -259,7 +259,7 @@ Status DeviceCache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor&,
     const int64_t read_bound = fresh ? 0 : config_.read_bound;
     Ask(has_line, read_bound, made.get(), &questions);
     if (!forced.empty()) HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
-    if (closure_.holds_back()) AskForWaiting(&questions);
+    if (own_.holds_back()) AskForWaiting(&questions);
     for (int s = 0; s < num_shards(); ++s) {
       SendRequest(s, Link::Carry::kIdle, read_bound, std::move(questions[s]), allocate, made.get());
     }
@@ -283,7 +283,7 @@ Status DeviceCache::Flush(bool all, const AllocateRequest& allocate,
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
     HET_RETURN_IF_ERROR(LeaveClosure());
-    if (closure_.is_open()) {
+    if (own_.in_closure()) {
       for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
     } else {
       HET_RETURN_IF_ERROR(WriteFlush(all, allocate, made.get()));

@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "ops/core/cache/admission.h"
-#include "ops/core/cache/closure_run.h"
+#include "ops/core/cache/own_updates.h"
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/cache/store.h"
 #include "ops/core/link/ask.h"
@@ -150,7 +150,6 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
 
   bool Due(const Line& line) const;
   bool HasRoom(const Line& line) const;
-  Status CheckNotFrozen() const HET_REQUIRES(mutex_);
   void TakeReleased() HET_REQUIRES(mutex_);
   void Trim() HET_REQUIRES(mutex_);
   void Enqueue(uint32_t slot) HET_REQUIRES(mutex_);
@@ -174,7 +173,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void ForgetLine(uint32_t slot, CacheCounter counter) HET_REQUIRES(mutex_);
   void ForgetShard(int shard, CacheCounter counter) HET_REQUIRES(mutex_);
   bool Travels(const Line& line) const HET_REQUIRES(mutex_) {
-    return line.has(Line::kQueued) && !closure_.holds_back();
+    return line.has(Line::kQueued) && !own_.holds_back();
   }
   void LeaveClosure() HET_REQUIRES(mutex_);
   void RestartShard(int shard, const Link::Epoch& epoch) HET_REQUIRES(mutex_);
@@ -194,20 +193,13 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Store store_ HET_GUARDED_BY(mutex_);
   Admission admission_ HET_GUARDED_BY(mutex_);
   std::vector<Shard> shards_ HET_GUARDED_BY(mutex_);  // (num_shards)
-  bool frozen_ HET_GUARDED_BY(mutex_) = false;
-  ClosureRun closure_ HET_GUARDED_BY(mutex_);
-  // Updates not pushed, and those in pushes not acknowledged.
-  int64_t num_pending_ HET_GUARDED_BY(mutex_) = 0;
   Counters<CacheCounter> counters_;
+  OwnUpdates own_ HET_GUARDED_BY(mutex_){&counters_};
 
   // What dead tickets held. A ticket may die on any thread, at any time, and must not wait.
   struct Released {
-    struct Request {
-      size_t shard;
-      uint64_t number, watch;
-    };
     std::vector<uint32_t> slots;
-    std::vector<Request> requests;  // without a reply
+    std::vector<UnansweredRequest> requests;
   };
   Mutex released_mutex_;
   Released released_ HET_GUARDED_BY(released_mutex_);

@@ -16,7 +16,7 @@ namespace het_tf {
 // counted: the shard has another run's updates in the place of those that were pushed.
 void Cache::Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted) {
   shard->link.Acknowledge(number, sequence, [&](const Link::Push& push) HET_REQUIRES(mutex_) {
-    num_pending_ -= push.updates;
+    own_.Merge(push.updates);
     for (const Link::Row& row : push.rows) {
       if (counted) ForgetRow(row.slot);
       Line* line = store_.line(row.slot);
@@ -197,9 +197,8 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
     } else {
       Acknowledge(&shards_[s], asked.request.number, header.acknowledged,
                   (header.flags & kCounted) != 0);
-      const bool watches = TakeWatch(header, &asked, &shards_[s].watching);
+      const bool watches = TakeReplyHeader(header, standing, &asked, &shards_[s].watching);
       InstallReply(static_cast<int>(s), asked, watches, views[s], parallel_for);
-      asked.overtook = standing == Link::Standing::kCurrent && header.acknowledged < asked.awaited;
       ticket->incomplete_ |= asked.lacks_rows() || asked.overtook;
     }
     link.Close(asked.request.number);

@@ -47,7 +47,7 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
       ids.unique != nullptr ? ids.unique : std::make_shared<const UniqueIds>(ids.ids, ids.num_ids));
   *ticket = made;
   MutexLock lock(&mutex_);
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
   TakeReleased();
   LeaveClosure();
   const UniqueIds& keys = made->ids();
@@ -56,12 +56,7 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
   std::vector<char> asks_in_full;  // (num_keys); empty: all lines are full
   const int64_t missed = found.full < keys.num_keys() ? MakeMissing(made.get(), &asks_in_full) : 0;
   Trim();
-  counters_.Add(CacheCounter::kLookups, 1);
-  counters_.Add(CacheCounter::kIds, keys.num_ids());
-  counters_.Add(CacheCounter::kKeys, keys.num_keys());
-  counters_.Add(CacheCounter::kHits, found.full);
-  counters_.Add(CacheCounter::kHitIds, keys.num_ids() - missed);
-  counters_.Add(CacheCounter::kMisses, keys.num_keys() - found.full);
+  CountLookup(keys.num_ids(), keys.num_keys(), found.full, keys.num_ids() - missed, &counters_);
 
   const int64_t read_bound = fresh || config_.capacity == 0 ? 0 : config_.read_bound;
   std::vector<Questions> questions(num_shards());
@@ -142,8 +137,7 @@ int64_t Cache::BaseAfterCut(const Line& line) const {
   return base;
 }
 
-// A row that is pushed comes back: under Lamport clocks, and where the shard rounds what it merges,
-// since roundings that the worker did not hear of would add up.
+// Where pushed_rows_come_back.
 void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket) {
   // A line that is checked is full and held, so it is forced if it is pushed.
   const auto is_pushed = [&](uint32_t slot) HET_REQUIRES(mutex_) {
@@ -176,7 +170,7 @@ void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ti
 
 PushHeader Cache::CountOutbox(const Shard& shard) const {
   PushHeader header = {shard.link.NextSequence(), 0, 0};
-  closure_.Stamp(&header);
+  own_.Stamp(&header);
   for (size_t i = 0; i < shard.outbox.size(); ++i) {
     if (i + 8 < shard.outbox.size()) Prefetch(store_.line(shard.outbox[i + 8]));
     const Line& line = *store_.line(shard.outbox[i]);
@@ -245,7 +239,8 @@ Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   MutexLock lock(&mutex_);
   const bool lacks_rows = std::any_of(ticket->asked_.begin(), ticket->asked_.end(),
                                       [](const Asked& asked) { return asked.lacks_rows(); });
-  if (lacks_rows) HET_RETURN_IF_ERROR(CheckNotFrozen());  // what has been updated is still sent
+  if (lacks_rows)
+    HET_RETURN_IF_ERROR(own_.CheckNotFrozen());  // what has been updated is still sent
   if (!ticket->installed_)
     return FailedPrecondition("ticket was not installed before more is asked");
   TakeReleased();
@@ -286,17 +281,13 @@ void Cache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questi
                         const AllocateRequest& allocate, Ticket* ticket) {
   Shard& state = shards_[shard];
   Ticket::Asked& asked = ticket->asked_[shard];
-  const bool pushes = !state.outbox.empty() && !closure_.holds_back();
-  if (pushes && (config_.rows.clock == ClockRule::kLamport || config_.rows.half)) {
-    ForcePushedRows(state, &questions, ticket);
-  }
+  const bool pushes = !state.outbox.empty() && !own_.holds_back();
+  if (pushes && config_.pushed_rows_come_back()) ForcePushedRows(state, &questions, ticket);
   Queries queries;
   queries.num_checks = static_cast<uint32_t>(questions.checks.size());
   queries.num_value_checks = static_cast<uint32_t>(questions.value_checks.size());
   queries.num_full = static_cast<uint32_t>(questions.full.size());
-  Watching& watching = state.watching;
-  queries.watch = questions.watches ? watching.epoch() : 0;
-  queries.seen = questions.watches ? watching.seen() : 0;
+  queries.watches = questions.watches;
   queries.num_spared = questions.num_spared;
   const size_t num_bases = questions.checks.size() + questions.value_checks.size();
   asked.slots.reserve(num_bases + questions.full.size() + questions.values.size());
@@ -313,14 +304,10 @@ void Cache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questi
   }
   NewPush push;
   if (pushes) push = CutPush(&state);
-  const RequestBytes bytes = asker_.Send(shard, carry, read_bound, queries,
-                                         pushes ? &push : nullptr, allocate, &state.link, &asked);
-  if (bytes.all == 0) return;
-  if (asked.watch != 0) watching.Open();
-  counters_.Add(CacheCounter::kChecksSpared, questions.num_spared);
-  counters_.Add(CacheCounter::kMessages, 1);
-  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));
-  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(bytes.pushes));
+  const RequestBytes bytes =
+      asker_.Send(shard, carry, read_bound, queries, pushes ? &push : nullptr, allocate,
+                  &state.link, &state.watching, &asked);
+  CountRequest(bytes, questions.num_spared, &counters_);
 }
 
 // Steps may overlap, so what is due may be on its way, or wait for the lookup that is to carry it,
@@ -334,7 +321,7 @@ Status Cache::MakeRoom(const RowTicket& row_ticket, const AllocateRequest& alloc
   MutexLock lock(&mutex_);
   TakeReleased();
   std::vector<char> lacks_room(num_shards());
-  if (config_.write_bound != kUnbounded && !closure_.is_open()) {
+  if (config_.write_bound != kUnbounded && !own_.in_closure()) {
     const bool any = std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) {
       return !shard.outbox.empty() || shard.link.acknowledged() < shard.link.cut();
     });
@@ -362,7 +349,7 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<R
   MutexLock lock(&mutex_);
   TakeReleased();
   LeaveClosure();
-  if (closure_.is_open()) {
+  if (own_.in_closure()) {
     for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
     return Status();
   }

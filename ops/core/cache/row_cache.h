@@ -98,6 +98,9 @@ struct CacheConfig {
   Nonfinite nonfinite = Nonfinite::kError;
   bool half = false;  // values, gradients and changes of values travel as bfloat16
 
+  // Of what is the same for both kinds of caches.
+  Status Check() const;
+
   int64_t when_due() const { return due_bound == kUnbounded ? write_bound : due_bound; }
 
   // Whether steps count on the watch of shards (link/watch.h). The paper's clock has pending
@@ -106,7 +109,20 @@ struct CacheConfig {
   bool watches() const {
     return capacity > 0 && read_bound >= 1 && rows.clock != ClockRule::kLamport;
   }
+
+  // Whether a row that is pushed comes back: under Lamport clocks, and where the shard rounds what
+  // it merges, since roundings that the worker did not hear of would add up.
+  bool pushed_rows_come_back() const { return rows.clock == ClockRule::kLamport || rows.half; }
 };
+
+// What an update says that skips no gradient with NaN or infinity.
+Status NonfiniteGradients(int64_t num_nonfinite, int64_t num_keys);
+
+// Counts a lookup. hits: of the keys; hit_ids: of the ids.
+void CountLookup(int64_t ids, int64_t keys, int64_t hits, int64_t hit_ids,
+                 Counters<CacheCounter>* counters);
+// Counts a request, if there was one. num_spared: hits that it does not ask about.
+void CountRequest(const RequestBytes& bytes, int64_t num_spared, Counters<CacheCounter>* counters);
 
 class RowCache;
 
