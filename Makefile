@@ -129,13 +129,14 @@ demo: ops
 bench: ops
 	for b in $(BENCHMARKS); do $(BIN)/python $$b $(ARGS) || exit 1; done
 
-##  make lint      ruff, clang-format and mypy, changing nothing
+##  make lint      ruff, clang-format, mypy and the lock annotations, changing nothing
 .PHONY: lint
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CLANG_FORMAT_FILES)
+	$(BIN)/python tools/thread_safety.py
 
 ##  make format    what make lint asks for, as far as it can be done by itself
 .PHONY: format

@@ -3,13 +3,15 @@
 The file is both Starlark and Python: only assignments of literals.
 """
 
-# Free of TensorFlow; what the C++ unit tests and sanitizers build.
+#Free of TensorFlow; what the C++ unit tests and sanitizers build.
 CORE_SOURCES = [
     "ops/core/cache/cache.cc",
     "ops/core/cache/cache_closure.cc",
     "ops/core/cache/cache_install.cc",
     "ops/core/cache/cache_lookup.cc",
+    "ops/core/cache/cache_pool.cc",
     "ops/core/cache/cache_update.cc",
+    "ops/core/cache/row_cache.cc",
     "ops/core/cache/store.cc",
     "ops/core/cache/unsent.cc",
     "ops/core/dense/replica.cc",
@@ -46,7 +48,7 @@ CORE_SOURCES = [
     "ops/core/wire/request.cc",
 ]
 
-# TensorFlow kernels and op registrations.
+#TensorFlow kernels and op registrations.
 OP_SOURCES = [
     "ops/unique_ids_ops.cc",
     "ops/cache_ops.cc",
@@ -82,14 +84,14 @@ OP_SOURCES = [
     "ops/trained_ops.cc",
 ]
 
-# Those of them that know of GPUs: compiled anew with HET_TF_CUDA where nvcc compiles the kernels.
+#Those of them that know of GPUs : compiled anew with HET_TF_CUDA where nvcc compiles the kernels.
 GPU_OP_SOURCES = [
     "ops/kernels/cache_kernels.cc",
     "ops/kernels/pooling_kernels.cc",
     "ops/kernels/trained_kernels.cc",
 ]
 
-# What g++ parses once for all of them (tools/cxx.py): most of the time that each would take.
+#What g++ parses once for all of them(tools / cxx.py) : most of the time that each would take.
 TENSORFLOW_HEADERS = [
     "tensorflow/core/framework/common_shape_fns.h",
     "tensorflow/core/framework/op.h",
@@ -99,7 +101,7 @@ TENSORFLOW_HEADERS = [
     "tensorflow/core/framework/shape_inference.h",
 ]
 
-# googletest files, one beside each source it tests.
+#googletest files, one beside each source it tests.
 CORE_TESTS = [
     "ops/core/bfloat16_test.cc",
     "ops/core/cache/cache_failure_test.cc",
@@ -143,7 +145,7 @@ CORE_TESTS = [
     "ops/core/wire/wire_test.cc",
 ]
 
-# Those of them that start threads: ThreadSanitizer sees nothing in the others.
+#Those of them that start threads : ThreadSanitizer sees nothing in the others.
 CORE_THREAD_TESTS = [
     "ops/core/cache/cache_test.cc",
     "ops/core/cache/cache_thread_test.cc",
@@ -162,7 +164,7 @@ CORE_THREAD_TESTS = [
     "ops/core/unique_ids_test.cc",
 ]
 
-# Rows in a device's memory. Every compiler but nvcc makes the host build of it (ops/cuda/device.h).
+#Rows in a device's memory. Every compiler but nvcc makes the host build of it (ops/cuda/device.h).
 CUDA_SOURCES = [
     "ops/cuda/evict.cu",
     "ops/cuda/find.cu",
@@ -178,7 +180,7 @@ CUDA_SOURCES = [
     "ops/cuda/watch.cu",
 ]
 
-# What uses them and launches no kernel itself: the host's compiler compiles it, with CUDA too.
+#What uses them and launches no kernel itself : the host's compiler compiles it, with CUDA too.
 DEVICE_SOURCES = [
     "ops/cuda/block.cc",
     "ops/cuda/device_cache.cc",
@@ -191,7 +193,7 @@ DEVICE_SOURCES = [
     "ops/cuda/host_rows.cc",
 ]
 
-# Of all of that. The same objects are linked with the host build and with what nvcc compiled.
+#Of all of that.The same objects are linked with the host build and with what nvcc compiled.
 CUDA_TESTS = [
     "ops/cuda/batch_test.cc",
     "ops/cuda/device_cache_pool_test.cc",
@@ -206,16 +208,16 @@ CUDA_TESTS = [
     "ops/cuda/visitors_test.cc",
 ]
 
-# Those that launch kernels of their own: nvcc compiles them, too.
+#Those that launch kernels of their own : nvcc compiles them, too.
 CUDA_KERNEL_TESTS = ["ops/cuda/lanes_test.cc"]
 
-# Of the host build alone.
+#Of the host build alone.
 HOST_BUILD_TESTS = [
     "ops/cuda/device_cache_memory_test.cc",
     "ops/cuda/lanes_threads_test.cc",
 ]
 
-# What g++ parses once for all tests. None of this tree's: an edit of one would rebuild all.
+#What g++ parses once for all tests.None of this tree's: an edit of one would rebuild all.
 TEST_HEADERS = [
     "gtest/gtest.h",
     "algorithm",
@@ -230,9 +232,9 @@ TEST_HEADERS = [
 
 CUDA_BENCHMARK = "ops/cuda/step_bench.cu"
 
-# Flags of every build, tests included. No contraction to FMA, because results must not depend on the
-# vector width. No errno from std::sqrt, or loops with it would not be vectorized: a dense step of
-# Adagrad takes 0.38 instead of 1.45 ms for 930,000 weights.
+#Flags of every build, tests included.No contraction to FMA, because results must not depend on the
+#vector width.No errno from std::sqrt, or loops with it would not be vectorized : a dense step of
+#Adagrad takes 0.38 instead of 1.45 ms for 930, 000 weights.
 CXX_FLAGS = [
     "-std=c++17",
     "-fPIC",
@@ -243,22 +245,22 @@ CXX_FLAGS = [
     "-Wextra",
 ]
 
-# NDEBUG because TensorFlow's own build defines it and its headers test it.
+#NDEBUG because TensorFlow's own build defines it and its headers test it.
 RELEASE_FLAGS = ["-O3", "-DNDEBUG", "-fvisibility=hidden"]
 
-# By machine (`uname -m`), for binaries that leave the machine they were built on.
+#By machine(`uname - m`), for binaries that leave the machine they were built on.
 PORTABLE_FLAGS = {"x86_64": ["-march=x86-64-v3"]}
-# Without half precision: the Eigen of TensorFlow 2.21 does not compile where g++ 12 has it, as on
-# Sapphire Rapids.
+#Without half precision : the Eigen of TensorFlow 2.21 does not compile where g++ 12 has it, as on
+#Sapphire Rapids.
 NATIVE_FLAGS = ["-march=native", "-U__AVX512FP16__"]
 
-# A symbol that nobody defines fails here and not when the library is loaded.
+#A symbol that nobody defines fails here and not when the library is loaded.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,defs"]
 
-# CUDA's runtime is linked in, and its names are nobody else's: TensorFlow has a stub of the same.
+#CUDA 's runtime is linked in, and its names are nobody else' s : TensorFlow has a stub of the same.
 CUDA_LINK_FLAGS = ["-Wl,--exclude-libs,libcudart_static.a", "-ldl", "-lrt"]
 
-# Of CUDA's compiler. As above, results do not depend on whether an FMA was at hand.
+#Of CUDA's compiler. As above, results do not depend on whether an FMA was at hand.
 CUDA_FLAGS = [
     "-std=c++17",
     "-O3",

@@ -12,11 +12,6 @@ namespace het_tf {
 namespace cuda {
 namespace {
 
-Status CheckBound(const char* name, int64_t bound) {
-  if (bound >= kUnbounded && bound <= kMaxBound) return Status();
-  return InvalidArgument(name, " = ", bound, " must be in [0, ", kMaxBound, "] (-1: unbounded)");
-}
-
 constexpr int64_t kMostLines = int64_t{1} << 30;
 constexpr int64_t kMostHostRows = (int64_t{1} << 31) - 1;
 
@@ -55,9 +50,7 @@ Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
                            std::shared_ptr<DeviceCache>* cache) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config.rows, &kit));
-  if (config.rows.num_shards > 0xffff) {
-    return InvalidArgument("num_shards = ", config.rows.num_shards, " must be at most 65535");
-  }
+  HET_RETURN_IF_ERROR(config.Check());
   if (config.capacity < 1 || config.capacity > kMostLines) {
     return InvalidArgument("capacity = ", config.capacity, " rows must be in [1, ", kMostLines,
                            "] on a device");
@@ -66,9 +59,6 @@ Status DeviceCache::Create(const CacheConfig& config, HetStream stream,
     return InvalidArgument("host_capacity = ", config.host_capacity, " rows must be in [0, ",
                            kMostHostRows, "]");
   }
-  HET_RETURN_IF_ERROR(CheckBound("read_bound", config.read_bound));
-  HET_RETURN_IF_ERROR(CheckBound("write_bound", config.write_bound));
-  HET_RETURN_IF_ERROR(CheckBound("due_bound", config.due_bound));
   std::shared_ptr<DeviceCache> made(
       new DeviceCache(config, std::move(kit), stream, std::move(memory)));
   HET_RETURN_IF_ERROR(made->Allocate());
@@ -148,7 +138,7 @@ Status DeviceCache::Allocate() {
   PlacePush(push_device_.get(), kPushRows, width, &push_there_);
   PlacePush(push_pinned_.get(), kPushRows, width, &push_here_);
   if (host_rows_.is_enabled()) {
-    const auto place = [&](void* memory, Leaving* leaving) {
+    const auto place = [&](void* memory, Leaving* leaving) HET_REQUIRES(mutex_) {
       Scratch scratch(memory);
       leaving->slots = scratch.Take<int32_t>(kPushRows);
       leaving->bases = scratch.Take<int64_t>(kPushRows);
@@ -201,24 +191,20 @@ void DeviceCache::Release(DeviceTicket* ticket) {
   Holds& holds = ticket->released_.front();
   holds.found = std::move(ticket->found_);
   holds.forced = std::move(ticket->forced_);
-  for (size_t s = 0; s < ticket->asked_.size(); ++s) {
-    const DeviceTicket::Asked& asked = ticket->asked_[s];
-    if (asked.request.number == 0 || ticket->taken_) continue;
-    holds.requests.push_back({s, asked.request.number, asked.watch});
-  }
-  std::lock_guard<std::mutex> lock(released_mutex_);
+  if (!ticket->taken_) AddUnanswered(ticket->asked_, &holds.requests);
+  MutexLock lock(&released_mutex_);
   released_.splice(released_.end(), ticket->released_);
 }
 
 Status DeviceCache::TakeReleased() {
   std::list<Holds> released;
   {
-    std::lock_guard<std::mutex> lock(released_mutex_);
+    MutexLock lock(&released_mutex_);
     released.swap(released_);
   }
   Status status;
   for (Holds& holds : released) {
-    for (const Holds::Request& request : holds.requests) {
+    for (const UnansweredRequest& request : holds.requests) {
       Shard& shard = shards_[request.shard];
       shard.link.Close(request.number);
       shard.watching.GiveUp(request.watch);
@@ -252,12 +238,6 @@ Status DeviceCache::ForgetShard(int shard, int num_shards, int64_t* updates_lost
   return Status();
 }
 
-void DeviceCache::Lose(int64_t updates) {
-  num_pending_ -= updates;
-  counters_.Add(CacheCounter::kUpdatesLost, updates);
-  if (updates > 0) closure_.Lose();
-}
-
 // Its shard has other rows now, or forgot this cache.
 Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
   Shard& state = shards_[shard];
@@ -270,12 +250,12 @@ Status DeviceCache::RestartShard(int shard, const Link::Epoch& epoch) {
   state.outbox.Clear();
   const Status status = first ? Status() : ForgetShard(shard, num_shards(), &unsent);
   state.watching.Begin();
-  Lose(lost + unsent);
+  own_.Lose(lost + unsent);
   return status;
 }
 
 Status DeviceCache::Clear() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   int64_t lost = 0;
@@ -285,12 +265,12 @@ Status DeviceCache::Clear() {
     shard.outbox.Clear();
     shard.watching.Left(info_.lines, config_.capacity / num_shards());
   }
-  Lose(lost);
+  own_.Lose(lost);
   return Status();
 }
 
 Status DeviceCache::GetStats(Stats* stats) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
@@ -302,7 +282,7 @@ Status DeviceCache::GetStats(Stats* stats) {
   const auto* read = reinterpret_cast<const Counts*>(counts_pinned_.get());
   counters_.Set(CacheCounter::kRows, read->lines);
   counters_.Set(CacheCounter::kRowsUnasked, read->unasked);
-  counters_.Set(CacheCounter::kPending, num_pending_);
+  counters_.Set(CacheCounter::kPending, own_.num_pending());
   counters_.Set(CacheCounter::kMemoryBytes, info_.bytes + host_rows_.memory_bytes());
   *stats = counters_.Read();
   return Status();
@@ -311,8 +291,8 @@ Status DeviceCache::GetStats(Stats* stats) {
 // Undoes a closure whose run is over without having ended. Nobody hears any more of what was not
 // merged.
 Status DeviceCache::LeaveClosure() {
-  if (!closure_.is_abandoned()) return Status();
-  int64_t unsent = 0;  // of num_pending_
+  if (!own_.closure_is_abandoned()) return Status();
+  int64_t unsent = 0;  // of own_.num_pending()
   HET_RETURN_IF_ERROR(ForgetShard(0, 1, &unsent));
   asker_.cache_id = RandomId();
   for (Shard& shard : shards_) {
@@ -320,20 +300,18 @@ Status DeviceCache::LeaveClosure() {
     shard.outbox.Clear();
     shard.watching.Begin();
   }
-  counters_.Add(CacheCounter::kUpdatesUndone, num_pending_);
-  num_pending_ = 0;
-  closure_.GiveUp();
+  own_.UndoClosure();
   return Status();
 }
 
 Status DeviceCache::BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) {
   return OrOutOfMemory([&]() -> Status {
-    std::lock_guard<std::mutex> lock(mutex_);
-    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    MutexLock lock(&mutex_);
+    HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
     HET_RETURN_IF_ERROR(LeaveClosure());
-    return closure_.Begin(number, num_pending_, closure);
+    return own_.BeginClosure(number, closure);
   });
 }
 
@@ -342,40 +320,32 @@ Status DeviceCache::CommitClosure(const Closure& closure, int64_t done,
                                   std::shared_ptr<RowTicket>* ticket) {
   return OrOutOfMemory([&]() -> Status {
     auto made = std::make_shared<DeviceTicket>(shared_from_this());
-    std::lock_guard<std::mutex> lock(mutex_);
-    HET_RETURN_IF_ERROR(closure_.Check(closure));
-    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    MutexLock lock(&mutex_);
+    HET_RETURN_IF_ERROR(own_.CheckClosure(closure));
+    HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
-    HET_RETURN_IF_ERROR(
-        closure_.Commit(closure, done, [&] { return WriteFlush(true, allocate, made.get()); }));
+    HET_RETURN_IF_ERROR(own_.CommitClosure(closure, done, [&]() HET_REQUIRES(mutex_) {
+      return WriteFlush(true, allocate, made.get());
+    }));
     *ticket = std::move(made);
     return Status();
   });
 }
 
 Status DeviceCache::EndClosure(const Closure& closure) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(closure_.Check(closure));
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
-  return closure_.End(closure, num_pending_);
+  MutexLock lock(&mutex_);
+  return own_.EndClosure(closure);
 }
 
 void DeviceCache::Freeze() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  frozen_ = true;
-}
-
-Status DeviceCache::CheckNotFrozen() const {
-  if (!frozen_) return Status();
-  return Cancelled("the cache is frozen: its process is about to end");
+  MutexLock lock(&mutex_);
+  own_.Freeze();
 }
 
 std::vector<uint64_t> DeviceCache::incarnations() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<uint64_t> incarnations;
-  for (const Shard& shard : shards_) incarnations.push_back(shard.link.epoch().incarnation);
-  return incarnations;
+  MutexLock lock(&mutex_);
+  return IncarnationsOf(shards_);
 }
 
 }  // namespace cuda

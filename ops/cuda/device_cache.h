@@ -18,17 +18,17 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "ops/core/cache/admission.h"
-#include "ops/core/cache/closure_run.h"
+#include "ops/core/cache/own_updates.h"
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
 #include "ops/core/link/watch.h"
+#include "ops/core/mutex.h"
 #include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
@@ -85,12 +85,8 @@ class DeviceCache;
 
 // What a ticket holds of its cache.
 struct Holds {
-  struct Request {
-    size_t shard;
-    uint64_t number, watch;
-  };
   std::unique_ptr<Found> found, forced;
-  std::vector<Request> requests;  // without a reply
+  std::vector<UnansweredRequest> requests;
 };
 
 class DeviceTicket : public RowTicket {
@@ -138,10 +134,17 @@ class DeviceTicket : public RowTicket {
 };
 
 // What a pooled lookup hands to its update: the bags of its ids, on the device.
-class DeviceBags {
+class DeviceBags : public PooledRows {
  public:
-  DeviceBags(std::shared_ptr<DeviceMemory> memory, std::shared_ptr<const Pooling> pooling)
-      : memory_(std::move(memory)), block_(memory_.get()), pooling_(std::move(pooling)) {}
+  // ticket: of the cache.
+  DeviceBags(std::shared_ptr<DeviceCache> cache, std::shared_ptr<RowTicket> ticket,
+             std::shared_ptr<const Pooling> pooling);
+
+  bool IsOf(const RowTicket& ticket) const override { return &ticket == ticket_.get(); }
+  Status Update(RowTicket* ticket, const std::vector<const float*>& gradients, float learning_rate,
+                const ParallelFor&) override;
+  // Waits for the device. The keys of ids are in the order that the rows have.
+  Status Read(std::shared_ptr<const UniqueIds>* ids, std::vector<float>* rows) const override;
 
  private:
   friend class DeviceCache;
@@ -150,8 +153,9 @@ class DeviceBags {
   using CopyThere = std::function<int(const void*, size_t, void*)>;
   Status Place(int64_t num_keys, int dim, const CopyThere& copy_there);
 
-  const std::shared_ptr<DeviceMemory> memory_;
-  Block block_;
+  const std::shared_ptr<DeviceCache> cache_;
+  const std::shared_ptr<RowTicket> ticket_;
+  Block block_;  // of the cache's memory
   const std::shared_ptr<const Pooling> pooling_;
   HetBags bags_ = {};
   float** pointers_ = nullptr;  // (num_bags): to outputs, then to gradients
@@ -174,14 +178,19 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
 
   bool on_device() const override { return true; }
   int dim() const override { return kit_.optimizer->dim(); }
-  int num_shards() const override { return static_cast<int>(shards_.size()); }
+  int num_shards() const override { return config_.rows.num_shards; }
   uint64_t id() const override { return id_; }
-  int64_t lines() const { return info_.lines; }  // capacity, rounded up to whole buckets
+  // The capacity, rounded up to whole buckets.
+  int64_t lines() {
+    MutexLock lock(&mutex_);
+    return info_.lines;
+  }
 
-  // ids: (n), host memory. fresh: as in Cache. Waits for the device: the host writes the requests.
-  // Once where there is nothing to ask.
-  Status Lookup(const int64_t* ids, int64_t n, bool fresh, const AllocateRequest& allocate,
-                std::shared_ptr<RowTicket>* ticket);
+  // ---- Lookup
+
+  // Waits for the device: the host writes the requests. Once where there is nothing to ask.
+  Status Lookup(const LookupIds& ids, bool fresh, const ParallelFor&,
+                const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) override;
 
   // Waits for the device only where a shard started again, or to get pinned memory for more rows
   // than ever before.
@@ -194,39 +203,43 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   // out: device memory, written in the stream's order.
   Status Gather(const RowTicket& ticket, const ParallelFor&, float* out) override;
 
+  // outputs: device memory, written in the stream's order. Waits for the device.
+  Status Pool(const std::shared_ptr<RowTicket>& ticket, std::shared_ptr<Pooling> pooling,
+              const ParallelFor&, const std::vector<float*>& outputs,
+              std::shared_ptr<PooledRows>* pooled) override;
+
+  // ---- Updates
+
   // gradients: device memory, there by the stream's order. Waits for the device: what is due goes
   // to the outboxes.
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor&) override;
-
-  // The rows as they are now, pooled. ticket: installed, of the ids of pooling. outputs: as of
-  // Pooling::Pool, in device memory, written in the stream's order. Waits for the device.
-  Status Pool(const RowTicket& ticket, std::shared_ptr<const Pooling> pooling,
-              const std::vector<float*>& outputs, std::shared_ptr<DeviceBags>* bags);
-  // As Update, of what was pooled. gradients: of the outputs, device memory.
-  Status Update(RowTicket* ticket, DeviceBags* bags, const std::vector<const float*>& gradients,
-                float learning_rate);
-  // What PooledGradients takes on the host: the ids of a lookup, whose keys are then in the order
-  // that the rows have, and the rows as Pool found them, if a gradient depends on them. Waits for
-  // the device.
-  Status ReadPooled(const RowTicket& ticket, const DeviceBags& bags, std::vector<int64_t>* ids,
-                    std::vector<float>* rows);
 
   // Nothing to say: it is not kept which of a row's updates are merged.
   Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
                   std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
+
+  // ---- Closures
+
   Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) override;
   Status CommitClosure(const Closure& closure, int64_t done, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) override;
   Status EndClosure(const Closure& closure) override;
+
+  // ---- Reset and end
+
   Status Clear() override;
   void Freeze() override;
+
+  // ---- Statistics
+
   Status GetStats(Stats* stats) override;
   std::vector<uint64_t> incarnations() override;
 
  private:
+  friend class DeviceBags;
   friend class DeviceTicket;
 
   struct Shard {
@@ -309,56 +322,59 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   uint32_t ShardOf(int64_t key) const;
   Status UpdateSummed(DeviceTicket* ticket, float learning_rate,
                       const std::function<int(const Found&, const Summed&)>& sum);
+  Status ReadPooled(const DeviceTicket& ticket, const DeviceBags& bags, std::vector<int64_t>* ids,
+                    std::vector<float>* rows);
 
-  // All of these need mutex_.
+  // Nobody else has the cache yet.
+  Status Allocate() HET_NO_THREAD_SAFETY_ANALYSIS;
   Status Begin();
-  Status Allocate();
-  Status CheckNotFrozen() const;
   Status Wait();
-  Status ReadCounts();
-  Status TakeReleased();
-  Status LeaveClosure();
-  Status ForgetShard(int shard, int num_shards, int64_t* updates_lost);
-  Status NewFound(int64_t n, std::unique_ptr<Found>* found);
-  Status MarkShards(const uint8_t* marked);
-  Status BeginWatches(std::vector<Questions>* questions);
-  Status Find(const int64_t* ids, bool spares, Found* found);
-  Status TakeVisitors(Found* found);
-  Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line);
-  Status FindLate(const Found& found);
-  Status KeepEvicted(const Found& found);
-  bool TakeKept(const Subject& miss, DeviceTicket* ticket, int64_t* base);
+  Status ReadCounts() HET_REQUIRES(mutex_);
+  Status TakeReleased() HET_REQUIRES(mutex_);
+  Status LeaveClosure() HET_REQUIRES(mutex_);
+  Status ForgetShard(int shard, int num_shards, int64_t* updates_lost) HET_REQUIRES(mutex_);
+  Status NewFound(int64_t n, std::unique_ptr<Found>* found) HET_REQUIRES(mutex_);
+  Status MarkShards(const uint8_t* marked) HET_REQUIRES(mutex_);
+  Status BeginWatches(std::vector<Questions>* questions) HET_REQUIRES(mutex_);
+  Status Find(const int64_t* ids, bool spares, Found* found) HET_REQUIRES(mutex_);
+  Status TakeVisitors(Found* found) HET_REQUIRES(mutex_);
+  Status MakeLines(DeviceTicket* ticket, std::vector<char>* has_line) HET_REQUIRES(mutex_);
+  Status FindLate(const Found& found) HET_REQUIRES(mutex_);
+  Status KeepEvicted(const Found& found) HET_REQUIRES(mutex_);
+  bool TakeKept(const Subject& miss, DeviceTicket* ticket, int64_t* base) HET_REQUIRES(mutex_);
   bool FillsIn(const DeviceTicket& ticket, const Asked& asked, const ReplyView& reply, int64_t q,
                int64_t full) const;
-  std::vector<int64_t> WaitingKeys() const;
-  bool pushed_rows_come_back() const;
-  std::vector<int64_t> KeysToForce() const;
+  std::vector<int64_t> WaitingKeys() const HET_REQUIRES(mutex_);
+  std::vector<int64_t> KeysToForce() const HET_REQUIRES(mutex_);
   static int64_t AskInFull(const std::unordered_set<int64_t>& keys, std::vector<Subject>* subjects,
                            std::vector<Subject>* full);
-  void AskForWaiting(std::vector<Questions>* questions);
-  Status AskForLacking(const DeviceTicket& ticket, std::vector<Questions>* questions);
-  Status WriteFlush(bool all, const AllocateRequest& allocate, DeviceTicket* ticket);
+  void AskForWaiting(std::vector<Questions>* questions) HET_REQUIRES(mutex_);
+  Status AskForLacking(const DeviceTicket& ticket, std::vector<Questions>* questions)
+      HET_REQUIRES(mutex_);
+  Status WriteFlush(bool all, const AllocateRequest& allocate, DeviceTicket* ticket)
+      HET_REQUIRES(mutex_);
   Status Force(const std::vector<int64_t>& keys, DeviceTicket* ticket,
-               std::vector<Questions>* questions);
+               std::vector<Questions>* questions) HET_REQUIRES(mutex_);
   void Ask(const std::vector<char>& has_line, int64_t read_bound, DeviceTicket* ticket,
-           std::vector<Questions>* questions);
+           std::vector<Questions>* questions) HET_REQUIRES(mutex_);
   void SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
-                   const AllocateRequest& allocate, DeviceTicket* ticket);
-  Status CollectLines(const int32_t* slots, int64_t n);
+                   const AllocateRequest& allocate, DeviceTicket* ticket) HET_REQUIRES(mutex_);
+  Status CollectLines(const int32_t* slots, int64_t n) HET_REQUIRES(mutex_);
   Status CollectGradients(const Found& found, const int32_t* keys, int64_t n, const float* sums,
-                          float learning_rate);
+                          float learning_rate) HET_REQUIRES(mutex_);
   // The rows in push_there_, to the outboxes; where memory is short, none of them.
-  Status TakePushed(int64_t n, bool gradients, float learning_rate);
+  Status TakePushed(int64_t n, bool gradients, float learning_rate) HET_REQUIRES(mutex_);
 
-  Status RestartShard(int shard, const Link::Epoch& epoch);
-  void Lose(int64_t updates);
-  Status Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies, Arriving* arriving);
+  Status RestartShard(int shard, const Link::Epoch& epoch) HET_REQUIRES(mutex_);
+  Status Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& replies, Arriving* arriving)
+      HET_REQUIRES(mutex_);
   Came FillRows(int shard, const DeviceTicket& ticket, const ReplyView& reply,
-                Link::Standing standing, Arriving* arriving) const;
-  Status TakeReply(int shard, DeviceTicket* ticket, const ReplyView& reply, const Came& came);
-  void GiveUpWatches();
-  Status WatchChecked(const DeviceTicket& ticket);
-  Status Upload(const DeviceTicket& ticket, const Arriving& arriving);
+                Link::Standing standing, Arriving* arriving) const HET_REQUIRES(mutex_);
+  Status TakeReply(int shard, DeviceTicket* ticket, const ReplyView& reply, const Came& came)
+      HET_REQUIRES(mutex_);
+  void GiveUpWatches() HET_REQUIRES(mutex_);
+  Status WatchChecked(const DeviceTicket& ticket) HET_REQUIRES(mutex_);
+  Status Upload(const DeviceTicket& ticket, const Arriving& arriving) HET_REQUIRES(mutex_);
 
   // Needs nothing: a ticket's end.
   void Release(DeviceTicket* ticket);
@@ -366,44 +382,51 @@ class DeviceCache : public RowCache, public std::enable_shared_from_this<DeviceC
   const CacheConfig config_;
   const RowKit kit_;
   const uint64_t id_;
-  Asker asker_;
+  Asker asker_;  // its cache_id changes under mutex_
   const HetStream stream_;
   const std::shared_ptr<DeviceMemory> memory_;
   int device_ = 0;
 
-  std::mutex mutex_;
-  HetStore* store_ = nullptr;
-  HetStoreInfo info_ = {};
-  Block store_block_;  // the store's
-  std::unique_ptr<Block> visitors_block_;
-  Block scratch_;  // of one call, and its arrays that the next does not read
-  Block counts_device_, counts_pinned_{nullptr};
-  std::vector<uint8_t> marked_;  // (num_shards): the next MarkShards'
-  Block shards_device_, shards_pinned_{nullptr};
-  HetShards shards_there_ = {};               // as MarkShards marked them
-  int32_t* spared_there_ = nullptr;           // (num_shards, HET_SPREAD): het_list's
-  Block push_device_, push_pinned_{nullptr};  // (kPushRows)
-  HetPush push_there_ = {}, push_here_ = {};
-  Block arriving_;  // of one install
-  HostRows host_rows_;
-  int64_t num_forgets_ = 0;  // how often rows were forgotten: those that tickets hold are old then
-  Block leaving_device_, leaving_pinned_{nullptr};  // (kPushRows), where host_rows_ is enabled
-  Leaving leaving_there_, leaving_here_;
-  std::vector<int64_t> rows_in_;  // (num_shards): TakePushed's
-  Admission admission_;
-  Visitors visitors_;
-  int64_t visitors_there_ = 0;  // that there is device memory for
-  std::vector<Shard> shards_;
-  std::vector<std::unique_ptr<Found>> spare_;  // of steps that are over, with room for all
-  size_t num_found_ = 0;                       // those and the steps'
-  bool frozen_ = false;
-  ClosureRun closure_;
-  int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
+  Mutex mutex_;
+  HetStore* store_ HET_GUARDED_BY(mutex_) = nullptr;
+  HetStoreInfo info_ HET_GUARDED_BY(mutex_) = {};
+  Block store_block_ HET_GUARDED_BY(mutex_);  // the store's
+  std::unique_ptr<Block> visitors_block_ HET_GUARDED_BY(mutex_);
+  // Of one call, and its arrays that the next does not read.
+  Block scratch_ HET_GUARDED_BY(mutex_);
+  Block counts_device_ HET_GUARDED_BY(mutex_);
+  Block counts_pinned_ HET_GUARDED_BY(mutex_){nullptr};
+  std::vector<uint8_t> marked_ HET_GUARDED_BY(mutex_);  // (num_shards): the next MarkShards'
+  Block shards_device_ HET_GUARDED_BY(mutex_);
+  Block shards_pinned_ HET_GUARDED_BY(mutex_){nullptr};
+  HetShards shards_there_ HET_GUARDED_BY(mutex_) = {};      // as MarkShards marked them
+  int32_t* spared_there_ HET_GUARDED_BY(mutex_) = nullptr;  // (num_shards, HET_SPREAD): het_list's
+  Block push_device_ HET_GUARDED_BY(mutex_);                // (kPushRows)
+  Block push_pinned_ HET_GUARDED_BY(mutex_){nullptr};
+  HetPush push_there_ HET_GUARDED_BY(mutex_) = {};
+  HetPush push_here_ HET_GUARDED_BY(mutex_) = {};
+  Block arriving_ HET_GUARDED_BY(mutex_);  // of one install
+  HostRows host_rows_ HET_GUARDED_BY(mutex_);
+  // How often rows were forgotten: those that tickets hold are old then.
+  int64_t num_forgets_ HET_GUARDED_BY(mutex_) = 0;
+  Block leaving_device_ HET_GUARDED_BY(mutex_);  // (kPushRows), where host_rows_ is enabled
+  Block leaving_pinned_ HET_GUARDED_BY(mutex_){nullptr};
+  Leaving leaving_there_ HET_GUARDED_BY(mutex_);
+  Leaving leaving_here_ HET_GUARDED_BY(mutex_);
+  std::vector<int64_t> rows_in_ HET_GUARDED_BY(mutex_);  // (num_shards): TakePushed's
+  Admission admission_ HET_GUARDED_BY(mutex_);
+  Visitors visitors_ HET_GUARDED_BY(mutex_);
+  int64_t visitors_there_ HET_GUARDED_BY(mutex_) = 0;  // that there is device memory for
+  std::vector<Shard> shards_ HET_GUARDED_BY(mutex_);   // (num_shards)
+  // Of steps that are over, with room for all; how many those and the steps' are.
+  std::vector<std::unique_ptr<Found>> spare_ HET_GUARDED_BY(mutex_);
+  size_t num_found_ HET_GUARDED_BY(mutex_) = 0;
   Counters<CacheCounter> counters_;
+  OwnUpdates own_ HET_GUARDED_BY(mutex_){&counters_};
 
   // What dead tickets held. A ticket may die on any thread, at any time, and must not wait.
-  std::mutex released_mutex_;
-  std::list<Holds> released_;
+  Mutex released_mutex_;
+  std::list<Holds> released_ HET_GUARDED_BY(released_mutex_);
 };
 
 }  // namespace cuda

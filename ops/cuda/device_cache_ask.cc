@@ -21,14 +21,8 @@ std::vector<int64_t> DeviceCache::WaitingKeys() const {
   return keys;
 }
 
-// By Lamport clocks, and where the shard rounds what it merges, since roundings that the worker did
-// not hear of would add up.
-bool DeviceCache::pushed_rows_come_back() const {
-  return config_.rows.clock == ClockRule::kLamport || config_.rows.half;
-}
-
 std::vector<int64_t> DeviceCache::KeysToForce() const {
-  const bool force = pushed_rows_come_back() && !closure_.holds_back();
+  const bool force = config_.pushed_rows_come_back() && !own_.holds_back();
   return force ? WaitingKeys() : std::vector<int64_t>();
 }
 
@@ -87,7 +81,7 @@ void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, Dev
   int64_t hits = 0;
   // A row that another step has, too. What that updates meanwhile, a value without slots does not
   // take in.
-  const auto ask_of_known = [&](const Subject& row, Questions* each) {
+  const auto ask_of_known = [&](const Subject& row, Questions* each) HET_REQUIRES(mutex_) {
     if (row.base < 0) {  // it is still to come
       admission_.Ask(1);
       each->full.push_back(row);
@@ -139,13 +133,9 @@ void DeviceCache::Ask(const std::vector<char>& has_line, int64_t read_bound, Dev
     ticket->keys_in_[s] += each.num_spared;
     hits += each.num_spared;
   }
-  counters_.Add(CacheCounter::kLookups, 1);
-  counters_.Add(CacheCounter::kIds, found.batch.num_ids);
-  counters_.Add(CacheCounter::kKeys, found.here.keys);
-  counters_.Add(CacheCounter::kHits, hits);
   const auto* read = reinterpret_cast<const Counts*>(counts_pinned_.get());
-  counters_.Add(CacheCounter::kHitIds, found.batch.num_ids - read->missed_ids);
-  counters_.Add(CacheCounter::kMisses, found.here.keys - hits);
+  CountLookup(found.batch.num_ids, found.here.keys, hits, found.batch.num_ids - read->missed_ids,
+              &counters_);
 }
 
 void DeviceCache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
@@ -155,8 +145,7 @@ void DeviceCache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, 
   Queries queries;
   queries.num_checks = static_cast<uint32_t>(questions.checks.size());
   queries.num_full = static_cast<uint32_t>(questions.full.size());
-  queries.watch = questions.watches ? state.watching.epoch() : 0;
-  queries.seen = questions.watches ? state.watching.seen() : 0;
+  queries.watches = questions.watches;
   queries.num_spared = questions.num_spared;
   for (const auto* subjects : {&questions.checks, &questions.full, &questions.values}) {
     asked.subjects.insert(asked.subjects.end(), subjects->begin(), subjects->end());
@@ -164,10 +153,10 @@ void DeviceCache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, 
   for (const Subject& subject : asked.subjects) queries.keys.push_back(subject.key);
   for (const Subject& check : questions.checks) queries.bases.push_back(check.base);
   NewPush push;
-  const bool pushes = questions.pushes && state.outbox.num_rows() > 0 && !closure_.holds_back();
+  const bool pushes = questions.pushes && state.outbox.num_rows() > 0 && !own_.holds_back();
   if (pushes) {
     push.header = state.outbox.Header(state.link.NextSequence());
-    closure_.Stamp(&push.header);
+    own_.Stamp(&push.header);
     push.updates = state.outbox.updates();
     push.write = [&state, &push](char* bytes) { state.outbox.Write(push.header, bytes); };
   }
@@ -183,15 +172,11 @@ void DeviceCache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, 
     Counters<CacheCounter>& counters;
     const uint64_t before;
   } cut = {state, counters_, state.link.cut()};
-  const RequestBytes bytes = asker_.Send(shard, carry, read_bound, queries,
-                                         pushes ? &push : nullptr, allocate, &state.link, &asked);
-  if (bytes.all == 0) return;
-  ++state.num_open;
-  if (asked.watch != 0) state.watching.Open();
-  counters_.Add(CacheCounter::kChecksSpared, questions.num_spared);
-  counters_.Add(CacheCounter::kMessages, 1);
-  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));
-  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(bytes.pushes));
+  const RequestBytes bytes =
+      asker_.Send(shard, carry, read_bound, queries, pushes ? &push : nullptr, allocate,
+                  &state.link, &state.watching, &asked);
+  if (bytes.all > 0) ++state.num_open;
+  CountRequest(bytes, questions.num_spared, &counters_);
 }
 
 }  // namespace cuda

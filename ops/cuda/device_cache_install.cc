@@ -36,7 +36,7 @@ bool Comes(const Asked& asked, const ReplyView& reply, int64_t q, int64_t full) 
 
 // Calls visit(query, full row or -1, value row or -1) for each query of a reply, in their order.
 template <typename Visit>
-void ForEachQuery(const ReplyView& reply, const Visit& visit) {
+void ForEachQuery(const ReplyView& reply, const Visit& visit) HET_NO_THREAD_SAFETY_ANALYSIS {
   const ReplyHeader& header = reply.header;
   int64_t full = 0, value = 0;
   for (int64_t q = 0; q < header.num_queries; ++q) {
@@ -79,7 +79,7 @@ Status DeviceCache::Reserve(DeviceTicket* ticket, const std::vector<ReplyView>& 
   }
   arriving->first[DeviceTicket::kNumLists] = n;
   if (n + arriving->num_values == 0) return Status();
-  const auto place = [&](void* memory, Arriving::Arrays* arrays) {
+  const auto place = [&](void* memory, Arriving::Arrays* arrays) HET_REQUIRES(mutex_) {
     return PlaceRows(memory, n, info_.row_stride, rows[List::kUnasked], arriving->num_values, dim(),
                      arrays);
   };
@@ -113,7 +113,7 @@ DeviceCache::Came DeviceCache::FillRows(int shard, const DeviceTicket& ticket,
   // Rows that were kept are of the shard as it was when they were looked up, with all own pushes.
   const bool counted = (reply.header.flags & kCounted) != 0;
   const bool keeps = current && !counted && ticket.num_forgets_ == num_forgets_;
-  ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) {
+  ForEachQuery(reply, [&](int64_t q, int64_t full, int64_t value) HET_REQUIRES(mutex_) {
     const Subject& subject = asked.subjects[q];
     if (FillsIn(ticket, asked, reply, q, full)) {
       const int64_t at = arriving->next[subject.list]++;
@@ -181,10 +181,12 @@ Status DeviceCache::Upload(const DeviceTicket& ticket, const Arriving& arriving)
   if (arriving.bytes == 0) return Status();
   const Arriving::Arrays& to = arriving.there;
   HET_RETURN_IF_CUDA_ERROR(ToDevice(arriving.here.rows, arriving.bytes, to.rows));
+  HetStore* const store = store_;
+  const int64_t row_stride = info_.row_stride;
   const auto install = [&](List list, const int32_t* index, const int32_t* slots) {
     const int64_t first = arriving.first[list];
-    return het_install(store_, index == nullptr ? nullptr : index + first, slots,
-                       to.rows + first * info_.row_stride, to.bases + first, arriving.count(list),
+    return het_install(store, index == nullptr ? nullptr : index + first, slots,
+                       to.rows + first * row_stride, to.bases + first, arriving.count(list),
                        stream_);
   };
   if (arriving.count(List::kStep) > 0) {
@@ -215,7 +217,7 @@ Status DeviceCache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>
     std::vector<ReplyView> views;
     HET_RETURN_IF_ERROR(ReadReplies(asker_, ticket->asked_, replies, &views));
 
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (ticket->taken_) return FailedPrecondition("ticket was installed before");
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
@@ -269,17 +271,18 @@ Status DeviceCache::TakeReply(int shard, DeviceTicket* ticket, const ReplyView& 
   const Link::Standing standing = link.StandingOf(asked.request, epoch);
   if (standing == Link::Standing::kNew) HET_RETURN_IF_ERROR(RestartShard(shard, epoch));
   if (standing != Link::Standing::kOld) {
+    int64_t merged = 0;
     link.Acknowledge(asked.request.number, header.acknowledged,
-                     [&](const Link::Push& push) { num_pending_ -= push.updates; });
+                     [&](const Link::Push& push) { merged += push.updates; });
+    own_.Merge(merged);
     if (header.flags & kCounted) {
       // The shard has another run's updates in the place of those that were pushed.
       int64_t unsent = 0;
       HET_RETURN_IF_ERROR(ForgetShard(shard, num_shards(), &unsent));
       shards_[shard].watching.Left(info_.lines, config_.capacity / num_shards());
-      Lose(unsent);
+      own_.Lose(unsent);
     }
-    marked_[shard] = TakeWatch(header, &asked, &shards_[shard].watching);
-    asked.overtook = standing == Link::Standing::kCurrent && header.acknowledged < asked.awaited;
+    marked_[shard] = TakeReplyHeader(header, standing, &asked, &shards_[shard].watching);
     ticket->lacks_rows_ |= asked.lacks_rows();
     ticket->overtook_ |= asked.overtook;
     admission_.Came(int64_t{header.num_full} + header.num_unasked, header.num_values);
@@ -323,8 +326,8 @@ Status DeviceCache::AskForLacking(const DeviceTicket& ticket, std::vector<Questi
 Status DeviceCache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   return OrOutOfMemory([&]() -> Status {
     auto* ticket = static_cast<DeviceTicket*>(row_ticket);
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (ticket->lacks_rows_) HET_RETURN_IF_ERROR(CheckNotFrozen());
+    MutexLock lock(&mutex_);
+    if (ticket->lacks_rows_) HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     if (!ticket->installed_) {
       return FailedPrecondition("ticket was not installed before more is asked");
@@ -357,7 +360,7 @@ Status DeviceCache::AskAgain(RowTicket* row_ticket, const AllocateRequest& alloc
 
 Status DeviceCache::Gather(const RowTicket& row_ticket, const ParallelFor&, float* out) {
   const auto& ticket = static_cast<const DeviceTicket&>(row_ticket);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(Begin());
   if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
   if (ticket.num_ids() == 0) return Status();

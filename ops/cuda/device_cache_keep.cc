@@ -16,7 +16,7 @@ Status DeviceCache::KeepEvicted(const Found& found) {
   if (!host_rows_.is_enabled()) return Status();
   // A row that comes back after its push would find no line to be merged with here.
   std::unordered_set<int64_t> left_out;
-  if (pushed_rows_come_back()) {
+  if (config_.pushed_rows_come_back()) {
     const std::vector<int64_t> waiting = WaitingKeys();
     left_out.insert(waiting.begin(), waiting.end());
   }

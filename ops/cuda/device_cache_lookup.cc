@@ -231,15 +231,16 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
   return Status();
 }
 
-Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
+Status DeviceCache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor&,
                            const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
+  const int64_t n = ids.num_ids;
   if (n < 0 || n > kMostIds) {
     return InvalidArgument("ids holds ", n, " ids, a lookup at most ", kMostIds);
   }
   return OrOutOfMemory([&]() -> Status {
     auto made = std::make_shared<DeviceTicket>(shared_from_this());
-    std::lock_guard<std::mutex> lock(mutex_);
-    HET_RETURN_IF_ERROR(CheckNotFrozen());
+    MutexLock lock(&mutex_);
+    HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
     HET_RETURN_IF_ERROR(LeaveClosure());
@@ -251,14 +252,14 @@ Status DeviceCache::Lookup(const int64_t* ids, int64_t n, bool fresh,
     std::vector<Questions> questions(num_shards());
     const bool spares = config_.watches() && !fresh;
     if (spares) HET_RETURN_IF_ERROR(BeginWatches(&questions));
-    HET_RETURN_IF_ERROR(Find(ids, spares, made->found_.get()));
+    HET_RETURN_IF_ERROR(Find(ids.ids, spares, made->found_.get()));
     admission_.BeginUse(made->found_->here.keys);
     std::vector<char> has_line(made->found_->here.misses);
     HET_RETURN_IF_ERROR(MakeLines(made.get(), &has_line));
     const int64_t read_bound = fresh ? 0 : config_.read_bound;
     Ask(has_line, read_bound, made.get(), &questions);
     if (!forced.empty()) HET_RETURN_IF_ERROR(Force(forced, made.get(), &questions));
-    if (closure_.holds_back()) AskForWaiting(&questions);
+    if (own_.holds_back()) AskForWaiting(&questions);
     for (int s = 0; s < num_shards(); ++s) {
       SendRequest(s, Link::Carry::kIdle, read_bound, std::move(questions[s]), allocate, made.get());
     }
@@ -278,11 +279,11 @@ Status DeviceCache::Flush(bool all, const AllocateRequest& allocate,
                           std::shared_ptr<RowTicket>* ticket) {
   return OrOutOfMemory([&]() -> Status {
     auto made = std::make_shared<DeviceTicket>(shared_from_this());
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     HET_RETURN_IF_ERROR(Begin());
     HET_RETURN_IF_ERROR(TakeReleased());
     HET_RETURN_IF_ERROR(LeaveClosure());
-    if (closure_.is_open()) {
+    if (own_.in_closure()) {
       for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
     } else {
       HET_RETURN_IF_ERROR(WriteFlush(all, allocate, made.get()));

@@ -117,15 +117,17 @@ int RunShort(const CacheConfig& config, int num_ids, int64_t left, Limit limit,
     const DeviceArray<float> out(num_ids);
     const std::vector<float*> outputs = {out.get()};
     const std::vector<const float*> of_outputs = {gradients.get()};
-    std::shared_ptr<cuda::DeviceBags> bags;
-    step.Run([&] { return cluster.cache()->Pool(*call.ticket, pooling, outputs, &bags); });
+    std::shared_ptr<PooledRows> pooled_rows;
+    step.Run([&] {
+      return cluster.cache()->Pool(call.ticket, pooling, SerialFor, outputs, &pooled_rows);
+    });
     EXPECT_EQ(out.Read(), values);
-    Ids read;
+    std::shared_ptr<const UniqueIds> read;
     Floats kept;
-    step.Run([&] { return cluster.cache()->ReadPooled(*call.ticket, *bags, &read, &kept); });
-    EXPECT_EQ(read, ids);
+    step.Run([&] { return pooled_rows->Read(&read, &kept); });
+    EXPECT_EQ(read->keys, ids);
     EXPECT_EQ(kept, values);
-    step.Run([&] { return cluster.cache()->Update(call.ticket.get(), bags.get(), of_outputs, 1); });
+    step.Run([&] { return pooled_rows->Update(call.ticket.get(), of_outputs, 1, SerialFor); });
   } else {
     step.Run(
         [&] { return cluster.cache()->Update(call.ticket.get(), gradients.get(), 1, SerialFor); });

@@ -1,5 +1,7 @@
 // Pool, and the update of what was pooled.
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "ops/cuda/device_cache.h"
@@ -17,6 +19,13 @@ size_t BytesOf(const std::vector<T>& values) {
 }
 
 }  // namespace
+
+DeviceBags::DeviceBags(std::shared_ptr<DeviceCache> cache, std::shared_ptr<RowTicket> ticket,
+                       std::shared_ptr<const Pooling> pooling)
+    : cache_(std::move(cache)),
+      ticket_(std::move(ticket)),
+      block_(cache_->memory_.get()),
+      pooling_(std::move(pooling)) {}
 
 // num_keys: of the lookup.
 Status DeviceBags::Place(int64_t num_keys, int dim, const CopyThere& copy_there) {
@@ -56,13 +65,14 @@ Status DeviceBags::Place(int64_t num_keys, int dim, const CopyThere& copy_there)
   return ToStatus(copy(pooling.max_of(), max_of), "copying bags");
 }
 
-Status DeviceCache::Pool(const RowTicket& row_ticket, std::shared_ptr<const Pooling> pooling,
-                         const std::vector<float*>& outputs, std::shared_ptr<DeviceBags>* bags) {
+Status DeviceCache::Pool(const std::shared_ptr<RowTicket>& row_ticket,
+                         std::shared_ptr<Pooling> pooling, const ParallelFor&,
+                         const std::vector<float*>& outputs, std::shared_ptr<PooledRows>* pooled) {
   return OrOutOfMemory([&]() -> Status {
-    const auto& ticket = static_cast<const DeviceTicket&>(row_ticket);
-    auto made = std::make_shared<DeviceBags>(memory_, std::move(pooling));
+    const auto& ticket = static_cast<const DeviceTicket&>(*row_ticket);
+    auto made = std::make_shared<DeviceBags>(shared_from_this(), row_ticket, std::move(pooling));
     const std::vector<float*> out = made->pooling_->OfBags(outputs, dim());
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     HET_RETURN_IF_ERROR(Begin());
     if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
     const Found none(nullptr);  // of a flush's ticket
@@ -77,48 +87,55 @@ Status DeviceCache::Pool(const RowTicket& row_ticket, std::shared_ptr<const Pool
     HET_RETURN_IF_CUDA_ERROR(het_pool(&found.batch, &made->bags_, found.slots, info_.rows,
                                       info_.row_stride, info_.lines, info_.visitors,
                                       info_.row_stride, dim(), made->pointers_, stream_));
-    *bags = std::move(made);
+    *pooled = std::move(made);
     return Status();
   });
 }
 
-Status DeviceCache::Update(RowTicket* ticket, DeviceBags* bags,
-                           const std::vector<const float*>& gradients, float learning_rate) {
+Status DeviceBags::Update(RowTicket* ticket, const std::vector<const float*>& gradients,
+                          float learning_rate, const ParallelFor&) {
   return OrOutOfMemory([&] {
-    const std::vector<const float*> of_bags = bags->pooling_->OfBags(gradients, dim());
-    const float** there = const_cast<const float**>(bags->pointers_);
-    const auto sum = [&](const Found& found, const Summed& summed) {
-      const int error = ToDevice(of_bags.data(), BytesOf(of_bags), there);
+    const int dim = cache_->dim();
+    const std::vector<const float*> of_bags = pooling_->OfBags(gradients, dim);
+    const float** there = const_cast<const float**>(pointers_);
+    const auto sum = [&](const Found& found, const DeviceCache::Summed& summed) {
+      const int error = cache_->ToDevice(of_bags.data(), BytesOf(of_bags), there);
       if (error != 0) return error;
-      return het_segment_sum_pooled(&found.batch, &bags->bags_, there, dim(), summed.sums,
-                                    summed.squares, summed.num_nonfinite, summed.scratch, stream_);
+      return het_segment_sum_pooled(&found.batch, &bags_, there, dim, summed.sums, summed.squares,
+                                    summed.num_nonfinite, summed.scratch, cache_->stream_);
     };
-    return UpdateSummed(static_cast<DeviceTicket*>(ticket), learning_rate, sum);
+    return cache_->UpdateSummed(static_cast<DeviceTicket*>(ticket), learning_rate, sum);
   });
 }
 
-Status DeviceCache::ReadPooled(const RowTicket& row_ticket, const DeviceBags& bags,
-                               std::vector<int64_t>* ids, std::vector<float>* rows) {
+Status DeviceBags::Read(std::shared_ptr<const UniqueIds>* ids, std::vector<float>* rows) const {
   return OrOutOfMemory([&]() -> Status {
-    const auto& ticket = static_cast<const DeviceTicket&>(row_ticket);
-    if (ticket.num_ids() == 0) return Status();
-    const Found& found = *ticket.found_;
-    std::vector<int64_t> keys(found.here.keys);
-    std::vector<int32_t> key_of(ticket.num_ids());
-    ids->resize(key_of.size());
-    if (bags.bags_.kept != nullptr) rows->resize(keys.size() * dim());
-    const auto copy_here = [&](const auto* from, auto* to) {
-      return FromDevice(from, BytesOf(*to), to->data());
-    };
-    std::lock_guard<std::mutex> lock(mutex_);
-    HET_RETURN_IF_ERROR(Begin());
-    HET_RETURN_IF_CUDA_ERROR(copy_here(found.batch.keys, &keys));
-    HET_RETURN_IF_CUDA_ERROR(copy_here(found.batch.key_of, &key_of));
-    HET_RETURN_IF_CUDA_ERROR(copy_here(bags.bags_.kept, rows));
-    HET_RETURN_IF_ERROR(Wait());
-    for (size_t i = 0; i < key_of.size(); ++i) (*ids)[i] = keys[key_of[i]];
+    const auto& ticket = static_cast<const DeviceTicket&>(*ticket_);
+    std::vector<int64_t> read(ticket.num_ids());
+    if (!read.empty()) HET_RETURN_IF_ERROR(cache_->ReadPooled(ticket, *this, &read, rows));
+    *ids = std::make_shared<UniqueIds>(read.data(), static_cast<int64_t>(read.size()));
     return Status();
   });
+}
+
+// ids: (num_ids), at least one.
+Status DeviceCache::ReadPooled(const DeviceTicket& ticket, const DeviceBags& bags,
+                               std::vector<int64_t>* ids, std::vector<float>* rows) {
+  const Found& found = *ticket.found_;
+  std::vector<int64_t> keys(found.here.keys);
+  std::vector<int32_t> key_of(ids->size());
+  if (bags.bags_.kept != nullptr) rows->resize(keys.size() * dim());
+  const auto copy_here = [&](const auto* from, auto* to) {
+    return FromDevice(from, BytesOf(*to), to->data());
+  };
+  MutexLock lock(&mutex_);
+  HET_RETURN_IF_ERROR(Begin());
+  HET_RETURN_IF_CUDA_ERROR(copy_here(found.batch.keys, &keys));
+  HET_RETURN_IF_CUDA_ERROR(copy_here(found.batch.key_of, &key_of));
+  HET_RETURN_IF_CUDA_ERROR(copy_here(bags.bags_.kept, rows));
+  HET_RETURN_IF_ERROR(Wait());
+  for (size_t i = 0; i < key_of.size(); ++i) (*ids)[i] = keys[key_of[i]];
+  return Status();
 }
 
 }  // namespace cuda

@@ -23,7 +23,6 @@ using testing::Floats;
 using testing::Ids;
 using testing::PlainConfig;
 using testing::Random;
-using testing::UniqueIdsOf;
 
 // Ids of two features: bags of three, and bags of any size, some of none, which may have weights.
 struct Bags {
@@ -80,38 +79,40 @@ void TrainBesideTheHost(const std::string& optimizer, Combiner first_combiner,
     device.Deliver(&device_call);
     ASSERT_OK(host.TryInstall(&host_call));
     ASSERT_OK(device.TryInstall(&device_call));
-    auto* ticket = static_cast<Ticket*>(host_call.ticket.get());
     Floats first(10 * dim), second(8 * dim);
-    ASSERT_OK(
-        host.cache()->Pool(*ticket, bags.pooling.get(), SerialFor, {first.data(), second.data()}));
+    std::shared_ptr<PooledRows> here, there;
+    ASSERT_OK(host.cache()->Pool(host_call.ticket, bags.pooling, SerialFor,
+                                 {first.data(), second.data()}, &here));
     const DeviceArray<float> first_there(10 * dim), second_there(8 * dim);
-    std::shared_ptr<cuda::DeviceBags> there;
-    ASSERT_OK(device.cache()->Pool(*device_call.ticket, bags.pooling,
+    ASSERT_OK(device.cache()->Pool(device_call.ticket, bags.pooling, SerialFor,
                                    {first_there.get(), second_there.get()}, &there));
+    EXPECT_TRUE(here->IsOf(*host_call.ticket) && there->IsOf(*device_call.ticket));
+    EXPECT_FALSE(here->IsOf(*device_call.ticket) || there->IsOf(*host_call.ticket));
     ExpectNear(first_there.Read(), first, of_outputs);
     ExpectNear(second_there.Read(), second, of_outputs);
 
     const Floats of_first = Numbers(&random, 10 * dim), of_second = Numbers(&random, 8 * dim);
-    const PooledGradients gradients(*bags.pooling, ticket->ids(), dim, SerialFor,
-                                    {of_first.data(), of_second.data()});
-    Ids ids;
-    Floats kept;
-    ASSERT_OK(device.cache()->ReadPooled(*device_call.ticket, *there, &ids, &kept));
-    EXPECT_EQ(ids, bags.ids);
+    std::shared_ptr<const UniqueIds> ids, host_ids;
+    Floats kept, host_kept;
+    ASSERT_OK(here->Read(&host_ids, &host_kept));
+    ASSERT_OK(there->Read(&ids, &kept));
+    EXPECT_EQ(ids->keys, host_ids->keys);
+    EXPECT_EQ(ids->key_of, host_ids->key_of);
     if (weighted) {
-      const UniqueIds unique_ids(ids.data(), static_cast<int64_t>(ids.size()));
-      const PooledGradients here(*bags.pooling, unique_ids, dim, SerialFor,
-                                 {of_first.data(), of_second.data()}, kept.data());
-      Floats of_weights(bags.weights.size()), expected(bags.weights.size());
-      here.OfWeights(1, SerialFor, of_weights.data());
-      gradients.OfWeights(1, SerialFor, expected.data());
-      EXPECT_EQ(of_weights, expected);
+      const auto of_weights = [&](const UniqueIds& of_ids, const Floats& rows) {
+        const PooledGradients gradients(*bags.pooling, of_ids, dim, SerialFor,
+                                        {of_first.data(), of_second.data()}, rows.data());
+        Floats out(bags.weights.size());
+        gradients.OfWeights(1, SerialFor, out.data());
+        return out;
+      };
+      EXPECT_EQ(of_weights(*ids, kept), of_weights(*host_ids, host_kept));
     }
-    ASSERT_OK(host.cache()->Update(ticket, GradientSums(ticket->ids(), gradients, dim, SerialFor),
-                                   0.5f, SerialFor));
+    ASSERT_OK(
+        here->Update(host_call.ticket.get(), {of_first.data(), of_second.data()}, 0.5f, SerialFor));
     const DeviceArray<float> of_first_there(of_first), of_second_there(of_second);
-    ASSERT_OK(device.cache()->Update(device_call.ticket.get(), there.get(),
-                                     {of_first_there.get(), of_second_there.get()}, 0.5f));
+    ASSERT_OK(there->Update(device_call.ticket.get(), {of_first_there.get(), of_second_there.get()},
+                            0.5f, SerialFor));
     // Unsent updates are where each has its lines, so that only tables can be compared.
     host.Flush(0);
     device.Flush(0);
@@ -147,18 +148,18 @@ TEST(DeviceCachePoolTest, WhatIsNotInstalledOrNotFiniteIsRefused) {
   const DeviceCluster cluster(PlainConfig());
   DeviceCluster::Call call = cluster.Lookup(0, {1, 2});
   const DeviceArray<float> out(2);
-  std::shared_ptr<cuda::DeviceBags> bags;
+  std::shared_ptr<PooledRows> pooled;
   std::shared_ptr<Pooling> pooling;
   ASSERT_OK(Pooling::Create({{Combiner::kSum, 2, 2}}, &pooling));
   const auto pool = [&] {
-    return cluster.cache()->Pool(*call.ticket, pooling, {out.get()}, &bags);
+    return cluster.cache()->Pool(call.ticket, pooling, SerialFor, {out.get()}, &pooled);
   };
   EXPECT_REFUSED(pool(), "not installed");
   cluster.Deliver(&call);
   ASSERT_OK(cluster.TryInstall(&call));
   ASSERT_OK(pool());
   const DeviceArray<float> gradients(Floats{1, HUGE_VALF});
-  EXPECT_REFUSED(cluster.cache()->Update(call.ticket.get(), bags.get(), {gradients.get()}, 1),
+  EXPECT_REFUSED(pooled->Update(call.ticket.get(), {gradients.get()}, 1, SerialFor),
                  "hold NaN or infinity for 1 of 2 keys; no row was updated");
   EXPECT_EQ(cluster.count(CacheCounter::kUpdates), 0);
 }
@@ -170,14 +171,14 @@ void PoolNoIds(const DeviceCluster& cluster, DeviceCluster::Call call) {
   std::shared_ptr<Pooling> pooling;
   ASSERT_OK(Pooling::Create({{Combiner::kMax, 0, 3, splits.data()}}, &pooling));
   const DeviceArray<float> out(Floats(3, 7));
-  std::shared_ptr<cuda::DeviceBags> bags;
-  ASSERT_OK(cluster.cache()->Pool(*call.ticket, pooling, {out.get()}, &bags));
+  std::shared_ptr<PooledRows> pooled;
+  ASSERT_OK(cluster.cache()->Pool(call.ticket, pooling, SerialFor, {out.get()}, &pooled));
   EXPECT_EQ(out.Read(), Floats(3, 0));
-  ASSERT_OK(cluster.cache()->Update(call.ticket.get(), bags.get(), {out.get()}, 1));
-  Ids ids;
+  ASSERT_OK(pooled->Update(call.ticket.get(), {out.get()}, 1, SerialFor));
+  std::shared_ptr<const UniqueIds> ids;
   Floats kept;
-  ASSERT_OK(cluster.cache()->ReadPooled(*call.ticket, *bags, &ids, &kept));
-  EXPECT_TRUE(ids.empty());
+  ASSERT_OK(pooled->Read(&ids, &kept));
+  EXPECT_EQ(ids->num_ids(), 0);
 }
 
 TEST(DeviceCachePoolTest, NoIdsAreZeros) {

@@ -466,10 +466,10 @@ TEST(DeviceCacheTest, LookupsThatCannotBeAreRefused) {
   const DeviceCluster cluster(PlainConfig());
   std::shared_ptr<RowTicket> ticket;
   for (const int64_t n : {int64_t{-1}, int64_t{1} << 30}) {
-    EXPECT_REFUSED(
-        cluster.cache()->Lookup(
-            nullptr, n, false, [](int, size_t) { return std::shared_ptr<char>(); }, &ticket),
-        "ids holds " + std::to_string(n));
+    EXPECT_REFUSED(cluster.cache()->Lookup(
+                       {nullptr, n}, false, SerialFor,
+                       [](int, size_t) { return std::shared_ptr<char>(); }, &ticket),
+                   "ids holds " + std::to_string(n));
   }
   DeviceCluster::Call call = cluster.Lookup(0, {1});
   EXPECT_REFUSED(cluster.Update(call, {1}), "not installed");

@@ -21,10 +21,6 @@ struct DeviceSide {
   static Status Create(const CacheConfig& config, std::shared_ptr<cuda::DeviceCache>* cache) {
     return cuda::DeviceCache::Create(config, kStream, cuda::DriverMemory(), cache);
   }
-  static Status Lookup(cuda::DeviceCache* cache, const Ids& ids, bool fresh, const ParallelFor&,
-                       const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
-    return cache->Lookup(ids.data(), static_cast<int64_t>(ids.size()), fresh, allocate, ticket);
-  }
 };
 using DeviceCluster = ClusterOf<DeviceSide>;
 

@@ -103,8 +103,8 @@ Status DeviceCache::Update(RowTicket* ticket, const float* gradients, float lear
 Status DeviceCache::UpdateSummed(DeviceTicket* ticket, float learning_rate,
                                  const std::function<int(const Found&, const Summed&)>& sum) {
   HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  MutexLock lock(&mutex_);
+  HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
   HET_RETURN_IF_ERROR(Begin());
   HET_RETURN_IF_ERROR(TakeReleased());
   if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
@@ -123,7 +123,7 @@ Status DeviceCache::UpdateSummed(DeviceTicket* ticket, float learning_rate,
   }
   auto* counts = reinterpret_cast<Counts*>(counts_device_.get());
   // What a closure holds back stays on its line, so that checks say what the shard has heard of.
-  const int64_t due_bound = closure_.holds_back() ? kUnbounded : config_.when_due();
+  const int64_t due_bound = own_.holds_back() ? kUnbounded : config_.when_due();
   const bool refuses = config_.nonfinite == Nonfinite::kError;
   const HetSlots due_lines = {arrays.lines, &counts->first_slots};
   const HetSlots due_gradients = {arrays.gradients, &counts->second_slots};
@@ -138,14 +138,8 @@ Status DeviceCache::UpdateSummed(DeviceTicket* ticket, float learning_rate,
                                         stream_));
   HET_RETURN_IF_ERROR(ReadCounts());
   const Counts read = *reinterpret_cast<const Counts*>(counts_pinned_.get());
-  if (refuses && read.nonfinite > 0) {
-    return InvalidArgument("gradients, or their squares, hold NaN or infinity for ", read.nonfinite,
-                           " of ", found.here.keys, " keys; no row was updated");
-  }
-  const int64_t updates = found.here.keys - read.nonfinite;
-  num_pending_ += updates;
-  counters_.Add(CacheCounter::kUpdates, updates);
-  counters_.Add(CacheCounter::kNonfiniteSkipped, read.nonfinite);
+  if (refuses && read.nonfinite > 0) return NonfiniteGradients(read.nonfinite, found.here.keys);
+  own_.Add(found.here.keys - read.nonfinite, read.nonfinite);
   HET_RETURN_IF_ERROR(
       CollectGradients(found, arrays.gradients, read.second_slots, arrays.sums, learning_rate));
   return CollectLines(arrays.lines, read.first_slots);

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ops/core/cache/cache.h"
-#include "ops/cuda/device_cache.h"
 #include "ops/kernels/device_caches.h"
 #include "ops/kernels/device_ids.h"
 #include "ops/kernels/kernel_util.h"
@@ -145,21 +144,20 @@ class CacheLookupOp : public RequestKernel {
 
   absl::Status Request(OpKernelContext* context, RowCache* cache, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) override {
-    std::shared_ptr<DeviceIds> ids;
-    const absl::Status as_they_are = GetVariant(context, "unique_ids", &ids);
-    if (cache->on_device()) {
-      TF_RETURN_IF_ERROR(as_they_are);
-      return ToTf(static_cast<cuda::DeviceCache*>(cache)->Lookup(ids->data(), ids->num_ids(),
-                                                                 fresh_, allocate, ticket));
-    }
-    std::shared_ptr<UniqueIds> unique_ids;
-    if (as_they_are.ok()) {  // one step runs on workers with a GPU and on others
-      unique_ids = std::make_shared<UniqueIds>(ids->data(), ids->num_ids());
+    LookupIds ids;
+    std::shared_ptr<DeviceIds> as_they_are;
+    const absl::Status status = GetVariant(context, "unique_ids", &as_they_are);
+    if (status.ok()) {  // on the host, too, where one step runs on workers with a GPU and on others
+      ids.ids = as_they_are->data();
+      ids.num_ids = as_they_are->num_ids();
+    } else if (cache->on_device()) {
+      return status;
     } else {
+      std::shared_ptr<UniqueIds> unique_ids;
       TF_RETURN_IF_ERROR(GetVariant(context, "unique_ids", &unique_ids));
+      ids.unique = std::move(unique_ids);
     }
-    return ToTf(static_cast<Cache*>(cache)->Lookup(std::move(unique_ids), fresh_, PoolOf(context),
-                                                   allocate, ticket));
+    return ToTf(cache->Lookup(ids, fresh_, PoolOf(context), allocate, ticket));
   }
 
  private:

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/core/cache/row_cache.h"
 #include "ops/core/pooling.h"
-#include "ops/cuda/device_cache.h"
 #include "ops/kernels/kernel_util.h"
 #include "ops/kernels/resource_kernels.h"
 #include "ops/kernels/stays_on_host.h"
@@ -24,11 +24,10 @@ struct Pooled {
   static constexpr const char* kVariantName = "Het>Pooling";
 
   std::shared_ptr<Pooling> pooling;
-  std::shared_ptr<const UniqueIds> ids;  // nullptr: the rows are on a device, and there is instead:
   int dim = 0;
-  std::shared_ptr<cuda::DeviceBags> bags = nullptr;
-  std::shared_ptr<cuda::DeviceCache> cache = nullptr;
-  std::shared_ptr<RowTicket> ticket = nullptr;
+  // Of a cache's lookup the rows, of a table's the ids.
+  std::shared_ptr<PooledRows> rows = nullptr;
+  std::shared_ptr<const UniqueIds> ids = nullptr;
 };
 
 // What does not change from step to step.
@@ -166,22 +165,12 @@ absl::Status GetSums(OpKernelContext* context, const Pooled& pooled, const Uniqu
   return absl::OkStatus();
 }
 
-// What gradients on the host need of a lookup whose rows are on a device, too.
+// What gradients on the host need of a lookup, wherever its rows are. rows: empty where the pooling
+// has them.
 absl::Status GetHere(const Pooled& pooled, std::shared_ptr<const UniqueIds>* ids,
                      std::vector<float>* rows) {
+  if (pooled.rows != nullptr) return ToTf(pooled.rows->Read(ids, rows));
   *ids = pooled.ids;
-  if (*ids != nullptr) return absl::OkStatus();
-  std::vector<int64_t> read;
-  TF_RETURN_IF_ERROR(ToTf(pooled.cache->ReadPooled(*pooled.ticket, *pooled.bags, &read, rows)));
-  *ids = std::make_shared<UniqueIds>(read.data(), read.size());
-  return absl::OkStatus();
-}
-
-// The input "pooling", if it is of these ids.
-absl::Status GetPooled(OpKernelContext* context, const UniqueIds& ids, int dim,
-                       std::shared_ptr<Pooled>* pooled) {
-  TF_RETURN_IF_ERROR(GetVariant(context, "pooling", pooled));
-  if ((*pooled)->ids.get() != &ids || (*pooled)->dim != dim) return OfAnotherLookup();
   return absl::OkStatus();
 }
 
@@ -199,17 +188,8 @@ class CachePoolOp : public CacheKernel {
     std::vector<float*> outputs;
     TF_RETURN_IF_ERROR(BeginPooling(context, layout_, ticket->num_ids(), cache->dim(),
                                     &pooled->pooling, &outputs));
-    if (cache->on_device()) {
-      auto* device = static_cast<cuda::DeviceCache*>(cache);
-      TF_RETURN_IF_ERROR(ToTf(device->Pool(*ticket, pooled->pooling, outputs, &pooled->bags)));
-      pooled->cache = device->shared_from_this();
-      pooled->ticket = std::move(ticket);
-    } else {
-      const auto& on_host = static_cast<const Ticket&>(*ticket);
-      pooled->ids = on_host.shared_ids();
-      TF_RETURN_IF_ERROR(ToTf(static_cast<Cache*>(cache)->Pool(on_host, pooled->pooling.get(),
-                                                               PoolOf(context), outputs)));
-    }
+    TF_RETURN_IF_ERROR(
+        ToTf(cache->Pool(ticket, pooled->pooling, PoolOf(context), outputs, &pooled->rows)));
     return SetVariant(context, static_cast<int>(outputs.size()), std::move(pooled));
   }
 
@@ -240,7 +220,7 @@ class TablePoolOp : public TableKernel {
     TF_RETURN_IF_ERROR(SetVariant(context, n, std::move(found)));
     return SetVariant(
         context, n + 1,
-        std::make_shared<Pooled>(Pooled{std::move(pooling), unique_ids, table->dim()}));
+        std::make_shared<Pooled>(Pooled{std::move(pooling), table->dim(), nullptr, unique_ids}));
   }
 
  private:
@@ -257,22 +237,12 @@ class CacheUpdatePooledOp : public CacheKernel {
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
     std::shared_ptr<Pooled> pooled;
-    if (cache->on_device()) {
-      TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
-      if (pooled->ticket != ticket) return OfAnotherLookup();
-      std::vector<const float*> gradients;
-      TF_RETURN_IF_ERROR(GetGradients(context, *pooled, &gradients));
-      auto* device = static_cast<cuda::DeviceCache*>(cache);
-      return OfUpdate(context,
-                      device->Update(ticket.get(), pooled->bags.get(), gradients, learning_rate));
-    }
-    auto* on_host = static_cast<Ticket*>(ticket.get());
-    TF_RETURN_IF_ERROR(GetPooled(context, on_host->ids(), cache->dim(), &pooled));
-    std::unique_ptr<PooledGradients> gradients;
-    std::unique_ptr<GradientSums> sums;
-    TF_RETURN_IF_ERROR(GetSums(context, *pooled, on_host->ids(), nullptr, &gradients, &sums));
-    return OfUpdate(context, static_cast<Cache*>(cache)->Update(on_host, *sums, learning_rate,
-                                                                PoolOf(context)));
+    TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
+    if (pooled->rows == nullptr || !pooled->rows->IsOf(*ticket)) return OfAnotherLookup();
+    std::vector<const float*> gradients;
+    TF_RETURN_IF_ERROR(GetGradients(context, *pooled, &gradients));
+    return OfUpdate(context,
+                    pooled->rows->Update(ticket.get(), gradients, learning_rate, PoolOf(context)));
   }
 };
 
@@ -289,7 +259,8 @@ class TableApplyPooledOp : public TableKernel {
     float learning_rate = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "learning_rate", &learning_rate));
     std::shared_ptr<Pooled> pooled;
-    TF_RETURN_IF_ERROR(GetPooled(context, found->ids, table->dim(), &pooled));
+    TF_RETURN_IF_ERROR(GetVariant(context, "pooling", &pooled));
+    if (pooled->ids.get() != &found->ids || pooled->dim != table->dim()) return OfAnotherLookup();
     std::unique_ptr<PooledGradients> gradients;
     std::unique_ptr<GradientSums> sums;
     TF_RETURN_IF_ERROR(GetSums(context, *pooled, found->ids, nullptr, &gradients, &sums));

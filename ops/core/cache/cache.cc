@@ -16,23 +16,9 @@ const RowCache* Ticket::owner() const { return cache_.get(); }
 Status Cache::Create(const CacheConfig& config, std::shared_ptr<Cache>* cache) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config.rows, &kit));
-  if (config.rows.num_shards > 0xffff) {
-    return InvalidArgument("num_shards = ", config.rows.num_shards, " must be at most 65535");
-  }
+  HET_RETURN_IF_ERROR(config.Check());
   if (config.capacity < 0 || config.capacity > 0x7fffffff) {
     return InvalidArgument("capacity = ", config.capacity, " rows must be in [0, 2147483647]");
-  }
-  if (config.read_bound < kUnbounded || config.read_bound > kMaxBound) {
-    return InvalidArgument("read_bound = ", config.read_bound, " must be in [0, ", kMaxBound,
-                           "] (-1: unbounded)");
-  }
-  if (config.write_bound < kUnbounded || config.write_bound > kMaxBound) {
-    return InvalidArgument("write_bound = ", config.write_bound, " must be in [0, ", kMaxBound,
-                           "] (-1: unbounded)");
-  }
-  if (config.due_bound < kUnbounded || config.due_bound > kMaxBound) {
-    return InvalidArgument("due_bound = ", config.due_bound, " must be in [0, ", kMaxBound,
-                           "] (-1: that of write_bound)");
   }
   cache->reset(new Cache(config, std::move(kit)));
   return Status();
@@ -49,29 +35,25 @@ Cache::Cache(const CacheConfig& config, RowKit kit)
       shards_(config.rows.num_shards) {}
 
 void Cache::Release(const Ticket& ticket) {
-  std::lock_guard<std::mutex> lock(released_mutex_);
+  MutexLock lock(&released_mutex_);
   for (const auto* slots : {&ticket.slots_, &ticket.also_held_}) {
     released_.slots.insert(released_.slots.end(), slots->begin(), slots->end());
   }
-  for (size_t s = 0; s < ticket.asked_.size(); ++s) {
-    const Ticket::Asked& asked = ticket.asked_[s];
-    if (asked.request.number == 0 || ticket.installed_) continue;
-    released_.requests.push_back({s, asked.request.number, asked.watch});
-  }
+  if (!ticket.installed_) AddUnanswered(ticket.asked_, &released_.requests);
 }
 
 void Cache::TakeReleased() {
   Released released;
   {
-    std::lock_guard<std::mutex> lock(released_mutex_);
+    MutexLock lock(&released_mutex_);
     std::swap(released, released_);
   }
-  for (const Released::Request& request : released.requests) {
+  for (const UnansweredRequest& request : released.requests) {
     Shard& shard = shards_[request.shard];
     shard.link.Close(request.number);
     shard.watching.GiveUp(request.watch);
   }
-  store_.ForEachAhead(released.slots, [&](uint32_t slot) {
+  store_.ForEachAhead(released.slots, [&](uint32_t slot) HET_REQUIRES(mutex_) {
     if (store_.Unhold(slot)) Dismiss(slot);
   });
 }
@@ -95,7 +77,7 @@ void Cache::Dismiss(uint32_t slot) {
 }
 
 void Cache::Trim() {
-  store_.Trim([this](uint32_t slot) {
+  store_.Trim([this](uint32_t slot) HET_REQUIRES(mutex_) {
     Line* line = store_.line(slot);
     counters_.Add(CacheCounter::kEvictions, 1);
     if (line->pending > 0) counters_.Add(CacheCounter::kDirtyEvictions, 1);
@@ -118,10 +100,7 @@ void Cache::ForgetRow(uint32_t slot) {
 
 // The same with updates that were in no push yet. counter: of them.
 void Cache::ForgetLine(uint32_t slot, CacheCounter counter) {
-  const int64_t pending = store_.line(slot)->pending;
-  num_pending_ -= pending;
-  counters_.Add(counter, pending);
-  if (pending > 0) closure_.Lose();
+  own_.Lose(store_.line(slot)->pending, counter);
   store_.MakeClean(slot);
   ForgetRow(slot);
 }
@@ -140,16 +119,14 @@ void Cache::ForgetShard(int shard, CacheCounter counter) {
 }
 
 void Cache::RestartShard(int shard, const Link::Epoch& epoch) {
-  shards_[shard].link.Restart(epoch, [&](const Link::Push& push) {
-    num_pending_ -= push.updates;
-    counters_.Add(CacheCounter::kUpdatesLost, push.updates);
-    closure_.Lose();
-  });
+  int64_t lost = 0;
+  shards_[shard].link.Restart(epoch, [&](const Link::Push& push) { lost += push.updates; });
+  own_.Lose(lost);
   ForgetShard(shard, CacheCounter::kUpdatesLost);
 }
 
 Status Cache::Clear() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   TakeReleased();
   for (Shard& shard : shards_) {
     for (const uint32_t slot : shard.outbox) store_.line(slot)->clear(Line::kQueued);
@@ -164,29 +141,22 @@ Status Cache::Clear() {
 }
 
 Status Cache::GetStats(Stats* stats) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   counters_.Set(CacheCounter::kRows, store_.num_resident());
-  counters_.Set(CacheCounter::kPending, num_pending_);
+  counters_.Set(CacheCounter::kPending, own_.num_pending());
   counters_.Set(CacheCounter::kMemoryBytes, store_.memory_bytes());
   *stats = counters_.Read();
   return Status();
 }
 
 void Cache::Freeze() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  frozen_ = true;
-}
-
-Status Cache::CheckNotFrozen() const {
-  if (!frozen_) return Status();
-  return Cancelled("the cache is frozen: its process is about to end");
+  MutexLock lock(&mutex_);
+  own_.Freeze();
 }
 
 std::vector<uint64_t> Cache::incarnations() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<uint64_t> incarnations;
-  for (const Shard& shard : shards_) incarnations.push_back(shard.link.epoch().incarnation);
-  return incarnations;
+  MutexLock lock(&mutex_);
+  return IncarnationsOf(shards_);
 }
 
 }  // namespace het_tf

@@ -25,16 +25,16 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "ops/core/cache/admission.h"
-#include "ops/core/cache/closure_run.h"
+#include "ops/core/cache/own_updates.h"
 #include "ops/core/cache/row_cache.h"
 #include "ops/core/cache/store.h"
 #include "ops/core/link/ask.h"
 #include "ops/core/link/link.h"
 #include "ops/core/link/watch.h"
+#include "ops/core/mutex.h"
 #include "ops/core/parallel.h"
 #include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
@@ -57,7 +57,6 @@ class Ticket : public RowTicket {
   int64_t num_ids() const override { return ids_->num_ids(); }
   bool incomplete() const override { return incomplete_; }
   const UniqueIds& ids() const { return *ids_; }
-  const std::shared_ptr<const UniqueIds>& shared_ids() const { return ids_; }
 
  private:
   friend class Cache;
@@ -83,41 +82,46 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
 
   bool on_device() const override { return false; }
   int dim() const override { return kit_.optimizer->dim(); }
-  int num_shards() const override { return static_cast<int>(shards_.size()); }
+  int num_shards() const override { return config_.rows.num_shards; }
   uint64_t id() const override { return id_; }
 
-  // fresh: no cached row may have missed an update that its shard has merged, whatever the bound.
-  Status Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh, const ParallelFor& parallel_for,
-                const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket);
+  // ---- Lookup
 
+  Status Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parallel_for,
+                const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) override;
   Status Install(RowTicket* ticket, const std::vector<ReplyBytes>& replies,
                  const ParallelFor& parallel_for, int64_t* rows) override;
   Status AskAgain(RowTicket* ticket, const AllocateRequest& allocate) override;
   Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) override;
+  Status Pool(const std::shared_ptr<RowTicket>& ticket, std::shared_ptr<Pooling> pooling,
+              const ParallelFor& parallel_for, const std::vector<float*>& outputs,
+              std::shared_ptr<PooledRows>* pooled) override;
+
+  // ---- Updates
+
   Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
                 const ParallelFor& parallel_for) override;
   Status MakeRoom(const RowTicket& ticket, const AllocateRequest& allocate,
                   std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
-  Status Clear() override;
-  void Freeze() override;
+
+  // ---- Closures
 
   Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) override;
   Status CommitClosure(const Closure& closure, int64_t done, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) override;
   Status EndClosure(const Closure& closure) override;
 
+  // ---- Reset and end
+
+  Status Clear() override;
+  void Freeze() override;
+
+  // ---- Statistics
+
   Status GetStats(Stats* stats) override;
   std::vector<uint64_t> incarnations() override;
-
-  // The rows as they are now, pooled. pooling: of the ids of the ticket. outputs: as Pooling::Pool.
-  Status Pool(const Ticket& ticket, Pooling* pooling, const ParallelFor& parallel_for,
-              const std::vector<float*>& outputs);
-
-  // One update of each key of the ticket. gradients: of its ids.
-  Status Update(Ticket* ticket, const GradientSums& gradients, float learning_rate,
-                const ParallelFor& parallel_for);
 
  private:
   friend class Ticket;
@@ -128,6 +132,9 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
     std::vector<uint32_t> outbox;  // lines to be pushed with the next request
   };
 
+  // What Pool hands out.
+  class Pooled;
+
   // What a lookup asks of a shard.
   struct Questions {
     std::vector<uint32_t> checks, value_checks, full, values;  // lines
@@ -137,35 +144,42 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
 
   Cache(const CacheConfig& config, RowKit kit);
 
-  // All of these need mutex_.
-  Status CheckNotFrozen() const;
-  void TakeReleased();
-  void Trim();
-  void Enqueue(uint32_t slot);
-  void Dismiss(uint32_t slot);
+  // gradients: of the ticket's ids.
+  Status UpdateSummed(Ticket* ticket, const GradientSums& gradients, float learning_rate,
+                      const ParallelFor& parallel_for);
+
   bool Due(const Line& line) const;
   bool HasRoom(const Line& line) const;
-  int64_t MakeMissing(Ticket* ticket);
-  bool Watches(int shard);
-  void Unwatch(Line* line);
-  void Ask(uint32_t slot, int64_t read_bound, Questions* questions);
-  int64_t BaseAfterCut(const Line& line) const;
-  void ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket);
-  PushHeader CountOutbox(const Shard& shard) const;
-  NewPush CutPush(Shard* shard);
-  void WritePush(Shard* shard, const PushHeader& header, char* bytes);
+  void TakeReleased() HET_REQUIRES(mutex_);
+  void Trim() HET_REQUIRES(mutex_);
+  void Enqueue(uint32_t slot) HET_REQUIRES(mutex_);
+  void Dismiss(uint32_t slot) HET_REQUIRES(mutex_);
+  int64_t MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full) HET_REQUIRES(mutex_);
+  bool Watches(int shard) HET_REQUIRES(mutex_);
+  void Unwatch(Line* line) HET_REQUIRES(mutex_);
+  void Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* questions)
+      HET_REQUIRES(mutex_);
+  int64_t BaseAfterCut(const Line& line) const HET_REQUIRES(mutex_);
+  void ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket)
+      HET_REQUIRES(mutex_);
+  PushHeader CountOutbox(const Shard& shard) const HET_REQUIRES(mutex_);
+  NewPush CutPush(Shard* shard) HET_REQUIRES(mutex_);
+  void WritePush(Shard* shard, const PushHeader& header, char* bytes) HET_REQUIRES(mutex_);
   void SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questions questions,
-                   const AllocateRequest& allocate, Ticket* ticket);
-  void Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted);
-  void ForgetRow(uint32_t slot);
-  void ForgetLine(uint32_t slot, CacheCounter counter);
-  void ForgetShard(int shard, CacheCounter counter);
-  bool Travels(const Line& line) const { return line.has(Line::kQueued) && !closure_.holds_back(); }
-  void LeaveClosure();
-  void RestartShard(int shard, const Link::Epoch& epoch);
-  void InstallOld(const Ticket::Asked& asked, const ReplyView& reply);
+                   const AllocateRequest& allocate, Ticket* ticket) HET_REQUIRES(mutex_);
+  void Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted)
+      HET_REQUIRES(mutex_);
+  void ForgetRow(uint32_t slot) HET_REQUIRES(mutex_);
+  void ForgetLine(uint32_t slot, CacheCounter counter) HET_REQUIRES(mutex_);
+  void ForgetShard(int shard, CacheCounter counter) HET_REQUIRES(mutex_);
+  bool Travels(const Line& line) const HET_REQUIRES(mutex_) {
+    return line.has(Line::kQueued) && !own_.holds_back();
+  }
+  void LeaveClosure() HET_REQUIRES(mutex_);
+  void RestartShard(int shard, const Link::Epoch& epoch) HET_REQUIRES(mutex_);
+  void InstallOld(const Ticket::Asked& asked, const ReplyView& reply) HET_REQUIRES(mutex_);
   void InstallReply(int shard, const Ticket::Asked& asked, bool watches, const ReplyView& reply,
-                    const ParallelFor& parallel_for);
+                    const ParallelFor& parallel_for) HET_REQUIRES(mutex_);
 
   // Needs nothing: a ticket's end.
   void Release(const Ticket& ticket);
@@ -173,28 +187,22 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   const CacheConfig config_;
   const RowKit kit_;
   const uint64_t id_;
-  Asker asker_;
+  Asker asker_;  // its cache_id changes under mutex_
 
-  std::mutex mutex_;
-  Store store_;
-  Admission admission_;
-  std::vector<Shard> shards_;
-  bool frozen_ = false;
-  ClosureRun closure_;
-  int64_t num_pending_ = 0;  // updates not pushed, and those in pushes not acknowledged
+  Mutex mutex_;
+  Store store_ HET_GUARDED_BY(mutex_);
+  Admission admission_ HET_GUARDED_BY(mutex_);
+  std::vector<Shard> shards_ HET_GUARDED_BY(mutex_);  // (num_shards)
   Counters<CacheCounter> counters_;
+  OwnUpdates own_ HET_GUARDED_BY(mutex_){&counters_};
 
   // What dead tickets held. A ticket may die on any thread, at any time, and must not wait.
   struct Released {
-    struct Request {
-      size_t shard;
-      uint64_t number, watch;
-    };
     std::vector<uint32_t> slots;
-    std::vector<Request> requests;  // without a reply
+    std::vector<UnansweredRequest> requests;
   };
-  std::mutex released_mutex_;
-  Released released_;
+  Mutex released_mutex_;
+  Released released_ HET_GUARDED_BY(released_mutex_);
 };
 
 }  // namespace het_tf

@@ -8,23 +8,21 @@ namespace het_tf {
 // Undoes a closure whose run is over without having ended. Nobody hears any more of what was not
 // merged.
 void Cache::LeaveClosure() {
-  if (!closure_.is_abandoned()) return;
+  if (!own_.closure_is_abandoned()) return;
   asker_.cache_id = RandomId();
   for (int s = 0; s < num_shards(); ++s) {
     shards_[s].link.StartAnew();
     ForgetShard(s, CacheCounter::kUpdatesUndone);
   }
-  counters_.Add(CacheCounter::kUpdatesUndone, num_pending_);  // of pushes
-  num_pending_ = 0;
-  closure_.GiveUp();
+  own_.UndoClosure();
 }
 
 Status Cache::BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  MutexLock lock(&mutex_);
+  HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
   TakeReleased();
   LeaveClosure();
-  return closure_.Begin(number, num_pending_, closure);
+  return own_.BeginClosure(number, closure);
 }
 
 Status Cache::CommitClosure(const Closure& closure, int64_t done, const AllocateRequest& allocate,
@@ -32,10 +30,10 @@ Status Cache::CommitClosure(const Closure& closure, int64_t done, const Allocate
   const auto made =
       std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
   *ticket = made;
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(closure_.Check(closure));
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
-  return closure_.Commit(closure, done, [&] {
+  MutexLock lock(&mutex_);
+  HET_RETURN_IF_ERROR(own_.CheckClosure(closure));
+  HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
+  return own_.CommitClosure(closure, done, [&]() HET_REQUIRES(mutex_) {
     TakeReleased();
     Trim();
     for (const uint32_t slot : store_.dirty()) Enqueue(slot);
@@ -47,10 +45,8 @@ Status Cache::CommitClosure(const Closure& closure, int64_t done, const Allocate
 }
 
 Status Cache::EndClosure(const Closure& closure) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(closure_.Check(closure));
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
-  return closure_.End(closure, num_pending_);
+  MutexLock lock(&mutex_);
+  return own_.EndClosure(closure);
 }
 
 }  // namespace het_tf

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <vector>
 
 #include "ops/core/cache/cache.h"
@@ -16,8 +15,8 @@ namespace het_tf {
 
 // counted: the shard has another run's updates in the place of those that were pushed.
 void Cache::Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool counted) {
-  shard->link.Acknowledge(number, sequence, [&](const Link::Push& push) {
-    num_pending_ -= push.updates;
+  shard->link.Acknowledge(number, sequence, [&](const Link::Push& push) HET_REQUIRES(mutex_) {
+    own_.Merge(push.updates);
     for (const Link::Row& row : push.rows) {
       if (counted) ForgetRow(row.slot);
       Line* line = store_.line(row.slot);
@@ -32,7 +31,7 @@ void Cache::Acknowledge(Shard* shard, uint64_t number, uint64_t sequence, bool c
 // A reply about rows that the shard has no more: it serves its own step, and only where nothing
 // newer is known.
 void Cache::InstallOld(const Ticket::Asked& asked, const ReplyView& reply) {
-  const auto show = [&](uint32_t slot, const float* value) {
+  const auto show = [&](uint32_t slot, const float* value) HET_REQUIRES(mutex_) {
     if (!store_.line(slot)->has(Line::kReadable)) store_.InstallValue(slot, value, 0);
   };
   const int row_dim = kit_.optimizer->row_dim();
@@ -59,7 +58,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
   const PushesSince since(link, header.acknowledged, optimizer, config_.rows.clock, config_.half);
   const bool restarted = header.flags & kRestarted;
 
-  const auto keep = [&](uint32_t slot, const float* row, int64_t clock) {
+  const auto keep = [&](uint32_t slot, const float* row, int64_t clock) HET_REQUIRES(mutex_) {
     Line* line = store_.line(slot);
     // A later request was answered earlier.
     if (line->has(Line::kFull) && clock < line->base) return;
@@ -69,20 +68,21 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
     return since.Has(line.key) || (line.pending > 0 && line.record == Line::kNone);
   };
   std::vector<float> merged(row_dim);
-  const auto merge_and_keep = [&](uint32_t slot, const float* row, int64_t clock) {
+  const auto merge_and_keep = [&](uint32_t slot, const float* row,
+                                  int64_t clock) HET_REQUIRES(mutex_) {
     std::copy_n(row, row_dim, merged.data());
     clock = since.MergeOnto(store_.line(slot)->key, merged.data(), clock);
     keep(slot, merged.data(), clock);
   };
 
   std::vector<char> answered(asked.slots.size());
-  const auto stay = [&](Line* line) {
+  const auto stay = [&](Line* line) HET_REQUIRES(mutex_) {
     if (line->has(Line::kStays)) store_.SetResident(line);
     line->clear(Line::kStays);
   };
   int64_t refreshed = 0;  // by rows with slots, and by values
   std::vector<int64_t> to_merge;
-  std::mutex to_merge_mutex;
+  Mutex to_merge_mutex;
   for (int64_t r = 0; r < header.num_full; ++r) {
     const int64_t query = reply.full_rows[r].query;
     answered[query] = 1;
@@ -91,18 +91,19 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
     stay(line);
     refreshed += query < asked.num_bases();
   }
-  parallel_for(header.num_full, 20 + 2 * row_dim, [&](int64_t first, int64_t last) {
+  const auto keep_rows = [&](int64_t first, int64_t last) HET_REQUIRES(mutex_) {
     for (int64_t r = first; r < last; ++r) {
       if (r + 4 < last) Prefetch(store_.line(asked.slots[reply.full_rows[r + 4].query]));
       const uint32_t slot = asked.slots[reply.full_rows[r].query];
       if (needs_merging(*store_.line(slot))) {
-        std::lock_guard<std::mutex> lock(to_merge_mutex);
+        MutexLock lock(&to_merge_mutex);
         to_merge.push_back(r);
       } else {
         keep(slot, reply.full + r * row_dim, reply.full_rows[r].clock);
       }
     }
-  });
+  };
+  parallel_for(header.num_full, 20 + 2 * row_dim, keep_rows);
   admission_.Ask(refreshed);  // with slots, which were not reckoned with
   for (const int64_t r : to_merge) {
     merge_and_keep(asked.slots[reply.full_rows[r].query], reply.full + r * row_dim,
@@ -178,7 +179,7 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
   auto* ticket = static_cast<Ticket*>(row_ticket);
   std::vector<ReplyView> views;
   HET_RETURN_IF_ERROR(ReadReplies(asker_, ticket->asked_, replies, &views));
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (ticket->installed_) return FailedPrecondition("ticket was installed before");
   TakeReleased();
   HET_RETURN_IF_ERROR(CheckReplies(ticket->asked_, views, shards_));
@@ -196,9 +197,8 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
     } else {
       Acknowledge(&shards_[s], asked.request.number, header.acknowledged,
                   (header.flags & kCounted) != 0);
-      const bool watches = TakeWatch(header, &asked, &shards_[s].watching);
+      const bool watches = TakeReplyHeader(header, standing, &asked, &shards_[s].watching);
       InstallReply(static_cast<int>(s), asked, watches, views[s], parallel_for);
-      asked.overtook = standing == Link::Standing::kCurrent && header.acknowledged < asked.awaited;
       ticket->incomplete_ |= asked.lacks_rows() || asked.overtook;
     }
     link.Close(asked.request.number);
@@ -212,17 +212,9 @@ Status Cache::Install(RowTicket* row_ticket, const std::vector<ReplyBytes>& repl
 
 Status Cache::Gather(const RowTicket& row_ticket, const ParallelFor& parallel_for, float* out) {
   const auto& ticket = static_cast<const Ticket&>(row_ticket);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
   store_.Gather(ticket.ids(), ticket.slots_, parallel_for, out);
-  return Status();
-}
-
-Status Cache::Pool(const Ticket& ticket, Pooling* pooling, const ParallelFor& parallel_for,
-                   const std::vector<float*>& outputs) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!ticket.installed_) return FailedPrecondition("ticket was not installed before its rows");
-  pooling->Pool(ticket.ids(), store_.RowsOf(ticket.slots_).data(), dim(), parallel_for, outputs);
   return Status();
 }
 

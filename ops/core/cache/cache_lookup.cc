@@ -2,18 +2,23 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <unordered_set>
 #include <utility>
 
 #include "ops/core/cache/cache.h"
 #include "ops/core/memory/hash.h"
+#include "ops/core/memory/index.h"
 #include "ops/core/memory/prefetch.h"
 #include "ops/core/wire/request.h"
 
 namespace het_tf {
 
-int64_t Cache::MakeMissing(Ticket* ticket) {
+// Lines for the keys that have none. asks_in_full: (num_keys), out: whether the step asks for the
+// whole row of a line that is not full. Returns how many ids have no full line.
+int64_t Cache::MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full) {
   const UniqueIds& ids = ticket->ids();
+  asks_in_full->resize(ids.num_keys());
   int64_t missed = 0;
   constexpr int64_t kAhead = 16;
   for (int64_t u = 0; u < ids.num_keys(); ++u) {
@@ -28,33 +33,30 @@ int64_t Cache::MakeMissing(Ticket* ticket) {
     if (store_.WouldStay(count, admission_.rich())) store_.line(slot)->set(Line::kStays);
     // A row that nobody has updated costs nothing, so what stays need not be asked for in full.
     if (store_.line(slot)->has(Line::kStays) && admission_.Affords(count, store_.has_room())) {
-      store_.line(slot)->set(Line::kAskFull);
+      (*asks_in_full)[u] = 1;
       admission_.Ask(1);
     }
   }
   return missed;
 }
 
-Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
-                     const ParallelFor& parallel_for, const AllocateRequest& allocate,
-                     std::shared_ptr<RowTicket>* ticket) {
-  const auto made = std::make_shared<Ticket>(shared_from_this(), std::move(ids));
+Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parallel_for,
+                     const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
+  const auto made = std::make_shared<Ticket>(
+      shared_from_this(),
+      ids.unique != nullptr ? ids.unique : std::make_shared<const UniqueIds>(ids.ids, ids.num_ids));
   *ticket = made;
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  MutexLock lock(&mutex_);
+  HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
   TakeReleased();
   LeaveClosure();
   const UniqueIds& keys = made->ids();
   admission_.BeginUse(keys.num_keys());
   const Store::Found found = store_.Find(keys, parallel_for, &made->slots_);
-  const int64_t missed = found.full < keys.num_keys() ? MakeMissing(made.get()) : 0;
+  std::vector<char> asks_in_full;  // (num_keys); empty: all lines are full
+  const int64_t missed = found.full < keys.num_keys() ? MakeMissing(made.get(), &asks_in_full) : 0;
   Trim();
-  counters_.Add(CacheCounter::kLookups, 1);
-  counters_.Add(CacheCounter::kIds, keys.num_ids());
-  counters_.Add(CacheCounter::kKeys, keys.num_keys());
-  counters_.Add(CacheCounter::kHits, found.full);
-  counters_.Add(CacheCounter::kHitIds, keys.num_ids() - missed);
-  counters_.Add(CacheCounter::kMisses, keys.num_keys() - found.full);
+  CountLookup(keys.num_ids(), keys.num_keys(), found.full, keys.num_ids() - missed, &counters_);
 
   const int64_t read_bound = fresh || config_.capacity == 0 ? 0 : config_.read_bound;
   std::vector<Questions> questions(num_shards());
@@ -62,8 +64,10 @@ Status Cache::Lookup(std::shared_ptr<const UniqueIds> ids, bool fresh,
     questions[s].watches = !fresh && Watches(s);
     questions[s].checks.reserve(found.full / num_shards() + 16);
   }
-  store_.ForEachAhead(made->slots_, [&](uint32_t slot) {
-    Ask(slot, read_bound, &questions[store_.line(slot)->shard]);
+  size_t u = 0;
+  store_.ForEachAhead(made->slots_, [&](uint32_t slot) HET_REQUIRES(mutex_) {
+    const bool in_full = !asks_in_full.empty() && asks_in_full[u++] != 0;
+    Ask(slot, in_full, read_bound, &questions[store_.line(slot)->shard]);
   });
   for (int s = 0; s < num_shards(); ++s) {
     SendRequest(s, Link::Carry::kIdle, read_bound, std::move(questions[s]), allocate, made.get());
@@ -91,8 +95,8 @@ void Cache::Unwatch(Line* line) {
   shards_[line->shard].watching.Left(1, config_.capacity / num_shards());
 }
 
-// What a step must ask about one of its lines.
-void Cache::Ask(uint32_t slot, int64_t read_bound, Questions* questions) {
+// What a step must ask about one of its lines. in_full: MakeMissing's.
+void Cache::Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* questions) {
   Line* line = store_.line(slot);
   // A value without slots takes no own update in, so it is enough only if the reply has them all:
   // those queued travel with the request, and no other step may make one before its own.
@@ -109,8 +113,7 @@ void Cache::Ask(uint32_t slot, int64_t read_bound, Questions* questions) {
     } else {
       questions->checks.push_back(slot);
     }
-  } else if (line->has(Line::kAskFull)) {
-    line->clear(Line::kAskFull);
+  } else if (in_full) {
     questions->full.push_back(slot);
   } else if (!reply_has_all) {
     admission_.Ask(1);
@@ -134,27 +137,32 @@ int64_t Cache::BaseAfterCut(const Line& line) const {
   return base;
 }
 
-// A row that is pushed comes back: under Lamport clocks, and where the shard rounds what it merges,
-// since roundings that the worker did not hear of would add up.
+// Where pushed_rows_come_back.
 void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ticket) {
-  for (const uint32_t slot : shard.outbox) {
-    Line* line = store_.line(slot);
-    if (line->has(Line::kFull) && (line->has(Line::kResident) || line->holds > 0)) {
-      line->set(Line::kForced);
-    }
-  }
-  const auto is_forced = [&](uint32_t slot) { return store_.line(slot)->has(Line::kForced); };
+  // A line that is checked is full and held, so it is forced if it is pushed.
+  const auto is_pushed = [&](uint32_t slot) HET_REQUIRES(mutex_) {
+    const Line& line = *store_.line(slot);
+    return line.has(Line::kQueued);
+  };
   for (auto* checks : {&questions->checks, &questions->value_checks}) {
-    const auto first = std::stable_partition(checks->begin(), checks->end(),
-                                             [&](uint32_t slot) { return !is_forced(slot); });
+    const auto first =
+        std::stable_partition(checks->begin(), checks->end(), std::not_fn(is_pushed));
     questions->full.insert(questions->full.end(), first, checks->end());
     checks->erase(first, checks->end());
   }
-  for (const uint32_t slot : questions->full) store_.line(slot)->clear(Line::kForced);
+  // Those of the pushed lines that the step asks about; an index takes no memory for each of them.
+  const auto hash_of = [](uint32_t slot) { return HashKey(slot); };
+  Index asked;
+  asked.Reserve(static_cast<int64_t>(shard.outbox.size()), hash_of);
+  for (const uint32_t slot : questions->full) {
+    if (is_pushed(slot)) asked.Insert(hash_of(slot), slot, hash_of);
+  }
   for (const uint32_t slot : shard.outbox) {
-    if (!is_forced(slot)) continue;
-    store_.line(slot)->clear(Line::kForced);
-    ++store_.line(slot)->holds;
+    Line* line = store_.line(slot);
+    if (!line->has(Line::kFull) || (!line->has(Line::kResident) && line->holds == 0)) continue;
+    const auto is_slot = [slot](uint32_t other) { return other == slot; };
+    if (line->holds > 0 && asked.Find(hash_of(slot), is_slot) != Index::kNone) continue;
+    ++line->holds;
     ticket->also_held_.push_back(slot);
     questions->full.push_back(slot);
   }
@@ -162,7 +170,7 @@ void Cache::ForcePushedRows(const Shard& shard, Questions* questions, Ticket* ti
 
 PushHeader Cache::CountOutbox(const Shard& shard) const {
   PushHeader header = {shard.link.NextSequence(), 0, 0};
-  closure_.Stamp(&header);
+  own_.Stamp(&header);
   for (size_t i = 0; i < shard.outbox.size(); ++i) {
     if (i + 8 < shard.outbox.size()) Prefetch(store_.line(shard.outbox[i + 8]));
     const Line& line = *store_.line(shard.outbox[i]);
@@ -193,9 +201,10 @@ void Cache::WritePush(Shard* shard, const PushHeader& header, char* bytes) {
         if (config_.rows.clock == ClockRule::kDrift) clock = 0;  // the units of all of them, once
       });
     } else {
-      writer.AddContribution(
-          line->key, static_cast<uint32_t>(line->pending), clock,
-          [&](float* to) { store_.unsent().GetContribution(*line, store_.row(slot), to); });
+      const auto fill = [&](float* to) HET_REQUIRES(mutex_) {
+        store_.unsent().GetContribution(*line, store_.row(slot), to);
+      };
+      writer.AddContribution(line->key, static_cast<uint32_t>(line->pending), clock, fill);
     }
     line->in_flight += static_cast<uint32_t>(line->pending);
     line->units_in_flight += line->units;
@@ -215,7 +224,7 @@ NewPush Cache::CutPush(Shard* shard) {
   }
   counters_.Add(CacheCounter::kRowsPushed, static_cast<int64_t>(shard->outbox.size()));
   counters_.Add(CacheCounter::kUpdatesPushed, push.updates);
-  push.write = [this, shard, header = push.header](char* bytes) {
+  push.write = [this, shard, header = push.header](char* bytes) HET_REQUIRES(mutex_) {
     WritePush(shard, header, bytes);
     shard->outbox.clear();
   };
@@ -227,10 +236,11 @@ NewPush Cache::CutPush(Shard* shard) {
 // that did not have what a flush waits for is asked for it again.
 Status Cache::AskAgain(RowTicket* row_ticket, const AllocateRequest& allocate) {
   auto* ticket = static_cast<Ticket*>(row_ticket);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const bool lacks_rows = std::any_of(ticket->asked_.begin(), ticket->asked_.end(),
                                       [](const Asked& asked) { return asked.lacks_rows(); });
-  if (lacks_rows) HET_RETURN_IF_ERROR(CheckNotFrozen());  // what has been updated is still sent
+  if (lacks_rows)
+    HET_RETURN_IF_ERROR(own_.CheckNotFrozen());  // what has been updated is still sent
   if (!ticket->installed_)
     return FailedPrecondition("ticket was not installed before more is asked");
   TakeReleased();
@@ -271,17 +281,13 @@ void Cache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questi
                         const AllocateRequest& allocate, Ticket* ticket) {
   Shard& state = shards_[shard];
   Ticket::Asked& asked = ticket->asked_[shard];
-  const bool pushes = !state.outbox.empty() && !closure_.holds_back();
-  if (pushes && (config_.rows.clock == ClockRule::kLamport || config_.rows.half)) {
-    ForcePushedRows(state, &questions, ticket);
-  }
+  const bool pushes = !state.outbox.empty() && !own_.holds_back();
+  if (pushes && config_.pushed_rows_come_back()) ForcePushedRows(state, &questions, ticket);
   Queries queries;
   queries.num_checks = static_cast<uint32_t>(questions.checks.size());
   queries.num_value_checks = static_cast<uint32_t>(questions.value_checks.size());
   queries.num_full = static_cast<uint32_t>(questions.full.size());
-  Watching& watching = state.watching;
-  queries.watch = questions.watches ? watching.epoch() : 0;
-  queries.seen = questions.watches ? watching.seen() : 0;
+  queries.watches = questions.watches;
   queries.num_spared = questions.num_spared;
   const size_t num_bases = questions.checks.size() + questions.value_checks.size();
   asked.slots.reserve(num_bases + questions.full.size() + questions.values.size());
@@ -298,14 +304,10 @@ void Cache::SendRequest(int shard, Link::Carry carry, int64_t read_bound, Questi
   }
   NewPush push;
   if (pushes) push = CutPush(&state);
-  const RequestBytes bytes = asker_.Send(shard, carry, read_bound, queries,
-                                         pushes ? &push : nullptr, allocate, &state.link, &asked);
-  if (bytes.all == 0) return;
-  if (asked.watch != 0) watching.Open();
-  counters_.Add(CacheCounter::kChecksSpared, questions.num_spared);
-  counters_.Add(CacheCounter::kMessages, 1);
-  counters_.Add(CacheCounter::kBytesUp, static_cast<int64_t>(bytes.all));
-  counters_.Add(CacheCounter::kBytesUpPush, static_cast<int64_t>(bytes.pushes));
+  const RequestBytes bytes =
+      asker_.Send(shard, carry, read_bound, queries, pushes ? &push : nullptr, allocate,
+                  &state.link, &state.watching, &asked);
+  CountRequest(bytes, questions.num_spared, &counters_);
 }
 
 // Steps may overlap, so what is due may be on its way, or wait for the lookup that is to carry it,
@@ -316,15 +318,15 @@ Status Cache::MakeRoom(const RowTicket& row_ticket, const AllocateRequest& alloc
   const auto made =
       std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
   *ticket = made;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   TakeReleased();
   std::vector<char> lacks_room(num_shards());
-  if (config_.write_bound != kUnbounded && !closure_.is_open()) {
+  if (config_.write_bound != kUnbounded && !own_.in_closure()) {
     const bool any = std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) {
       return !shard.outbox.empty() || shard.link.acknowledged() < shard.link.cut();
     });
     if (any) {
-      store_.ForEachAhead(step.slots_, [&](uint32_t slot) {
+      store_.ForEachAhead(step.slots_, [&](uint32_t slot) HET_REQUIRES(mutex_) {
         const Line& line = *store_.line(slot);
         if (!HasRoom(line)) lacks_room[line.shard] = 1;
       });
@@ -344,10 +346,10 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<R
   const auto made =
       std::make_shared<Ticket>(shared_from_this(), std::make_shared<UniqueIds>(nullptr, 0));
   *ticket = made;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   TakeReleased();
   LeaveClosure();
-  if (closure_.is_open()) {
+  if (own_.in_closure()) {
     for (int s = 0; s < num_shards(); ++s) allocate(s, 0);
     return Status();
   }

@@ -101,7 +101,9 @@ class ClusterOf {
   }
 
   Status TryLookup(const Ids& ids, Call* call, bool fresh = false) const {
-    return Side::Lookup(cache(call->cache), ids, fresh, parallel_for, Into(call), &call->ticket);
+    return cache(call->cache)
+        ->Lookup({ids.data(), static_cast<int64_t>(ids.size())}, fresh, parallel_for, Into(call),
+                 &call->ticket);
   }
   Call Lookup(int w, const Ids& ids, bool fresh = false) const {
     Call call = NewCall(w);
@@ -217,11 +219,6 @@ struct HostSide {
 
   static Status Create(const CacheConfig& config, std::shared_ptr<Cache>* cache) {
     return Cache::Create(config, cache);
-  }
-  static Status Lookup(Cache* cache, const Ids& ids, bool fresh, const ParallelFor& parallel_for,
-                       const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) {
-    return cache->Lookup(std::make_shared<UniqueIds>(ids.data(), ids.size()), fresh, parallel_for,
-                         allocate, ticket);
   }
 };
 using Cluster = ClusterOf<HostSide>;

@@ -29,20 +29,18 @@ bool Cache::HasRoom(const Line& line) const {
 Status Cache::Update(RowTicket* row_ticket, const float* gradients, float learning_rate,
                      const ParallelFor& parallel_for) {
   auto* ticket = static_cast<Ticket*>(row_ticket);
-  return Update(ticket, GradientSums(ticket->ids(), gradients, dim(), parallel_for), learning_rate,
-                parallel_for);
+  return UpdateSummed(ticket, GradientSums(ticket->ids(), gradients, dim(), parallel_for),
+                      learning_rate, parallel_for);
 }
 
-Status Cache::Update(Ticket* ticket, const GradientSums& sums, float learning_rate,
-                     const ParallelFor& parallel_for) {
+Status Cache::UpdateSummed(Ticket* ticket, const GradientSums& sums, float learning_rate,
+                           const ParallelFor& parallel_for) {
   HET_RETURN_IF_ERROR(kit_.optimizer->CheckLearningRate(learning_rate));
   if (sums.num_nonfinite() > 0 && config_.nonfinite == Nonfinite::kError) {
-    return InvalidArgument("gradients, or their squares, hold NaN or infinity for ",
-                           sums.num_nonfinite(), " of ", ticket->ids().num_keys(),
-                           " keys; no row was updated");
+    return NonfiniteGradients(sums.num_nonfinite(), ticket->ids().num_keys());
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  HET_RETURN_IF_ERROR(CheckNotFrozen());
+  MutexLock lock(&mutex_);
+  HET_RETURN_IF_ERROR(own_.CheckNotFrozen());
   TakeReleased();
   if (!ticket->installed_) return FailedPrecondition("ticket was not installed before its update");
   std::vector<uint32_t> due;
@@ -50,9 +48,7 @@ Status Cache::Update(Ticket* ticket, const GradientSums& sums, float learning_ra
       ticket->ids(), ticket->slots_, sums, learning_rate, parallel_for,
       [this](const Line& line) { return Due(line); }, &due);
   for (const uint32_t slot : due) Enqueue(slot);
-  num_pending_ += updates;
-  counters_.Add(CacheCounter::kUpdates, updates);
-  counters_.Add(CacheCounter::kNonfiniteSkipped, sums.num_nonfinite());
+  own_.Add(updates, sums.num_nonfinite());
   return Status();
 }
 

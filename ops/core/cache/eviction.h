@@ -17,6 +17,7 @@
 
 #include "ops/core/cache/score.h"
 #include "ops/core/memory/hash.h"
+#include "ops/core/thread_annotations.h"
 
 namespace het_tf {
 
@@ -48,7 +49,7 @@ class Eviction {
 
   // Calls evict(slot) until wanted lines are gone or none is left that may go.
   template <typename Lines, typename Evict>
-  void Run(int64_t wanted, const Lines& lines, const Evict& evict) {
+  void Run(int64_t wanted, const Lines& lines, const Evict& evict) HET_NO_THREAD_SAFETY_ANALYSIS {
     for (; wanted > 0; --wanted) {
       if (!FindCandidate(std::max(wanted, kLeast), lines)) return;
       const uint32_t slot = candidates_.back().slot;

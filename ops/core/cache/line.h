@@ -26,14 +26,12 @@ struct Line {
   static constexpr uint32_t kNone = 0xffffffff;
 
   enum Flags : uint16_t {
-    kReadable = 1,   // the value may be read
-    kFull = 2,       // value and slots are good, own updates are made here
-    kResident = 4,   // stays when no ticket holds it; counts for the capacity
-    kQueued = 8,     // in an outbox
-    kForced = 16,    // its row must come with the request being cut (lamport)
-    kStays = 32,     // it becomes resident once it is full
-    kAskFull = 64,   // the request being cut asks for its row
-    kWatched = 128,  // its shard sends it once it is beyond the bound (link/watch.h)
+    kReadable = 1,  // the value may be read
+    kFull = 2,      // value and slots are good, own updates are made here
+    kResident = 4,  // stays when no ticket holds it; counts for the capacity
+    kQueued = 8,    // in an outbox
+    kStays = 16,    // it becomes resident once it is full
+    kWatched = 32,  // its shard sends it once it is beyond the bound (link/watch.h)
   };
 
   bool has(uint16_t flag) const { return (flags & flag) != 0; }

@@ -13,9 +13,11 @@
 #include "ops/core/link/ask.h"
 #include "ops/core/link/closures.h"
 #include "ops/core/parallel.h"
+#include "ops/core/pooling.h"
 #include "ops/core/row/row_config.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
+#include "ops/core/unique_ids.h"
 
 namespace het_tf {
 
@@ -96,6 +98,9 @@ struct CacheConfig {
   Nonfinite nonfinite = Nonfinite::kError;
   bool half = false;  // values, gradients and changes of values travel as bfloat16
 
+  // Of what is the same for both kinds of caches.
+  Status Check() const;
+
   int64_t when_due() const { return due_bound == kUnbounded ? write_bound : due_bound; }
 
   // Whether steps count on the watch of shards (link/watch.h). The paper's clock has pending
@@ -104,9 +109,30 @@ struct CacheConfig {
   bool watches() const {
     return capacity > 0 && read_bound >= 1 && rows.clock != ClockRule::kLamport;
   }
+
+  // Whether a row that is pushed comes back: under Lamport clocks, and where the shard rounds what
+  // it merges, since roundings that the worker did not hear of would add up.
+  bool pushed_rows_come_back() const { return rows.clock == ClockRule::kLamport || rows.half; }
 };
 
+// What an update says that skips no gradient with NaN or infinity.
+Status NonfiniteGradients(int64_t num_nonfinite, int64_t num_keys);
+
+// Counts a lookup. hits: of the keys; hit_ids: of the ids.
+void CountLookup(int64_t ids, int64_t keys, int64_t hits, int64_t hit_ids,
+                 Counters<CacheCounter>* counters);
+// Counts a request, if there was one. num_spared: hits that it does not ask about.
+void CountRequest(const RequestBytes& bytes, int64_t num_spared, Counters<CacheCounter>* counters);
+
 class RowCache;
+
+// The ids of a lookup. One of the two is enough for a cache on the host, which otherwise finds the
+// keys itself. A cache on a device needs the ids.
+struct LookupIds {
+  const int64_t* ids = nullptr;  // (num_ids), host memory
+  int64_t num_ids = 0;
+  std::shared_ptr<const UniqueIds> unique = nullptr;
+};
 
 // The lines of one lookup, kept in the cache while this lives. It may die on any thread.
 class RowTicket {
@@ -120,6 +146,24 @@ class RowTicket {
   virtual bool incomplete() const = 0;
 };
 
+// The rows of a ticket as they were pooled, kept for their update and for the gradients of weights.
+class PooledRows {
+ public:
+  virtual ~PooledRows() = default;
+
+  // Whether these are the rows of a ticket.
+  virtual bool IsOf(const RowTicket& ticket) const = 0;
+
+  // One update of each key of the ticket. ticket: the one whose rows these are. gradients: of the
+  // outputs, where the cache has its rows.
+  virtual Status Update(RowTicket* ticket, const std::vector<const float*>& gradients,
+                        float learning_rate, const ParallelFor& parallel_for) = 0;
+
+  // What PooledGradients takes on the host. rows: stays empty where the pooling has the rows, or no
+  // gradient depends on them.
+  virtual Status Read(std::shared_ptr<const UniqueIds>* ids, std::vector<float>* rows) const = 0;
+};
+
 // Every function may run concurrently with every other. Tickets: of this cache.
 class RowCache {
  public:
@@ -127,11 +171,18 @@ class RowCache {
 
   virtual ~RowCache() = default;
 
-  // Whether Lookup takes ids as they are, and values and gradients are in a device's memory.
+  // Whether Lookup needs ids as they are, and values and gradients are in a device's memory.
   virtual bool on_device() const = 0;
   virtual int dim() const = 0;
   virtual int num_shards() const = 0;
   virtual uint64_t id() const = 0;
+
+  // ---- Lookup
+
+  // Requests for what the cache lacks of the ids. fresh: no cached row may have missed an update
+  // that its shard has merged, whatever the bound.
+  virtual Status Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parallel_for,
+                        const AllocateRequest& allocate, std::shared_ptr<RowTicket>* ticket) = 0;
 
   // replies: (num_shards), empty where no request went; all are taken, or on an error none.
   // rows: how many came.
@@ -144,6 +195,14 @@ class RowCache {
 
   // The rows as they are now. ticket: installed. out: (num_ids, dim).
   virtual Status Gather(const RowTicket& ticket, const ParallelFor& parallel_for, float* out) = 0;
+
+  // The rows as they are now, pooled. ticket: installed. pooling: of its ids. outputs: as of
+  // Pooling::Pool, where the cache has its rows.
+  virtual Status Pool(const std::shared_ptr<RowTicket>& ticket, std::shared_ptr<Pooling> pooling,
+                      const ParallelFor& parallel_for, const std::vector<float*>& outputs,
+                      std::shared_ptr<PooledRows>* pooled) = 0;
+
+  // ---- Updates
 
   // One update of each key of the ticket. gradients: (num_ids, dim).
   virtual Status Update(RowTicket* ticket, const float* gradients, float learning_rate,
@@ -159,6 +218,8 @@ class RowCache {
   virtual Status Flush(bool all, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) = 0;
 
+  // ---- Closures
+
   // closure: a run of that number, until nobody holds it any more. Cancelled while another one is.
   virtual Status BeginClosure(int64_t number, std::shared_ptr<Closure>* closure) = 0;
   // Requests that push everything, with the closure's number. done: no closure up to this number
@@ -170,12 +231,16 @@ class RowCache {
   // so the closure must be run again.
   virtual Status EndClosure(const Closure& closure) = 0;
 
+  // ---- Reset and end
+
   // Forgets all rows, and with them what was not sent.
   virtual Status Clear() = 0;
 
   // Has every later lookup and update fail: the process is about to end, and what is made after its
   // last flush would be lost.
   virtual void Freeze() = 0;
+
+  // ---- Statistics
 
   // All counters, as of one moment.
   virtual Status GetStats(Stats* stats) = 0;

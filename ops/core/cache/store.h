@@ -23,6 +23,7 @@
 #include "ops/core/memory/slab.h"
 #include "ops/core/parallel.h"
 #include "ops/core/row/row_config.h"
+#include "ops/core/thread_annotations.h"
 #include "ops/core/unique_ids.h"
 
 namespace het_tf {
@@ -41,7 +42,8 @@ class Store {
   // Calls visit(slot) for each, in order, with its line fetched to be written. (After a parallel
   // step half of the lines are in another core's cache, which costs as much as memory.)
   template <typename Visit>
-  void ForEachAhead(const std::vector<uint32_t>& slots, const Visit& visit) const {
+  void ForEachAhead(const std::vector<uint32_t>& slots,
+                    const Visit& visit) const HET_NO_THREAD_SAFETY_ANALYSIS {
     constexpr size_t kAhead = 12;
     for (size_t i = 0; i < slots.size(); ++i) {
       if (i + kAhead < slots.size()) PrefetchToWrite(line(slots[i + kAhead]));

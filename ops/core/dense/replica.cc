@@ -14,7 +14,7 @@ namespace {
 // Calls visit(data, position, n) for the parts of arrays that lie in [first, last) of them all.
 template <typename T, typename Visit>
 void ForEachPart(const std::vector<Replica::Array<T>>& arrays, int64_t first, int64_t last,
-                 const Visit& visit) {
+                 const Visit& visit) HET_NO_THREAD_SAFETY_ANALYSIS {
   int64_t begin = 0;
   for (const auto& array : arrays) {
     const int64_t end = begin + array.size;
@@ -35,7 +35,7 @@ int64_t TotalSize(const std::vector<Replica::Array<T>>& arrays) {
 ReplicaTicket::~ReplicaTicket() {
   std::vector<std::function<void()>> waiting;
   {
-    std::lock_guard<std::mutex> lock(replica_->mutex_);
+    MutexLock lock(&replica_->mutex_);
     replica_->CloseRequests(this);
     waiting = replica_->TakeWaiting();
   }
@@ -102,14 +102,14 @@ int64_t Replica::DueSteps(const Shard& shard, bool aligned) const {
 }
 
 std::vector<uint64_t> Replica::incarnations() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<uint64_t> incarnations;
   for (const Shard& shard : shards_) incarnations.push_back(shard.link.epoch().incarnation);
   return incarnations;
 }
 
 bool Replica::holds_back() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return std::any_of(shards_.begin(), shards_.end(), [](const Shard& s) { return s.holds_back(); });
 }
 
@@ -129,19 +129,23 @@ Status Replica::CheckVariables(const Variables& variables) const {
 void Replica::TakeOver(const Variables& variables, Shard* shard) {
   if (!shard->starts && !shard->has_shift) return;  // shift_ is 0 there
   if (shard->starts) {
-    ForEachPart(
-        variables.floats, shard->first, shard->last,
-        [&](float* values, int64_t f, int64_t n) { std::copy(&base_[f], &base_[f] + n, values); });
+    const auto copy_base = [&](float* values, int64_t f, int64_t n) HET_REQUIRES(mutex_) {
+      std::copy(&base_[f], &base_[f] + n, values);
+    };
+    ForEachPart(variables.floats, shard->first, shard->last, copy_base);
     for (int64_t c = shard->first_counter; c < shard->last_counter; ++c) {
       *variables.counters[c] = counter_base_[c];
     }
-    ForEachPart(variables.rest, shard->first_byte, shard->last_byte,
-                [&](char* bytes, int64_t b, int64_t n) { std::memcpy(bytes, &rest_[b], n); });
+    const auto copy_rest = [&](char* bytes, int64_t b, int64_t n) HET_REQUIRES(mutex_) {
+      const char* begin = &rest_[b];
+      std::copy(begin, begin + n, bytes);
+    };
+    ForEachPart(variables.rest, shard->first_byte, shard->last_byte, copy_rest);
   } else {
-    ForEachPart(variables.floats, shard->first, shard->last,
-                [&](float* values, int64_t f, int64_t n) {
-                  for (int64_t i = 0; i < n; ++i) values[i] += shift_[f + i];
-                });
+    const auto add_shift = [&](float* values, int64_t f, int64_t n) HET_REQUIRES(mutex_) {
+      for (int64_t i = 0; i < n; ++i) values[i] += shift_[f + i];
+    };
+    ForEachPart(variables.floats, shard->first, shard->last, add_shift);
     for (int64_t c = shard->first_counter; c < shard->last_counter; ++c) {
       *variables.counters[c] += counter_shift_[c];
     }
@@ -169,13 +173,13 @@ void Replica::Cut(const Variables& variables, bool whole, Shard* shard) {
   const uint64_t flags = half ? kDenseHalf : 0;
   DensePushWriter writer(bytes, {push.sequence, shard->pending, flags}, shard->num_floats(),
                          num_counters);
-  ForEachPart(variables.floats, shard->first, shard->last,
-              [&](const float* values, int64_t f, int64_t n) {
-                // Moved by what is sent, so that what rounding takes off is sent later.
-                for (int64_t i = 0; i < n; ++i) {
-                  base_[f + i] += writer.Set(f + i - shard->first, values[i] - base_[f + i]);
-                }
-              });
+  const auto write = [&](const float* values, int64_t f, int64_t n) HET_REQUIRES(mutex_) {
+    // Moved by what is sent, so that what rounding takes off is sent later.
+    for (int64_t i = 0; i < n; ++i) {
+      base_[f + i] += writer.Set(f + i - shard->first, values[i] - base_[f + i]);
+    }
+  };
+  ForEachPart(variables.floats, shard->first, shard->last, write);
   for (int64_t c = shard->first_counter; c < shard->last_counter; ++c) {
     writer.counters()[c - shard->first_counter] = *variables.counters[c] - counter_base_[c];
     counter_base_[c] = *variables.counters[c];
@@ -189,7 +193,7 @@ void Replica::Cut(const Variables& variables, bool whole, Shard* shard) {
 
 Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bool all, Must* must,
                        bool* started) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   HET_RETURN_IF_ERROR(CheckVariables(variables));
   if (steps < 0) return InvalidArgument("steps = ", steps, " must not be negative");
   counters_.Add(ReplicaCounter::kSteps, steps);
@@ -222,7 +226,7 @@ Status Replica::Settle(const Variables& variables, int64_t steps, bool reads, bo
     *must = std::max(*must, shard.open ? Must::kWait : Must::kExchange);
   }
   const auto waiting = TakeWaiting();
-  lock.unlock();
+  lock.Unlock();
   for (const auto& callback : waiting) callback();
   return Status();
 }
@@ -236,10 +240,11 @@ bool Replica::IsDue(const Shard& shard) const {
 }
 
 bool Replica::AnyIsUrgent() const {
-  return std::any_of(shards_.begin(), shards_.end(), [this](const Shard& shard) {
+  const auto is_urgent = [this](const Shard& shard) HET_REQUIRES(mutex_) {
     const int64_t time = config_.staleness - DueSteps(shard, false);
     return !shard.open && IsDue(shard) && (IsStale(shard) || 2 * shard.pending >= time);
-  });
+  };
+  return std::any_of(shards_.begin(), shards_.end(), is_urgent);
 }
 
 bool Replica::AnyIsOpen() const {
@@ -249,7 +254,7 @@ bool Replica::AnyIsOpen() const {
 Status Replica::Request(bool asks, const AllocateRequest& allocate,
                         std::shared_ptr<ReplicaTicket>* ticket) {
   *ticket = std::make_shared<ReplicaTicket>(shared_from_this());
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const bool has_others = config_.num_workers > 1;
   (*ticket)->requests_.resize(shards_.size());
   (*ticket)->asks_.resize(shards_.size());
@@ -309,7 +314,7 @@ std::vector<std::function<void()>> Replica::TakeWaiting() {
 void Replica::WhenUrgent(std::function<void(bool)> callback) {
   std::vector<std::function<void()>> waiting;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     waiting_for_urgent_.push_back(std::move(callback));
     waiting = TakeWaiting();
   }
@@ -319,7 +324,7 @@ void Replica::WhenUrgent(std::function<void(bool)> callback) {
 void Replica::SetClosed(bool closed) {
   std::vector<std::function<void()>> waiting;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     closed_ = closed;
     waiting = TakeWaiting();
   }
@@ -328,7 +333,7 @@ void Replica::SetClosed(bool closed) {
 
 void Replica::WhenIdle(std::function<void()> callback) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (AnyIsOpen()) {
       waiting_.push_back(std::move(callback));
       return;

@@ -19,10 +19,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "ops/core/link/link.h"
+#include "ops/core/mutex.h"
 #include "ops/core/stats.h"
 #include "ops/core/status.h"
 #include "ops/core/wire/dense.h"
@@ -184,19 +184,19 @@ class Replica : public std::enable_shared_from_this<Replica> {
   explicit Replica(const ReplicaConfig& config);
 
   Status CheckVariables(const Variables& variables) const;
-  void TakeOver(const Variables& variables, Shard* shard);
+  void TakeOver(const Variables& variables, Shard* shard) HET_REQUIRES(mutex_);
   // How many steps a shard's next push is to hold: fewer after it has been in step with the others
   // (aligned), so that it gets out of it.
-  int64_t DueSteps(const Shard& shard, bool aligned) const;
-  void Cut(const Variables& variables, bool whole, Shard* shard);
+  int64_t DueSteps(const Shard& shard, bool aligned) const HET_REQUIRES(mutex_);
+  void Cut(const Variables& variables, bool whole, Shard* shard) HET_REQUIRES(mutex_);
   Status CheckReply(const Shard& shard, const Link::Request& request,
                     const DenseReplyView& reply) const;
   // Takes what a reply to a request says. Returns whether the shard has started anew.
-  bool Install(Shard* shard, uint64_t request, const DenseReplyView& reply);
-  int64_t Unmerged() const;
-  bool started() const;
-  void CloseRequests(ReplicaTicket* ticket);
-  Status ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& replies);
+  bool Install(Shard* shard, uint64_t request, const DenseReplyView& reply) HET_REQUIRES(mutex_);
+  int64_t Unmerged() const HET_REQUIRES(mutex_);
+  bool started() const HET_REQUIRES(mutex_);
+  void CloseRequests(ReplicaTicket* ticket) HET_REQUIRES(mutex_);
+  Status ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& replies) HET_REQUIRES(mutex_);
   // The same of a request that only asked.
   static Status CheckAnswer(const DenseReplyView& reply);
   void TakeAnswer(Shard* shard, const DenseReplyHeader& reply);
@@ -204,28 +204,30 @@ class Replica : public std::enable_shared_from_this<Replica> {
   bool IsStale(const Shard& shard) const;
   // Whether there is something to send to a shard, or to fetch from it.
   bool IsDue(const Shard& shard) const;
-  bool AnyIsUrgent() const;
-  bool AnyIsOpen() const;
+  bool AnyIsUrgent() const HET_REQUIRES(mutex_);
+  bool AnyIsOpen() const HET_REQUIRES(mutex_);
   // Those that wait for what is the case now; to be called without the lock.
-  std::vector<std::function<void()>> TakeWaiting();
+  std::vector<std::function<void()>> TakeWaiting() HET_REQUIRES(mutex_);
 
   const ReplicaConfig config_;
   const uint64_t id_;
   Counters<ReplicaCounter> counters_;
 
-  std::mutex mutex_;
-  std::vector<Shard> shards_;
+  Mutex mutex_;
+  std::vector<Shard> shards_ HET_GUARDED_BY(mutex_);
   // (num_floats): what the variables were before own steps that are not in a push yet.
-  std::vector<float> base_;
-  std::vector<int64_t> counter_base_;  // (num_counters)
+  std::vector<float> base_ HET_GUARDED_BY(mutex_);
+  std::vector<int64_t> counter_base_ HET_GUARDED_BY(mutex_);  // (num_counters)
   // (num_floats): by how much base_ has moved since the last Settle.
-  std::vector<float> shift_;
-  std::vector<int64_t> counter_shift_;
-  std::vector<float> known_;  // (num_floats), if half: what the servers know is here
-  std::vector<char> rest_;    // (rest_bytes) while it is on its way to the variables
-  bool closed_ = true;
-  std::vector<std::function<void()>> waiting_;
-  std::vector<std::function<void(bool)>> waiting_for_urgent_;
+  std::vector<float> shift_ HET_GUARDED_BY(mutex_);
+  std::vector<int64_t> counter_shift_ HET_GUARDED_BY(mutex_);
+  // (num_floats), if half: what the servers know is here.
+  std::vector<float> known_ HET_GUARDED_BY(mutex_);
+  // (rest_bytes) while it is on its way to the variables.
+  std::vector<char> rest_ HET_GUARDED_BY(mutex_);
+  bool closed_ HET_GUARDED_BY(mutex_) = true;
+  std::vector<std::function<void()>> waiting_ HET_GUARDED_BY(mutex_);
+  std::vector<std::function<void(bool)>> waiting_for_urgent_ HET_GUARDED_BY(mutex_);
 };
 
 }  // namespace het_tf

@@ -43,12 +43,13 @@ bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& repl
     std::copy_n(reply.rest, header.rest_bytes, rest_.begin() + shard->first_byte);
   }
   shard->replaced = false;
-  shard->link.Acknowledge(request, header.acknowledged, [&](const Link::Push& push) {
+  const auto count_merged = [&](const Link::Push& push) HET_REQUIRES(mutex_) {
     shard->unacknowledged -= push.updates;
     shard->clock += push.updates;
     shard->own += push.updates;
     if (shard == &shards_[0]) counters_.Add(ReplicaCounter::kStepsSent, push.updates);
-  });
+  };
+  shard->link.Acknowledge(request, header.acknowledged, count_merged);
   // An answer to a question that was asked meanwhile may be newer.
   shard->seen = std::max(shard->seen_since, header.clock - shard->own);
   if (!reply.has(kDenseValues)) return starts;
@@ -72,7 +73,7 @@ bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& repl
     counter_shift_[c] += value - counter_base_[c];
     counter_base_[c] = value;
   }
-  shard->link.ForEachPushAfter(header.acknowledged, [&](const Link::Push& push) {
+  const auto add_push = [&](const Link::Push& push) HET_REQUIRES(mutex_) {
     const DensePushView view =
         ViewDensePush(push.bytes, static_cast<uint32_t>(shard->num_counters()));
     for (int64_t i = 0; i < shard->num_floats(); ++i) {
@@ -83,18 +84,19 @@ bool Replica::Install(Shard* shard, uint64_t request, const DenseReplyView& repl
       counter_shift_[shard->first_counter + c] += view.counters[c];
       counter_base_[shard->first_counter + c] += view.counters[c];
     }
-  });
+  };
+  shard->link.ForEachPushAfter(header.acknowledged, add_push);
   return starts;
 }
 
 Status Replica::Receive(ReplicaTicket* ticket, const std::vector<Frame>& replies) {
-  if (replies.size() != shards_.size()) {
-    return InvalidArgument("replies holds ", replies.size(), " messages for ", shards_.size(),
+  if (replies.size() != static_cast<size_t>(config_.num_shards)) {
+    return InvalidArgument("replies holds ", replies.size(), " messages for ", config_.num_shards,
                            " shards");
   }
   std::vector<std::function<void()>> waiting;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     HET_RETURN_IF_ERROR(ReceiveAll(ticket, replies));
     waiting = TakeWaiting();
   }
@@ -158,7 +160,7 @@ Status Replica::ReceiveAll(ReplicaTicket* ticket, const std::vector<Frame>& repl
 void Replica::GiveUpRequests() {
   std::vector<std::function<void()>> waiting;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     for (Shard& shard : shards_) {
       shard.link.CloseAll();
       shard.open = false;

@@ -29,40 +29,40 @@ Status DenseShard::Set(State state, int64_t num_first, float first_weight, float
       return InvalidArgument("weight = ", weight, " must be in (0, 1]");
     }
   }
-  UniqueLock contents(contents_);
+  const WriterLock contents(&contents_);
   state_ = std::move(state);
   num_first_ = num_first;
   first_weight_ = first_weight;
   second_weight_ = second_weight;
-  locks_ = std::make_unique<std::mutex[]>(num_blocks() + 1);
+  locks_ = std::make_unique<Mutex[]>(num_blocks() + 1);
   clock_ = 0;
   incarnation_ = RandomId();
   sessions_.Clear();
-  std::lock_guard<std::mutex> lock(sent_mutex_);
+  MutexLock lock(&sent_mutex_);
   sent_.clear();
   return Status();
 }
 
 void DenseShard::Get(std::vector<float>* floats, std::vector<int64_t>* counters) const {
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   floats->resize(state_.floats.size());
   for (int64_t b = 0; b < num_blocks(); ++b) {
-    std::lock_guard<std::mutex> lock(locks_[b]);
+    MutexLock lock(&locks_[b]);
     const size_t first = b * kBlock, last = std::min(first + kBlock, floats->size());
     std::copy(&state_.floats[first], &state_.floats[0] + last, &(*floats)[first]);
   }
   if (incarnation_ == 0) return;
-  std::lock_guard<std::mutex> lock(locks_[num_blocks()]);
+  MutexLock lock(&locks_[num_blocks()]);
   *counters = state_.counters;
 }
 
 uint64_t DenseShard::incarnation() const {
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   return incarnation_;
 }
 
 int64_t DenseShard::memory_bytes() const {
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   return state_.floats.size() * sizeof(float) + state_.counters.size() * sizeof(int64_t) +
          state_.rest.size();
 }
@@ -82,9 +82,9 @@ Status DenseShard::CheckShape(const DenseRequestHeader& request) const {
 
 void DenseShard::Merge(const DensePushView& push, const ParallelFor& parallel_for) {
   const auto num_floats = static_cast<int64_t>(state_.floats.size());
-  parallel_for(num_blocks(), kBlockCost, [&](int64_t first, int64_t last) {
+  const auto merge_blocks = [&](int64_t first, int64_t last) HET_REQUIRES_SHARED(contents_) {
     for (int64_t b = first; b < last; ++b) {
-      std::lock_guard<std::mutex> lock(locks_[b]);
+      MutexLock lock(&locks_[b]);
       const int64_t end = std::min((b + 1) * kBlock, num_floats);
       const int64_t middle = std::min(std::max(num_first_, b * kBlock), end);
       float* values = state_.floats.data();
@@ -99,9 +99,10 @@ void DenseShard::Merge(const DensePushView& push, const ParallelFor& parallel_fo
       merge(b * kBlock, middle, first_weight_);
       merge(middle, end, second_weight_);
     }
-  });
+  };
+  parallel_for(num_blocks(), kBlockCost, merge_blocks);
   {
-    std::lock_guard<std::mutex> lock(locks_[num_blocks()]);
+    MutexLock lock(&locks_[num_blocks()]);
     for (size_t c = 0; c < state_.counters.size(); ++c) {
       state_.counters[c] = static_cast<int64_t>(static_cast<uint64_t>(state_.counters[c]) +
                                                 static_cast<uint64_t>(push.counters[c]));
@@ -114,7 +115,7 @@ void DenseShard::Merge(const DensePushView& push, const ParallelFor& parallel_fo
 }
 
 DenseShard::Sent* DenseShard::SentOf(uint64_t session) {
-  std::lock_guard<std::mutex> lock(sent_mutex_);
+  MutexLock lock(&sent_mutex_);
   std::unique_ptr<Sent>& sent = sent_[session];
   if (sent == nullptr) sent = std::make_unique<Sent>();
   return sent.get();
@@ -125,16 +126,16 @@ void DenseShard::WriteValues(const DenseReplyHeader& header, Sent* sent,
   const auto num_floats = static_cast<int64_t>(state_.floats.size());
   const bool half = header.flags & kDenseHalf;
   {
-    std::lock_guard<std::mutex> lock(locks_[num_blocks()]);
+    MutexLock lock(&locks_[num_blocks()]);
     std::copy(state_.counters.begin(), state_.counters.end(), reinterpret_cast<int64_t*>(counters));
   }
   char* numbers = counters + state_.counters.size() * sizeof(int64_t);
   const uint64_t used = num_floats * (half ? sizeof(uint16_t) : sizeof(float));
   std::memset(numbers + used, 0, NumbersBytes(num_floats, half) - used);
   if (sent != nullptr) sent->values.resize(num_floats);
-  parallel_for(num_blocks(), kBlockCost, [&](int64_t first, int64_t last) {
+  const auto write_blocks = [&](int64_t first, int64_t last) HET_REQUIRES_SHARED(contents_) {
     for (int64_t b = first; b < last; ++b) {
-      std::lock_guard<std::mutex> lock(locks_[b]);
+      MutexLock lock(&locks_[b]);
       const int64_t from = b * kBlock, to = std::min(from + kBlock, num_floats);
       const float* values = state_.floats.data();
       if (half) {
@@ -148,17 +149,18 @@ void DenseShard::WriteValues(const DenseReplyHeader& header, Sent* sent,
         if (sent != nullptr) std::copy(values + from, values + to, &sent->values[from]);
       }
     }
-  });
+  };
+  parallel_for(num_blocks(), kBlockCost, write_blocks);
 }
 
 Status DenseShard::Sync(const char* bytes, size_t size, const ParallelFor& parallel_for,
                         const std::function<char*(size_t)>& allocate) {
   DenseRequestView request;
   HET_RETURN_IF_ERROR(DenseRequestView::Parse(bytes, size, &request));
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   HET_RETURN_IF_ERROR(CheckShape(request.header));
   const std::shared_ptr<Sessions::Session> session = sessions_.Of(request.header.replica_id);
-  std::lock_guard<std::mutex> lock(session->mutex);
+  MutexLock lock(&session->mutex);
 
   const bool starts =
       request.header.incarnation != incarnation_ || request.header.session != session->number;

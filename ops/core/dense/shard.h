@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "ops/core/link/sessions.h"
+#include "ops/core/mutex.h"
 #include "ops/core/parallel.h"
 #include "ops/core/shared_mutex.h"
 #include "ops/core/status.h"
@@ -61,27 +61,33 @@ class DenseShard {
     std::vector<float> values;
   };
 
-  int64_t num_blocks() const;
-  float weight(int64_t f) const { return f < num_first_ ? first_weight_ : second_weight_; }
-  Status CheckShape(const DenseRequestHeader& request) const;
-  void Merge(const DensePushView& push, const ParallelFor& parallel_for);
+  int64_t num_blocks() const HET_REQUIRES_SHARED(contents_);
+  float weight(int64_t f) const HET_REQUIRES_SHARED(contents_) {
+    return f < num_first_ ? first_weight_ : second_weight_;
+  }
+  Status CheckShape(const DenseRequestHeader& request) const HET_REQUIRES_SHARED(contents_);
+  void Merge(const DensePushView& push, const ParallelFor& parallel_for)
+      HET_REQUIRES_SHARED(contents_);
   void WriteValues(const DenseReplyHeader& header, Sent* sent, const ParallelFor& parallel_for,
-                   char* counters) const;
+                   char* counters) const HET_REQUIRES_SHARED(contents_);
   Sent* SentOf(uint64_t session);
 
   // Held shared by what reads or merges, exclusively by what replaces everything.
   mutable SharedMutex contents_;
-  uint64_t incarnation_ = 0;  // 0: nothing was set yet
-  State state_;
-  int64_t num_first_ = 0;
-  float first_weight_ = 1, second_weight_ = 1;
+  uint64_t incarnation_ HET_GUARDED_BY(contents_) = 0;  // 0: nothing was set yet
+  // Where contents_ is shared, each block under its own lock.
+  State state_ HET_GUARDED_BY(contents_);
+  int64_t num_first_ HET_GUARDED_BY(contents_) = 0;
+  float first_weight_ HET_GUARDED_BY(contents_) = 1;
+  float second_weight_ HET_GUARDED_BY(contents_) = 1;
   // (num_blocks() + 1), the last one of the counters.
-  mutable std::unique_ptr<std::mutex[]> locks_;
+  mutable std::unique_ptr<Mutex[]> locks_ HET_GUARDED_BY(contents_);
   std::atomic<int64_t> clock_{0};
 
   Sessions sessions_;
-  std::mutex sent_mutex_;
-  std::unordered_map<uint64_t, std::unique_ptr<Sent>> sent_;  // by session
+  Mutex sent_mutex_;
+  std::unordered_map<uint64_t, std::unique_ptr<Sent>> sent_
+      HET_GUARDED_BY(sent_mutex_);  // by session
 };
 
 }  // namespace het_tf

@@ -11,13 +11,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <set>
 #include <sstream>
 #include <thread>
+
+#include "ops/core/mutex.h"
 
 namespace het_tf {
 namespace {
@@ -56,25 +56,25 @@ class ProbeSockets {
   }
 
   int Open(int family) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     const int number = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (number >= 0) numbers_.insert(number);
     return number;
   }
   void Close(int number) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     numbers_.erase(number);
     close(number);
   }
   // A copy of a descriptor, which stays the file that it is; -1: it is one of these, or none.
   int CopyOther(int number) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     return numbers_.count(number) > 0 ? -1 : fcntl(number, F_DUPFD_CLOEXEC, 0);
   }
 
  private:
-  std::mutex mutex_;
-  std::set<int> numbers_;
+  Mutex mutex_;
+  std::set<int> numbers_ HET_GUARDED_BY(mutex_);
 };
 
 // Where "host:port" is, by its name; empty where it has no address now.
@@ -213,20 +213,23 @@ struct Guard::State {
     Clock::time_point up = Clock::now();
   };
 
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool ended = false;       // guarded by mutex
-  std::vector<Task> tasks;  // likewise
+  Mutex mutex;
+  CondVar changed;
+  bool ended HET_GUARDED_BY(mutex) = false;
+  std::vector<Task> tasks HET_GUARDED_BY(mutex);
 
   // Whether it ended within so many seconds.
   bool EndsWithin(double seconds) {
-    std::unique_lock<std::mutex> lock(mutex);
-    return changed.wait_for(lock, Seconds(seconds), [&] { return ended; });
+    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(seconds));
+    MutexLock lock(&mutex);
+    while (!ended && changed.WaitUntil(&mutex, until)) {
+    }
+    return ended;
   }
 
   // For how long a task was not up. asked: when what was found of it was asked.
   double Note(size_t task, TaskState found, Clock::time_point asked) {
-    std::lock_guard<std::mutex> lock(mutex);
+    MutexLock lock(&mutex);
     tasks[task].state = found;
     if (found == TaskState::kUp) tasks[task].up = asked;
     return SecondsSince(tasks[task].up);
@@ -259,7 +262,7 @@ Guard::Guard(const std::vector<std::string>& addresses, const Config& config)
 }
 
 std::vector<Guard::Found> Guard::found() const {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(&state_->mutex);
   std::vector<Found> found;
   for (const State::Task& task : state_->tasks) {
     found.push_back({task.state, State::SecondsSince(task.up)});
@@ -268,9 +271,9 @@ std::vector<Guard::Found> Guard::found() const {
 }
 
 Guard::~Guard() {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(&state_->mutex);
   state_->ended = true;
-  state_->changed.notify_all();
+  state_->changed.NotifyAll();
 }
 
 }  // namespace het_tf

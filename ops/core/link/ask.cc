@@ -8,7 +8,7 @@ namespace het_tf {
 
 RequestBytes Asker::Send(int shard, Link::Carry carry, int64_t read_bound, const Queries& queries,
                          NewPush* push, const AllocateRequest& allocate, Link* link,
-                         Asked* asked) const {
+                         Watching* watching, Asked* asked) const {
   const std::vector<const Link::Push*> again = link->ToCarry(carry);
   const bool waits = carry == Link::Carry::kAwaited && link->acknowledged() < link->cut();
   const bool asks = !queries.keys.empty() || queries.num_spared > 0;
@@ -23,8 +23,8 @@ RequestBytes Asker::Send(int shard, Link::Carry carry, int64_t read_bound, const
   header.session = link->epoch().session;
   header.cut = link->cut() + (push != nullptr ? 1 : 0);
   header.read_bound = read_bound;
-  header.watch = queries.watch;
-  header.seen = queries.seen;
+  header.watch = queries.watches ? watching->epoch() : 0;
+  header.seen = queries.watches ? watching->seen() : 0;
   header.dim = static_cast<uint32_t>(optimizer->dim());
   header.slot_dim = static_cast<uint32_t>(optimizer->slot_dim());
   header.contribution_dim = static_cast<uint32_t>(optimizer->contribution_dim());
@@ -76,6 +76,7 @@ RequestBytes Asker::Send(int shard, Link::Carry carry, int64_t read_bound, const
   asked->num_value_checks = header.num_value_checks;
   asked->num_full = header.num_full;
   asked->watch = header.watch;
+  if (header.watch != 0) watching->Open();
   asked->num_spared = queries.num_spared;
   return bytes;
 }
@@ -107,7 +108,9 @@ Status Asker::Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply
   return Status();
 }
 
-bool TakeWatch(const ReplyHeader& reply, Asked* asked, Watching* watching) {
+bool TakeReplyHeader(const ReplyHeader& reply, Link::Standing standing, Asked* asked,
+                     Watching* watching) {
+  asked->overtook = standing == Link::Standing::kCurrent && reply.acknowledged < asked->awaited;
   asked->restarted = (reply.flags & kRestarted) != 0;
   asked->unwatched = !asked->restarted && asked->watch != 0 && reply.number == 0;
   if (asked->watch == watching->epoch() && reply.number != 0) {

@@ -34,7 +34,7 @@ struct Queries {
   std::vector<int64_t> keys;
   std::vector<int64_t> bases;                                   // (num_checks + num_value_checks)
   uint32_t num_checks = 0, num_value_checks = 0, num_full = 0;  // the other keys: values
-  uint64_t watch = 0, seen = 0;                                 // RequestHeader's
+  bool watches = false;    // the step counts on the shard's watch
   int64_t num_spared = 0;  // watched rows that are not checked: the shard must be heard
 };
 
@@ -82,15 +82,40 @@ struct Asker {
 
   // push: nullptr if nothing is cut. asked: out.
   RequestBytes Send(int shard, Link::Carry carry, int64_t read_bound, const Queries& queries,
-                    NewPush* push, const AllocateRequest& allocate, Link* link, Asked* asked) const;
+                    NewPush* push, const AllocateRequest& allocate, Link* link, Watching* watching,
+                    Asked* asked) const;
 
   // Reads a shard's reply to a request that went out.
   Status Read(const Asked& asked, const ReplyBytes& bytes, ReplyView* reply) const;
 };
 
-// Takes what the reply to a request says of the shard and of its watch. Returns whether it watches
-// the rows of checks without an answer from now on.
-bool TakeWatch(const ReplyHeader& reply, Asked* asked, Watching* watching);
+// Takes what the reply to a request says of the shard, of its pushes and of its watch. standing: of
+// the reply, not kOld. Returns whether the shard watches the rows of checks without an answer from
+// now on.
+bool TakeReplyHeader(const ReplyHeader& reply, Link::Standing standing, Asked* asked,
+                     Watching* watching);
+
+// (shards): of the rows of each shard, as it last said. shards: (shards), each with a link.
+template <typename ShardType>
+std::vector<uint64_t> IncarnationsOf(const std::vector<ShardType>& shards) {
+  std::vector<uint64_t> incarnations;
+  for (const ShardType& shard : shards) incarnations.push_back(shard.link.epoch().incarnation);
+  return incarnations;
+}
+
+// A request whose ticket ended without its reply.
+struct UnansweredRequest {
+  size_t shard;
+  uint64_t number, watch;
+};
+// Those of a ticket. AskedType: an Asked.
+template <typename AskedType>
+void AddUnanswered(const std::vector<AskedType>& asked, std::vector<UnansweredRequest>* requests) {
+  for (size_t s = 0; s < asked.size(); ++s) {
+    const uint64_t number = asked[s].request.number;
+    if (number != 0) requests->push_back({s, number, asked[s].watch});
+  }
+}
 
 // What is carried by a request that follows so many of its kind which overtook what they wait for.
 // That is on its way as a rule, so it is sent again only after some round trips.

@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
+
+#include "ops/core/mutex.h"
 
 namespace het_tf {
 
@@ -26,43 +27,41 @@ struct Closure {
 class Closures {
  public:
   struct Entry {
+    explicit Entry(bool merged = false) : merged(merged) {}
+
     // Held over the merging of a run, so that another one waits to see whether it was merged.
-    std::mutex mutex;
-    bool merged = false;  // guarded by mutex
+    Mutex mutex;
+    bool merged HET_GUARDED_BY(mutex);
   };
 
   // The entry of a closure. done: no closure up to this number will be run again, so what is
   // remembered of them is forgotten, and what comes late counts as merged.
   std::shared_ptr<Entry> Of(int64_t number, int64_t done) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     done_ = std::max(done_, done);
     entries_.erase(entries_.begin(), entries_.upper_bound(done_));
-    if (number <= done_) {
-      const auto late = std::make_shared<Entry>();
-      late->merged = true;
-      return late;
-    }
+    if (number <= done_) return std::make_shared<Entry>(/*merged=*/true);
     std::shared_ptr<Entry>& entry = entries_[number];
     if (entry == nullptr) entry = std::make_shared<Entry>();
     return entry;
   }
 
   void Clear() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     entries_.clear();
     done_ = 0;
   }
 
   // Closures that it remembers.
   int64_t size() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     return static_cast<int64_t>(entries_.size());
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<int64_t, std::shared_ptr<Entry>> entries_;
-  int64_t done_ = 0;
+  mutable Mutex mutex_;
+  std::map<int64_t, std::shared_ptr<Entry>> entries_ HET_GUARDED_BY(mutex_);
+  int64_t done_ HET_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace het_tf

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "ops/core/status.h"
+#include "ops/core/thread_annotations.h"
 
 namespace het_tf {
 
@@ -101,7 +102,8 @@ class Link {
   // The reply of a request says that all pushes up to this sequence are merged. Calls merged(push)
   // once for each.
   template <typename Merged>
-  void Acknowledge(uint64_t number, uint64_t sequence, const Merged& merged) {
+  void Acknowledge(uint64_t number, uint64_t sequence,
+                   const Merged& merged) HET_NO_THREAD_SAFETY_ANALYSIS {
     SendSkippedAgain(number, sequence);
     for (const Push& push : pushes_) {
       if (push.sequence > sequence) break;
@@ -114,7 +116,7 @@ class Link {
   // Calls visit(push) for the pushes after a sequence, oldest first. Those merged meanwhile are
   // still there as long as a reply may come that does not acknowledge them.
   template <typename Visit>
-  void ForEachPushAfter(uint64_t sequence, const Visit& visit) const {
+  void ForEachPushAfter(uint64_t sequence, const Visit& visit) const HET_NO_THREAD_SAFETY_ANALYSIS {
     for (const Push& push : pushes_) {
       if (push.sequence > sequence) visit(push);
     }
@@ -132,7 +134,7 @@ class Link {
   // Forgets all pushes; sequences begin anew in the epoch. Calls lost(push) for each that was not
   // acknowledged.
   template <typename Lost>
-  void Restart(const Epoch& epoch, const Lost& lost) {
+  void Restart(const Epoch& epoch, const Lost& lost) HET_NO_THREAD_SAFETY_ANALYSIS {
     for (const Push& push : pushes_) {
       if (push.sequence > acknowledged_) lost(push);
     }

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "ops/core/link/watch.h"
+#include "ops/core/mutex.h"
 
 namespace het_tf {
 
@@ -29,15 +30,15 @@ class Sessions {
     const uint64_t number;  // from 1 on, in the order of their making; never used again
     // Held over merging and answering a request, so that the rows of the answer hold what it
     // acknowledges, and a repeat is not answered before the first was merged.
-    std::mutex mutex;
-    uint64_t sequence = 0;  // the last push merged; guarded by mutex
-    Watch watch;            // guarded by mutex
-    uint64_t counted = 0;   // the last that was not, as another run's was; guarded by mutex
-    std::atomic<int64_t> num_watched{0};  // watch.size()
-    std::atomic<int64_t> watch_bytes{0};  // watch.bytes()
+    Mutex mutex;
+    uint64_t sequence HET_GUARDED_BY(mutex) = 0;  // the last push merged
+    Watch watch HET_GUARDED_BY(mutex);
+    uint64_t counted HET_GUARDED_BY(mutex) = 0;  // the last that was not, as another run's was
+    std::atomic<int64_t> num_watched{0};         // watch.size()
+    std::atomic<int64_t> watch_bytes{0};         // watch.bytes()
 
     // After a change of watch.
-    void CountWatched() {
+    void CountWatched() HET_REQUIRES(mutex) {
       num_watched = watch.size();
       watch_bytes = watch.bytes();
     }
@@ -51,7 +52,7 @@ class Sessions {
 
   // The session of a cache that sent a request now; made at its first.
   std::shared_ptr<Session> Of(uint64_t cache_id) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     ++now_;
     Entry& entry = sessions_[cache_id];
     if (entry.session == nullptr) entry.session = std::make_shared<Session>(++last_number_);
@@ -65,25 +66,25 @@ class Sessions {
   }
 
   void Clear() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     sessions_.clear();
   }
 
   // Rows that are watched, those of every cache counted.
   int64_t num_watched() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     int64_t watched = 0;
     for (const auto& entry : sessions_) watched += entry.second.session->num_watched;
     return watched;
   }
   int64_t watch_bytes() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     int64_t bytes = 0;
     for (const auto& entry : sessions_) bytes += entry.second.session->watch_bytes;
     return bytes;
   }
   int64_t size() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     return static_cast<int64_t>(sessions_.size());
   }
 
@@ -93,13 +94,13 @@ class Sessions {
     int64_t heard = 0;
   };
 
-  void ForgetSilent() {
+  void ForgetSilent() HET_REQUIRES(mutex_) {
     for (auto entry = sessions_.begin(); entry != sessions_.end();) {
       Session& session = *entry->second.session;
       if (entry->second.heard + watch_lifetime_ < now_ && session.watch_bytes > 0) {
         // Not while it is answered, which takes long where memory is short.
-        const std::unique_lock<std::mutex> lock(session.mutex, std::try_to_lock);
-        if (lock.owns_lock()) {
+        if (session.mutex.try_lock()) {
+          MutexLock lock(&session.mutex, std::adopt_lock);
           session.watch.Drop();
           session.CountWatched();
         }
@@ -109,11 +110,11 @@ class Sessions {
   }
 
   const int64_t lifetime_, watch_lifetime_;
-  mutable std::mutex mutex_;
-  std::unordered_map<uint64_t, Entry> sessions_;
-  uint64_t last_number_ = 0;
-  int64_t now_ = 0;  // requests heard
-  int64_t next_look_ = 0;
+  mutable Mutex mutex_;
+  std::unordered_map<uint64_t, Entry> sessions_ HET_GUARDED_BY(mutex_);
+  uint64_t last_number_ HET_GUARDED_BY(mutex_) = 0;
+  int64_t now_ HET_GUARDED_BY(mutex_) = 0;  // requests heard
+  int64_t next_look_ HET_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace het_tf

@@ -42,7 +42,7 @@ char* Map(size_t bytes) {
 
 char* Arena::Allocate(size_t bytes) {
   bytes = RoundUp(bytes, 64);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (bytes > left_) {
     const size_t region = std::max(kRegionBytes, RoundUp(bytes, kHugePage));
     regions_.reserve(regions_.size() + 1);
@@ -57,7 +57,7 @@ char* Arena::Allocate(size_t bytes) {
 }
 
 void Arena::Clear() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (const Region& region : regions_) munmap(region.begin, region.bytes);
   regions_.clear();
   at_ = nullptr;

@@ -7,9 +7,10 @@
 #define HET_TF_OPS_CORE_MEMORY_ARENA_H_
 
 #include <cstddef>
-#include <mutex>
 #include <new>
 #include <vector>
+
+#include "ops/core/mutex.h"
 
 namespace het_tf {
 
@@ -43,10 +44,10 @@ class Arena {
     size_t bytes;
   };
 
-  std::mutex mutex_;
-  std::vector<Region> regions_;
-  char* at_ = nullptr;
-  size_t left_ = 0;
+  Mutex mutex_;
+  std::vector<Region> regions_ HET_GUARDED_BY(mutex_);
+  char* at_ HET_GUARDED_BY(mutex_) = nullptr;
+  size_t left_ HET_GUARDED_BY(mutex_) = 0;
 };
 
 // Blocks of their own, for arrays that are replaced by larger ones. bytes must be the same in both.

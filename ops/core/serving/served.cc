@@ -79,14 +79,13 @@ Served::~Served() = default;
 
 void Served::Close() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     closed_ = true;
   }
-  left_.notify_all();
+  left_.NotifyAll();
 }
 
-Status Served::Check(const ServedChange& change) const {
-  const Side& side = *sides_[current_];
+Status Served::Check(const ServedChange& change, const Side& side) const {
   const bool same = change.publisher == side.publisher;
   const bool newer =
       change.version > side.version || (!same && change.written_micros > side.written_micros);
@@ -128,13 +127,17 @@ Status Served::Check(const ServedChange& change) const {
 }
 
 Status Served::Apply(const ServedChange& change) {
-  std::lock_guard<std::mutex> applying(applying_);
-  // Nobody else changes current_.
-  HET_RETURN_IF_ERROR(Check(change));
-  const int next = 1 - current_;
+  MutexLock applying(&applying_);
+  int next;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    left_.wait(lock, [&] { return closed_ || views_[next] == 0; });
+    MutexLock lock(&mutex_);
+    next = 1 - current_;
+  }
+  // Nobody else changes current_ meanwhile.
+  HET_RETURN_IF_ERROR(Check(change, *sides_[1 - next]));
+  {
+    MutexLock lock(&mutex_);
+    while (!closed_ && views_[next] != 0) left_.Wait(&mutex_);
     if (closed_) return Cancelled("the model is closed");
   }
   Side& side = *sides_[next];
@@ -187,7 +190,7 @@ Status Served::Apply(const ServedChange& change) {
   side.others = change.others;
   last_is_whole_ = change.whole;
   is_behind_ = true;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   current_ = next;
   return Status();
 }
@@ -237,7 +240,7 @@ void Served::Lay(TableSide* table, const Places& places, bool frees) const {
 }
 
 Status Served::Pin(View* view) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (sides_[current_]->version < 0) return FailedPrecondition("the model has not been opened");
   ++views_[current_];
   View made;
@@ -251,10 +254,10 @@ Served::View::~View() {
   if (served_ == nullptr) return;
   bool last;
   {
-    std::lock_guard<std::mutex> lock(served_->mutex_);
+    MutexLock lock(&served_->mutex_);
     last = --served_->views_[side_] == 0;
     // Under the lock: the Served may be gone after it.
-    if (last) served_->left_.notify_all();
+    if (last) served_->left_.NotifyAll();
   }
 }
 

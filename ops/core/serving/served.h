@@ -11,15 +11,14 @@
 #define HET_TF_OPS_CORE_SERVING_SERVED_H_
 
 #include <array>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ops/core/memory/index.h"
+#include "ops/core/mutex.h"
 #include "ops/core/parallel.h"
 #include "ops/core/row/initializer.h"
 #include "ops/core/serving/rows_file.h"
@@ -103,24 +102,25 @@ class Served {
   // What a change makes of a table: keys' hashes and the records that they have from now on.
   using Places = std::vector<std::pair<uint64_t, uint32_t>>;
 
-  Status Check(const ServedChange& change) const;
-  Status CatchUp(int side);
+  // current: the current side.
+  Status Check(const ServedChange& change, const Side& current) const;
+  Status CatchUp(int side) HET_REQUIRES(applying_);
   void Lay(TableSide* table, const Places& places, bool frees) const;
 
   const std::vector<ServedTable> tables_;
-  std::mutex applying_;
+  Mutex applying_;
 
-  mutable std::mutex mutex_;
-  mutable std::condition_variable left_;
-  bool closed_ = false;                     // guarded by mutex_
-  int current_ = 0;                         // guarded by mutex_
-  mutable std::array<int64_t, 2> views_{};  // of each side; guarded by mutex_
+  mutable Mutex mutex_;
+  mutable CondVar left_;
+  bool closed_ HET_GUARDED_BY(mutex_) = false;
+  int current_ HET_GUARDED_BY(mutex_) = 0;                         // changes under applying_, too
+  mutable std::array<int64_t, 2> views_ HET_GUARDED_BY(mutex_){};  // of each side
   std::array<std::unique_ptr<Side>, 2> sides_;
 
-  // Guarded by applying_: the last change, while only one side has it.
-  bool is_behind_ = false;
-  bool last_is_whole_ = false;
-  std::vector<Places> last_;
+  // The last change, while only one side has it.
+  bool is_behind_ HET_GUARDED_BY(applying_) = false;
+  bool last_is_whole_ HET_GUARDED_BY(applying_) = false;
+  std::vector<Places> last_ HET_GUARDED_BY(applying_);
 };
 
 }  // namespace het_tf

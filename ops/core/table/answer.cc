@@ -113,7 +113,7 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
   // move and are not freed while contents_ is held, so a pointer to one stays good in between.
   std::vector<const char*> found(num_queries, nullptr);
   std::array<std::vector<Unasked>, kNumStripes> unasked;
-  ForEachStripe<SharedLock>(parallel_for, StripeCost(num_queries, 0), [&](int64_t s) {
+  const auto find_rows = [&](int64_t s) HET_REQUIRES(session->mutex) {
     const Stripe& stripe = *stripes_[s];
     const int32_t* queries = groups.order.data() + groups.begin[s];
     WatchedRows* watched = number != 0 ? session->watch.stripe(s) : nullptr;
@@ -157,7 +157,8 @@ void Table::Answer(const RequestView& request, const std::vector<uint64_t>& hash
       unasked[s].push_back(
           {row.key, row.base, slot == Index::kNone ? &kGone : stripe.records[slot]});
     });
-  });
+  };
+  ForEachStripe<SharedLock>(parallel_for, StripeCost(num_queries, 0), find_rows);
 
   ReplyHeader reply;
   std::vector<uint32_t> place(num_queries);

@@ -41,7 +41,7 @@ void Table::Bits::Add(const Bits& other) {
 Status Table::CutChanged(const std::string& name, uint64_t since,
                          std::unique_ptr<Snapshot>* snapshot, uint64_t* number, bool* whole) {
   // Alone, so that no request is merged by half.
-  const UniqueLock contents(contents_);
+  const WriterLock contents(&contents_);
   try {
     if (readers_.count(name) == 0) {
       for (const auto& stripe : stripes_) stripe->changed.reserve(readers_.size() + 1);
@@ -94,7 +94,7 @@ Status Table::CutChanged(const std::string& name, uint64_t since,
 }
 
 void Table::Forget(const std::string& name) {
-  const UniqueLock contents(contents_);
+  const WriterLock contents(&contents_);
   const auto found = readers_.find(name);
   if (found == readers_.end()) return;
   const size_t place = found->second.place;

@@ -11,12 +11,12 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 #include <vector>
+
+#include "ops/core/mutex.h"
 
 namespace het_tf {
 
@@ -35,7 +35,7 @@ class KeptRows {
 
   // A snapshot begins. Throws std::bad_alloc.
   void Open() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     records_[kRows].reserve(kMaxBytes);
     complete_ = true;
     open_ = true;
@@ -44,16 +44,16 @@ class KeptRows {
   // It ends, and nobody waits for it any longer.
   void Close() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       open_ = false;
       for (auto& records : records_) std::vector<char>().swap(records);
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
   void WaitUntilClosed() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return !open_; });
+    MutexLock lock(&mutex_);
+    while (open_) changed_.Wait(&mutex_);
   }
 
   // Room for what a call keeps, for as long as the call lasts. Where there is no snapshot it costs
@@ -63,25 +63,24 @@ class KeptRows {
     // REQUIRES: nothing of the table is locked.
     Room(KeptRows* kept, size_t bytes) : kept_(kept->open() ? kept : nullptr), bytes_(bytes) {
       if (kept_ == nullptr) return;
-      std::unique_lock<std::mutex> lock(kept_->mutex_);
-      const uint64_t turn = kept_->next_turn_++;
-      kept_->changed_.wait(lock, [this, turn] {
-        if (kept_->turn_ != turn) return false;
-        const size_t used = kept_->size() + kept_->promised_;
-        return !kept_->open_ || used == 0 || used + bytes_ <= kMaxBytes;
-      });
-      kept_->promised_ += bytes_;
-      ++kept_->turn_;
-      lock.unlock();
-      kept_->changed_.notify_all();
+      {
+        MutexLock lock(&kept_->mutex_);
+        const uint64_t turn = kept_->next_turn_++;
+        while (kept_->turn_ != turn || !kept_->HasRoom(bytes_)) {
+          kept_->changed_.Wait(&kept_->mutex_);
+        }
+        kept_->promised_ += bytes_;
+        ++kept_->turn_;
+      }
+      kept_->changed_.NotifyAll();
     }
     ~Room() {
       if (kept_ == nullptr) return;
       {
-        std::lock_guard<std::mutex> lock(kept_->mutex_);
+        MutexLock lock(&kept_->mutex_);
         kept_->promised_ -= bytes_;
       }
-      kept_->changed_.notify_all();
+      kept_->changed_.NotifyAll();
     }
     // Whether there was a snapshot.
     bool held() const { return kept_ != nullptr; }
@@ -94,7 +93,7 @@ class KeptRows {
   };
 
   void Keep(Kind kind, const void* record, size_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (!open_ || !complete_) return;
     try {
       const char* begin = static_cast<const char*>(record);
@@ -109,26 +108,30 @@ class KeptRows {
   bool Take(Kind kind, std::vector<char>* records) {
     bool complete;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       records->clear();
       records->swap(records_[kind]);
       complete = complete_;
     }
-    if (!records->empty()) changed_.notify_all();
+    if (!records->empty()) changed_.NotifyAll();
     return complete;
   }
 
  private:
-  size_t size() const { return records_[kRows].size() + records_[kCandidates].size(); }
+  bool HasRoom(size_t bytes) const HET_REQUIRES(mutex_) {
+    const size_t used = records_[kRows].size() + records_[kCandidates].size() + promised_;
+    return !open_ || used == 0 || used + bytes <= kMaxBytes;
+  }
 
   std::atomic<bool> open_{false};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_.
-  std::array<std::vector<char>, kNumKinds> records_;
-  size_t promised_ = 0;                // bytes of all rooms
-  uint64_t next_turn_ = 0, turn_ = 0;  // whose it is to get room
-  bool complete_ = true;
+  Mutex mutex_;
+  CondVar changed_;
+  std::array<std::vector<char>, kNumKinds> records_ HET_GUARDED_BY(mutex_);
+  size_t promised_ HET_GUARDED_BY(mutex_) = 0;  // bytes of all rooms
+  // Whose it is to get room.
+  uint64_t next_turn_ HET_GUARDED_BY(mutex_) = 0;
+  uint64_t turn_ HET_GUARDED_BY(mutex_) = 0;
+  bool complete_ HET_GUARDED_BY(mutex_) = true;
 };
 
 }  // namespace het_tf

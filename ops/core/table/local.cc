@@ -39,7 +39,7 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
                      FoundRows* found) const {
   const size_t row_bytes = sizeof(float) * dim();
   const size_t value_bytes = sizeof(float) * format_.words(0);
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
   FindRecords(ids, parallel_for, found);
   // In the order of the ids, so that `out` is written from front to back.
@@ -75,7 +75,7 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
 Status Table::Pool(const UniqueIds& ids, Pooling* pooling, const ParallelFor& parallel_for,
                    const std::vector<float*>& outputs, FoundRows* found) const {
   const int64_t num_keys = ids.num_keys();
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
   FindRecords(ids, parallel_for, found);
   std::vector<const float*> rows(num_keys);
@@ -139,7 +139,7 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
     }
     counters_.Add(TableCounter::kNonfiniteSkipped, sums.num_nonfinite());
   }
-  const WithRoom<SharedLock> held(this, ids.num_keys() * record_bytes_);
+  const ReaderLockWithRoom held(this, ids.num_keys() * record_bytes_);
   // What else takes a record away begins an incarnation.
   std::vector<char*> records;
   if (found.incarnation == incarnation_ && found.num_drops == num_drops_) records = found.records;

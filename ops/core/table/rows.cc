@@ -28,7 +28,7 @@ Status Table::Export(int64_t part, int64_t num_parts, const std::function<Rows(i
   const uint64_t first = begin_of(part), last = begin_of(part + 1) - 1;
   const int first_stripe = first >> (64 - kStripeBits), last_stripe = last >> (64 - kStripeBits);
 
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   // All of them at once, in ascending order, so that the rows are of one moment.
   const auto locks = LockStripes<SharedLock>(first_stripe, last_stripe + 1);
   const uint32_t now = time_.now();
@@ -154,7 +154,7 @@ Status Table::Import(const ConstRows& rows, int64_t num_rows) {
     HET_RETURN_IF_ERROR(CheckRow(rows, r));
     numbers[r] = r;
   }
-  const UniqueLock contents = LockContents();
+  const LockWithoutSnapshot contents(this);
   HET_RETURN_IF_ERROR(SetRows(rows, numbers, SerialFor));
   NewIncarnation();
   return Status();
@@ -249,11 +249,11 @@ void Table::MergeSketch(const Piece& piece) {
 
 Status Table::Replace(const std::function<Status(Piece*)>& next, const ParallelFor& parallel_for,
                       int64_t time) {
-  const UniqueLock contents = LockContents();
+  const LockWithoutSnapshot contents(this);
   DropRows();
   time_.Restart(time);
   NewIncarnation();
-  const auto load = [&] {
+  const auto load = [&]() HET_REQUIRES(contents_) {
     while (true) {
       Piece piece;
       HET_RETURN_IF_ERROR(next(&piece));
@@ -280,7 +280,7 @@ Status Table::Replace(const std::function<Status(Piece*)>& next, const ParallelF
 }
 
 void Table::Clear() {
-  const UniqueLock contents = LockContents();
+  const LockWithoutSnapshot contents(this);
   DropRows();
   NewIncarnation();
 }

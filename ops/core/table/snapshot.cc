@@ -19,7 +19,7 @@ constexpr int64_t kWordsALock = 1 << 17;
 
 Status Table::Cut(std::unique_ptr<Snapshot>* snapshot) {
   // Alone, so that no request is merged by half.
-  const UniqueLock contents(contents_);
+  const WriterLock contents(&contents_);
   try {
     std::vector<std::vector<uint64_t>> all;
     for (const auto& stripe : stripes_) all.push_back(Unread::AllOf(stripe->records.end()));
@@ -57,17 +57,17 @@ void Table::KeepRecord(Stripe* stripe, uint64_t hash, int64_t key) {
   kept_.Keep(KeptRows::kRows, stripe->records[slot], record_bytes_);
 }
 
-UniqueLock Table::LockContents() {
+Table::LockWithoutSnapshot::LockWithoutSnapshot(Table* table) {
   while (true) {
-    UniqueLock contents(contents_);
-    if (!kept_.open()) return contents;
-    contents.unlock();
-    kept_.WaitUntilClosed();
+    contents_ = UniqueLock(table->contents_);
+    if (!table->kept_.open()) return;
+    contents_.unlock();
+    table->kept_.WaitUntilClosed();
   }
 }
 
 void Table::Snapshot::End() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   EndLocked();
 }
 
@@ -222,7 +222,7 @@ class Table::Snapshot::Reading {
 Status Table::Snapshot::Read(const Rows& columns, int64_t capacity,
                              const std::function<Status(int64_t)>& write,
                              const CountsSink* counts) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (ended_) return FailedPrecondition("the snapshot has ended");
   const Status status = Reading(*this, columns, capacity, write, counts).Run();
   EndLocked();

@@ -14,9 +14,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <vector>
 
+#include "ops/core/mutex.h"
 #include "ops/core/status.h"
 #include "ops/core/table/table.h"
 
@@ -64,14 +64,14 @@ class Table::Snapshot {
   explicit Snapshot(Table* table) : table_(table) {}
 
   class Reading;
-  void EndLocked();
+  void EndLocked() HET_REQUIRES(mutex_);
 
   Table* const table_;
   int64_t num_rows_ = 0, num_candidates_ = -1;
   std::vector<int64_t> dropped_, returned_;
   uint32_t now_ = 0;  // the table's time at the cut
-  std::mutex mutex_;
-  bool ended_ = false;  // guarded by mutex_
+  Mutex mutex_;
+  bool ended_ HET_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace het_tf

@@ -19,7 +19,7 @@ constexpr size_t kDropsASlice = 1024;
 }  // namespace
 
 Status Table::SetTime(int64_t now) {
-  const UniqueLock contents(contents_);
+  const WriterLock contents(&contents_);
   return time_.Set(now);
 }
 
@@ -61,7 +61,7 @@ bool Table::Sweep::Next() {
 void Table::Sweep::SweepCandidates(Stripe* stripe, uint32_t now) {
   is_last_ = true;
   if (stripe->gate == nullptr) return;
-  const WithRoom<SharedLock> held(table_, kSlotsASlice * sizeof(Gate::Candidate));
+  const ReaderLockWithRoom held(table_, kSlotsASlice * sizeof(Gate::Candidate));
   UniqueLock lock(stripe->mutex);
   Gate& gate = *stripe->gate;
   const uint32_t first = std::min(slot_, gate.end());
@@ -80,7 +80,7 @@ void Table::Sweep::SweepRows(Stripe* stripe, uint32_t now) {
   std::vector<uint32_t> expired;
   uint64_t incarnation;
   {
-    SharedLock contents(table_->contents_);
+    const ReaderLock contents(&table_->contents_);
     incarnation = table_->incarnation_;
     SharedLock lock(stripe->mutex);
     const uint32_t end = stripe->records.end();
@@ -99,7 +99,7 @@ int64_t Table::Sweep::Drop(Stripe* stripe, uint64_t incarnation, const std::vect
                            uint32_t now) {
   Table& table = *table_;
   // Alone: who answers a cache holds pointers to records between two locks of their stripe.
-  const WithRoom<UniqueLock> held(&table, slots.size() * table.record_bytes_);
+  const WriterLockWithRoom held(&table, slots.size() * table.record_bytes_);
   if (table.incarnation_ != incarnation) return 0;
   const UniqueLock lock(stripe->mutex);  // which the reader of a snapshot locks alone
   stripe->records.ReserveFree(slots.size());

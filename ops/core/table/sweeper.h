@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <new>
 #include <thread>
 
+#include "ops/core/mutex.h"
 #include "ops/core/table/sweep.h"
 
 namespace het_tf {
@@ -32,10 +31,10 @@ class Sweeper {
 
   ~Sweeper() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       ended_ = true;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     thread_.join();
   }
   Sweeper(const Sweeper&) = delete;
@@ -57,15 +56,18 @@ class Sweeper {
 
   // Returns whether the sweeper goes on.
   bool Wait(std::chrono::milliseconds time) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return !changed_.wait_for(lock, time, [this] { return ended_; });
+    const auto until = std::chrono::steady_clock::now() + time;
+    MutexLock lock(&mutex_);
+    while (!ended_ && changed_.WaitUntil(&mutex_, until)) {
+    }
+    return !ended_;
   }
 
   Table* const table_;
   const Pace pace_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool ended_ = false;  // guarded by mutex_
+  Mutex mutex_;
+  CondVar changed_;
+  bool ended_ HET_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -122,9 +122,9 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
 
   int64_t num_pushed = 0;
   for (const PushView& push : request.pushes) num_pushed += push.num_rows();
-  const WithRoom<SharedLock> held(this, num_pushed * record_bytes_);
+  const ReaderLockWithRoom held(this, num_pushed * record_bytes_);
   const std::shared_ptr<Sessions::Session> session = sessions_.Of(request.header.cache_id);
-  std::lock_guard<std::mutex> lock(session->mutex);
+  MutexLock lock(&session->mutex);
   // The cache knows rows that are no longer here, or what it has pushed was forgotten: what it
   // pushes belongs to them, and what it holds must be replaced.
   const bool restarted =
@@ -155,23 +155,26 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
 
 Status Table::MergeNext(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
                         const ParallelFor& parallel_for, bool* counted) {
-  std::shared_ptr<Closures::Entry> closure;
-  std::unique_lock<std::mutex> lock;
-  if (push.closure != 0) {
-    closure = closures_.Of(push.closure, push.closures_done);
-    lock = std::unique_lock<std::mutex>(closure->mutex);
-    if (closure->merged) {
-      *counted = true;
-      counters_.Add(TableCounter::kPushesCounted, 1);
-      return Status();
-    }
+  if (push.closure == 0) return MergeRows(push, hashes, watch, parallel_for);
+  const std::shared_ptr<Closures::Entry> closure = closures_.Of(push.closure, push.closures_done);
+  MutexLock lock(&closure->mutex);
+  if (closure->merged) {
+    *counted = true;
+    counters_.Add(TableCounter::kPushesCounted, 1);
+    return Status();
   }
+  HET_RETURN_IF_ERROR(MergeRows(push, hashes, watch, parallel_for));
+  closure->merged = true;
+  return Status();
+}
+
+Status Table::MergeRows(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
+                        const ParallelFor& parallel_for) {
   const Groups groups(push.num_rows(), kNumStripes,
                       [&](int64_t r) { return StripeOfHash(hashes[r], kNumStripes); });
   const Reservation reservation(this, groups);
   HET_RETURN_IF_ERROR(reservation.status());
   Merge(push, hashes, groups, watch, parallel_for);
-  if (closure != nullptr) closure->merged = true;
   return Status();
 }
 

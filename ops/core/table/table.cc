@@ -64,12 +64,12 @@ void Table::NewIncarnation() {
 }
 
 uint64_t Table::incarnation() const {
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   return incarnation_;
 }
 
 int64_t Table::size() const {
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   int64_t size = 0;
   for (const auto& stripe : stripes_) {
     SharedLock lock(stripe->mutex);
@@ -79,7 +79,7 @@ int64_t Table::size() const {
 }
 
 int64_t Table::memory_bytes() const {
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   int64_t bytes = sessions_.watch_bytes();
   for (const auto& stripe : stripes_) {
     SharedLock lock(stripe->mutex);
@@ -90,7 +90,7 @@ int64_t Table::memory_bytes() const {
 }
 
 int64_t Table::num_candidates() const {
-  SharedLock contents(contents_);
+  const ReaderLock contents(&contents_);
   int64_t candidates = 0;
   for (const auto& stripe : stripes_) {
     SharedLock lock(stripe->mutex);

@@ -7,6 +7,9 @@
 // a lock: who holds one may be waiting for them. Every public function may run concurrently with
 // every other.
 //
+// Where there is no memory, every function returns kResourceExhausted, and the rows stay as they
+// were.
+//
 // Where rows come and go (lifetimes.h), a record ends with the time of its last update.
 
 #ifndef HET_TF_OPS_CORE_TABLE_TABLE_H_
@@ -20,7 +23,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,6 +45,7 @@
 #include "ops/core/table/lifetimes.h"
 #include "ops/core/table/table_time.h"
 #include "ops/core/table/unread.h"
+#include "ops/core/thread_annotations.h"
 #include "ops/core/unique_ids.h"
 #include "ops/core/wire/request.h"
 
@@ -97,25 +100,7 @@ class Table {
   // Names the rows since the table was made, imported or cleared.
   uint64_t incarnation() const;
 
-  // Rows that have been updated or imported.
-  int64_t size() const;
-  // Bytes of rows and index.
-  int64_t memory_bytes() const;
-  int64_t counter(TableCounter counter) const { return counters_.Get(counter); }
-  // Reads of cached rows by what they missed of the other caches' updates, in the clock's unit:
-  // bucket 0 missed nothing, bucket b from 2^(b - 1) to 2^b - 1; those of the last are not bounded.
-  static constexpr int kMissedBuckets = 32;
-  int64_t reads_that_missed(int bucket) const {
-    return missed_[bucket].load(std::memory_order_relaxed);
-  }
-  // Keys that are counted exactly and have no row yet.
-  int64_t num_candidates() const;
-  // Caches that it remembers.
-  int64_t num_sessions() const { return sessions_.size(); }
-  // Rows that it watches for caches, those of every cache counted.
-  int64_t num_watched() const { return sessions_.num_watched(); }
-  // Closures that it remembers.
-  int64_t num_closures() const { return closures_.size(); }
+  // ---- Lookup and update of ids, without messages
 
   // Reads rows; unknown keys read as their initial value and do not enter the table.
   // out: (ids.num_ids(), dim). found: for Apply to the same ids.
@@ -137,13 +122,14 @@ class Table {
                  nonfinite, parallel_for);
   }
 
+  // ---- Messages
+
   // Answers a cache: merges what it pushes, then sends the rows it lacks (wire/). allocate(bytes)
   // provides the memory of the reply, aligned to 8, once, if all is well.
   Status Sync(const char* request, size_t bytes, const ParallelFor& parallel_for,
               const std::function<char*(size_t)>& allocate);
 
-  // Where there is no memory, all functions return kResourceExhausted and the rows stay as they
-  // were.
+  // ---- Snapshots
 
   // Rows of one of so many parts of about the same size, in no particular order, as of one moment;
   // others may be read and updated meanwhile. A key's part depends on the key and num_parts alone:
@@ -180,6 +166,8 @@ class Table {
                     uint64_t* number, bool* whole);
   // Notes no more for that reader.
   void Forget(const std::string& reader);
+
+  // ---- Import and restore
 
   // Sets rows, replacing those that exist, all or none. Without slots (nullptr) they get those of a
   // new row. Starts a new incarnation.
@@ -218,7 +206,7 @@ class Table {
   // Drops all rows. Starts a new incarnation.
   void Clear();
 
-  // Rows that come and go (lifetimes.h).
+  // ---- Lifetimes: rows that come and go (lifetimes.h)
 
   const Lifetimes& lifetimes() const { return lifetimes_; }
   // The time that ages are measured by, where it is given. Must not go back.
@@ -226,7 +214,31 @@ class Table {
   // A pass over all rows that drops those that have expired (sweep.h).
   class Sweep;
 
+  // ---- Statistics
+
+  // Rows that have been updated or imported.
+  int64_t size() const;
+  // Bytes of rows and index.
+  int64_t memory_bytes() const;
+  int64_t counter(TableCounter counter) const { return counters_.Get(counter); }
+  // Reads of cached rows by what they missed of the other caches' updates, in the clock's unit:
+  // bucket 0 missed nothing, bucket b from 2^(b - 1) to 2^b - 1; those of the last are not bounded.
+  static constexpr int kMissedBuckets = 32;
+  int64_t reads_that_missed(int bucket) const {
+    return missed_[bucket].load(std::memory_order_relaxed);
+  }
+  // Keys that are counted exactly and have no row yet.
+  int64_t num_candidates() const;
+  // Caches that it remembers.
+  int64_t num_sessions() const { return sessions_.size(); }
+  // Rows that it watches for caches, those of every cache counted.
+  int64_t num_watched() const { return sessions_.num_watched(); }
+  // Closures that it remembers.
+  int64_t num_closures() const { return closures_.size(); }
+
  private:
+  // ---- Stripes, and who reads their changes
+
   // A bit for each record of a stripe.
   struct Bits {
     std::vector<uint64_t> words;
@@ -241,6 +253,8 @@ class Table {
   struct Stripe {
     Stripe(size_t record_bytes, Arena* arena) : records(record_bytes, arena) {}
 
+    // Guards all of the stripe. The analysis does not follow that: calls try locks, and hold those
+    // of all stripes at once.
     mutable SharedMutex mutex;
     Index index;
     Slab records;
@@ -263,6 +277,8 @@ class Table {
 
   Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& lifetimes,
         SecondsClock seconds);
+
+  // ---- Records
 
   // guess: of Index::Home.
   uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key,
@@ -295,25 +311,29 @@ class Table {
   }
   bool IsExpired(const char* record, uint32_t now) const;
 
-  // To be called before a row is changed while the stripe has rows to be read. The stripe is
-  // locked.
-  void KeepRecord(Stripe* stripe, uint64_t hash, int64_t key);
-  // A record is about to change. The stripe is locked.
-  static void NoteChange(Stripe* stripe, uint32_t slot) {
-    for (Bits& bits : stripe->changed) bits.Set(slot);
+  bool Owns(uint64_t hash) const {
+    return ShardOfHash(hash, config_.num_shards) == static_cast<uint32_t>(shard_);
   }
-  // A row has expired, or begins anew. The contents are locked. Who has not read for so long that
-  // many more keys have gone than there are places gets all rows.
-  static void NoteDrop(Stripe* stripe, int64_t key) {
-    for (Bits& bits : stripe->changed) bits.Drop(key, stripe->records.end() + size_t{1024});
-  }
-  // Whether somebody wants to know. The contents are locked.
-  bool notes_changes() const { return !readers_.empty(); }
-  // Begins a snapshot; the contents are locked, and no other is open. Takes the bits, of each
-  // stripe; those of slots without a row do not count.
-  Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot);
-  // Alone, and without a snapshot.
-  UniqueLock LockContents();
+  Status CheckOwned(const char* what, int64_t key, uint64_t hash) const;
+  // The stripe is locked, and has memory to take note of a free slot.
+  void Erase(Stripe* stripe, uint64_t hash, uint32_t slot);
+  // A record's row (row_dim), to be changed; until Close, or this thread's next Open.
+  float* Open(char* record) const;
+  // The row has changed: into the record with it. Where values are bfloat16 this is where they are
+  // rounded, and the row becomes what was stored.
+  void Close(char* record, float* row) const;
+
+  // ---- Locks
+
+  // The contents locked alone, and without a snapshot.
+  class HET_SCOPED_CAPABILITY LockWithoutSnapshot {
+   public:
+    explicit LockWithoutSnapshot(Table* table) HET_ACQUIRE(table->contents_);
+    ~LockWithoutSnapshot() HET_RELEASE() {}
+
+   private:
+    UniqueLock contents_;
+  };
   // The contents locked, with room for the bytes of the rows that the call may change; 0: none.
   //
   // Room is waited for first, because the reader of a snapshot may take long to make some. The
@@ -321,7 +341,7 @@ class Table {
   // stripe.
   template <typename Lock>
   struct WithRoom {
-    WithRoom(Table* table, size_t bytes) {
+    WithRoom(Table* table, size_t bytes) HET_NO_THREAD_SAFETY_ANALYSIS {
       while (true) {
         if (bytes > 0) room.emplace(&table->kept_, bytes);
         contents = Lock(table->contents_);
@@ -334,32 +354,32 @@ class Table {
     std::optional<KeptRows::Room> room;
     Lock contents;
   };
+  class HET_SCOPED_CAPABILITY ReaderLockWithRoom {
+   public:
+    ReaderLockWithRoom(Table* table, size_t bytes) HET_ACQUIRE_SHARED(table->contents_)
+        : held_(table, bytes) {}
+    ~ReaderLockWithRoom() HET_RELEASE() {}
 
-  // Row r of rows. now: what its age is counted to.
-  void CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const;
-  Status CheckRow(const ConstRows& rows, int64_t r) const;
-  Status CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelFor& parallel_for,
-                   int64_t* owned) const;
-  Status CheckCandidates(const ConstRows& rows, int64_t num_keys, int64_t* owned) const;
-  Status CheckSketch(const Piece& piece) const;
-  // The contents are locked. Sets those of the rows whose numbers these are.
-  Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
-                 const ParallelFor& parallel_for);
-  void DropRows();
-  // The stripe is locked, and has memory to take note of a free slot.
-  void Erase(Stripe* stripe, uint64_t hash, uint32_t slot);
-  // The contents are locked. Drops those of the keys that have a row.
-  void DropKeys(const int64_t* keys, int64_t num_keys);
-  // The contents are locked.
-  void SetCandidates(const ConstRows& rows, int64_t num_keys);
-  void MergeSketch(const Piece& piece);
+   private:
+    const WithRoom<SharedLock> held_;
+  };
+  class HET_SCOPED_CAPABILITY WriterLockWithRoom {
+   public:
+    WriterLockWithRoom(Table* table, size_t bytes) HET_ACQUIRE(table->contents_)
+        : held_(table, bytes) {}
+    ~WriterLockWithRoom() HET_RELEASE() {}
+
+   private:
+    const WithRoom<UniqueLock> held_;
+  };
 
   // Calls body(s) for each stripe, with it locked. One that another call holds is left to the
   // calling thread.
   template <typename Lock, typename Body>
-  void ForEachStripe(const ParallelFor& parallel_for, int64_t cost, const Body& body) const {
+  void ForEachStripe(const ParallelFor& parallel_for, int64_t cost,
+                     const Body& body) const HET_NO_THREAD_SAFETY_ANALYSIS {
     std::array<bool, kNumStripes> later{};
-    parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
+    parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) HET_NO_THREAD_SAFETY_ANALYSIS {
       for (int64_t s = first; s < last; ++s) {
         const Lock lock(stripes_[s]->mutex, std::try_to_lock);
         later[s] = !lock.owns_lock();
@@ -380,39 +400,40 @@ class Table {
     return locks;
   }
 
-  void FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for, FoundRows* found) const;
+  // ---- Lookup and update of ids
+
+  void FindRecords(const UniqueIds& ids, const ParallelFor& parallel_for, FoundRows* found) const
+      HET_REQUIRES_SHARED(contents_);
   // All stripes are locked. records: (num_keys).
   void InsertRecords(const UniqueIds& ids, const std::vector<int32_t>& keys, const Groups& groups,
-                     const ParallelFor& parallel_for, std::vector<char*>* records);
+                     const ParallelFor& parallel_for, std::vector<char*>* records)
+      HET_REQUIRES_SHARED(contents_);
+  void UpdateRow(char* record, float* row, const Gradient& gradient, float learning_rate,
+                 int64_t units);
+
+  // ---- Messages
 
   struct HashedRequest;
   Status CheckRequest(const RequestView& request, const ParallelFor& parallel_for,
                       HashedRequest* hashed) const;
-  bool Owns(uint64_t hash) const {
-    return ShardOfHash(hash, config_.num_shards) == static_cast<uint32_t>(shard_);
-  }
-  Status CheckOwned(const char* what, int64_t key, uint64_t hash) const;
   Status ExchangeMessages(const char* bytes, size_t size, const ParallelFor& parallel_for,
                           const std::function<char*(size_t)>& allocate);
-  // A record's row (row_dim), to be changed; until Close, or this thread's next Open.
-  float* Open(char* record) const;
-  // The row has changed: into the record with it. Where values are bfloat16 this is where they are
-  // rounded, and the row becomes what was stored.
-  void Close(char* record, float* row) const;
-  void UpdateRow(char* record, float* row, const Gradient& gradient, float learning_rate,
-                 int64_t units);
   void Merge(const PushView& push, const std::vector<uint64_t>& hashes, const Groups& groups,
-             Watch* watch, const ParallelFor& parallel_for);
+             Watch* watch, const ParallelFor& parallel_for) HET_REQUIRES_SHARED(contents_);
   void MergeRow(char* record, const PushRow& row, const float* floats, bool is_gradient);
   // Merges a push that is the next of its session, which is locked. counted: out, whether instead
   // another run of its closure was.
   Status MergeNext(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
-                   const ParallelFor& parallel_for, bool* counted);
+                   const ParallelFor& parallel_for, bool* counted) HET_REQUIRES_SHARED(contents_);
+  // The same, whatever its closure. Its rows get memory first.
+  Status MergeRows(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
+                   const ParallelFor& parallel_for) HET_REQUIRES_SHARED(contents_);
 
-  // Answers a request (answer.cc). session: of the cache, locked.
+  // Answers a request (answer.cc). session: of the cache.
   void Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
               bool counted, Sessions::Session* session, const ParallelFor& parallel_for,
-              const std::function<char*(size_t)>& allocate);
+              const std::function<char*(size_t)>& allocate) HET_REQUIRES_SHARED(contents_)
+      HET_REQUIRES(session->mutex);
   // What must go to a cache for a row that has this clock there: its record, kGone, or nullptr if
   // it stays. bucket: out, of reads_that_missed; -1: there is no row. The stripe is locked.
   const char* IfBeyond(const Stripe& stripe, uint64_t hash, int64_t key, int64_t base,
@@ -422,7 +443,48 @@ class Table {
   void SendWatched(const Stripe& stripe, int64_t bound, uint64_t reply, WatchedRows* watched) const;
   // Begins to watch for a cache.
   void StartLogs(Watch* watch);
-  void NewIncarnation();
+
+  // ---- Snapshots
+
+  // To be called before a row is changed while the stripe has rows to be read. The stripe is
+  // locked.
+  void KeepRecord(Stripe* stripe, uint64_t hash, int64_t key);
+  // A record is about to change. The stripe is locked.
+  static void NoteChange(Stripe* stripe, uint32_t slot) {
+    for (Bits& bits : stripe->changed) bits.Set(slot);
+  }
+  // A row has expired, or begins anew. The contents are locked. Who has not read for so long that
+  // many more keys have gone than there are places gets all rows.
+  static void NoteDrop(Stripe* stripe, int64_t key) {
+    for (Bits& bits : stripe->changed) bits.Drop(key, stripe->records.end() + size_t{1024});
+  }
+  // Whether somebody wants to know.
+  bool notes_changes() const HET_REQUIRES_SHARED(contents_) { return !readers_.empty(); }
+  // Begins a snapshot, if no other is open. Takes the bits, of each stripe; those of slots without
+  // a row do not count.
+  Status CutBits(std::vector<std::vector<uint64_t>> unread, std::unique_ptr<Snapshot>* snapshot)
+      HET_REQUIRES(contents_);
+  // Row r of rows. now: what its age is counted to.
+  void CopyOut(const char* record, uint32_t now, const Rows& rows, int64_t r) const;
+
+  // ---- Import and restore
+
+  Status CheckRow(const ConstRows& rows, int64_t r) const;
+  Status CheckRows(const ConstRows& rows, int64_t num_rows, const ParallelFor& parallel_for,
+                   int64_t* owned) const;
+  Status CheckCandidates(const ConstRows& rows, int64_t num_keys, int64_t* owned) const;
+  Status CheckSketch(const Piece& piece) const;
+  // Sets those of the rows whose numbers these are.
+  Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
+                 const ParallelFor& parallel_for) HET_REQUIRES(contents_);
+  void DropRows() HET_REQUIRES(contents_);
+  // Drops those of the keys that have a row.
+  void DropKeys(const int64_t* keys, int64_t num_keys) HET_REQUIRES(contents_);
+  void SetCandidates(const ConstRows& rows, int64_t num_keys) HET_REQUIRES(contents_);
+  void MergeSketch(const Piece& piece) HET_REQUIRES(contents_);
+  void NewIncarnation() HET_REQUIRES(contents_);
+
+  // ---- State
 
   const RowConfig config_;
   const int shard_;
@@ -436,13 +498,13 @@ class Table {
 
   // Held shared by what reads or writes rows, exclusively by what replaces them all.
   mutable SharedMutex contents_;
-  uint64_t incarnation_ = 0;
-  int64_t num_drops_ = 0;  // of expired rows
-  ClockOfLife clocks_;     // where there are lifetimes
+  uint64_t incarnation_ HET_GUARDED_BY(contents_) = 0;
+  int64_t num_drops_ HET_GUARDED_BY(contents_) = 0;  // of expired rows
+  ClockOfLife clocks_;                               // where there are lifetimes
   Arena arena_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
   KeptRows kept_;
-  std::map<std::string, Reader> readers_;  // guarded by contents_
+  std::map<std::string, Reader> readers_ HET_GUARDED_BY(contents_);
 
   Sessions sessions_;
   Closures closures_;

@@ -23,6 +23,7 @@
 
 #include "ops/core/row/row_format.h"
 #include "ops/core/status.h"
+#include "ops/core/thread_annotations.h"
 #include "ops/core/wire/cursor.h"
 #include "ops/core/wire/packed_keys.h"
 
@@ -123,7 +124,8 @@ class PushWriter {
   void AddGradient(int64_t key, float learning_rate, uint32_t clock, const float* gradient);
   // fill(contribution) writes the (contribution_dim) floats.
   template <typename Fill>
-  void AddContribution(int64_t key, uint32_t updates, uint32_t clock, const Fill& fill) {
+  void AddContribution(int64_t key, uint32_t updates, uint32_t clock,
+                       const Fill& fill) HET_NO_THREAD_SAFETY_ANALYSIS {
     contribution_row_->key = key;
     contribution_row_->updates = updates;
     contribution_row_->clock = clock;
