@@ -106,9 +106,9 @@ class CallServersOp : public OpKernel {
     FunctionLibraryRuntime* library = context->function_library();
     if (library == nullptr) return;
     for (size_t i = 0; i < n; ++i) {
-      // Now, while no step that this kernel is in can have calls of TensorFlow's own under way. What
-      // fails is tried again, and reported, where there is a request: a server may be down, and a
-      // worker that was started anew may lack functions of a model that is gone.
+      // Now, while no step that this kernel is in can have calls of TensorFlow's own under way.
+      // What fails is tried again, and reported, where there is a request: a server may be down,
+      // and a worker that was started anew may lack functions of a model that is gone.
       FunctionLibraryRuntime::Handle handle;
       Register(library, i, &handle).IgnoreError();
     }

@@ -29,7 +29,7 @@ def checked_inputs(model: keras.Model, inputs: Any) -> Any:
       inputs: its first argument: arrays, tensors or symbolic tensors in any structure.
 
     Returns:
-      The inputs. In a graph those that Keras would cast to a narrower integer type are cast already.
+      The inputs. In a graph, those that Keras would cast to a narrower integer type are cast.
 
     Raises:
       tf.errors.InvalidArgumentError: a number is given for an Input of an integer type that does
