@@ -27,6 +27,9 @@ _MAX_LOOKAHEAD = 1024
 # sets, with 2 and 4 workers. For "drift": the tightest bound that was measured.
 _DEFAULT_TOTAL = {"count": 4, "drift": 0.1}
 
+# Of a read or write bound that is not given beside the other one, and of "lamport": the paper's.
+_DEFAULT_STALENESS = 100
+
 
 _BOUNDS = ("staleness", "read_bound", "write_bound")
 
@@ -54,7 +57,8 @@ class CacheConfig:
         without a GPU keeps all of its cached rows on the host.
       policy: eviction policy of a full cache. "lfu": least frequently used. A use counts half as
         much as a use that is `4 * capacity` key lookups younger. "lru": least recently used.
-      staleness: default of `read_bound` and `write_bound`. None: unbounded.
+      staleness: default of `read_bound` and `write_bound`. None: unbounded. Default beside one of
+        them, and with "lamport": 100.
       read_bound: number of other workers' merged updates that a cached row may miss before it is
         fetched again.
       write_bound: number of a worker's own updates of a row that the server may lack. 0: a step
@@ -141,7 +145,7 @@ class CacheConfig:
             if staleness is _UNSET:
                 if self.clock == "drift" and len(given) < 2:
                     raise ValueError(f'clock = "drift" needs staleness beside {given[0]}')
-                staleness = None if self.clock == "drift" else 100
+                staleness = None if self.clock == "drift" else _DEFAULT_STALENESS
             for name in _BOUNDS:
                 value = getattr(self, name)
                 value = self._checked_bound(name, staleness if value is _UNSET else value)

@@ -282,7 +282,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Returns the address and state of every task, by task type and index.
 
         The state is the result of the last probe: "up", or a description of the failure. Tasks are
-        probed only while `health` is started, as under `fit`.
+        probed only while `health.monitor` is started, as under `fit`.
         """
         failing = self._health.monitor.failing()
         return {

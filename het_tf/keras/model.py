@@ -19,7 +19,7 @@ from het_tf.keras.model_files import Saving
 from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.keras.worker_step.batched_lookups import lookups_of_call
 from het_tf.layers.embedding import embeddings_of
-from het_tf.optimizers.joint import JointOptimizer, called_by
+from het_tf.optimizers.joint_optimizer import JointOptimizer, called_by
 from het_tf.runtime.current_strategy import servers_named, warn_of_idle_cluster
 from het_tf.storage.checkpoints.table_state import FlushedFirst
 

@@ -33,7 +33,7 @@ from het_tf.keras.worker_step.metrics import without_names
 
 # Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
 # closure do not count, few enough that the workers end an epoch together and logs stay fresh.
-_AUTO_STEPS = 16
+_DEFAULT_STEPS_PER_EXECUTION = 16
 _AUTO_CLOSURES_PER_WORKER = 8
 
 
@@ -244,9 +244,9 @@ class ParameterServerTrainer:
         if steps != "auto":
             return steps
         if feed.num_steps is None:
-            return _AUTO_STEPS
+            return _DEFAULT_STEPS_PER_EXECUTION
         closures = _AUTO_CLOSURES_PER_WORKER * self._strategy.num_workers
-        return max(1, min(_AUTO_STEPS, feed.num_steps // closures))
+        return max(1, min(_DEFAULT_STEPS_PER_EXECUTION, feed.num_steps // closures))
 
     # Running.
 

@@ -30,7 +30,7 @@ from het_tf.layers.layer_table import LayerTable
 from het_tf.layers.optimizer_binding import OptimizerBinding
 from het_tf.layers.trainable_lookup import lookup
 from het_tf.lifetimes import Admission, Expiry, KeyRange
-from het_tf.optimizers.joint import Anchor, model_call
+from het_tf.optimizers.joint_optimizer import Anchor, model_call
 from het_tf.optimizers.rows import constrained
 from het_tf.runtime.validation import INT64_MAX, check_float_dtype, check_integer
 from het_tf.storage.checkpoints.table_state import TableState

@@ -1,4 +1,7 @@
-"""The optimizer of a layer's rows: the layer's own, or the one that its model is compiled with."""
+"""The optimizer of a layer's rows: the layer's own, or the one that its model is compiled with.
+
+When the rows are trained is decided in het_tf/optimizers/joint_optimizer.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import tensorflow as tf
 from het_tf.compat import keras_internals
 from het_tf.layers.row_gradients import Accumulator, CallGradients, sums_of_rows
 from het_tf.optimizers import JointOptimizer, Optimizer, row_forms
-from het_tf.optimizers.joint import ModelCall, innermost, model_call
+from het_tf.optimizers.joint_optimizer import ModelCall, innermost, model_call
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
@@ -302,7 +305,7 @@ class OptimizerBinding:
         elif base and moved_with < 0:
             rate.assign(base / -moved_with)
 
-    # As `het_tf.optimizers.joint.TrainedRows`.
+    # As `het_tf.optimizers.joint_optimizer.TrainedRows`.
 
     def rate(self, optimizer: JointOptimizer | None) -> tf.Tensor:
         """Returns the learning rate of a step, float32 scalar; None: the layer's own rate.

@@ -69,7 +69,7 @@ class CallGradients:
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in self.gradients])
 
     def zero(self) -> tf.Tensor:
-        """As of `het_tf.optimizers.joint.RowGradients`."""
+        """As of `het_tf.optimizers.joint_optimizer.RowGradients`."""
         return tf.reduce_sum(self.gradients[0][:0])
 
     def of_keys(self) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,6 +1,6 @@
 """Optimizers of embedding rows, and the one that trains rows and dense variables in one step."""
 
-from het_tf.optimizers.joint import JointOptimizer
+from het_tf.optimizers.joint_optimizer import JointOptimizer
 from het_tf.optimizers.rows import (
     LAMB,
     SGD,

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import het_tf
-from het_tf.optimizers.joint import innermost
+from het_tf.optimizers.joint_optimizer import innermost
 
 IDS = np.random.default_rng(0).integers(0, 9, (48, 3))
 Y = np.random.default_rng(1).normal(size=(48, 1)).astype(np.float32)

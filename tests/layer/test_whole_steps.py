@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import het_tf
 from het_tf import optimizers
-from het_tf.optimizers.joint import scaler_of
+from het_tf.optimizers.joint_optimizer import scaler_of
 
 IDS = np.random.default_rng(0).integers(0, 9, (40, 3))
 X = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)

@@ -93,7 +93,7 @@ class ClusterHealth:
                     raise self.explain(error) from error
 
     def raise_if_ps_lost(self) -> None:
-        """Raises an error if a parameter server is lost. Works only while `health` is started.
+        """Raises an error if a parameter server is lost. Works only while `monitor` is started.
 
         Raises:
           tf.errors.UnavailableError: a parameter server has answered no probe for `lost_after`

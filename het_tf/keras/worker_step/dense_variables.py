@@ -16,7 +16,7 @@ from het_tf.distribute.dense.replicas import DenseReplicas
 from het_tf.keras.worker_step.metrics import metric_variables
 from het_tf.keras.worker_step.step_count import StepCount, counted_variable
 from het_tf.layers.embedding import embeddings_of
-from het_tf.optimizers.joint import innermost, scaler_of
+from het_tf.optimizers.joint_optimizer import innermost, scaler_of
 
 # From an optimizer, a variable, its gradient and the learning rate: the ops of a step.
 _Step = Callable[[Any, tf.Variable, tf.Tensor, tf.Tensor], None]

@@ -26,7 +26,7 @@ from het_tf.keras.worker_step.metrics import (
 )
 from het_tf.keras.worker_step.step_count import StepCount, counted_variable
 from het_tf.layers.lookahead import Lookup, prepared
-from het_tf.optimizers.joint import innermost
+from het_tf.optimizers.joint_optimizer import innermost
 
 
 class _OneReplica(tf.distribute.ReplicaContext):

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from het_tf.compat import keras_internals
-from het_tf.optimizers.joint import innermost
+from het_tf.optimizers.joint_optimizer import innermost
 
 
 class StepCount:
