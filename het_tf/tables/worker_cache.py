@@ -463,7 +463,7 @@ class WorkerCache:
         ops.cache_clear(self._handle_op())
 
     def stats_op(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns names and values of the counters (`CacheCounter` in ops/core/cache/row_cache.h)."""
+        """Returns names and values of counters (`CacheCounter` in ops/core/cache/row_cache.h)."""
         return ops.cache_stats(self._handle_op())
 
     def report_op(self) -> tf.Tensor:
@@ -490,7 +490,7 @@ class WorkerCache:
         self._everywhere(self._function(self.clear_op))
 
     def stats(self) -> dict[str, int]:
-        """Returns counters (`CacheCounter` in ops/core/cache/row_cache.h), summed over all caches."""
+        """Returns counters (`CacheCounter` in ops/core/cache/row_cache.h), summed over caches."""
         return sum_stats(self._everywhere(self._function(self.stats_op)))
 
     @property
