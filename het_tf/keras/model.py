@@ -19,7 +19,7 @@ from het_tf.keras.model_files import Saving
 from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.keras.worker_step.batched_lookups import lookups_of_call
 from het_tf.layers.embedding import embeddings_of
-from het_tf.optimizers.joint_optimizer import JointOptimizer, called_by
+from het_tf.optimizers.joint_optimizer import JointOptimizer, compiled_with
 from het_tf.runtime.current_strategy import servers_named, warn_of_idle_cluster
 from het_tf.storage.checkpoints.table_state import FlushedFirst
 
@@ -52,10 +52,8 @@ class _ParameterServerFit(Saving):
         elif "inputs" in kwargs:
             kwargs["inputs"] = checked_inputs(self, by_key(self, kwargs["inputs"]))
         optimizer = getattr(self, "optimizer", None)  # None before `compile`
-        called = contextlib.nullcontext()
-        if isinstance(optimizer, JointOptimizer):
-            asks_for_all = type(self).train_step is keras.Model.train_step
-            called = called_by(optimizer, asks_for_all)
+        is_joint = isinstance(optimizer, JointOptimizer)
+        called = compiled_with(optimizer) if is_joint else contextlib.nullcontext()
         with servers_named(), called, lookups_of_call(self, args, kwargs):
             return super().__call__(*args, **kwargs)
 

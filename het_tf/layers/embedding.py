@@ -30,7 +30,7 @@ from het_tf.layers.layer_table import LayerTable
 from het_tf.layers.optimizer_binding import OptimizerBinding
 from het_tf.layers.trainable_lookup import lookup
 from het_tf.lifetimes import Admission, Expiry, KeyRange
-from het_tf.optimizers.joint_optimizer import Anchor, model_call
+from het_tf.optimizers.joint_optimizer import Anchor, compiled_optimizer
 from het_tf.optimizers.rows import constrained
 from het_tf.runtime.validation import INT64_MAX, check_float_dtype, check_integer
 from het_tf.storage.checkpoints.table_state import TableState
@@ -304,10 +304,10 @@ class HetEmbedding(keras.layers.Layer):
         if served is not None:
             outputs = served.pool(keys, features)
         else:
-            call = model_call()
-            if call is not None and self.built and self.optimizer is None:
+            optimizer = compiled_optimizer()
+            if optimizer is not None and self.built and self.optimizer is None:
                 with tf.init_scope():
-                    self._binding.offer(call.optimizer)
+                    self._binding.offer(optimizer)
             if not self._stored.exists and keras_internals.asks_for_shapes():
                 outputs = [tf.zeros([bags.count, self.output_dim]) for bags in features]
             else:

@@ -5,7 +5,6 @@ When the rows are trained is decided in het_tf/optimizers/joint_optimizer.py.
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import tensorflow as tf
 from het_tf.compat import keras_internals
 from het_tf.layers.row_gradients import Accumulator, CallGradients, sums_of_rows
 from het_tf.optimizers import JointOptimizer, Optimizer, row_forms
-from het_tf.optimizers.joint_optimizer import ModelCall, innermost, model_call
+from het_tf.optimizers.joint_optimizer import innermost
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
@@ -350,34 +349,3 @@ class OptimizerBinding:
                 f" gradient_accumulation_steps={optimizer.gradient_accumulation_steps!r} together:"
                 " what is accumulated does not say how often an id came"
             )
-
-    def training_in_functions(self) -> Callable[[CallGradients], None]:
-        """What trains the rows of a call whose backward pass is in a function of its own.
-
-        There it is not known which gradients are asked for, nor can anything wait for an optimizer.
-        Keras's own `train_step` asks for those of all weights.
-        """
-        return functools.partial(_train_in_function, weakref.ref(self), model_call())
-
-
-def _train_in_function(
-    binding: weakref.ref[OptimizerBinding], scope: ModelCall | None, call: CallGradients
-) -> None:
-    rows = binding()
-    step = None if scope is None else innermost(scope.optimizer)
-    of_whole_steps = step is not None and (
-        step is not scope.optimizer.inner_optimizer
-        or step.global_clipnorm
-        or step.gradient_accumulation_steps
-        or step.loss_scale_factor
-    )
-    if step is None or not scope.asks_for_all or of_whole_steps:
-        raise ValueError(
-            f"layer {rows.name} is called in a tf.function, a branch or a loop of its own, outside"
-            " of which the tape is: TensorFlow does not say there which gradients are asked for,"
-            " and nothing there can wait for an optimizer; have the tape, its gradient() and the"
-            " optimizer in that tf.function, or call the layer outside"
-        )
-    rows.check_takes(scope.optimizer)
-    rows.train([call], rows.rate(scope.optimizer))
-    call.layer().anchor.note_training_by_function()

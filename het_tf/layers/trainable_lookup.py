@@ -75,7 +75,6 @@ def lookup(
         outputs, ticket, pooling = _read(layer, found, keys, fresh)
     else:
         outputs, ticket, pooling = _pool(layer, found, keys, features, weighted, fresh)
-    in_function = layer.binding.training_in_functions()
 
     def deposit(gradients: list[tf.Tensor]) -> list[tf.Tensor | None]:
         gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
@@ -87,10 +86,14 @@ def lookup(
             of_call = CallGradients(
                 call, weak, keys, ticket, pooling, gradients, found is None, room
             )
-            if _is_within_step(ticket):
-                of_anchor = weak().anchor.deposit(of_call)
-            else:
-                in_function(of_call)
+            if not _is_within_step(ticket):
+                raise ValueError(
+                    f"layer {weak().name} is called in a tf.function, a branch or a loop of its"
+                    " own, outside of which the tape is: nothing there can wait for an optimizer."
+                    " Have the tape, its gradient() and the optimizer in that tf.function, or call"
+                    " the layer outside; `fit` needs no tf.function around a model's call"
+                )
+            of_anchor = weak().anchor.deposit(of_call)
         of_weights = ops.pooling_gradient(pooling, gradients) if weighted else []
         return [of_anchor, *(of_weights[i] for i in weighted)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
+import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from het_tf.compat.function_graphs import ancestors_of, is_from_outside_branch
 from het_tf.compat.tensorflow_internals import SameCheckpointNode
 
 _DEPOSIT = "_het_deposit"  # attribute of the tensor that is the anchor's gradient
-_MOST_PENDING = 100
+_MOST_PENDING = 100  # eager deposits of a layer
 
 
 class RowGradients(Protocol):
@@ -93,12 +93,10 @@ class Anchor(keras.Variable):
         """Makes the anchor of a layer's rows."""
         self._rows = weakref.ref(rows)
         self.layer_name = rows.name
-        self._pending: deque[tuple[tf.Tensor, Any]] = deque()  # eager deposits
-        self._are_some_dropped = False
-        self._is_trained_by_functions = False
+        self._pending: deque[tuple[tf.Tensor, Any]] = deque(maxlen=_MOST_PENDING)
         # A layer may be built in a scope in which Keras delays values that are no initializers.
-        super().__init__(keras.initializers.Zeros(), shape=(), dtype="float32", name="anchor")
-        self.overwrite_with_gradient = True
+        zeros = keras.initializers.Zeros()
+        super().__init__(zeros, shape=(), dtype="float32", autocast=False, name="anchor")
 
     @property
     def rows(self) -> TrainedRows:
@@ -108,25 +106,26 @@ class Anchor(keras.Variable):
             raise ValueError(f"layer {self.layer_name} is gone, and its rows with it")
         return rows
 
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """Whether an optimizer assigns the gradient, and does not step the scalar."""
+        return not any(anchor is self for anchor in _stepped_anchors.get())
+
     def deposit(self, gradients: RowGradients) -> tf.Tensor:
         """Keeps the gradients of a backward pass for the optimizer.
 
         Returns:
-          The gradient of the anchor, a float32 scalar of 0, by which `take` finds the deposit.
+          The gradient of the anchor, a float32 scalar, by which `take` finds the deposit: 0 in a
+          graph, and eagerly a number so small that its square is 0.
         """
-        gradient = gradients.zero()
-        setattr(gradient, _DEPOSIT, (self, gradients))
-        if tf.executing_eagerly():
-            # A sum of eager tensors does not tell of what. So deposits are kept until one is taken.
+        if not tf.executing_eagerly():
+            gradient = gradients.zero()
+        else:
+            # A sum of eager tensors does not tell of what, but for its value.
+            gradient = tf.constant(2.0**-80 * (1.0 + random.random()), tf.float32)
             self._pending.append((gradient, gradients))
-            if len(self._pending) > _MOST_PENDING:
-                self._pending.popleft()
-                self._are_some_dropped = True
+        setattr(gradient, _DEPOSIT, (self, gradients))
         return gradient
-
-    def note_training_by_function(self) -> None:
-        """Notes that a backward pass in a function of its own has trained the rows already."""
-        self._is_trained_by_functions = True
 
     def take(self, gradient: Any) -> list[Any]:
         """Takes the deposits that a gradient of the anchor stands for.
@@ -134,13 +133,18 @@ class Anchor(keras.Variable):
         Raises:
           ValueError: the gradient stands for none, or for two of the same call.
         """
-        taken = self._deposits_of(gradient)
-        if not taken and not self._is_trained_by_functions:
+        if tf.is_symbolic_tensor(gradient):
+            deposits = [getattr(t, _DEPOSIT) for t in ancestors_of(gradient, _is_deposit)]
+            taken = [kept for owner, kept in deposits if owner is self]
+        else:
+            taken = self._take_eagerly(float(gradient))
+        if not taken:
             raise ValueError(
                 f"the gradient of layer {self.layer_name} did not come from its backward pass as"
                 " the optimizer got it: another optimizer has applied it already, or it was"
-                " accumulated. het_tf.optimizers.JointOptimizer(inner) accumulates, clips and"
-                " scales the gradients of rows with the others"
+                " accumulated, or clipped or scaled eagerly."
+                " het_tf.optimizers.JointOptimizer(inner) accumulates, clips and scales the"
+                " gradients of rows with the others"
             )
         graph = tf.compat.v1.get_default_graph()
         for deposit in taken:
@@ -152,20 +156,18 @@ class Anchor(keras.Variable):
                 )
         return taken
 
-    def _deposits_of(self, gradient: Any) -> list[Any]:
-        if tf.is_symbolic_tensor(gradient):
-            deposits = [getattr(t, _DEPOSIT, None) for t in ancestors_of(gradient, _is_deposit)]
-            return [kept for owner, kept in filter(None, deposits) if owner is self]
-        pending, self._pending = list(self._pending), deque()
-        are_some_dropped, self._are_some_dropped = self._are_some_dropped, False
-        if hasattr(gradient, _DEPOSIT):
-            return [kept for tensor, kept in pending if tensor is gradient]
-        if are_some_dropped:
-            raise ValueError(
-                f"more than {_MOST_PENDING} gradients of layer {self.layer_name} were asked for,"
-                " and none was applied: apply each before the next is asked for"
-            )
-        return [kept for _, kept in pending]
+    def _take_eagerly(self, gradient: float) -> list[Any]:
+        """Takes the deposits of one backward pass, which follow one another, by their sum."""
+        pending = list(self._pending)
+        for first in range(len(pending)):
+            total = 0.0
+            for last in range(first, len(pending)):
+                total += float(pending[last][0])
+                if abs(total - gradient) <= 1e-7 * (last - first) * total:
+                    self._pending.clear()
+                    self._pending.extend(pending[:first] + pending[last + 1 :])
+                    return [kept for _, kept in pending[first : last + 1]]
+        return []
 
     def assign(self, value: Any) -> None:
         """Trains the rows with the layer's own optimizer if `value` is a gradient of the anchor.
@@ -173,7 +175,7 @@ class Anchor(keras.Variable):
         Raises:
           ValueError: as by `take`; or `value` is no gradient.
         """
-        if not self.overwrite_with_gradient:  # `_stepped`: an optimizer moves the scalar
+        if not self.overwrite_with_gradient:  # `stepped`: an optimizer moves the scalar
             return
         if not tf.is_tensor(value):
             self.numpy()
@@ -184,9 +186,7 @@ class Anchor(keras.Variable):
                 " het_tf.optimizers.JointOptimizer(optimizer), which unscales rows"
             )
         rows = self.rows
-        taken = self.take(value)
-        if taken:
-            rows.train(taken, rows.rate(None))
+        rows.train(self.take(value), rows.rate(None))
 
     def numpy(self) -> NoReturn:
         """Refused."""
@@ -203,46 +203,48 @@ class Anchor(keras.Variable):
         self.numpy()
 
 
-def _is_deposit(tensor: tf.Tensor) -> bool:
-    return hasattr(tensor, _DEPOSIT)
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelCall:
-    """A call of a compiled model.
-
-    Attributes:
-      optimizer: with which the model is compiled.
-      asks_for_all: whether the model's `train_step` is Keras's, which asks for the gradients of all
-        trainable weights.
-    """
-
-    optimizer: JointOptimizer
-    asks_for_all: bool
-
-
-_call: contextvars.ContextVar[ModelCall | None] = contextvars.ContextVar(
-    "het_tf_model_call", default=None
+_stepped_anchors: contextvars.ContextVar[tuple[Anchor, ...]] = contextvars.ContextVar(
+    "het_tf_stepped_anchors", default=()
 )
 
 
 @contextlib.contextmanager
-def called_by(optimizer: JointOptimizer, asks_for_all: bool) -> Iterator[None]:
-    """In this context, layers are called by a compiled model; arguments as of `ModelCall`.
+def stepped(variables: Sequence[Any]) -> Iterator[None]:
+    """In this context an optimizer steps anchors like other variables, and does not assign them."""
+    anchors = tuple(variable for variable in variables if isinstance(variable, Anchor))
+    token = _stepped_anchors.set(anchors)
+    try:
+        yield
+    finally:
+        _stepped_anchors.reset(token)
+
+
+def _is_deposit(tensor: tf.Tensor) -> bool:
+    return hasattr(tensor, _DEPOSIT)
+
+
+_compiled: contextvars.ContextVar[JointOptimizer | None] = contextvars.ContextVar(
+    "het_tf_compiled_optimizer", default=None
+)
+
+
+@contextlib.contextmanager
+def compiled_with(optimizer: JointOptimizer) -> Iterator[None]:
+    """In this context, layers are called by a model that is compiled with an optimizer.
 
     Keras gives a layer no way to the model that calls the layer. A model within the model changes
     nothing.
     """
-    token = _call.set(_call.get() or ModelCall(optimizer, asks_for_all))
+    token = _compiled.set(_compiled.get() or optimizer)
     try:
         yield
     finally:
-        _call.reset(token)
+        _compiled.reset(token)
 
 
-def model_call() -> ModelCall | None:
-    """Returns the call of a compiled model that is under way, if any."""
-    return _call.get()
+def compiled_optimizer() -> JointOptimizer | None:
+    """Returns the optimizer of the compiled model that is being called, if any."""
+    return _compiled.get()
 
 
 def innermost(optimizer: Any) -> Any:
@@ -414,7 +416,7 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
     def _build(self, variables: list[Any]) -> None:
         inner = self.inner_optimizer
         if not inner.built:
-            with _stepped(variables):
+            with stepped(variables):
                 inner.build(variables)
             _built.add(inner)
         elif self._anchors(variables) and inner not in _built:
@@ -435,6 +437,8 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         Raises:
           ValueError: the rows of a layer cannot be trained so; the message says what to do.
         """
+        if not grads:
+            return
         variables = list(self._built_with if trainable_variables is None else trainable_variables)
         if not self.built:
             for anchor in self._anchors(variables):
@@ -460,7 +464,7 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
             tf.cond(is_applied, train, lambda: None)
 
     def _step(self, grads: list[Any], variables: list[Any]) -> None:
-        with _stepped(variables):
+        with stepped(variables):
             self.inner_optimizer.apply(grads, variables)
 
     def _take(self, grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[_Rows]]:
@@ -477,8 +481,6 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
             variable.rows.check_takes(self)
             grads[i] = tf.zeros([])
             calls = variable.take(gradient)
-            if not calls:  # a function of its own has trained the rows
-                continue
             rows.append((variable.rows, calls))
             if scaler_of(self) is not None:
                 are_finite = tf.reduce_all([call.are_finite() for call in calls])
@@ -568,19 +570,6 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
             config["inner_optimizer"], custom_objects=custom_objects
         )
         return cls(**{**config, "inner_optimizer": inner})
-
-
-@contextlib.contextmanager
-def _stepped(variables: Sequence[Any]) -> Iterator[None]:
-    """In this context an optimizer steps anchors like other variables, and does not assign them."""
-    anchors = [variable for variable in variables if isinstance(variable, Anchor)]
-    for anchor in anchors:
-        anchor.overwrite_with_gradient = False
-    try:
-        yield
-    finally:
-        for anchor in anchors:
-            anchor.overwrite_with_gradient = True
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:
