@@ -20,7 +20,7 @@ def fitted(cache: het_tf.CacheConfig | None, optimizer: optimizers.Optimizer, co
     layer = het_tf.layers.HetEmbedding(4, seed=2, optimizer=optimizer, cache=cache)
     inputs = keras.Input((3,), dtype="int64")
     summed = keras.ops.sum(layer(inputs), axis=1)
-    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(summed))
+    model = het_tf.keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(summed))
     model.compile(compiled, "binary_crossentropy")
     history = model.fit(IDS, LABELS, batch_size=32, epochs=3, shuffle=False, verbose=0).history
     return model, layer, history["loss"]
@@ -161,7 +161,7 @@ def test_pooled_rows_that_wait_for_the_optimizer(rows_kind, compiled):
         )
         inputs = keras.Input((3,), dtype="int64")
         outputs = keras.layers.Dense(1, activation="sigmoid")(layer(inputs))
-        model = keras.Model(inputs, outputs)
+        model = het_tf.keras.Model(inputs, outputs)
         model.compile(keras.optimizers.SGD(0.1, **compiled), "binary_crossentropy")
         losses = model.fit(IDS, LABELS, 32, epochs=2, shuffle=False, verbose=0).history["loss"]
         layer.flush()

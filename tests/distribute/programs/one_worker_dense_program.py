@@ -170,7 +170,7 @@ def main(*names):
                 arguments = 2 if "two fits" in name else 1, "noise" in name
                 with strategy.scope():
                     ours = train_briefly(het_tf.keras.Model, make(), *arguments)
-                results[name] = [ours, train_briefly(keras.Model, make(), *arguments)]
+                results[name] = [ours, train_briefly(het_tf.keras.Model, make(), *arguments)]
                 continue
             optimizer, strategy.dense_staleness = cases()[name]
             config = keras.optimizers.serialize(optimizer)
@@ -178,7 +178,7 @@ def main(*names):
             keras.config.set_dtype_policy(policy)
             with strategy.scope():
                 ours = train(het_tf.keras.Model, optimizer_of(config))
-            results[name] = [ours, train(keras.Model, optimizer_of(config))]
+            results[name] = [ours, train(het_tf.keras.Model, optimizer_of(config))]
             keras.config.set_dtype_policy("float32")
     print(json.dumps(results))
 
