@@ -22,13 +22,10 @@ def caller(kind: type) -> Any:
     return next((each for each in selves if isinstance(each, kind)), None)
 
 
-def is_called_by(function: Callable[..., Any], of: Any = None) -> bool:
-    """Whether a function of Python runs; of: as a method of that object."""
+def is_called_by(function: Callable[..., Any]) -> bool:
+    """Returns whether a function of Python runs."""
     code = inspect.unwrap(function).__code__
-    return any(
-        frame.f_code is code and (of is None or frame.f_locals.get("self") is of)
-        for frame in _frames()
-    )
+    return any(frame.f_code is code for frame in _frames())
 
 
 def export_format() -> str | None:

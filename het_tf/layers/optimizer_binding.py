@@ -234,7 +234,7 @@ class OptimizerBinding:
     def _warn_of_what_rows_lack(self, joint: JointOptimizer) -> None:
         optimizer, own = innermost(joint), self.optimizer
         lacks = {}
-        follows_schedule = joint.base_learning_rate is None
+        follows_schedule = keras_internals.learning_rate_variable(optimizer) is None
         if follows_schedule and not isinstance(own.learning_rate, Schedule):
             lacks["a schedule as learning_rate"] = 'give the layer one, or optimizer="same"'
         decays = optimizer.weight_decay and not self._is_excluded_from_decay(joint)
@@ -292,7 +292,7 @@ class OptimizerBinding:
     def load_rate(self, moved_with: float) -> None:
         """Corrects a rate from a file in which it had moved with the rate of `compile`'s optimizer.
 
-        Until version 0.1 the weight itself moved.
+        The weight itself moved in files that were written before 2026-11-27.
 
         Args:
           moved_with: that optimizer's rate; if that was 0, minus its quotient by the weight before.

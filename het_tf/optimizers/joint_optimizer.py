@@ -159,10 +159,12 @@ class Anchor(keras.Variable):
     def _take_eagerly(self, gradient: float) -> list[Any]:
         """Takes the deposits of one backward pass, which follow one another, by their sum."""
         pending = list(self._pending)
+        values = [float(tensor) for tensor, _ in pending]
         for first in range(len(pending)):
             total = 0.0
             for last in range(first, len(pending)):
-                total += float(pending[last][0])
+                total += values[last]
+                # TensorFlow's sum is rounded to float32 at each addition.
                 if abs(total - gradient) <= 1e-7 * (last - first) * total:
                     self._pending.clear()
                     self._pending.extend(pending[:first] + pending[last + 1 :])
@@ -308,8 +310,8 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
 
     Attributes:
       inner_optimizer: the wrapped optimizer.
-      base_learning_rate: the rate that layers' own rates refer to; None: the inner optimizer
-        follows a schedule.
+      base_learning_rate: the rate that layers' own rates refer to; None: the inner optimizer has
+        no rate of its own, or follows a schedule.
     """
 
     inner_optimizer: keras.optimizers.Optimizer
@@ -343,8 +345,11 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         # Straight into the instance: Keras would track them.
         self.__dict__["inner_optimizer"] = inner_optimizer
         self.__dict__["_built_with"] = []
-        rate = keras_internals.learning_rate_variable(innermost(inner_optimizer))
-        if base_learning_rate is None and rate is not None:
+        step = innermost(inner_optimizer)
+        rate = keras_internals.learning_rate_variable(step)
+        # A MultiOptimizer leaves the rate to its optimizers.
+        has_rate = rate is not None and not isinstance(step, keras.optimizers.MultiOptimizer)
+        if base_learning_rate is None and has_rate:
             base_learning_rate = float(rate.numpy())
         self.base_learning_rate = base_learning_rate
 
@@ -370,6 +375,11 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
     def iterations(self) -> Any:
         """The number of steps that the inner optimizer has made."""
         return self.inner_optimizer.iterations
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """As `keras.optimizers.Optimizer.apply_gradients`; returns `iterations`."""
+        super().apply_gradients(grads_and_vars)
+        return self.iterations
 
     weight_decay = _of_inner("weight_decay")
     clipnorm = _of_inner("clipnorm")
@@ -496,14 +506,16 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         step = innermost(self)
         steps = step.gradient_accumulation_steps
         rates = [trained.rate(self) for trained, _ in rows]
-        count = tf.identity(keras_internals.step_counter(step).value)
+        is_due = None
+        if steps:
+            is_due = tf.equal((keras_internals.step_counter(step).value + 1) % steps, 0)
 
         def train() -> None:
             for (trained, calls), rate in zip(rows, rates, strict=True):
-                if steps:
-                    trained.accumulate(calls, rate, tf.equal((count + 1) % steps, 0), steps)
-                else:
+                if is_due is None:
                     trained.train(calls, rate)
+                else:
+                    trained.accumulate(calls, rate, is_due, steps)
 
         return train
 

@@ -172,6 +172,16 @@ def test_a_compiled_rate_of_zero_says_that_the_layer_has_its_own():
     assert layer.table.lookup([7]) == 1
 
 
+def test_an_optimizer_of_several_has_no_rate_that_could_be_zero(recwarn):
+    layer = new_layer(name="users")
+    of_all = keras.optimizers.SGD(0.5)
+    several = keras.optimizers.MultiOptimizer(lambda variable: of_all)
+    model = make_model(het_tf.keras.Model, layer, several)
+    fit(model, 1)
+    assert layer.table.lookup([7]) == 1
+    assert not [each for each in recwarn if "learning rate of 0" in str(each.message)]
+
+
 # compile's optimizer.
 
 
