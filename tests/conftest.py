@@ -11,6 +11,8 @@ import pytest
 # Before TensorFlow is imported: tests run on the CPU, however many GPUs there are. Those that need
 # a GPU run with CUDA_VISIBLE_DEVICES=0.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# The workers of a cluster use the same GPU, and TensorFlow would take all of its memory.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 # For each node of a graph, a pass of oneDNN's goes through all kernels that there are: a sixth of
 # what tests take. Servers and programs have it, too; README's and the pages' do without.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

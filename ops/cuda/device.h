@@ -13,6 +13,7 @@
 #ifndef HET_TF_OPS_CUDA_DEVICE_H_
 #define HET_TF_OPS_CUDA_DEVICE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -42,6 +43,10 @@ inline constexpr int kThreads = 256;  // of a block
 // Blocks that have to fit a multiprocessor at a time, which leaves a thread 64 registers. Unless
 // told, ptxas keeps to 40 for the greatest optimizers and spills the rest (make gpu-kernels).
 inline constexpr int kBlocks = 4;
+// Blocks of a launch whose items lanes share: several times what a device runs at once. A launch
+// has an item for each id, of which often fewer than half have work, and a block takes longer to
+// start than to find that there is none.
+inline constexpr unsigned kMostBlocks = 4096;
 
 template <typename Kernel>
 __global__ void __launch_bounds__(kThreads) RunThreads(const Kernel kernel, int64_t n) {
@@ -51,8 +56,9 @@ __global__ void __launch_bounds__(kThreads) RunThreads(const Kernel kernel, int6
 
 template <int kLanes, typename Kernel>
 __global__ void __launch_bounds__(kThreads, kBlocks) RunLanes(const Kernel kernel, int64_t n) {
-  const int64_t item = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
-  if (item < n) kernel(Lanes<kLanes>(), item);
+  constexpr uint32_t kItems = kThreads / kLanes;  // n is below 2^31, so that 32 bits do
+  uint32_t item = blockIdx.x * kItems + threadIdx.x / kLanes;
+  for (; item < n; item += gridDim.x * kItems) kernel(Lanes<kLanes>(), item);
 }
 
 inline unsigned Blocks(int64_t threads) {
@@ -69,7 +75,8 @@ int Launch(const Kernel& kernel, int64_t n, Stream stream) {
 template <int kLanes, typename Kernel>
 int LaunchLanes(const Kernel& kernel, int64_t n, Stream stream) {
   if (n <= 0) return 0;
-  RunLanes<kLanes><<<Blocks(n * kLanes), kThreads, 0, ToCuda(stream)>>>(kernel, n);
+  const unsigned blocks = std::min(Blocks(n * kLanes), kMostBlocks);
+  RunLanes<kLanes><<<blocks, kThreads, 0, ToCuda(stream)>>>(kernel, n);
   return TakeLastError();
 }
 

@@ -173,7 +173,7 @@ struct ReadLines {
   HET_DEVICE void operator()(const LanesType& lanes, int64_t r) const {
     const float* row = store.row(slots[r]);
     float* out = rows + r * store.row_stride;
-    lanes.ForEach(store.row_stride, [&](int i) { out[i] = i < row_dim ? row[i] : 0.0f; });
+    lanes.Transform(out, store.row_stride, [&](int i) { return i < row_dim ? row[i] : 0.0f; });
     lanes.Once([&] { bases[r] = store.lines[slots[r]].base; });
   }
 };

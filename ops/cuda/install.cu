@@ -44,7 +44,7 @@ struct Install {
     float* mine = store.row(slot);
     float* row = rows + r * store.row_stride;
     if (line.pending > 0) rule.MoveOnto(lanes, mine, row, store.record(slot), line.pending);
-    lanes.ForEach(rule.row_dim(), [&](int i) { mine[i] = row[i]; });
+    lanes.Transform(mine, rule.row_dim(), [&](int i) { return row[i]; });
     lanes.Once([&] {
       line.base = old ? 0 : base;
       line.full = !old;
@@ -69,7 +69,7 @@ struct InstallValues {
     if (line.full || (base < 0 && known >= 0)) return;
     float* mine = store.row(slot);
     const float* value = values + r * dim;
-    lanes.ForEach(dim, [&](int i) { mine[i] = value[i]; });
+    lanes.Transform(mine, dim, [&](int i) { return value[i]; });
     lanes.Once([&] { line.base = base < 0 ? 0 : base; });
   }
 };

@@ -1,12 +1,13 @@
 // Some lanes of a warp that work on one item together: the lanes of ops/core/row/lanes.h, and
 //
+//   Sum(to, n, first, last, at)   to[i] = at(first, i) + ... + at(last - 1, i), in this order, for
+//                          i in [0, n); first < last
 //   FirstWhere(n, holds)   the lowest i in [0, n) for which holds(i), or -1
 //   LeastOf(n, at)         the i in [0, n) with the lowest at(i), an int64_t; the lowest of equals
 //   Once(body)             calls body() once, after all that the lanes did before
 //
 // Every lane calls each of them, with the same arguments, and gets the same result. What was
-// written in a ForEach, a Once or a Store all lanes see after it; within a ForEach a lane sees its
-// own alone.
+// written in one call all lanes see after it; within it a lane sees its own alone.
 //
 // In the host build the lanes of ForEach take their turns from the last to the first.
 
@@ -34,6 +35,34 @@ class Lanes {
   template <typename Body>
   __device__ void ForEach(int n, const Body& body) const {
     for (int i = lane(); i < n; i += kLanes) body(i);
+    __syncwarp(mask());
+  }
+
+  // What is computed of several columns before any of them is written has its loads under way at a
+  // time. (Past a write the compiler moves no load: both may be of the same memory.)
+  template <typename At>
+  __device__ void Transform(float* to, int n, const At& at) const {
+    for (int first = lane(); first < n; first += kColumns * kLanes) {
+      float x[kColumns];
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) {
+        if (first + k * kLanes < n) x[k] = at(first + k * kLanes);
+      }
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) {
+        if (first + k * kLanes < n) to[first + k * kLanes] = x[k];
+      }
+    }
+    __syncwarp(mask());
+  }
+
+  template <typename At>
+  __device__ void Sum(float* to, int n, int32_t first, int32_t last, const At& at) const {
+    if (n <= kLanes) {
+      SumColumns<1>(to, n, first, last, at);
+    } else {
+      SumColumns<kColumns>(to, n, first, last, at);
+    }
     __syncwarp(mask());
   }
 
@@ -105,6 +134,31 @@ class Lanes {
   }
 
  private:
+  static constexpr int kColumns = 4;  // of a lane at a time
+
+  template <int kAtOnce, typename At>
+  __device__ static void SumColumns(float* to, int n, int32_t first, int32_t last, const At& at) {
+    constexpr int kUnrolled = kAtOnce == 1 ? 8 : 2;
+    for (int begin = lane(); begin < n; begin += kAtOnce * kLanes) {
+      float sum[kAtOnce] = {};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (begin + k * kLanes < n) sum[k] = at(first, begin + k * kLanes);
+      }
+#pragma unroll kUnrolled
+      for (int32_t j = first + 1; j < last; ++j) {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          if (begin + k * kLanes < n) sum[k] += at(j, begin + k * kLanes);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (begin + k * kLanes < n) to[begin + k * kLanes] = sum[k];
+      }
+    }
+  }
+
   __device__ static int lane() { return threadIdx.x % kLanes; }
   __device__ static int group() { return (threadIdx.x % 32) / kLanes * kLanes; }
   __device__ static unsigned mask() { return kLanes == 32 ? 0xffffffffu : 0xffffu << group(); }
@@ -123,6 +177,20 @@ class Lanes : public OneLane {
     for (int lane = kLanes - 1; lane >= 0; --lane) {
       for (int i = lane; i < n; i += kLanes) body(i);
     }
+  }
+
+  template <typename At>
+  void Transform(float* to, int n, const At& at) const {
+    ForEach(n, [&](int i) { to[i] = at(i); });
+  }
+
+  template <typename At>
+  void Sum(float* to, int n, int32_t first, int32_t last, const At& at) const {
+    ForEach(n, [&](int i) {
+      float sum = at(first, i);
+      for (int32_t j = first + 1; j < last; ++j) sum += at(j, i);
+      to[i] = sum;
+    });
   }
 
   template <typename Holds>

@@ -22,7 +22,7 @@ using testing::Random;
 
 struct Results {
   float squares, squares_at, largest, stored;
-  int32_t first, none, least, visited;
+  int32_t first, none, least, visited, transformed, summed;
 };
 
 // Item i works on the first sizes[i] floats of x.
@@ -30,6 +30,7 @@ struct Compute {
   const float* x;
   const int32_t* sizes;
   int32_t* counts;  // (items, 2000)
+  float* floats;    // (items, 2000)
   Results* results;
 
   template <typename LanesType>
@@ -51,6 +52,18 @@ struct Compute {
     r.stored = results[item].stored;
     r.visited = 0;
     for (int i = 0; i < n; ++i) r.visited += count[1000 + i] == n - 1 - i;
+    // A column of `to` reads its own, and what is summed is added in order.
+    float* to = floats + item * 2000;
+    lanes.Transform(to, n, [&](int i) { return from[i]; });
+    lanes.Transform(to, n, [&](int i) { return to[i] * 3; });
+    lanes.Sum(to + 1000, n, 2, 13, [&](int32_t j, int i) { return from[i] / j; });
+    r.transformed = r.summed = 0;
+    for (int i = 0; i < n; ++i) {
+      float sum = from[i] / 2;
+      for (int32_t j = 3; j < 13; ++j) sum += from[i] / j;
+      r.transformed += to[i] == from[i] * 3;
+      r.summed += to[1000 + i] == sum;
+    }
     lanes.Once([&] { results[item] = r; });
   }
 };
@@ -66,7 +79,9 @@ void ExpectTheHosts() {
   const DeviceArray<float> x_there(x);
   const DeviceArray<int32_t> sizes_there(sizes), counts(items * 2000);
   const DeviceArray<Results> results(items);
-  const Compute compute = {x_there.get(), sizes_there.get(), counts.get(), results.get()};
+  const DeviceArray<float> floats(items * 2000);
+  const Compute compute = {x_there.get(), sizes_there.get(), counts.get(), floats.get(),
+                           results.get()};
   EXPECT_CUDA(cuda::LaunchLanes<kLanes>(compute, items, kStream));
   const std::vector<Results> read = results.Read();
   for (int64_t item = 0; item < items; ++item) {
@@ -86,6 +101,8 @@ void ExpectTheHosts() {
     EXPECT_EQ(read[item].none, -1);
     EXPECT_EQ(read[item].least, least);
     EXPECT_EQ(read[item].visited, n);
+    EXPECT_EQ(read[item].transformed, n);
+    EXPECT_EQ(read[item].summed, n);
   }
 }
 

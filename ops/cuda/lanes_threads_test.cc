@@ -85,7 +85,10 @@ static int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 // Beside the host's half, which other files of the program have.
 #define cuda warp_of_threads
 #define __CUDACC__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunknown-pragmas"  // unroll is nvcc's
 #include "ops/cuda/lanes.h"
+#pragma GCC diagnostic pop
 #undef __CUDACC__
 #undef cuda
 
@@ -118,6 +121,7 @@ void ExpectTheHosts() {
     struct Item {
       std::vector<float> x;
       std::vector<int> written, read;
+      std::vector<float> transformed, sums;
       float stored = 0;
       int once = 0;
       std::vector<char> same = std::vector<char>(32, 1);  // by lane
@@ -127,6 +131,8 @@ void ExpectTheHosts() {
       items[i].x.assign(all.begin() + i, all.begin() + i + n);
       items[i].written.resize(n);
       items[i].read.resize(n);
+      items[i].transformed.resize(n);
+      items[i].sums.resize(n);
     }
     RunWarp<kLanes>([&](const Lanes<kLanes>& lanes, int i) {
       Item& item = items[i];
@@ -148,6 +154,15 @@ void ExpectTheHosts() {
       lanes.ForEach(n, [&](int c) { item.written[c] = c; });
       lanes.ForEach(n, [&](int c) { item.read[c] = item.written[n - 1 - c]; });
       for (int c = 0; c < n; ++c) same &= item.read[c] == n - 1 - c;
+      float* transformed = item.transformed.data();
+      lanes.Transform(transformed, n, [&](int c) { return x[n - 1 - c]; });
+      lanes.Transform(transformed, n, [&](int c) { return transformed[c] * 3; });
+      lanes.Sum(item.sums.data(), n, 2, 13, [&](int32_t j, int c) { return transformed[c] / j; });
+      for (int c = 0; c < n; ++c) {
+        float sum = x[n - 1 - c] * 3 / 2;
+        for (int32_t j = 3; j < 13; ++j) sum += x[n - 1 - c] * 3 / j;
+        same &= transformed[c] == x[n - 1 - c] * 3 && item.sums[c] == sum;
+      }
       lanes.Store(&item.stored, 3);
       same &= item.stored == 3;
       lanes.Once([&] { ++item.once; });

@@ -71,7 +71,7 @@ struct Keep {
   HET_DEVICE void operator()(const LanesType& lanes, int64_t u) const {
     if (u >= *num_keys) return;
     const float* row = rows.OfKey(static_cast<int32_t>(u));
-    lanes.ForEach(dim, [&](int c) { kept[u * dim + c] = row[c]; });
+    lanes.Transform(kept + u * dim, dim, [&](int c) { return row[c]; });
   }
 };
 

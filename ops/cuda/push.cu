@@ -97,7 +97,7 @@ struct CollectGradients {
     const int32_t u = list.slots[i], slot = slots[u];
     const float* gradient = sums + int64_t{u} * dim;
     float* out = push.floats + i * dim;
-    lanes.ForEach(dim, [&](int c) { out[c] = gradient[c]; });
+    lanes.Transform(out, dim, [&](int c) { return gradient[c]; });
     lanes.Once([&] {
       push.keys[i] = keys[u];
       push.updates[i] = 1;

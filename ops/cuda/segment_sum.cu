@@ -17,13 +17,6 @@ constexpr int32_t kTile = 256;  // also the square root of how often the hottest
 
 HET_HD int64_t Tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 
-// Has several loads under way at a time: they are of rows far apart.
-#ifdef __CUDACC__
-#define HET_UNROLL _Pragma("unroll 4")
-#else
-#define HET_UNROLL
-#endif
-
 // The gradient of the id at a place: its own, or what it has of its bag's, as the host has it
 // (ops/core/pooling.h).
 struct OfIds {
@@ -34,21 +27,35 @@ struct OfIds {
     return gradients[int64_t{place} * dim + c];
   }
 };
+struct OfSums {
+  const int32_t* bag_of;
+  const float* scales;
+  const float* weights;
+  const float* const* gradients;  // (num_bags), each (dim)
+
+  HET_DEVICE float Factor(int32_t place) const {
+    const float scale = scales[bag_of[place]];
+    return weights == nullptr ? scale : weights[place] * scale;
+  }
+  HET_DEVICE float operator()(int32_t place, int c) const {
+    return Factor(place) * gradients[bag_of[place]][c];
+  }
+};
+// Of bags of which some have the combiner max. Apart, because it branches, and past a branch no
+// load is moved.
 struct OfBags {
+  OfSums sums;
   HetBags bags;
   const int32_t* key_of;
-  const float* const* gradients;  // (num_bags), each (dim)
   int32_t dim;
 
   HET_DEVICE float operator()(int32_t place, int c) const {
-    const int32_t bag = bags.bag_of[place];
-    const float scale = bags.scales[bag], gradient = gradients[bag][c];
-    const float factor = bags.weights == nullptr ? scale : bags.weights[place] * scale;
-    const int32_t maximum = bags.max_of == nullptr ? -1 : bags.max_of[bag];
-    if (maximum < 0) return factor * gradient;
+    const int32_t bag = bags.bag_of[place], maximum = bags.max_of[bag];
+    if (maximum < 0) return sums(place, c);
+    const float factor = sums.Factor(place);
     const int64_t at = int64_t{maximum} * dim + c;
     const float x = factor * bags.kept[int64_t{key_of[place]} * dim + c];
-    return x == bags.maxima[at] ? factor * (gradient / bags.counts[at]) : 0.0f;
+    return x == bags.maxima[at] ? factor * (sums.gradients[bag][c] / bags.counts[at]) : 0.0f;
   }
 };
 
@@ -61,12 +68,11 @@ struct Segments {
 
   HET_DEVICE bool IsLong(int32_t u) const { return batch.begin[u + 1] - batch.begin[u] > kTile; }
 
-  // The sum of column c over the occurrences [first, last).
-  HET_DEVICE float Sum(int32_t first, int32_t last, int c) const {
-    float sum = gradient(batch.positions[first], c);
-    HET_UNROLL
-    for (int32_t i = first + 1; i < last; ++i) sum += gradient(batch.positions[i], c);
-    return sum;
+  // The sum over the occurrences [first, last).
+  template <typename LanesType>
+  HET_DEVICE void Sum(const LanesType& lanes, int32_t first, int32_t last, float* to) const {
+    lanes.Sum(to, dim, first, last,
+              [&](int32_t i, int c) { return gradient(batch.positions[i], c); });
   }
 };
 
@@ -85,13 +91,10 @@ struct SumTiles {
     const int32_t at_end = batch.key_of[batch.positions[last - 1]];
     if (segments.IsLong(at_begin)) {
       const int32_t end = batch.begin[at_begin + 1] < last ? batch.begin[at_begin + 1] : last;
-      lanes.ForEach(
-          dim, [&](int c) { segments.partials[2 * tile * dim + c] = segments.Sum(first, end, c); });
+      segments.Sum(lanes, first, end, segments.partials + 2 * tile * dim);
     }
     if (at_end != at_begin && segments.IsLong(at_end)) {
-      lanes.ForEach(dim, [&](int c) {
-        segments.partials[(2 * tile + 1) * dim + c] = segments.Sum(batch.begin[at_end], last, c);
-      });
+      segments.Sum(lanes, batch.begin[at_end], last, segments.partials + (2 * tile + 1) * dim);
     }
   }
 };
@@ -112,18 +115,14 @@ struct SumKeys {
     const int32_t begin = batch.begin[u], end = batch.begin[u + 1];
     float* out = sums + item * dim;
     if (segments.IsLong(u)) {
-      const int64_t first_tile = begin / kTile, last_tile = (end - 1) / kTile;
-      const int64_t at = 2 * first_tile + (begin % kTile == 0 ? 0 : 1);
-      lanes.ForEach(dim, [&](int c) {
-        float sum = segments.partials[at * dim + c];
-        HET_UNROLL
-        for (int64_t tile = first_tile + 1; tile <= last_tile; ++tile) {
-          sum += segments.partials[2 * tile * dim + c];
-        }
-        out[c] = sum;
+      const int32_t first_tile = begin / kTile, last_tile = (end - 1) / kTile;
+      const int at_its_end = begin % kTile == 0 ? 0 : 1;
+      lanes.Sum(out, dim, first_tile, last_tile + 1, [&](int32_t tile, int c) {
+        const int64_t part = 2 * int64_t{tile} + (tile == first_tile ? at_its_end : 0);
+        return segments.partials[part * dim + c];
       });
     } else {
-      lanes.ForEach(dim, [&](int c) { out[c] = segments.Sum(begin, end, c); });
+      segments.Sum(lanes, begin, end, out);
     }
     const float square = lanes.SumOfSquares(out, dim);
     lanes.Once([&] {
@@ -169,8 +168,12 @@ int het_segment_sum(const HetBatch* batch, const float* gradients, int32_t dim, 
 int het_segment_sum_pooled(const HetBatch* batch, const HetBags* bags,
                            const float* const* gradients, int32_t dim, float* sums, float* squares,
                            int64_t* num_nonfinite, void* scratch, HetStream stream) {
-  return Sum(*batch, OfBags{*bags, batch->key_of, gradients, dim}, dim, sums, squares,
-             num_nonfinite, scratch, stream);
+  const OfSums of_sums = {bags->bag_of, bags->scales, bags->weights, gradients};
+  if (bags->max_of == nullptr) {
+    return Sum(*batch, of_sums, dim, sums, squares, num_nonfinite, scratch, stream);
+  }
+  return Sum(*batch, OfBags{of_sums, *bags, batch->key_of, dim}, dim, sums, squares, num_nonfinite,
+             scratch, stream);
 }
 
 }  // extern "C"

@@ -1,5 +1,6 @@
 """Small tables and caches made and read by ops, for tests that look at one op at a time."""
 
+import contextlib
 import itertools
 
 import tensorflow as tf
@@ -20,7 +21,10 @@ def new_table(**attributes) -> tf.Tensor:
 
 
 def new_cache(**attributes) -> tf.Tensor:
-    return ops.cache_handle(**{"shared_name": name(), "capacity": 9, **ROWS, **attributes})
+    """Of rows on the host, unless `device_capacity` is given and a device is chosen."""
+    # Where TensorFlow sees a GPU, it places the op there: the op has a kernel for either.
+    with contextlib.nullcontext() if "device_capacity" in attributes else tf.device("CPU:0"):
+        return ops.cache_handle(**{"shared_name": name(), "capacity": 9, **ROWS, **attributes})
 
 
 def unique(*ids: int) -> tf.Tensor:

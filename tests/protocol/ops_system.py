@@ -255,7 +255,7 @@ class OpsSystem:
         return math.floor(bound / self.unit) if self.setup.clock == "drift" else int(bound)
 
     def _new_cache(self) -> tf.Tensor:
-        with tf.device(self._device or None):
+        with tf.device(self._device or "/device:CPU:0"):
             return ops.cache_handle(shared_name=_name("cache"), **self._cache)
 
     def _destroy(self, handle: tf.Tensor) -> None:

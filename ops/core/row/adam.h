@@ -73,7 +73,7 @@ struct Adam {
   template <typename Lanes>
   HET_HD void Contribute(const Lanes& lanes, const float* row, const float* record,
                          float* contribution) const {
-    lanes.ForEach(contribution_dim(), [&](int i) { contribution[i] = record[i]; });
+    lanes.Transform(contribution, contribution_dim(), [&](int i) { return record[i]; });
     AddTail(lanes, row, record + contribution_dim(), record[contribution_dim() - 1], contribution);
   }
 

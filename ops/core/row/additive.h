@@ -25,16 +25,16 @@ struct Additive {
 
   template <typename Lanes>
   HET_HD void BeginRecord(const Lanes& lanes, const float* row, float* record) const {
-    lanes.ForEach(record_dim(), [&](int i) { record[i] = row[i]; });
+    lanes.Transform(record, record_dim(), [&](int i) { return row[i]; });
   }
   template <typename Lanes>
   HET_HD void Contribute(const Lanes& lanes, const float* row, const float* record,
                          float* contribution) const {
-    lanes.ForEach(record_dim(), [&](int i) { contribution[i] = Clamped(row[i] - record[i]); });
+    lanes.Transform(contribution, record_dim(), [&](int i) { return Clamped(row[i] - record[i]); });
   }
   template <typename Lanes>
   HET_HD void Merge(const Lanes& lanes, float* row, const float* contribution, int64_t) const {
-    lanes.ForEach(record_dim(), [&](int i) { row[i] = Clamped(row[i] + contribution[i]); });
+    lanes.Transform(row, record_dim(), [&](int i) { return Clamped(row[i] + contribution[i]); });
   }
   template <typename Lanes>
   HET_HD void MoveOnto(const Lanes& lanes, const float* old_row, float* row, float* record,
@@ -61,7 +61,7 @@ struct Sgd : Additive<Sgd> {
 
   template <typename Lanes, typename G>
   HET_HD void Step(const Lanes& lanes, float* row, const G& g, float learning_rate, float*) const {
-    lanes.ForEach(dim, [&](int i) { row[i] = Clamped(row[i] - learning_rate * g[i]); });
+    lanes.Transform(row, dim, [&](int i) { return Clamped(row[i] - learning_rate * g[i]); });
   }
 };
 
@@ -97,7 +97,7 @@ struct RowWiseAdagrad : Additive<RowWiseAdagrad> {
     const float accumulator = Clamped(row[dim] + g.squares / static_cast<float>(dim));
     lanes.Store(&row[dim], accumulator);
     const float rate = learning_rate / std::sqrt(accumulator + epsilon);
-    lanes.ForEach(dim, [&](int i) { row[i] = Clamped(row[i] - rate * g[i]); });
+    lanes.Transform(row, dim, [&](int i) { return Clamped(row[i] - rate * g[i]); });
   }
 };
 

@@ -69,7 +69,7 @@ struct Growing {
   template <typename Lanes>
   HET_HD void Contribute(const Lanes& lanes, const float*, const float* record,
                          float* contribution) const {
-    lanes.ForEach(self().record_dim(), [&](int i) { contribution[i] = record[i]; });
+    lanes.Transform(contribution, self().record_dim(), [&](int i) { return record[i]; });
   }
   template <typename Lanes>
   HET_HD void MoveOnto(const Lanes& lanes, const float*, float* row, const float* record,

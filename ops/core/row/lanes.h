@@ -2,6 +2,7 @@
 // warp. The optimizers are written for either:
 //
 //   ForEach(n, body)       calls body(i) for i in [0, n), in any order; all is done when it returns
+//   Transform(to, n, at)   to[i] = at(i) for i in [0, n); of `to` at(i) may read to[i] alone
 //   SumOfSquares(x, n)     of n floats, in an order that depends on n alone: that of Float8
 //   SumOfSquares(n, at)    the same of at(0) .. at(n - 1)
 //   Largest(n, at)         the greatest of at(i), at least 0
@@ -20,6 +21,11 @@ struct OneLane {
   template <typename Body>
   void ForEach(int n, const Body& body) const {
     for (int i = 0; i < n; ++i) body(i);
+  }
+
+  template <typename At>
+  void Transform(float* to, int n, const At& at) const {
+    for (int i = 0; i < n; ++i) to[i] = at(i);
   }
 
   float SumOfSquares(const float* x, int n) const { return het_tf::SumOfSquares(x, n); }
