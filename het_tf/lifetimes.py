@@ -18,6 +18,7 @@ _MAX_SKETCH_COUNT = 15
 _MAX_NORM = 3.4e38
 
 
+@dataclasses.dataclass(frozen=True)
 class _Serializable:
     """Base class of frozen dataclasses that Keras can serialize."""
 
@@ -247,8 +248,8 @@ def has_sketch(admission: str) -> bool:
     return re.search(r" sketch=[1-9]", admission) is not None
 
 
-def serialized(admission: Admission | None, expiry: Sequence[Expiry]) -> dict[str, Any]:
-    """Returns the entries of a Keras config for an admission and expiries."""
+def serialized(admission: Admission | None, expiry: Any) -> dict[str, Any]:
+    """Returns the entries of a Keras config for an admission and a sequence of expiries."""
     serialize = keras.saving.serialize_keras_object
     return {
         "admission": None if admission is None else serialize(admission),

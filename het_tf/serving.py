@@ -219,8 +219,8 @@ def _check_description(path: str, own: dict[str, Any], layers: Sequence[str]) ->
             return  # Only the order of operations differs.
         differs = f"what it computes, in {new[0]}" if new else "it computes more"
     elif differs in known and differs not in ("lookup tables", "constants"):
-        of_layers = differs in ("dims", "initializers", "seeds")
-        differs = _first_difference(differs, known[differs], own[differs], layers * of_layers)
+        named = layers if differs in ("dims", "initializers", "seeds") else ()
+        differs = _first_difference(differs, known[differs], own[differs], named)
     elif differs is not None:
         differs = f"its {differs}" if known else "not one of het_tf.serving"
     if differs is not None:
@@ -371,7 +371,7 @@ class Publisher(keras.callbacks.Callback):
         self._version = self._versions.next - 1
         # Held while a thread begins a version, and while it waits for this version.
         self._lock = threading.Lock()
-        self._writing = Background(folder)
+        self._writing = Background(os.fspath(folder))
         # Whether the last version was not written, or not even begun.
         self._failed = False
         # Whether `fit` makes steps, as far as its callbacks show.

@@ -191,7 +191,7 @@ class ClosureRunner:
             raise error
         raise explained from error
 
-    def _drain(self) -> Exception | None:
+    def _drain(self) -> BaseException | None:
         """Waits until no closure is in flight, or a parameter server is lost.
 
         After a failure, the coordinator cancels its other closures.
@@ -209,11 +209,11 @@ class ClosureRunner:
         # The coordinator raises an error only once. `schedule` may have raised it before `join`.
         while True:
             try:
-                *_, error = self._finished.get_nowait()
+                *_, failure = self._finished.get_nowait()
             except queue.Empty:
                 return None
-            if error is not None and not isinstance(error, tf.errors.CancelledError):
-                return self._strategy.explain(error)
+            if failure is not None and not isinstance(failure, tf.errors.CancelledError):
+                return self._strategy.explain(failure)
 
     def _run(
         self, fn: Any, args: Any, tag: Any, scheduled: concurrent.futures.Future[None]

@@ -9,6 +9,7 @@ they hold, and pushes through a session of its own server.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def send_all(target: str, task: TaskConfig, timeout: float) -> tuple[int, int]:
     ):
         if not holders:
             continue
-        found = run(lambda shards_of=shards_of: _on_each(up, shards_of))
+        found = run(functools.partial(_on_each, up, shards_of))
         homes = {shard: device for device, shards in found.items() for shard in shards.tolist()}
         for number, shards in holders.items():
             sent = send(run, number, shards, homes)

@@ -50,6 +50,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     in this process and keep working. Make models, their layers and optimizers in `scope()`.
     """
 
+    _cluster_resolver: Any  # of the base class
+
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
@@ -209,8 +211,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     ) -> Any:
         """Distributes a dataset for `coordinator.create_per_worker_dataset`, as the base class."""
         distributed = super().experimental_distribute_dataset(dataset, options)
+        kind: Any = type(distributed)
         # `keras.Model.fit` calls this and then iterates over the result, which must raise an error.
-        change_class(distributed, _for_workers(type(distributed)))
+        change_class(distributed, _for_workers(kind))
         return distributed
 
     def idle(self) -> bool:
@@ -274,7 +277,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """
         return self._held.dense_stats()
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: BaseException) -> BaseException:
         """As `ClusterHealth.explain`."""
         return self._health.explain(error)
 

@@ -240,7 +240,7 @@ class HeldUpdates:
         """
         self._reports.record_all(caches, reports)
 
-    def last_cache_reports(self, cache: WorkerCache) -> dict[int, CacheReport]:
+    def last_cache_reports(self, cache: Holder) -> dict[int, CacheReport]:
         """Returns the last reports of `cache`, by task index of the worker."""
         return self._reports.last(cache)
 

@@ -121,7 +121,7 @@ class CompiledModel:
         self._recoveries = strategy.recoveries
         self._is_built = self._is_on_workers = False
         self._metrics: list[int] = []  # ids of the variables in `sums`
-        self.closures: dict[Any, StepClosure | PredictClosure] = {}
+        self.closures: dict[Any, Any] = {}  # `StepClosure`s and `PredictClosure`s
         self.dense: DenseVariables | None = None
         self.sums: MetricSums | None = None
 

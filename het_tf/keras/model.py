@@ -32,7 +32,7 @@ class _ParameterServerFit(Saving):
     """
 
     @property
-    def _parameter_server_trainer(self) -> ParameterServerTrainer | None:
+    def _parameter_server_trainer(self) -> ParameterServerTrainer | None:  # type: ignore[override]
         strategy = self.distribute_strategy
         if not isinstance(strategy, HetParameterServerStrategy):
             return None
@@ -346,7 +346,7 @@ class Model(_ParameterServerFit, keras.Model):
         super().__init__(*args, **kwargs)
 
 
-_KerasFunctional = keras_internals.functional_class()
+_KerasFunctional: Any = keras_internals.functional_class()
 
 
 @keras.saving.register_keras_serializable(package="het_tf")

@@ -8,7 +8,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -79,7 +79,13 @@ def _weights_of(path: str) -> Iterator[str]:
         yield archive.extract(_IN_ARCHIVE, folder)
 
 
-class Saving:
+if TYPE_CHECKING:
+    from keras import Model as _KerasModel  # It is mixed into classes of Keras.
+else:
+    _KerasModel = object
+
+
+class Saving(_KerasModel):
     """The part of a model that has weights, slots and tables current before they are looked at.
 
     To be put before a Keras model class, as part of `het_tf.keras.Model`.

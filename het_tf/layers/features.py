@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def _keys(self) -> Sequence[str]:
-        return self.nested.keys() if isinstance(self.nested, dict) else ()
+        return tuple(self.nested) if isinstance(self.nested, dict) else ()
 
     def flatten(self, what: str, nested: Any) -> list[Any]:
         """A structure like that of the features, by feature."""

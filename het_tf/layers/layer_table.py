@@ -150,14 +150,13 @@ class LayerTable:
         """
         cache, table, nonfinite = self.worker_cache, self.table, self._layer.nonfinite
         if pooled is not None and not self.is_cached:
-            return table.apply_pooled_op(
-                ticket, pooled, gradients, learning_rate, self._layer.nonfinite
-            )
+            return table.apply_pooled_op(ticket, pooled, gradients, learning_rate, nonfinite)
         if pooled is not None:
             return cache.update_pooled_op(ticket, pooled, gradients, learning_rate, sends)
+        (of_ids,) = gradients
         if not self.is_cached:
-            return table.apply_op(ticket, *gradients, learning_rate, nonfinite)
-        return cache.update_op(ticket, *gradients, learning_rate, sends)
+            return table.apply_op(ticket, of_ids, learning_rate, nonfinite)
+        return cache.update_op(ticket, of_ids, learning_rate, sends)
 
     def flush(self) -> None:
         """As `HetEmbedding.flush`."""

@@ -52,7 +52,7 @@ class CallGradients:
     """
 
     call: Call
-    layer: weakref.ref
+    layer: weakref.ref[Any]
     keys: tf.Tensor
     ticket: tf.Tensor
     pooling: tf.Tensor | None

@@ -58,12 +58,10 @@ def _ftrl(config: Config) -> optimizers.Optimizer:
             "optimizer Ftrl has no row form with"
             f" learning_rate_power={config['learning_rate_power']!r}, only with -0.5"
         )
-    return optimizers.Ftrl(
-        **_common(config, "initial_accumulator_value", "beta"),
-        l1=config["l1_regularization_strength"],
-        l2=config["l2_regularization_strength"],
-        l2_shrinkage=config["l2_shrinkage_regularization_strength"],
-    )
+    strengths = {
+        name: config[f"{name}_regularization_strength"] for name in ("l1", "l2", "l2_shrinkage")
+    }
+    return optimizers.Ftrl(**_common(config, "initial_accumulator_value", "beta"), **strengths)
 
 
 # From the class of an optimizer, not of its subclasses, and its config to the row form.
@@ -147,7 +145,7 @@ def _named(name: str) -> optimizers.Optimizer:
         pass
     else:
         return row_form(optimizer)
-    own = {}
+    own: dict[str, type[optimizers.Optimizer]] = {}
     for kind in optimizers.Optimizer.__subclasses__():
         own |= {kind.name: kind, kind.__name__.lower(): kind}
     if name.lower() not in own:

@@ -14,7 +14,7 @@ value takes the sum of what the updates did to it, but for what each class says.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import keras
 import numpy as np
@@ -34,7 +34,7 @@ _OWN_RANGES = {("lion", "beta_1"): (0.0, 1.0)}
 
 _FLAGS = ("nesterov", "nonnegative", "centered")
 
-LearningRate = float | keras.optimizers.schedules.LearningRateSchedule
+LearningRate: TypeAlias = "float | keras.optimizers.schedules.LearningRateSchedule"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ def since(now: Mapping[str, int], before: Mapping[str, int]) -> Counts:
     }
 
 
-def with_ratios(counters: Mapping[str, int]) -> dict[str, int | float]:
+def with_ratios(counters: Mapping[str, float]) -> dict[str, float]:
     """Adds "hit_rate", "key_hit_rate" and "refreshes" to the counters of caches.
 
     The rates are from 0 to 1, and 0 if nothing was looked up. "refreshes" is the number of rows

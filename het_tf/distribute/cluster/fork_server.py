@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2): sets the signal that a process gets when its 
 def _import_server() -> types.ModuleType:
     """Imports `het_tf.server` without Keras, to save time and to avoid threads."""
     sys.path[0] = str(_ROOT)
-    sys.modules["keras"] = None  # type: ignore[assignment]  # TensorFlow works without Keras.
+    sys.modules["keras"] = None  # TensorFlow works without Keras.
     # These packages import modules that need Keras. Empty packages replace them.
     for name in ("het_tf", "het_tf.distribute"):
         package = types.ModuleType(name)
@@ -83,6 +83,7 @@ def main() -> None:
     signal.set_wakeup_fd(tell_ended, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     requests = b""
+    inputs: list[Any] = [program, ended]
     this = os.getpid()
 
     def say(**message: Any) -> None:
@@ -90,7 +91,7 @@ def main() -> None:
         program.sendall(json.dumps(message).encode() + b"\n")
 
     while True:
-        ready, _, _ = select.select([program, ended], [], [])
+        ready, _, _ = select.select(inputs, [], [])
         if ended in ready:
             os.read(ended, 4096)
             for pid, status in _ended_children():
@@ -116,7 +117,7 @@ def main() -> None:
 
 def _ended_children() -> list[tuple[int, int]]:
     """Returns process id and status of the children that ended since the last call."""
-    children = []
+    children: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -95,7 +95,7 @@ class ServerTemplate:
                 [sys.executable, str(TEMPLATE)],
                 # OpenBLAS, a library of NumPy, would start threads.
                 env={**env, "OPENBLAS_NUM_THREADS": "1"},
-                stdin=other,
+                stdin=other.fileno(),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only this process.

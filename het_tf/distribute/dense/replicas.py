@@ -31,23 +31,19 @@ class ReplicaStrategy(Protocol):
       dense_staleness: bound on unsent steps and on missed steps. None: there is no exchange.
       dense_merge: "average" or "sum", the rule for the workers' contributions.
       dense_wire_dtype: dtype of contributions in messages.
+      health: its `ClusterHealth`, which knows whether the task of a device is down.
+      held: its `HeldUpdates`, which has the reports of replicas.
     """
 
     dense_staleness: int | None
     dense_merge: str
     dense_wire_dtype: str
+    health: Any
+    held: Any
 
     @property
     def num_workers(self) -> int:
         """Number of workers of the cluster."""
-        ...
-
-    def is_lost(self, device: str) -> bool:
-        """Whether the task of a device is down."""
-        ...
-
-    def forget_reports(self, source: Any) -> None:
-        """Drops the reports of replicas that are gone."""
         ...
 
 
@@ -264,10 +260,10 @@ class DenseReplicas(ReplicaOps):
         values = [native.numpy() for native in self._natives]
         floats = _flat([values[i] for i in self._indices("float")], np.float32)
         counters = _flat([values[i] for i in self._indices("counter")], np.int64)
-        rest = b"".join(
+        packed = b"".join(
             np.ascontiguousarray(values[i]).tobytes() for i in self._indices("own", "seed")
         )
-        rest = np.frombuffer(rest, np.uint8)
+        rest = np.frombuffer(packed, np.uint8)
         num_trainable = sum(
             values[i].size for i, role in enumerate(self._roles) if role == "trainable"
         )
@@ -386,7 +382,7 @@ class DenseReplicas(ReplicaOps):
 
 # Merge rules for variables of which every worker has its own, by role. The arguments are the
 # workers' values, in the order of the workers.
-_MERGES: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
+_MERGES: dict[str, Callable[[list[np.ndarray]], Any]] = {
     "slot": lambda values: np.mean(values, axis=0, dtype=np.float64).astype(np.float32),
     "least": lambda values: np.min(values, axis=0),
     "count": lambda values: np.rint(np.mean(values, axis=0)).astype(np.int64),

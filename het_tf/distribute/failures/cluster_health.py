@@ -102,7 +102,7 @@ class ClusterHealth:
         for task, state in self.monitor.lost("ps").items():
             raise ServerLostError(*self._ps_lost_message(task, state))
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: BaseException) -> BaseException:
         """Returns an error that names the parameter server that is down, or `error` itself.
 
         Args:

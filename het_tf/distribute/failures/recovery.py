@@ -62,7 +62,7 @@ def wait_until_servers_are_reached(
             with tf.device(device):
                 reach().numpy()
 
-        _repeat(reach_from, lambda device=device: is_down(device), until)
+        _repeat(reach_from, functools.partial(is_down, device), until)
 
 
 def wait_until_program_is_reached(is_lost: Callable[[str], bool], until: float) -> bool:
@@ -148,7 +148,7 @@ class Marks:
         for device in replaced:
             while True:
                 try:
-                    self._marks[device] = _tried(lambda on=device: _mark(on))
+                    self._marks[device] = _tried(functools.partial(_mark, device))
                     break
                 except tf.errors.UnavailableError:
                     if time.monotonic() > until:
@@ -179,12 +179,12 @@ class OnServers:
     def make_again(self, devices: Sequence[str]) -> None:
         """Recreates the variables and the shards of tables on some devices."""
         for table in tuple(self._tables):
-            _tried(lambda table=table: table.make_again(devices))
+            _tried(functools.partial(table.make_again, devices))
         for variable in [reference() for reference in tuple(self._variables.values())]:
             if variable is None or not has_own_handle(variable):
                 continue
             if variable.handle.device in devices:
-                handle = _tried(lambda variable=variable: _zeros_like(variable).handle)
+                handle = _tried(functools.partial(_zeros_like, variable)).handle
                 replace_handle(variable, handle)
 
 

@@ -122,7 +122,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         # A call is for all steps of a closure.
         self._since += batch + 1 - self._seen
         self._seen = batch + 1
-        if self._save_freq != "epoch" and self._since >= self._save_freq:
+        if not isinstance(self._save_freq, str) and self._since >= self._save_freq:
             self._since = 0
             self.manager.save()
 

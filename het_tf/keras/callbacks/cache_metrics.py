@@ -98,9 +98,8 @@ class CacheMetrics(keras.callbacks.Callback):
         # A call is for all steps of a closure.
         self._steps += batch + 1 - self._batches
         self._batches = batch + 1
-        if self._update_freq == "epoch":
-            return
-        if self._steps - self._written_at >= self._update_freq:
+        freq = self._update_freq
+        if not isinstance(freq, str) and self._steps - self._written_at >= freq:
             self._write()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -124,8 +123,8 @@ class CacheMetrics(keras.callbacks.Callback):
         self._write_dense()
 
     def _write_layer(self, name: str, layer: HetEmbedding) -> None:
-        counted, stats = self._since_last(name, layer)
-        counted = with_ratios(counted)
+        since, stats = self._since_last(name, layer)
+        counted = with_ratios(since)
         if not counted:
             return
         scalars = {rate: counted[rate] for rate in ("hit_rate", "key_hit_rate")}
@@ -138,7 +137,7 @@ class CacheMetrics(keras.callbacks.Callback):
         counted = self._dense_since_last()
         if not counted:
             return
-        scalars = {name: counted[name] for name in ("bytes_up", "bytes_down")}
+        scalars: dict[str, float] = {name: counted[name] for name in ("bytes_up", "bytes_down")}
         self._put("dense", scalars | {"unsent_steps": counted["pending"]}, [])
 
     def _since_last(self, name: str, layer: HetEmbedding) -> tuple[Counts, Counts]:

@@ -132,7 +132,7 @@ def as_dataset(
         return x
     if is_python_source(x):
         check_alone(y, sample_weight, batch_size, f"a {type(x).__name__}")
-        return python_dataset(x, shuffle, _as_arrays)
+        return python_dataset(x, bool(shuffle), _as_arrays)
     if x is None:
         raise _no_data("None")
     parts = _given(x, y, sample_weight)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from het_tf.compat.function_graphs import run_beside
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closure_runner import ClosureRunner
-from het_tf.distribute.worker_state import report_ops, reports_size
+from het_tf.distribute.worker_state import Holder, report_ops, reports_size
 from het_tf.keras.data.batch_structure import Batch, read_weights, stacked_signature, take_batch
 from het_tf.keras.data.feeds import Pass, StreamFeed, fill
 from het_tf.keras.worker_step.batched_lookups import (
@@ -141,7 +141,7 @@ class ClosureResult:
     waited_seconds: float
     cache_reports: np.ndarray
     metric_states: np.ndarray
-    step_logs: dict[str, float]
+    step_logs: dict[str, Any]
 
 
 class StepClosure:
@@ -180,7 +180,9 @@ class StepClosure:
         self._model_step = ModelStep(model, strategy, training, dense)
         self._layer_caches = [x.worker_cache for x in embeddings_of(model) if x.built]
         self._trained = dense if dense is not None and dense.trains else None
-        self.caches = [*self._layer_caches, *([] if self._trained is None else [dense.replicas])]
+        self.caches: list[Holder] = [*self._layer_caches]
+        if self._trained is not None:
+            self.caches.append(dense.replicas)
         self._num_states = sum(int(np.prod(v.shape)) for v in self._model_step.metrics)
         self._plan_lookups()
         self._once = training and strategy.exactly_once
@@ -205,7 +207,7 @@ class StepClosure:
         }
         self.looks_ahead = bool(ahead)
         self.lookahead = max([*ahead.values(), 0 if travels is None else 1])
-        self._is_ahead = lambda layer: id(layer) in ahead
+        self._is_ahead: Callable[[Any], bool] = lambda layer: id(layer) in ahead
         self._exchanging = travels
         inline = find_keys if len(ahead) < len(layers) else None
         self._carries = inline is not None and waits
@@ -261,8 +263,7 @@ class StepClosure:
         """
         closure = None
         if self._once:
-            *stacked, number, done = stacked
-            closure = number, done
+            stacked, closure = stacked[:-2], stacked[-2:]
         source = Source(
             first=lambda wanted: (),
             has=lambda: tf.constant(True),

@@ -152,7 +152,8 @@ class DenseVariables:
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
         counts = [(own, variable.value) for variable, own in self._counts]
         constraints = [variable.constraint for variable in trainable]
-        self.replicas = DenseReplicas(strategy, *natives, constraints, counts)
+        variables: list[Any] = [*natives, constraints, counts]
+        self.replicas = DenseReplicas(strategy, *variables)
 
     def begin_counts(self) -> list[StepCount]:
         """The counts of a step that begins, of optimizers that do not count as Keras has it."""

@@ -169,8 +169,8 @@ class StepsAhead:
 
         def take(optional: tf.Tensor) -> tf.Tensor:
             sent = self._sent.unpack(optional)
-            replies, told = self._lookups.receive_op(sent.calls)
-            replies = iter(replies)
+            all_replies, told = self._lookups.receive_op(sent.calls)
+            replies = iter(all_replies)
             for number, step in enumerate(sent.steps):
                 received = [next(replies) for _ in step.requests]
 
@@ -247,13 +247,13 @@ def _request_if(
         shape_invariants=[there.shape, *(_any_shape_of(kind.dtype) for kind in kinds)],
         parallel_iterations=1,
     )
-    components, tensors = tensors[: len(components)], tensors[len(components) :]
+    known, tensors = tensors[: len(components)], tensors[len(components) :]
     requests = []
     for each in like:
         count = len(each.tensors())
         requests.append(each.with_tensors(tensors[:count]))
         tensors = tensors[count:]
-    return components, requests
+    return known, requests
 
 
 def _nothing_of(dtype: tf.DType) -> tf.Tensor:

@@ -166,11 +166,11 @@ class ModelStep:
         self, batch: Batch, lookups: list[Lookup], scope: MetricScope
     ) -> dict[str, tf.Tensor]:
         model = self._model
-        on_replicas = contextlib.nullcontext()
+        on_replicas: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._trains_replicas:
             on_replicas = self._stepping_on_replicas(scope)
         # Where it is not known what the model will be called with, it is looked up when it is.
-        sharing = contextlib.nullcontext()
+        sharing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if not lookups:
             sharing = shared(SharedLookups(model, scope, lookups))
         with prepared(lookups), on_replicas, sharing:
