@@ -1,9 +1,9 @@
-"""Causes of TensorFlow's errors, read from their classes and texts.
+"""Causes of TensorFlow's errors, read from the class and the text of an error.
 
-TensorFlow has no public way to tell why a call on another task failed: a server that is down, a
-worker that was replaced and a tensor that went with its process differ only in their texts. No
-other module of `het_tf` reads these texts. Checked with TensorFlow 2.21. Without this module errors
-would not name the task that is down, and a step of a lost worker would not run again.
+TensorFlow has no public way to tell why a call on another task failed. The errors for a server that
+is down, a replaced worker and a lost tensor differ only in their texts. No other module of `het_tf`
+reads these texts. Checked with TensorFlow 2.21. Without this module, errors would not name the task
+that is down, and steps of a lost worker would not run again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import tensorflow as tf
 
 _TASK = re.compile(r"/job:(\w+)/replica:0/task:(\d+)")
 
-# InternalErrors that stand for an error of transport: TensorFlow replaces an UnavailableError that
-# one of our ops returns, and it poisons tensors that were under way.
+# InternalErrors that stand for transport errors. TensorFlow replaces an UnavailableError that an op
+# of het_tf returns, and poisons tensors in transit.
 _INTERNAL = re.compile(
     r"originally returned (Unavailable|Aborted)Error, and was replaced by InternalError"
     r"|found to be poisoned"
 )
-# Texts about a device of a task that this process is not connected to.
+# Texts about a device of a task to which this process is not connected.
 _UNKNOWN_DEVICE = ("unknown device", "an invalid device", "Client for target /job:")
 _LOST_LOOKUP_TABLE = re.compile(r"localhost/\d+.*(LookupTable|LookupInterface)", re.DOTALL)
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
@@ -29,14 +29,14 @@ _LOST_TENSOR = "Unable to find the relevant tensor remote_handle"
 
 
 class Cause(enum.Enum):
-    """The cause of an error.
+    """Cause of an error.
 
     Attributes:
       TRANSPORT: a task could not be reached, or a message to it was lost.
-      TRANSPORT_OF_OP: the same of an op within a step, and not of the task that ran the step.
-      STALE_HANDLE: a task lacks a tensor that the process before it at its address kept.
-      UNKNOWN_DEVICE: this process is not connected to the device's task, or not any more.
-      LOST_LOOKUP_TABLE: a lookup table is gone that was made before this process connected.
+      TRANSPORT_OF_OP: an op in a step had a transport error. The task of the step was reachable.
+      STALE_HANDLE: a task lacks a tensor that an earlier process at the same address held.
+      UNKNOWN_DEVICE: this process is not, or no longer, connected to the task of the device.
+      LOST_LOOKUP_TABLE: a lookup table from before this process connected is lost.
       OTHER: anything else, such as an invalid argument.
     """
 
@@ -49,7 +49,7 @@ class Cause(enum.Enum):
 
 
 def cause_of(error: BaseException) -> Cause:
-    """The cause of an error that TensorFlow raised."""
+    """Returns the cause of an error that TensorFlow raised."""
     text = str(error)
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
         return Cause.TRANSPORT
@@ -65,16 +65,16 @@ def cause_of(error: BaseException) -> Cause:
 
 
 def names_job(error: BaseException, job: str) -> bool:
-    """Whether the text of an error names a task of that job ("ps" or "worker")."""
+    """Whether the text of an error names a task of a job ("ps" or "worker")."""
     return f"/job:{job}" in str(error)
 
 
 def tasks_named(error: BaseException) -> set[tuple[str, int]]:
-    """The tasks that the text of an error names: job and index."""
+    """Returns the tasks that the text of an error names, as pairs of job and index."""
     return {(job, int(index)) for job, index in _TASK.findall(str(error))}
 
 
 def node_named(error: BaseException) -> str:
-    """The node of a graph that the text of an error names first; empty: the text names none."""
+    """Returns the first graph node that the text of an error names, or an empty string."""
     found = _NODE.search(str(error))
     return found[1] if found else ""

@@ -1,12 +1,11 @@
-"""What het_tf needs of TensorFlow's function graphs that has no public way.
+"""Captures, inputs and execution order of TensorFlow's function graphs.
 
-TensorFlow keeps the order of stateful ops, and of calls of functions that hold such ops, when they
-share the tensor of a resource handle. A handle op inside a function would be another tensor in
-every function, and two calls of one training step could overlap. So the handle of a worker's cache
-must come into every function from outside, from where the function is called, since only then is
-it known on which worker it runs. `FuncGraph.capture_call_time_value` does that. And two loops that
-work hand in hand must not wait for one another: `run_independently` of the graph's manager of
-control dependencies says so.
+TensorFlow orders stateful ops, and calls of functions with such ops, if they use the same resource
+handle tensor. A handle op inside a function would create a new tensor per function, and two calls
+in one training step could overlap. The worker is known only when the function is called.
+`FuncGraph.capture_call_time_value` therefore captures the handle of a worker's cache at the call.
+Two loops that exchange data must not wait for each other. `run_independently` of the graph's
+`experimental_acd_manager` removes their control dependencies. Checked with TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import tensorflow as tf
 
 
 def handle_from_caller(name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """A resource handle that all functions of a call share.
+    """Returns a resource handle that all functions of a call share.
 
     Args:
-      name: unique to the resource.
-      make: builds the op that gives the handle. It is called eagerly, on the device on which the
+      name: unique name of the resource.
+      make: builds the op that returns the handle. Called eagerly, on the device on which the
         outermost function is called.
 
     Returns:
-      The handle: `make()` itself outside of functions, a captured input inside.
+      The handle. Outside of functions the result of `make()`, inside a captured input.
     """
     if tf.executing_eagerly():
         return make()
     graph = tf.compat.v1.get_default_graph()
-    if not hasattr(graph, "capture_call_time_value"):  # a graph of TensorFlow 1
+    if not hasattr(graph, "capture_call_time_value"):  # A graph of TensorFlow 1.
         return make()
     handles = graph.get_collection_ref(name)
     if not handles:
@@ -40,14 +39,14 @@ def handle_from_caller(name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
 
 
 def ancestors_of(tensor: tf.Tensor, stop: Callable[[tf.Tensor], bool]) -> list[tf.Tensor]:
-    """The nearest tensors with a property that a tensor of a graph is computed from.
+    """Returns the nearest tensors with a property that a graph tensor is computed from.
 
-    The search goes from branches of `tf.cond` and parts of `tf.while_loop` to the graphs around
-    them, and does not go through their results.
+    The search leaves branches of `tf.cond` and parts of `tf.while_loop` through their
+    `FuncGraph.captures`. The search does not enter them through their results.
 
     Args:
-      tensor: where the search begins.
-      stop: whether a tensor has the property.
+      tensor: start of the search.
+      stop: whether a tensor has the property. The search does not go beyond such a tensor.
     """
     found: list[tf.Tensor] = []
     seen: set[int] = set()
@@ -67,7 +66,7 @@ def ancestors_of(tensor: tf.Tensor, stop: Callable[[tf.Tensor], bool]) -> list[t
 
 
 def is_from_outside_branch(tensor: tf.Tensor) -> bool:
-    """Whether a branch of `tf.cond`, or a part of a loop, is built, and a tensor is outside."""
+    """Whether a `tf.cond` branch or a loop part is being built, and a tensor is outside of it."""
     if tf.executing_eagerly():
         return False
     graph = tf.compat.v1.get_default_graph()
@@ -78,18 +77,18 @@ _WITH_GRAPHS = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "Statele
 
 
 def share_in_graph(name: str, handle: tf.Tensor) -> None:
-    """Has `handle_from_caller` find this handle in the graph that is being built.
+    """Sets the result of `handle_from_caller` for the graph that is being built.
 
-    Functions that it calls find it, too: they ask their caller.
+    Functions that this graph calls get the same handle, because they ask their caller.
     """
     tf.compat.v1.get_default_graph().get_collection_ref(name)[:] = [handle]
 
 
 def run_beside(build: Callable[[], Any]) -> Any:
-    """Builds loops that run beside everything else in the graph.
+    """Builds loops that run in parallel with all other ops of the graph (`run_independently`).
 
-    TensorFlow would have a loop that uses a resource wait for one before it that does. What is
-    built here must order by itself what needs an order.
+    Otherwise a loop would wait for an earlier loop that uses the same resource. `build` must add
+    all control dependencies that its ops need.
     """
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
@@ -101,7 +100,7 @@ def run_beside(build: Callable[[], Any]) -> Any:
 
 
 def _is_branch(graph: tf.Graph) -> bool:
-    """Whether it is that of a branch of `tf.cond` or a part of `tf.while_loop`."""
+    """Whether a graph is a branch of `tf.cond` or a part of `tf.while_loop`."""
     return type(graph).__name__ in (
         "CondBranchFuncGraph",
         "WhileCondFuncGraph",
@@ -110,7 +109,7 @@ def _is_branch(graph: tf.Graph) -> bool:
 
 
 def _capture(graph: tf.Graph, name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-    # The branches of tf.cond and tf.while_loop belong to one graph, and capture from it.
+    # A branch of tf.cond or part of tf.while_loop captures from the graph that contains it.
     if _is_branch(graph):
         with graph.outer_graph.as_default():
             return handle_from_caller(name, make)

@@ -1,7 +1,7 @@
-"""Keeping TensorFlow from reporting a missing GPU as an error.
+"""Suppression of TensorFlow's error message about a missing GPU.
 
-On a machine without an NVIDIA driver TensorFlow logs, when it looks for devices first, "failed call
-to cuInit: INTERNAL: CUDA error", in red to many. There is no setting for that line alone.
+On a machine without an NVIDIA driver, the first device search of TensorFlow logs "failed call to
+cuInit: INTERNAL: CUDA error", which looks like a fault. No setting disables this line alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _STDERR = 2
 
 
 def look_for_devices() -> None:
-    """Has TensorFlow look for devices now, and drops what it says of a driver that is not there.
+    """Lists the physical devices, and drops TensorFlow's message about a missing driver.
 
-    Only where there is none. Everything else that is written to stderr meanwhile is passed on.
+    Does nothing if there is a driver. Passes all other output to stderr on.
     """
     if sys.stderr is None or _has_driver():
         return

@@ -1,6 +1,6 @@
-"""The non-public parts of Keras 3 that there is no public way around.
+"""Uses of Keras 3 symbols that are not public and have no public substitute.
 
-Nothing else in het_tf reaches into Keras. Checked with Keras 3.15.
+No other module of het_tf uses such symbols. Checked with Keras 3.15.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 
 def build_from_spec(model: keras.Model, batch_spec: Any) -> None:
-    """Builds the model, its compiled metrics and losses, and the optimizer.
+    """Builds the model, its compiled metrics and losses, and the optimizer (`_symbolic_build`).
 
-    Keras does the same at the start of `fit` under a strategy. There is no public call that builds
-    compiled metrics before the first batch, and no variable can be made inside a closure.
+    Keras does the same at the start of `fit` under a strategy. No public call builds compiled
+    metrics before the first batch. A closure cannot create variables.
 
     Args:
-      model: a compiled or not compiled model, inside its strategy's scope.
-      batch_spec: an element of the dataset with `tf.TensorSpec`s for tensors.
+      model: model, compiled or not. The caller must be inside the scope of its strategy.
+      batch_spec: an element of the dataset, with a `tf.TensorSpec` for each tensor.
     """
     model._symbolic_build(data_batch=batch_spec)
 
 
 def set_initial_epoch(model: keras.Model, epoch: int) -> None:
-    """Has the `fit` whose `on_train_begin` this is begin with that epoch."""
+    """Sets the first epoch of the running `fit`. Call it in `on_train_begin`."""
     model._initial_epoch = epoch
 
 
 def take_initial_epoch(model: keras.Model) -> int:
-    """The epoch from which a `BackupAndRestore` wants to resume, or 0; not the next `fit`, too."""
+    """Returns and clears the epoch that `BackupAndRestore` set, or 0. The next `fit` ignores it."""
     epoch = getattr(model, "_initial_epoch", None) or 0
     model._initial_epoch = None
     return epoch
@@ -41,8 +41,8 @@ def take_initial_epoch(model: keras.Model) -> int:
 
 @functools.cache
 def functional_class() -> type[keras.Model]:
-    """The class of `keras.Model(inputs, outputs)`, which Keras does not export."""
-    # With names of their own: the ones that Keras counts are the user's.
+    """Returns the class of `keras.Model(inputs, outputs)`, which Keras does not export."""
+    # Default names would increase the numbers in the names of the user's models and inputs.
     inputs = keras.Input((), name="het_tf_input")
     return type(keras.Model(inputs, inputs, name="het_tf_model"))
 
@@ -50,11 +50,11 @@ def functional_class() -> type[keras.Model]:
 def make_functional(
     cls: type[keras.Model], base: type[keras.Model], functional: type[keras.Model]
 ) -> None:
-    """Puts a functional model in the place of `base` among the bases of a subclass.
+    """Replaces `base` by `functional` among the base classes of a subclass.
 
-    Keras does so with subclasses of `keras.Model` whose constructor is called with inputs and
-    outputs. Were it left to Keras, `base` itself would become functional, and subclasses with a
-    `call` of their own could not be made any more.
+    Keras (`inject_functional_model_class`) does the same for subclasses of `keras.Model` that are
+    constructed from inputs and outputs. Keras would make `base` itself functional. Subclasses with
+    their own `call` could then no longer be created.
     """
     cls.__bases__ = tuple(functional if each is base else each for each in cls.__bases__)
     for each in cls.__bases__:
@@ -63,29 +63,29 @@ def make_functional(
 
 
 def calls_as_keras_does(model: keras.Model) -> bool:
-    """Whether it is functional or sequential, with the call of Keras."""
+    """Whether a model is functional or sequential and does not override `call`."""
     is_known = isinstance(model, (functional_class(), keras.Sequential))
     base = keras.Sequential if isinstance(model, keras.Sequential) else functional_class()
     return is_known and type(model).call is base.call
 
 
 def trains_as_keras_does(model: keras.Model) -> bool:
-    """Whether `calls_as_keras_does`, with the train_step of Keras."""
+    """Whether `calls_as_keras_does`, and the model does not override `train_step`."""
     return calls_as_keras_does(model) and type(model).train_step is keras.Model.train_step
 
 
 def nested_layers(model: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:
-    """The layers of a model, those of its layers' layers included."""
+    """Returns the layers of a model, with layers inside of layers (`_flatten_layers`)."""
     return list(model._flatten_layers(include_self=include_self))
 
 
 def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
-    """The variable in which it counts its steps; `iterations` is none where it accumulates."""
+    """Returns the variable that counts steps. `iterations` is a tensor under accumulation."""
     return getattr(optimizer, "_iterations", None)
 
 
 def asks_for_shapes() -> bool:
-    """Whether layers are called for the shapes of their outputs, in a graph that nothing runs."""
+    """Whether Keras calls layers only to infer output shapes, in a graph that never runs."""
     return in_symbolic_scope()
 
 
@@ -95,14 +95,14 @@ def stepping_within(
     context: Callable[[], contextlib.AbstractContextManager[Any]],
     update_step: Callable[..., None] | None,
 ) -> Iterator[None]:
-    """Has an optimizer step on variables and slots within a context.
+    """Runs an optimizer's steps on variables and slots (`_backend_update_step`) in a context.
 
-    The optimizer has asked for its rate before.
+    The optimizer reads its learning rate before it enters the context.
 
     Args:
-      optimizer: of Keras.
-      context: makes the context of each step.
-      update_step: takes the place of the optimizer's method; None: the method stays.
+      optimizer: a Keras optimizer.
+      context: creates the context of a step.
+      update_step: replacement for the optimizer's `update_step`. None keeps the method.
     """
     step = optimizer._backend_update_step
 
@@ -110,7 +110,7 @@ def stepping_within(
         with context():
             return step(*args)
 
-    # Straight into the instance: Keras would track them.
+    # Keras would track assigned attributes.
     replaced: dict[str, Any] = {"_backend_update_step": step_within}
     if update_step is not None:
         replaced["update_step"] = update_step
@@ -123,12 +123,12 @@ def stepping_within(
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The variable of its learning rate, or its schedule; `learning_rate` is that one's value."""
+    """Returns the variable or schedule of the rate. `learning_rate` gives a schedule's value."""
     return getattr(optimizer, "_learning_rate", None)
 
 
 def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
-    """The variable of its learning rate; None: it follows a schedule."""
+    """Returns the learning rate variable, or None if the optimizer uses a schedule."""
     rate = learning_rate_of(optimizer)
     return rate if isinstance(rate, keras.Variable) else None
 
@@ -136,7 +136,7 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
 def excludes_from_weight_decay(
     optimizer: keras.optimizers.Optimizer, name: str, variable: keras.Variable | None
 ) -> bool:
-    """Whether `exclude_from_weight_decay` was told of a variable, or of one of that name."""
+    """Whether `exclude_from_weight_decay` was called for `variable` or a match of `name`."""
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     if pattern is not None and pattern.search(name):
         return True
@@ -145,11 +145,11 @@ def excludes_from_weight_decay(
 
 
 def accumulated_gradients(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """What an optimizer with `gradient_accumulation_steps` has added up."""
+    """Returns the sums of gradients of an optimizer with `gradient_accumulation_steps`."""
     return list(optimizer._accumulated_gradients)
 
 
 def slot_of(optimizer: keras.optimizers.Optimizer, name: str, variable: Any) -> keras.Variable:
-    """A variable's slot of this name, such as "momentums", which is public in some optimizers."""
+    """Returns a variable's slot, such as "momentums". Some optimizers keep slots private."""
     slots = getattr(optimizer, name, None) or getattr(optimizer, f"_{name}")
     return slots[optimizer._get_variable_index(variable)]

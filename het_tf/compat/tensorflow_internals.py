@@ -1,4 +1,4 @@
-"""The non-public parts of TensorFlow that there is no public way around.
+"""Uses of TensorFlow symbols that are not public and have no public substitute.
 
 Checked with TensorFlow 2.21.
 """
@@ -15,18 +15,18 @@ from tensorflow.python.eager import context, executor
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import registration
 
-# A resource variable whose handle a subclass provides. `tf.Variable` always makes a handle of its
-# own. Without this class, a replica of a variable could not take the variable's place in Keras.
+# Resource variable whose subclass provides the handle. `tf.Variable` always creates a new handle.
+# Without this class, a replica of a variable could not replace the variable in Keras.
 ResourceVariable = BaseResourceVariable
 
 _thread = threading.local()
 
 
 def use_own_executor() -> None:
-    """Gives the calling thread an executor of its own, once.
+    """Gives the calling thread its own executor (`executor.new_executor`), if it has none.
 
-    `tf.experimental.async_scope` is the only public way to another executor, and it makes ops
-    asynchronous. With the shared executor, a thread waits for the ops of all other threads.
+    The only public way to another executor, `tf.experimental.async_scope`, makes ops asynchronous.
+    With the shared executor, a thread waits for the ops of all other threads.
     """
     if not hasattr(_thread, "executor"):
         _thread.executor = executor.new_executor(enable_async=False)
@@ -34,32 +34,32 @@ def use_own_executor() -> None:
 
 
 def finish_own_executor() -> None:
-    """Waits for the ops of the calling thread's own executor, and drops their errors."""
+    """Waits for the ops of the calling thread's own executor. Drops the errors of the ops."""
     with contextlib.suppress(tf.errors.OpError):
         _thread.executor.wait()
     _thread.executor.clear_error()
 
 
 def reconnect() -> None:
-    """Connects again to the tasks of the cluster, of which some are other processes than before.
+    """Connects to the tasks of the cluster again, after some processes were replaced.
 
-    `tf.config.experimental_connect_to_cluster` would start another server in this process, under
-    another address.
+    Uses `context.update_server_def`. `tf.config.experimental_connect_to_cluster` would start
+    another server in this process, at another address.
     """
     context.update_server_def(context.get_server_def())
 
 
 def connected_addresses() -> dict[tuple[str, int], str]:
-    """The addresses of the tasks that this process is connected to, by job and index."""
+    """Returns the addresses of the connected tasks by job and index (`get_server_def`)."""
     connected = context.get_server_def()
     jobs = [] if connected is None else connected.cluster.job
     return {(job.name, index): address for job in jobs for index, address in job.tasks.items()}
 
 
 def identity_of(variable: tf.Variable) -> dict[str, Any]:
-    """Arguments of `ResourceVariable` with which Keras takes a variable for another one.
+    """Returns `ResourceVariable` arguments that give a new variable the identity of `variable`.
 
-    Keras's optimizers find the slots of a variable by its `_unique_id`.
+    Keras optimizers find the slots of a variable by its `_unique_id`.
     """
     return {
         "distribute_strategy": variable._distribute_strategy,
@@ -68,36 +68,36 @@ def identity_of(variable: tf.Variable) -> dict[str, Any]:
 
 
 def replace_handle(variable: tf.Variable, handle: tf.Tensor) -> None:
-    """Gives a variable another handle.
+    """Replaces the handle of a variable (`_handle`), whose old handle was lost with its process.
 
-    The process that held the variable is gone, and its handle with it. Keras's optimizers know
-    their variables by identity, so that another variable cannot take the place of this one.
+    A new variable cannot replace the old one, because Keras optimizers find their variables by
+    identity.
     """
     variable._handle = handle
 
 
 def has_own_handle(variable: tf.Variable) -> bool:
-    """Whether a variable is one resource, and not made of other variables."""
+    """Whether a variable is a single resource (`_handle`), not composed of other variables."""
     return isinstance(vars(variable).get("_handle"), tf.Tensor)
 
 
 def change_class(instance: Any, new_class: type) -> None:
-    """Makes an instance one of a subclass of its class.
+    """Changes the class of an instance to a subclass of its class.
 
-    `tf.distribute` gives no way to make the distributed datasets of a strategy of another class.
+    `tf.distribute` has no way to choose the class of a strategy's distributed datasets.
     """
     instance.__class__ = new_class
 
 
 class SameCheckpointNode:
-    """Has `tf.train.Checkpoint` see another object in the place of an instance.
+    """Mix-in for a wrapper. `tf.train.Checkpoint` saves and restores the wrapped object instead.
 
-    A wrapper would otherwise add a level to the names of what it wraps, and checkpoints that were
-    written without the wrapper would not be found. To be put before the class of the object.
+    Otherwise the wrapper would add a level to the names of the wrapped object's variables, and
+    checkpoints written without the wrapper could not be restored. List the mix-in first.
     """
 
     def checkpoint_node(self) -> Any:
-        """Returns the other object; None: there is none yet."""
+        """Returns the wrapped object, or None if there is none yet."""
         raise NotImplementedError
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
@@ -116,16 +116,16 @@ def register_checkpoint_saver(
     save: Callable[[Mapping[str, Any], tf.Tensor], list[tf.Tensor] | None],
     restore: Callable[[Mapping[str, Any], tf.Tensor], None],
 ) -> None:
-    """Has objects of a class write and read their own part of a `tf.train.Checkpoint`.
+    """Lets objects of a class write and read their own part of a `tf.train.Checkpoint`.
 
-    Publicly an object can only hand TensorFlow tensors to save, so that all rows would pass through
-    the training program.
+    The public API can only save tensors that an object returns. All rows would then pass through
+    the coordinator.
 
     Args:
-      name: of the saver.
-      kind: the class.
-      save: called with the objects by name and the prefix of the checkpoint; returns prefixes.
-      restore: called with the objects by name and the prefix.
+      name: name of the saver.
+      kind: class of the objects.
+      save: called with the objects by name and the checkpoint prefix. Returns prefixes.
+      restore: called with the objects by name and the checkpoint prefix.
     """
     registration.register_checkpoint_saver(
         package="het_tf",

@@ -1,4 +1,4 @@
-"""What workers have of a compiled model: its functions, replicas of variables, sums of metrics."""
+"""State of a compiled model: closures, replicas of dense variables, sums of metrics."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def check_placement(variables: Iterable[keras.Variable]) -> None:
 
 
 def check_lookup_tables(model: keras.Model) -> None:
-    """Checks that the vocabularies of layers were made after the strategy.
+    """Checks that the lookup tables of layers still exist.
 
     Raises:
-      ValueError: the lookup table of a layer, such as a `StringLookup`, is gone.
+      ValueError: a layer, such as a `StringLookup`, was created before the strategy.
     """
     for layer in keras_internals.nested_layers(model):
         table = getattr(layer, "lookup_table", None)
@@ -62,9 +62,9 @@ def check_lookup_tables(model: keras.Model) -> None:
 
 
 def check_inputs(model: keras.Model, element_spec: Any) -> None:
-    """Raises a ValueError for strings where no input of a model takes any."""
+    """Raises a ValueError if `x` contains strings and no input of the model accepts strings."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-    inputs = getattr(model, "inputs", None) or ()  # a subclassed model has none
+    inputs = getattr(model, "inputs", None) or ()  # A subclassed model has no inputs.
     takes_strings = not inputs or any(each.dtype == "string" for each in inputs)
     if takes_strings or all(spec.dtype != tf.string for spec in components_of(x)):
         return
@@ -76,7 +76,7 @@ def check_inputs(model: keras.Model, element_spec: Any) -> None:
 
 
 def check_optimizers(model: keras.Model, strategy: HetParameterServerStrategy) -> None:
-    """Raises a ValueError for an optimizer that does not do what the strategy promises."""
+    """Raises a ValueError if an optimizer does not work with the strategy."""
     steps = accumulated_steps(model.optimizer)
     if steps and strategy.exactly_once:
         raise ValueError(
@@ -93,7 +93,7 @@ def check_optimizers(model: keras.Model, strategy: HetParameterServerStrategy) -
 
 
 def check_callbacks(model: keras.Model, callbacks: keras.callbacks.CallbackList) -> None:
-    """Raises a ValueError for a callback that would restore a part of the model only."""
+    """Raises a ValueError for a callback that would restore only a part of the model."""
     for callback in callbacks.callbacks:
         if getattr(callback, "restore_best_weights", False) and embeddings_of(model):
             raise ValueError(
@@ -105,52 +105,51 @@ def check_callbacks(model: keras.Model, callbacks: keras.callbacks.CallbackList)
 
 
 class CompiledModel:
-    """A model as long as it is compiled as it is, and its servers are the processes that they are.
+    """State of a model from one `compile` to the next, while no parameter server is replaced.
 
     Attributes:
-      closures: what runs on the workers, by what it is for and the type of the data.
-      dense: the variables that workers have replicas of; None before `build`, and where they have
-        none.
-      sums: of the metrics; None before `build`.
+      closures: functions that run on the workers, by purpose and element spec.
+      dense: variables that the workers replicate. None before `build`, or without replicas.
+      sums: sums of the metrics over closures. None before `build`.
     """
 
     def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy):
-        """Of a model that was made under a strategy. Nothing is built or traced yet."""
+        """Creates the state of a model made under `strategy`. Does not build or trace the model."""
         self._model = model
         self._strategy = strategy
         self._recoveries = strategy.recoveries
         self._is_built = self._is_on_workers = False
-        self._metrics: list[int] = []  # ids of the variables in `sums`
-        self.closures: dict[Any, Any] = {}  # `StepClosure`s and `PredictClosure`s
+        self._metrics: list[int] = []  # Ids of the variables in `sums`.
+        self.closures: dict[Any, Any] = {}  # `StepClosure` or `PredictClosure`.
         self.dense: DenseVariables | None = None
         self.sums: MetricSums | None = None
 
     @property
     def is_of_lost_servers(self) -> bool:
-        """Whether a server is another process by now: what was traced is of the one before."""
+        """Whether a server was replaced by a new process. Traced functions are then invalid."""
         return self._recoveries != self._strategy.recoveries
 
     @property
     def has_replicas(self) -> bool:
-        """Whether the workers have replicas of the dense variables now."""
+        """Whether the workers currently have replicas of the dense variables."""
         return self.dense is not None and self.dense.replicas.in_use
 
     def build(self, element_spec: Any) -> None:
-        """Builds what is not built yet, for `fit` and `evaluate`.
+        """Builds the parts that `fit` and `evaluate` need, if they are not built yet.
 
         Args:
-          element_spec: of the dataset's batches.
+          element_spec: element spec of the batches.
 
         Raises:
-          ValueError: the model is not compiled, or does not take such batches, or a part of it
-            cannot be trained asynchronously.
+          ValueError: the model is not compiled, or does not accept the batches, or a part of the
+            model cannot be trained asynchronously.
         """
         model = self._model
         if not model.compiled:
             raise ValueError("Call compile() before fit() or evaluate().")
         if not self._is_built:
             check_one_gpu(self._strategy)
-            # Before Keras builds on them, and after for what it has built.
+            # Checked before Keras builds on existing variables, and again for new variables.
             check_placement(_all_variables(model))
             with self._strategy.scope():
                 keras_internals.build_from_spec(model, element_spec)
@@ -170,7 +169,7 @@ class CompiledModel:
             self.closures.clear()
 
     def build_weights(self, element_spec: Any) -> None:
-        """Builds what `predict` needs: it takes a model that is not compiled, too."""
+        """Builds the layers for `predict`. The model need not be compiled."""
         model = self._model
         with self._strategy.scope():
             if not all(layer.built for layer in [model, *model.layers]):
@@ -181,7 +180,7 @@ class CompiledModel:
         check_placement(model.variables)
 
     def step_closure(self, element_spec: Any, training: bool) -> StepClosure:
-        """The function of training steps, or of those of `evaluate`."""
+        """Returns the closure function of training steps, or of the steps of `evaluate`."""
         key = (training, _hashable(element_spec))
         if key not in self.closures:
             dense = self.dense if training else None
@@ -191,7 +190,7 @@ class CompiledModel:
         return self.closures[key]
 
     def predict_closure(self, element_spec: Any) -> PredictClosure:
-        """The function of `predict`."""
+        """Returns the closure function of `predict`."""
         key = ("predict", _hashable(element_spec))
         if key not in self.closures:
             self.closures[key] = PredictClosure(self._model, self._strategy, element_spec)
@@ -199,9 +198,9 @@ class CompiledModel:
 
     @contextlib.contextmanager
     def on_workers(self) -> Iterator[None]:
-        """Frees what `fit` leaves on the workers: replicas, and steps that were prepared.
+        """Frees replicas and prepared steps on the workers at the end of the context.
 
-        Within another such context, as in a callback of `fit`, that one's steps stay.
+        A nested context, as in a callback of `fit`, keeps the prepared steps of the outer context.
         """
         is_outer, self._is_on_workers = not self._is_on_workers, True
         try:
@@ -216,7 +215,7 @@ class CompiledModel:
 
 
 def _all_variables(model: keras.Model) -> list[keras.Variable]:
-    """The model's and its optimizers'."""
+    """Returns the variables of the model and of its optimizers."""
     return [*model.variables, *(v for each in optimizers_of(model) for v in each.variables)]
 
 

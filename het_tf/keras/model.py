@@ -1,4 +1,4 @@
-"""`keras.Model` that also trains on parameter servers."""
+"""Keras models that also train under `HetParameterServerStrategy`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from het_tf.storage.checkpoints.table_state import FlushedFirst
 
 
 class _ParameterServerFit(Saving):
-    """Replaces `fit`, `evaluate`, `predict` and `compile` where the model's strategy is ours.
+    """Mix-in that replaces `compile`, `fit`, `evaluate` and `predict` of a Keras model class.
 
-    To be put before a Keras model class. Everything else, and everything under any other strategy
-    or none, is left to that class.
+    List the mix-in before the Keras class. If the model was not made under a
+    `HetParameterServerStrategy`, the Keras class trains, evaluates and predicts.
     """
 
     @property
@@ -36,22 +36,22 @@ class _ParameterServerFit(Saving):
         strategy = self.distribute_strategy
         if not isinstance(strategy, HetParameterServerStrategy):
             return None
-        # Straight into the instance: Keras would track the attribute as part of the model.
+        # Keras would track an assigned attribute as a part of the model.
         trainer = self.__dict__.get("_het_trainer")
         if trainer is None:
             trainer = self.__dict__["_het_trainer"] = ParameterServerTrainer(self, strategy)
-            # For TensorFlow's checkpoints, which find it here.
+            # TensorFlow's checkpoints find this attribute, and flush before they write.
             self._het_flushed_first = FlushedFirst(functools.partial(self._sync, slots=True))
         return trainer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.__call__`; ids that do not fit their Input are refused."""
+        """Calls the model as `keras.Model` does. Rejects ids that do not fit their Input."""
         self._check_open()
         if args:
             args = (checked_inputs(self, by_key(self, args[0])), *args[1:])
         elif "inputs" in kwargs:
             kwargs["inputs"] = checked_inputs(self, by_key(self, kwargs["inputs"]))
-        optimizer = getattr(self, "optimizer", None)  # None before `compile`
+        optimizer = getattr(self, "optimizer", None)  # None before `compile`.
         is_joint = isinstance(optimizer, JointOptimizer)
         called = compiled_with(optimizer) if is_joint else contextlib.nullcontext()
         with servers_named(), called, lookups_of_call(self, args, kwargs):
@@ -82,18 +82,18 @@ class _ParameterServerFit(Saving):
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
     ) -> None:
-        """As `keras.Model.compile`, with a default for `steps_per_execution`.
+        """Configures the model for training, as `keras.Model.compile` does.
 
         Args:
-          steps_per_execution: steps that a worker does without talking to the coordinator, or
-            "auto": under `HetParameterServerStrategy` 16, or fewer for short epochs; otherwise 1.
-          **others: see `keras.Model.compile`. Under `HetParameterServerStrategy` XLA is not used.
-            The optimizer is wrapped in a `het_tf.optimizers.JointOptimizer`, which is then the
-            model's `optimizer`; the one that was given is its `inner_optimizer`.
+          steps_per_execution: number of steps that a worker runs per message from the coordinator.
+            "auto" is 16 under `HetParameterServerStrategy`, or fewer for short epochs. Otherwise 1.
+          **others: see `keras.Model.compile`. The model's `optimizer` is a
+            `het_tf.optimizers.JointOptimizer` that wraps the given optimizer as its
+            `inner_optimizer`. `HetParameterServerStrategy` does not use XLA.
 
         Raises:
-          ValueError: `steps_per_execution` is not a positive integer or "auto", or `run_eagerly`
-            is set under `HetParameterServerStrategy`.
+          ValueError: `steps_per_execution` is neither a positive integer nor "auto", or
+            `run_eagerly` is set under `HetParameterServerStrategy`.
         """
         if steps_per_execution != "auto" and (
             not isinstance(steps_per_execution, int) or steps_per_execution < 1
@@ -110,7 +110,7 @@ class _ParameterServerFit(Saving):
             metrics=metrics,
             weighted_metrics=weighted_metrics,
             run_eagerly=run_eagerly,
-            auto_scale_loss=False,  # `_joint` does it
+            auto_scale_loss=False,  # `_joint` adds the scaling.
         )
         if trainer is None:
             arguments["optimizer"] = self._joint(optimizer, auto_scale_loss)
@@ -129,7 +129,7 @@ class _ParameterServerFit(Saving):
         trainer.forget_compiled()
 
     def _joint(self, optimizer: Any, auto_scale_loss: bool) -> Any:
-        """What `compile` is given, as an optimizer that trains rows, too."""
+        """Returns the `JointOptimizer` for the optimizer that `compile` was given."""
         optimizer = keras.optimizers.get(optimizer)
         is_known = isinstance(optimizer, keras.optimizers.Optimizer)
         if not is_known or isinstance(optimizer, JointOptimizer):
@@ -145,16 +145,16 @@ class _ParameterServerFit(Saving):
                 layer.binding.offer(self.optimizer)
 
     def _prepare_rows(self) -> None:
-        """Has the optimizer that the model is compiled with train the rows from now on."""
-        self._check_open()  # Where the optimizer is looked at, TensorFlow's error says less.
-        optimizer = getattr(self, "optimizer", None)  # None before `compile`
+        """Prepares the rows for steps of the optimizer that the model is compiled with."""
+        self._check_open()  # Its error is clearer than the one of reading the optimizer.
+        optimizer = getattr(self, "optimizer", None)  # None before `compile`.
         if isinstance(optimizer, JointOptimizer):
             with servers_named():
                 for layer in embeddings_of(self):
                     layer.binding.take(optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a loaded model as the saved one was; called by Keras."""
+        """Compiles a loaded model like the saved model. Keras calls this method."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
@@ -178,25 +178,24 @@ class _ParameterServerFit(Saving):
         validation_batch_size: int | None = None,
         validation_freq: int | list[int] = 1,
     ) -> keras.callbacks.History:
-        """As `keras.Model.fit`; under `HetParameterServerStrategy` the workers do the steps.
+        """Trains the model, as `keras.Model.fit` does.
 
-        Steps then run asynchronously, several workers at a time, and callbacks for batches are
-        called when steps have finished. Metrics count every finished step once.
+        Under `HetParameterServerStrategy` the workers run the steps asynchronously. Batch callbacks
+        are called after the steps have finished. Metrics count every finished step once.
 
         Args:
           x: under `HetParameterServerStrategy` one of:
-            - a `tf.data.Dataset`, batched, of `x`, `(x, y)` or `(x, y, sample_weight)`. Without
-              `steps_per_epoch` it is read by this process and every batch is trained once per
-              epoch. With `steps_per_epoch` every worker reads a copy that repeats, of which it
-              takes every `num_workers`-th batch.
-            - a function without arguments that returns such a dataset: the same as that dataset.
-            - a function that takes a `tf.distribute.InputContext` and returns such a dataset,
-              which is one worker's share: every worker reads its own, from the files for instance
-              that its `num_input_pipelines` and `input_pipeline_id` choose. Without
-              `steps_per_epoch` an epoch is the shares of all workers, each to its end; with it a
-              share that ends starts over. This is the way to feed a large cluster.
+            - a batched `tf.data.Dataset` of `x`, `(x, y)` or `(x, y, sample_weight)`. Without
+              `steps_per_epoch`, this process reads the dataset, and an epoch trains every batch
+              once. With `steps_per_epoch`, every worker reads a repeated copy of the dataset and
+              trains every `num_workers`-th batch.
+            - a function without arguments that returns such a dataset. Same as the dataset.
+            - a function that takes a `tf.distribute.InputContext` and returns one worker's share of
+              the data as such a dataset. `input_pipeline_id` and `num_input_pipelines` identify the
+              share, for example to select files. Without `steps_per_epoch`, an epoch reads every
+              share once. Otherwise a share that ends starts over. Prefer this in large clusters.
             - arrays, or lists, tuples or dicts of arrays, with `y`, `batch_size` and so on.
-          steps_per_epoch: steps of all workers together; the data starts over when it ends.
+          steps_per_epoch: number of steps of all workers together. Data that ends starts over.
           validation_data: arrays `(x, y)` or `(x, y, sample_weight)`, a dataset, or a function.
           **others: see `keras.Model.fit`.
 
@@ -204,11 +203,11 @@ class _ParameterServerFit(Saving):
           The `History`.
 
         Raises:
-          ValueError: the data does not fit, or a part of the model cannot be trained
-            asynchronously; the message says which.
-          tf.errors.UnavailableError: a parameter server died; the message names it.
-          tf.errors.ResourceExhaustedError: a parameter server has not the memory for the table. It
-            keeps its rows, and goes on serving reads.
+          ValueError: the data does not fit the model, or a part of the model cannot be trained
+            asynchronously. The message names the part.
+          tf.errors.UnavailableError: a parameter server died. The message names it.
+          tf.errors.ResourceExhaustedError: a parameter server has no memory for more rows. The
+            server keeps its rows and still serves reads.
         """
         arguments = FitArguments.of(locals())
         trainer = self._trainer_to_run()
@@ -218,13 +217,13 @@ class _ParameterServerFit(Saving):
         return trainer.fit(arguments)
 
     def lookahead_stats(self) -> dict[str, float]:
-        """How many steps of the last `fit` waited for their rows.
+        """Returns counters of the last `fit` that show how long steps waited for rows.
 
         Returns:
-          "steps": steps done by all workers; "ahead_steps": those whose rows were looked up ahead
-          (`CacheConfig.lookahead`), and not when their layers were called; "waited_steps": those of
-          these that were to begin before their rows were there; "waited_seconds": for how long,
-          together. Empty without `HetParameterServerStrategy`.
+          "steps": number of steps of all workers. "ahead_steps": steps whose rows were requested
+          ahead (`CacheConfig.lookahead`), not when a layer was called. "waited_steps": number of
+          "ahead_steps" that had to wait for their rows. "waited_seconds": total time of these
+          waits. Empty without `HetParameterServerStrategy`.
         """
         trainer = self._parameter_server_trainer
         return {} if trainer is None else trainer.lookahead_stats()
@@ -242,15 +241,15 @@ class _ParameterServerFit(Saving):
         return_dict: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """As `keras.Model.evaluate`; under `HetParameterServerStrategy` on the workers.
+        """Evaluates as `keras.Model.evaluate`, on the workers under `HetParameterServerStrategy`.
 
         Args:
-          x: as for `fit`: every batch once, read by this process, or the share of every worker
-            from a function that takes a `tf.distribute.InputContext`.
+          x: data in a form that `fit` accepts. This process reads every batch once. For a function
+            of a `tf.distribute.InputContext`, every worker reads its share.
           **others: see `keras.Model.evaluate`.
 
         Returns:
-          The loss and metrics, as a list, a scalar or a dict, as in Keras.
+          The loss and the metrics, as a list, a scalar or a dict, as in Keras.
         """
         arguments = EvaluateArguments.of(locals())
         trainer = self._trainer_to_run()
@@ -268,10 +267,10 @@ class _ParameterServerFit(Saving):
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
-        """As `keras.Model.predict`; under `HetParameterServerStrategy` on the workers.
+        """Predicts as `keras.Model.predict`, on the workers under `HetParameterServerStrategy`.
 
         Args:
-          x: a dataset, arrays, or a function, which is then called once, as for one worker.
+          x: a dataset, arrays, or a function. A function is called once, as for a single worker.
           **others: see `keras.Model.predict`.
 
         Returns:
@@ -291,10 +290,10 @@ class _ParameterServerFit(Saving):
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """As `keras.Model.train_on_batch`; under `HetParameterServerStrategy` on some worker.
+        """Trains one batch, as `keras.Model.train_on_batch` does.
 
-        Every call waits for its step, which then is in the tables and variables: for a test or a
-        look at one batch. `fit` has all workers step at once.
+        Under `HetParameterServerStrategy` one worker runs the step. The call returns when the
+        tables and variables contain the update. For fast training use `fit`, with all workers.
         """
         trainer = self._trainer_to_run()
         self._prepare_rows()
@@ -307,14 +306,14 @@ class _ParameterServerFit(Saving):
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        """As `keras.Model.test_on_batch`; under `HetParameterServerStrategy` on some worker."""
+        """Evaluates a batch as `keras.Model.test_on_batch`, on one worker under the strategy."""
         trainer = self._trainer_to_run()
         if trainer is None:
             return super().test_on_batch(x, y, sample_weight, return_dict)
         return trainer.run_on_batch(x, y, sample_weight, training=False, return_dict=return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
-        """As `keras.Model.predict_on_batch`; under `HetParameterServerStrategy` on some worker."""
+        """Predicts a batch as `keras.Model.predict_on_batch`, on one worker under the strategy."""
         trainer = self._trainer_to_run()
         if trainer is None:
             return super().predict_on_batch(x)
@@ -328,19 +327,19 @@ class _ParameterServerFit(Saving):
 class Model(_ParameterServerFit, keras.Model):
     """`keras.Model` whose `fit`, `evaluate` and `predict` work under `HetParameterServerStrategy`.
 
-    Made from inputs and outputs or by subclassing, like `keras.Model`, and the same as it where
-    there is no such strategy. Make the model, its layers and its optimizer, and compile it, inside
-    `with strategy.scope():`.
+    Create a model from inputs and outputs, or by subclassing. Create and compile the model, its
+    layers and its optimizer inside `with strategy.scope():`. Without the strategy the model behaves
+    like a `keras.Model`.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Model:
-        """A functional model if given inputs and outputs, as in Keras."""
+        """Returns a functional model if the arguments are inputs and outputs, as in Keras."""
         if cls is Model and _is_functional(args, kwargs):
             return super().__new__(Functional)
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """As `keras.Model(inputs, outputs, ...)`, or `super().__init__(...)` in a subclass."""
+        """Creates a model, with the arguments of `keras.Model`."""
         if _is_functional(args, kwargs) and not isinstance(self, _KerasFunctional):
             keras_internals.make_functional(type(self), Model, Functional)
         super().__init__(*args, **kwargs)
@@ -351,16 +350,16 @@ _KerasFunctional: Any = keras_internals.functional_class()
 
 @keras.saving.register_keras_serializable(package="het_tf")
 class Functional(Model, _KerasFunctional):
-    """What `Model(inputs, outputs)` makes."""
+    """Class of the models that `Model(inputs, outputs)` returns."""
 
 
 @keras.saving.register_keras_serializable(package="het_tf")
 class Sequential(_ParameterServerFit, keras.Sequential):
-    """`keras.Sequential` that also trains under `HetParameterServerStrategy`, see `Model`."""
+    """`keras.Sequential` that also trains under `HetParameterServerStrategy`. See `Model`."""
 
 
 def _is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a model's arguments are inputs and outputs."""
+    """Whether the arguments of a model's constructor are inputs and outputs."""
     return (
         len(args) == 2
         or (len(args) == 1 and "outputs" in kwargs)

@@ -1,4 +1,4 @@
-"""Weights and files of a model: workers bring it up to date before it is read, saved or loaded."""
+"""Saving, loading and export of a model, after a flush of the weights on the workers."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from het_tf.storage.checkpoints.keras_files import check_checksums, only_checked
 from het_tf.storage.checkpoints.manager import layers_in_containers
 from het_tf.storage.files import whole_file
 
-_IN_ARCHIVE = "model.weights.h5"  # of a .keras file
+_IN_ARCHIVE = "model.weights.h5"  # Weights file in a .keras archive.
 
 
 def check_weights(
     model: keras.Model, filepath: Any, skipped: Sequence[Any] | None, load: Callable[..., None]
 ) -> None:
-    """Raises what is wrong with the checksums of a file, or what loading it would raise of rows.
+    """Verifies the checksums of a weights file and the rows in the file, without loading them.
 
-    Keras is made to go through the file as if it loaded it, past all layers without a table.
+    Keras traverses the file as if it loaded the weights, but skips all layers without a table.
 
     Args:
-      model: into which it is to be loaded.
-      filepath: what Keras loads weights from.
-      skipped: layers of the model that are to be left as they are; None: those which do not fit.
+      model: model that will load the file.
+      filepath: path that Keras loads weights from.
+      skipped: layers that Keras will skip. None: layers that do not fit. Rows are not verified.
       load: Keras's `load_weights` of the model.
 
     Raises:
-      ValueError: as by `check_checksums` and `load_rows`.
-      tf.errors.OpError: as by `load_rows`.
+      ValueError: see `check_checksums` and `load_rows`.
+      tf.errors.OpError: see `load_rows`.
     """
     path = os.fspath(filepath)
     has_checksums = path.endswith(".weights.h5") and check_checksums(path)
     if skipped is None or not model.built or not embeddings_of(model):
         return
     if not path.endswith((".keras", ".weights.h5", ".weights.json")):
-        return  # it has no rows
+        return  # Other files contain no rows.
     layers = keras_internals.nested_layers(model, include_self=False)
     others = [layer for layer in layers if not embeddings_of(layer)]
     others += [getattr(model, "optimizer", None), *skipped]
     with contextlib.ExitStack() as stack:
-        # Weights of layers that contain tables wait in the scope, and end with it.
+        # The scope collects the weights of layers that contain tables, and drops them.
         stack.enter_context(keras.StatelessScope())
         wrong = stack.enter_context(only_checked(has_checksums))
-        # What else is wrong Keras says when it loads the file.
+        # For other faults, Keras warns or raises when it loads the file.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         with contextlib.suppress(ValueError):
@@ -67,7 +67,7 @@ def check_weights(
 
 @contextlib.contextmanager
 def _weights_of(path: str) -> Iterator[str]:
-    """A file of weights alone: of other ones Keras loads all layers."""
+    """Yields the path of a weights file. Keras cannot skip layers of a `.keras` archive."""
     if not path.endswith(".keras"):
         yield path
         return
@@ -80,46 +80,46 @@ def _weights_of(path: str) -> Iterator[str]:
 
 
 if TYPE_CHECKING:
-    from keras import Model as _KerasModel  # It is mixed into classes of Keras.
+    from keras import Model as _KerasModel  # Base class for type checks only.
 else:
     _KerasModel = object
 
 
 class Saving(_KerasModel):
-    """The part of a model that has weights, slots and tables current before they are looked at.
+    """Mix-in that flushes weights, slots and tables before they are read, saved or set.
 
-    To be put before a Keras model class, as part of `het_tf.keras.Model`.
+    Part of `het_tf.keras.Model`. List the mix-in before the Keras model class.
     """
 
     _parameter_server_trainer: ParameterServerTrainer | None
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """For TensorFlow's checkpoints: those of Keras, and the layers in lists and dicts."""
-        self._check_open()  # TensorFlow ends the process over variables that went with a cluster.
-        # There is no public way for an object to say what else is part of it.
+        """Adds the layers in lists and dicts to the parts of TensorFlow's checkpoints."""
+        self._check_open()  # TensorFlow aborts the process for variables of a closed cluster.
+        # TensorFlow has no public way to add a part to a trackable object.
         children = super()._trackable_children(save_type, **kwargs)
         return {**layers_in_containers(self), **children} if save_type == "checkpoint" else children
 
     def _checkpoint_adapter(self, path: str) -> Any:
-        """What TensorFlow calls of all that it is to restore, before it restores any of it."""
+        """Flushes the workers. TensorFlow calls this method before it restores any object."""
         self._sync(slots=True)
         return super()._checkpoint_adapter(path)
 
     def get_weights(self) -> list[Any]:
-        """As `keras.Model.get_weights`, with what all workers made of the weights until now.
+        """Returns the weights as `keras.Model.get_weights`, with the updates of all workers.
 
         Raises:
-          ValueError: the model has a `HetEmbedding`, whose table is no weight.
+          ValueError: the model has a `HetEmbedding`. A table is not a Keras weight.
         """
         self._check_has_no_table()
         self._sync(slots=False)
         return super().get_weights()
 
     def set_weights(self, weights: list[Any]) -> None:
-        """As `keras.Model.set_weights`.
+        """Sets the weights as `keras.Model.set_weights`.
 
         Raises:
-          ValueError: the model has a `HetEmbedding`, whose table is no weight.
+          ValueError: the model has a `HetEmbedding`. A table is not a Keras weight.
         """
         self._check_has_no_table()
         self._sync(slots=False)
@@ -128,7 +128,7 @@ class Saving(_KerasModel):
     def _check_has_no_table(self) -> None:
         for layer in embeddings_of(self):
             if layer.built:
-                layer.anchor.numpy()
+                layer.anchor.numpy()  # Raises the ValueError.
 
     @servers_named()
     def save(
@@ -138,13 +138,13 @@ class Saving(_KerasModel):
         zipped: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        """As `keras.Model.save`, with what all workers made of weights and slots until now.
+        """Saves the model as `keras.Model.save`, with the updates of all workers.
 
-        After an error, such as of a full disk, the file is as it was before.
+        After an error, for example if the disk is full, the old file is unchanged.
 
         Raises:
-          ValueError: the model has a `HetEmbedding`, and the file is of the old format `.h5`, which
-            has no place for its table.
+          ValueError: the model has a `HetEmbedding`, and the file has the legacy format `.h5`. This
+            format cannot hold tables.
         """
         if os.fspath(filepath).endswith((".h5", ".hdf5")):
             self._check_has_no_table()
@@ -157,9 +157,9 @@ class Saving(_KerasModel):
     def save_weights(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any
     ) -> None:
-        """As `keras.Model.save_weights`, with what all workers made of weights and slots until now.
+        """Saves weights and slots as `keras.Model.save_weights`, with the updates of all workers.
 
-        The file has checksums. After an error, such as of a full disk, it is as it was before.
+        The file has checksums. After an error, for example a full disk, the old file is unchanged.
         """
         self._sync(slots=True)
         kwargs["overwrite"] = overwrite
@@ -173,16 +173,15 @@ class Saving(_KerasModel):
     def load_weights(
         self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
-        """As `keras.Model.load_weights`, but that checksums and rows of all tables come first.
+        """Loads weights as `keras.Model.load_weights`, after a check of checksums and rows.
 
-        If something is damaged, or rows are missing or of another width, nothing has changed.
+        If the check fails, the model is unchanged.
 
         Raises:
-          ValueError: a part of the file does not agree with its checksum, which the message names;
-            or the file lacks the rows of a table, or has damaged ones, or some of another width;
-            the message names the layer. Or something else does not fit the model: then what does
-            fit was loaded, as Keras has it.
-          tf.errors.OpError: rows beside the file are missing or damaged.
+          ValueError: a part of the file does not match its checksum. The message names the part.
+            Or rows of a table are missing, damaged or of another width. The message names the
+            layer. Or other weights do not fit. In this case Keras has loaded the weights that fit.
+          tf.errors.OpError: rows in files beside the weights file are missing or damaged.
         """
         self._sync(slots=True)
         load = super().load_weights
@@ -194,10 +193,10 @@ class Saving(_KerasModel):
         getattr(self.distribute_strategy, "check_open", lambda: None)()
 
     def _sync(self, slots: bool) -> None:
-        """Has variables current in callbacks of `fit`, before they are read or set.
+        """Flushes the workers' replicas before variables are read or set, as in callbacks of `fit`.
 
-        Also before they are set: a value that a variable has is no change, and what is on the
-        servers, behind the steps, may be just what was read to be set later.
+        Replicas notice an assignment only if the value on the server changes. Without a flush, the
+        server may still hold an old value, and assigning this value would have no effect.
         """
         self._check_open()
         trainer = self._parameter_server_trainer
@@ -213,13 +212,13 @@ class Saving(_KerasModel):
         input_signature: Any = None,
         **kwargs: Any,
     ) -> None:
-        """As `keras.Model.export`; a SavedModel needs no het_tf ops to be served.
+        """Exports the model as `keras.Model.export`. Serving a SavedModel needs no het_tf ops.
 
-        See `het_tf.export_saved_model`, whose `rows`, `min_updates`, `min_norm` and `max_age` it
-        takes, too; `verbose` is of other formats.
+        For a SavedModel, other arguments are `rows`, `min_updates`, `min_norm` and `max_age`, see
+        `het_tf.export_saved_model`. `verbose` applies to the other formats only.
 
         Raises:
-          ValueError: the model has a `HetEmbedding`, and the format has no place for its table.
+          ValueError: the model has a `HetEmbedding`, and the format cannot hold its table.
         """
         if format != "tf_saved_model":
             for layer in embeddings_of(self):

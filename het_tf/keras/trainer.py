@@ -1,4 +1,4 @@
-"""`fit`, `evaluate` and `predict` on parameter servers."""
+"""Implementation of `fit`, `evaluate` and `predict` under `HetParameterServerStrategy`."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ from het_tf.keras.worker_step.closure import predict_in_order
 from het_tf.keras.worker_step.dense_variables import averages_weights
 from het_tf.keras.worker_step.metrics import without_names
 
-# Steps per closure unless `steps_per_execution` says: enough that the 1.2-1.7 ms of scheduling a
-# closure do not count, few enough that the workers end an epoch together and logs stay fresh.
+# Steps per closure by default. More steps hide the 1.2-1.7 ms of scheduling a closure. Fewer steps
+# let the workers end an epoch together and keep logs fresh.
 _DEFAULT_STEPS_PER_EXECUTION = 16
 _AUTO_CLOSURES_PER_WORKER = 8
 
 
 class _NoBatchesError(ValueError):
-    """Nothing was there to make a step of."""
+    """The data of a pass had no batches."""
 
 
 class ParameterServerTrainer:
-    """Trains one compiled model by scheduling closures on the workers of its strategy."""
+    """Trainer of one model. Schedules closures on the workers of the strategy."""
 
     def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy):
-        """Creates the trainer of `model`, made under `strategy`."""
+        """Creates the trainer of a model that was made under `strategy`."""
         self._model = model
         self._strategy = strategy
         self._compiled = CompiledModel(model, strategy)
-        self._epoch = 0  # of the last `fit`
-        self._waits = np.zeros(4)  # As lookahead_stats has them.
+        self._epoch = 0  # Current epoch of the last `fit`.
+        self._waits = np.zeros(4)  # Values of `lookahead_stats`.
         self._traffic = Traffic(strategy)
         self.one_batches = datasets.OneBatches()
 
     def forget_compiled(self) -> None:
-        """Drops what was traced; `compile` was called."""
+        """Drops all traced functions. Call it after `compile`."""
         self._compiled = CompiledModel(self._model, self._strategy)
 
     def _check_servers(self) -> None:
-        """Before anything: the cluster is open; what was traced before servers came back goes."""
+        """Checks that the cluster is open. Drops functions traced before a server recovered."""
         self._strategy.check_open()
         if self._compiled.is_of_lost_servers:
             self.forget_compiled()
 
-    # The three entry points. Their arguments are those of keras.Model.
+    # Entry points, with the arguments of `keras.Model`.
 
     def fit(self, given: FitArguments) -> keras.callbacks.History:
-        """Trains; returns the history."""
+        """Trains the model. Returns the history."""
         self._check_servers()
         model = self._model
         if given.validation_split and given.validation_data is None:
@@ -94,7 +94,7 @@ class ParameterServerTrainer:
             callbacks.on_train_begin()
             self._waits = np.zeros(4)
             if self._strategy.exactly_once:
-                self._strategy.flush()  # A closure takes no updates of before along.
+                self._strategy.flush()  # A numbered closure may push only its own updates.
             resuming = Resuming(model, self._strategy, callbacks)
             self._epoch = keras_internals.take_initial_epoch(model) or given.initial_epoch
             resuming.begin(self._epoch)
@@ -117,7 +117,7 @@ class ParameterServerTrainer:
         validation: Validation,
         resuming: Resuming,
     ) -> Logs:
-        """Trains from `self._epoch` on, which then is the epoch it came to; the last logs."""
+        """Trains from epoch `self._epoch` on, and advances `self._epoch`. Returns the last logs."""
         model = self._model
         logs: Logs = {}
 
@@ -125,7 +125,7 @@ class ParameterServerTrainer:
             callbacks.on_train_batch_end(batch, logs)
             resuming.note_steps()
 
-        # Watched without a break: a worker that hangs would hold up the end of every epoch, too.
+        # The monitor also runs between passes: a worker that hangs would block the flush, too.
         with self._strategy.health.monitor, self._compiled.on_workers(), self._flushed_on_error():
             first = self._epoch
             for epoch in range(first, epochs):
@@ -164,7 +164,7 @@ class ParameterServerTrainer:
         return logs
 
     def evaluate(self, given: EvaluateArguments) -> Logs | list[float] | float:
-        """Evaluates; returns the metrics as `keras.Model.evaluate` does."""
+        """Evaluates the model. Returns the metrics in the form of `keras.Model.evaluate`."""
         self._check_servers()
         feed = eval_feed(
             self._strategy,
@@ -189,7 +189,7 @@ class ParameterServerTrainer:
         training: bool,
         return_dict: bool,
     ) -> Logs | list[float] | float:
-        """One step on some worker. In a callback of `fit`, whose metrics do not count it."""
+        """Runs one step on one worker. If `fit` is running, its metrics do not count the step."""
         self._check_servers()
         batch = self.one_batches.dataset(x, y, sample_weight)
         if batch is None:
@@ -221,7 +221,7 @@ class ParameterServerTrainer:
         return logs if return_dict else without_names(self._model, logs)
 
     def predict(self, given: PredictArguments) -> Any:
-        """Predicts; returns arrays in the order of the input."""
+        """Predicts. Returns arrays in the order of the input."""
         self._check_servers()
         feed = predict_feed(given.x, given.batch_size, given.steps)
         self._compiled.build_weights(feed.element_spec)
@@ -248,8 +248,6 @@ class ParameterServerTrainer:
         closures = _AUTO_CLOSURES_PER_WORKER * self._strategy.num_workers
         return max(1, min(_DEFAULT_STEPS_PER_EXECUTION, feed.num_steps // closures))
 
-    # Running.
-
     def _run_steps(
         self,
         feed: Feed,
@@ -257,7 +255,7 @@ class ParameterServerTrainer:
         on_batch: Callable[[int, int, Callable[[], Logs]], None],
         should_stop: Callable[[], bool],
     ) -> Logs:
-        """One pass; returns its final logs and leaves the metrics' variables at their values."""
+        """Runs one pass. Returns the final logs, and stores the final states of the metrics."""
         compiled, sums = self._compiled, self._compiled.sums
         if sums is None:
             raise RuntimeError("compile was called by a callback: call it between two calls of fit")
@@ -336,29 +334,27 @@ class ParameterServerTrainer:
         callbacks.on_test_end(logs)
         return logs
 
-    # Around.
-
     def _flush_for_callbacks(self) -> None:
-        """Has variables current that callbacks look at: of the slots, averages of weights."""
+        """Flushes the variables that callbacks read, with slots if slots average the weights."""
         optimizer = getattr(self._model, "optimizer", None)
         self._strategy.flush(slots=averages_weights(optimizer))
 
     @property
     def has_replicas(self) -> bool:
-        """Whether the workers have replicas of the dense variables now."""
+        """Whether the workers currently have replicas of the dense variables."""
         return self._compiled.has_replicas
 
     def lookahead_stats(self) -> dict[str, float]:
-        """Of the last `fit`; see `het_tf.keras.Model.lookahead_stats`."""
+        """Returns the counters of the last `fit`. See `het_tf.keras.Model.lookahead_stats`."""
         *counts, seconds = self._waits.tolist()
         names = ("steps", "ahead_steps", "waited_steps")
         return dict(zip(names, map(int, counts), strict=True)) | {"waited_seconds": seconds}
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
-        """Around a step that one worker makes for all, which may be in a callback of `fit`."""
+        """Context of a single training step on one worker. `fit` may be running."""
         with self._compiled.on_workers(), self._flushed_on_error():
-            self._strategy.join()  # Of those that wait some would have this step's window.
+            self._strategy.join()  # Closures still scheduled would use this step's window.
             if self._compiled.has_replicas:
                 self._strategy.flush()
             if self._compiled.dense is not None:
@@ -368,15 +364,16 @@ class ParameterServerTrainer:
 
     @contextlib.contextmanager
     def _flushed_on_error(self) -> Iterator[None]:
-        """Saves what the caches hold when training stops with an error, where that is possible.
+        """Flushes the caches, if possible, when training stops with an error.
 
         Raises:
-          tf.errors.UnavailableError: a parameter server was lost, however that was noticed.
+          tf.errors.UnavailableError: a parameter server was lost. Replaces any other error that the
+            loss caused.
         """
         try:
             yield
         except BaseException as error:
-            # Callbacks and metrics go to the servers by themselves.
+            # Errors of callbacks and metrics, which access the servers directly, need explaining.
             explained = self._strategy.explain(error)
             if isinstance(explained, tf.errors.UnavailableError):
                 raise explained from (None if explained is error else error)

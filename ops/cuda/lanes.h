@@ -138,7 +138,7 @@ class Lanes {
 
   template <int kAtOnce, typename At>
   __device__ static void SumColumns(float* to, int n, int32_t first, int32_t last, const At& at) {
-    constexpr int kUnrolled = kAtOnce == 1 ? 8 : 2;
+    [[maybe_unused]] constexpr int kUnrolled = kAtOnce == 1 ? 8 : 2;
     for (int begin = lane(); begin < n; begin += kAtOnce * kLanes) {
       float sum[kAtOnce] = {};
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Turning what a user passes as data into one dataset, or into one dataset per worker."""
+"""Conversion of a user's data into one dataset, or into one dataset per worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from het_tf.keras.data.batch_structure import (
 from het_tf.layers.features import tuple_like
 from het_tf.runtime.broadcast import cluster_devices, traced_by_device
 
-_LOOKED_AT = 2  # batches, for their shapes; so does Keras
+_LOOKED_AT = 2  # batches whose shapes are compared, as in Keras
 
 
 def is_python_source(x: Any) -> bool:
@@ -33,13 +33,13 @@ def is_python_source(x: Any) -> bool:
 
 
 def python_dataset(x: Any, shuffle: bool, as_arrays: Callable[[Any], Any]) -> tf.data.Dataset:
-    """A dataset of what a generator or a `keras.utils.PyDataset` yields, read by this process.
+    """Returns a dataset that reads a generator or a `keras.utils.PyDataset` in this process.
 
     Args:
-      x: yields batches: `x`, `(x, y)` or `(x, y, sample_weight)`. A generator is read on where the
-        dataset was read before.
-      shuffle: whether the batches of a `PyDataset` that has an end come in another order each time.
-      as_arrays: from a batch to the same of arrays.
+      x: source of batches `x`, `(x, y)` or `(x, y, sample_weight)`. A second iteration over the
+        dataset continues a generator where the first iteration stopped.
+      shuffle: whether every iteration over a finite `PyDataset` has a new order of batches.
+      as_arrays: converts the parts of a batch to arrays.
 
     Raises:
       ValueError: a generator has no batches.
@@ -77,7 +77,7 @@ def _batches_of(x: keras.utils.PyDataset, count: int | None, shuffle: bool) -> I
 
 
 def _spec(array: np.ndarray, *others: np.ndarray) -> tf.TensorSpec:
-    """Of a part of the batches that were looked at; where they differ an axis is of any size."""
+    """Returns the spec of one part of several batches. Axes of different sizes become None."""
     if not array.ndim:
         raise TypeError(
             "Under HetParameterServerStrategy the data must be a function that returns a"
@@ -96,7 +96,7 @@ _DEFAULT_BATCH_SIZE = 32
 
 
 def is_dataset_function(x: Any) -> bool:
-    """Whether `x` is a function that makes a worker's dataset."""
+    """Whether `x` is a function that returns a dataset."""
     return callable(x) and not isinstance(x, (tf.data.Dataset, tf.Tensor, tf.Variable, np.ndarray))
 
 
@@ -108,24 +108,26 @@ def as_dataset(
     shuffle: bool | str = False,
     steps: int | None = None,
 ) -> tf.data.Dataset:
-    """A batched dataset of `x`, a `tf.data.Dataset`, batches that Python makes, or arrays.
+    """Returns a batched dataset of a `tf.data.Dataset`, a Python source of batches, or arrays.
+
+    Only arrays allow `y`, `sample_weight` and `batch_size`.
 
     Args:
-      x: a batched dataset, returned as it is; a generator or `keras.utils.PyDataset`; or an array,
+      x: a batched dataset, returned unchanged; a generator or `keras.utils.PyDataset`; or an array,
         or a list, tuple or dict of arrays whose first dimensions are equal.
-      y: labels, arrays likewise. Not with a dataset.
-      sample_weight: one weight per example. Not with a dataset.
-      batch_size: examples per batch; None: as many as bring arrays to `steps` batches, or 32. Not
-        with a dataset.
-      shuffle: whether arrays are shuffled anew every time the dataset is read; "batch": no.
-      steps: batches that are wanted.
+      y: labels: an array, or a list, tuple or dict of arrays.
+      sample_weight: one weight per example.
+      batch_size: examples per batch. None: `ceil(examples / steps)`, or 32 without `steps`.
+      shuffle: whether every iteration shuffles the examples of arrays, or the batches of a
+        `PyDataset`. "batch" does not shuffle arrays.
+      steps: number of batches that the caller needs.
 
     Returns:
       A dataset of `x`, `(x, y)` or `(x, y, sample_weight)`.
 
     Raises:
-      ValueError: an argument does not go with a dataset, or lengths differ.
-      TypeError: `x` is of a kind that is not known here.
+      ValueError: `x` does not allow an argument, or lengths differ.
+      TypeError: the type of `x` is not supported.
     """
     if isinstance(x, tf.data.Dataset):
         check_alone(y, sample_weight, batch_size, "a tf.data.Dataset")
@@ -158,20 +160,20 @@ def as_dataset(
 
 
 class OneBatches:
-    """Batches that come one by one, with ragged or sparse tensors or without an example.
+    """Datasets of one batch, for ragged or sparse tensors and for batches without examples.
 
-    Two of different shapes have a spec of both, since for each spec functions are traced.
+    Batches of different shapes get a common spec, because every new spec retraces functions.
     """
 
     def __init__(self) -> None:
-        """None has come."""
-        self._specs: dict[int, Any] = {}  # by whether there are labels, and weights
+        """Starts without specs."""
+        self._specs: dict[int, Any] = {}  # By number of parts: x, y, sample_weight.
 
     def dataset(self, x: Any, y: Any = None, sample_weight: Any = None) -> tf.data.Dataset | None:
-        """A dataset of one such batch; None: it is of arrays, and not empty.
+        """Returns a dataset of the batch. None: the batch has only arrays, with examples.
 
         Raises:
-          ValueError: there are weights and no labels.
+          ValueError: `sample_weight` is given without `y`.
         """
         parts = _given(x, y, sample_weight)
         flat = [each for each in tf.nest.flatten(parts) if each is not None]
@@ -189,12 +191,12 @@ class OneBatches:
 
 
 def num_examples(x: Any) -> int:
-    """In arrays."""
+    """Returns the number of examples in arrays."""
     return len(components_of(_as_arrays(x))[0])
 
 
 def _given(x: Any, y: Any, sample_weight: Any = None) -> tuple[Any, ...]:
-    """x, and y and sample_weight that are not None; of tuples for lists of several arrays."""
+    """Returns x, y and sample_weight without None. Lists of arrays become tuples."""
     if y is None and sample_weight is not None:
         raise ValueError("sample_weight needs y.")
     parts = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
@@ -202,17 +204,17 @@ def _given(x: Any, y: Any, sample_weight: Any = None) -> tuple[Any, ...]:
 
 
 def check_alone(y: Any, sample_weight: Any, batch_size: int | None, what: str) -> None:
-    """Raises a ValueError if an argument was given that `what` brings along itself."""
+    """Raises a ValueError if an argument is given that data of the kind `what` does not allow."""
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             raise ValueError(f"`{name}` cannot be given when the data is {what}.")
 
 
 def split_validation(given: FitArguments) -> FitArguments:
-    """Makes the last `validation_split` of the examples of arrays the validation data.
+    """Moves the last examples, a fraction of `validation_split`, to the validation data.
 
     Raises:
-      ValueError: the data is not arrays, or one of the parts would be empty.
+      ValueError: the data is not arrays, or training or validation would have no examples.
     """
     x, fraction = given.x, given.validation_split
     if isinstance(x, tf.data.Dataset) or is_dataset_function(x) or is_python_source(x):
@@ -237,22 +239,22 @@ def split_validation(given: FitArguments) -> FitArguments:
 def worker_dataset_fn(
     fn: DatasetFunction, num_workers: int, repeat: bool
 ) -> tf.types.experimental.ConcreteFunction:
-    """What every worker runs to make its dataset.
+    """Returns a function that makes the dataset of the worker that runs the function.
 
     Args:
-      fn: takes a `tf.distribute.InputContext` with `num_input_pipelines` the number of workers and
-        `input_pipeline_id` the worker's index, and returns a batched `tf.data.Dataset`. It is
-        called here, once for every worker.
+      fn: takes a `tf.distribute.InputContext` and returns a batched `tf.data.Dataset`. In the
+        context, `num_input_pipelines` is the number of workers and `input_pipeline_id` is the index
+        of the worker. The calls of `fn` run in this process, for every worker.
       num_workers: number of workers.
-      repeat: whether each worker starts over when its dataset ends.
+      repeat: whether the dataset of a worker repeats.
 
     Returns:
-      A function without arguments; which worker's dataset it makes is found out when it runs.
+      A function without arguments.
 
     Raises:
       TypeError: `fn` does not return a dataset.
-      ValueError: `fn` hands on a dataset that only this process can read, or uses a variable that
-        it alone can.
+      ValueError: only this process can read a dataset or variable that `fn` uses, or the datasets
+        of the workers differ in type.
     """
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -262,7 +264,7 @@ def worker_dataset_fn(
     contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
     made = [_traced(functools.partial(make, context)) for context in contexts]
     if any(captured.dtype == tf.variant for each in made for captured in each.inputs):
-        # `fn` uses a dataset that was made before, which does not travel as a tensor.
+        # `fn` uses a dataset made outside `fn`. A worker cannot receive such a dataset as a tensor.
         copies = [as_copies(make(context)) for context in contexts]
         if None in copies:
             raise ValueError(
@@ -278,10 +280,10 @@ def worker_dataset_fn(
 
 
 def _check_readable(variable: tf.Variable) -> None:
-    """Checks that workers can read a variable: this process may have made it before it connected.
+    """Checks that workers can read a variable.
 
     Raises:
-      ValueError: they cannot.
+      ValueError: they cannot, since the variable was made before the process joined the cluster.
     """
     try:
         with tf.device(cluster_devices("worker")[0]):
@@ -302,10 +304,10 @@ def _traced(maker: Callable[[], tf.data.Dataset]) -> tf.types.experimental.Concr
 def _of_this_worker(
     makers: list[tf.types.experimental.ConcreteFunction],
 ) -> tf.types.experimental.ConcreteFunction:
-    """The dataset of the maker at the index of the worker on which it runs.
+    """Returns a function that calls the maker at the index of the worker that runs the function.
 
-    The makers are no branches of one function: in those, TensorFlow does not find what each worker
-    has of a lookup table that was made in the strategy's scope.
+    The makers are not branches of one function. In a branch, TensorFlow does not find a worker's
+    copy of a lookup table that was made in the strategy's scope.
     """
     specs = [each.structured_outputs.element_spec for each in makers]
     spec = common_spec(specs)
@@ -321,7 +323,7 @@ def _of_this_worker(
 
     def of_this_worker() -> tf.data.Dataset:
         graph = tf.compat.v1.get_default_graph()
-        # As `index_op` has the index: asked for on the worker, when this is called there.
+        # Evaluated for the worker at every call, like the index in `index_op`.
         made = graph.capture_call_time_value(make, tf.TensorSpec([], tf.variant))
         return tf.data.experimental.from_variant(made, spec)
 
@@ -337,10 +339,10 @@ def _unlike(specs: list[Any]) -> ValueError:
 
 
 def shares_or_dataset(fn: DatasetFunction) -> DatasetFunction | tf.data.Dataset:
-    """`fn`, if it takes a context and makes a worker's share, else its dataset.
+    """Returns `fn` if `fn` takes a context and makes a worker's share, else the dataset of `fn`.
 
-    Were every worker to make that dataset, they would train on every example once each; and shares
-    of it would not add up where each worker shuffles in an order of its own.
+    If every worker read all of this dataset, every worker would train on every example. Shards of
+    copies may miss or repeat examples, because every copy may shuffle in its own order.
     """
     return fn if takes_context(fn) else _call(fn)
 
@@ -358,19 +360,20 @@ def _call(fn: DatasetFunction, *arguments: Any) -> tf.data.Dataset:
 def then(
     fn: DatasetFunction, change: Callable[[tf.data.Dataset], tf.data.Dataset]
 ) -> DatasetFunction:
-    """A dataset function that returns `change` of what `fn` returns for a context."""
+    """Returns a dataset function that applies `change` to the dataset of `fn` for a context."""
     return lambda context: change(_call(fn, context))
 
 
 def call_once(fn: DatasetFunction) -> tf.data.Dataset:
-    """The dataset of `fn` as if there were one worker."""
+    """Returns the dataset of `fn` for a cluster of one worker."""
     return _call(fn, *([tf.distribute.InputContext(1, 0, 1)] if takes_context(fn) else []))
 
 
 def takes_context(fn: DatasetFunction) -> bool:
     """Whether a dataset function takes a `tf.distribute.InputContext`.
 
-    It does by an argument without a default, or with None as that; `lambda n=8: ...` takes none.
+    The first positional argument is the context if its default is missing or None. `lambda n=8: ...`
+    takes no context.
     """
     positional = (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -386,11 +389,10 @@ def takes_context(fn: DatasetFunction) -> bool:
 
 
 def as_copies(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset] | None:
-    """A function that makes a copy of a dataset wherever it is run.
+    """Returns a function that makes a copy of a dataset in any process.
 
     Returns:
-      The function; None if the dataset needs something of this process, such as a Python function,
-      and so cannot be read elsewhere.
+      The function. None: the dataset depends on this process, for example on a Python function.
     """
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
@@ -407,15 +409,15 @@ def as_copies(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset] | None:
 
 
 def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.data.Dataset:
-    """Adds `class_weight` as sample weights: one number per example, by its label.
+    """Adds sample weights: the weight of the class of every example, as by Keras's `class_weight`.
 
     Args:
-      dataset: batches `(x, y)` or `(x, y, None)`; y is one tensor, class numbers of shape [batch]
-        or [batch, 1], or one-hot of shape [batch, classes]. Other numbers are of the nearest class.
-      weights: class number -> weight; 1 for a class that is not in it.
+      dataset: batches `(x, y)` or `(x, y, None)`. y is one tensor: class numbers of shape [batch]
+        or [batch, 1], or one-hot of shape [batch, classes]. Class numbers are rounded.
+      weights: class number -> weight. Missing classes have weight 1.
 
     Raises:
-      ValueError: the batches are not `(x, y)`, or have sample weights already.
+      ValueError: the batches are not `(x, y)`, or already have sample weights.
     """
     spec = spec_of(dataset)
     is_pair = isinstance(spec, tuple) and spec[2:] in ((), (None,))
@@ -444,7 +446,7 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
 
 
 def _as_array(value: Any) -> np.ndarray | None:
-    """An array of one input; floats in the precision of Keras, as in `keras.Model.fit`."""
+    """Returns one input as an array. Floats become `floatx`, as in `keras.Model.fit`."""
     if value is None:
         return None
     if isinstance(value, _COMPOSITE):
@@ -474,7 +476,7 @@ def _as_arrays(parts: Any) -> Any:
 
 
 def _lists_to_tuples(value: Any) -> Any:
-    """Lists of arrays stand for several inputs; lists of numbers are arrays."""
+    """Converts lists of arrays to tuples (several inputs), and lists of numbers to arrays."""
     if isinstance(value, dict):
         return {key: _lists_to_tuples(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
