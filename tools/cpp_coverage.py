@@ -6,7 +6,6 @@ To be called after tools/cpptest.py coverage, which leaves counts beside the obj
 import collections
 import json
 import subprocess
-from pathlib import Path
 
 import cxx
 
@@ -31,11 +30,11 @@ def main() -> None:
     """Prints the shares."""
     totals: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     for name, lines in lines_run().items():
-        path = Path(name)
-        path = path.relative_to(cxx.ROOT) if path.is_absolute() else path
+        path = cxx.ROOT / name  # The names of system headers are absolute.
         is_test = "test" in path.name or "testing" in path.parts
-        if path.parts[:1] != ("ops",) or is_test:
+        if not path.is_relative_to(cxx.ROOT / "ops") or is_test:
             continue
+        path = path.relative_to(cxx.ROOT)
         for folder in (str(path.parent), "all"):
             totals[folder][0] += sum(lines.values())
             totals[folder][1] += len(lines)

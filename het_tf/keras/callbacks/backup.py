@@ -1,4 +1,4 @@
-"""Backups of a training that are written while it goes on."""
+"""Backups of a training, written while the training continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from het_tf.storage.checkpoints.manager import Manager
 
 
 class _Progress(tf.train.experimental.PythonState):
-    """The epoch to go on with, as a part of a checkpoint."""
+    """Epoch at which a restored training continues. Part of the checkpoint."""
 
     epoch = 0
 
@@ -28,11 +28,11 @@ class _Progress(tf.train.experimental.PythonState):
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Saves the training now and then, and has `fit` go on from there if it was interrupted.
+    """Saves backups during `fit`. After an interruption, `fit` continues from the last backup.
 
-    As `keras.callbacks.BackupAndRestore`, but that backups are checkpoints of a
-    `het_tf.checkpoint.Manager`: the parameter servers write their rows while training goes on. What
-    went wrong with one is raised by the next, or by the end of `fit`, which waits for the last one.
+    Unlike in `keras.callbacks.BackupAndRestore`, backups are checkpoints of a
+    `het_tf.checkpoint.Manager`: the parameter servers write their rows while training continues.
+    The next backup raises the error of a failed one. `fit` waits for the last and raises its error.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: bool = True,
         full_every: int = 1,
     ):
-        """Describes the backups.
+        """Creates the callback.
 
         Args:
-          backup_dir: folder of the backups, and of nothing else.
-          save_freq: "epoch", or a number of batches. An epoch that was interrupted is run again
-            from its first batch, on the model as it was saved.
-          max_to_keep: how many backups stay, at least 1.
-          delete_checkpoint: remove the folder when `fit` has come to its end.
-          full_every: one in so many backups has all rows, as of `het_tf.checkpoint.Manager`.
+          backup_dir: folder of the backups. The folder must contain nothing else.
+          save_freq: "epoch", or a number of batches. `fit` runs an interrupted epoch again from its
+            first batch, with the restored model.
+          max_to_keep: number of backups to keep, at least 1.
+          delete_checkpoint: whether to delete the folder when `fit` completes.
+          full_every: one in `full_every` backups has all rows, as in `het_tf.checkpoint.Manager`.
 
         Raises:
           ValueError: an argument is out of its range.
@@ -73,21 +73,21 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     @property
     def manager(self) -> Manager:
-        """Of the backups; there since `fit` began."""
+        """Manager of the backups. Exists once `fit` has begun."""
         assert self._manager is not None
         return self._manager
 
     def begin(self, epoch: int) -> None:
-        """Has a backup of the beginning, where there is none yet."""
+        """Saves the state before the first step, if no backup exists. Waits for this backup."""
         if not self.manager.checkpoints:
             self._progress.epoch = epoch
             self.manager.save()
             self.manager.wait()
 
-    # Keras calls these.
+    # Hooks that Keras calls.
 
     def set_model(self, model: keras.Model) -> None:
-        """Backs this model up from now on."""
+        """Selects the model to back up."""
         super().set_model(model)
         if self._manager is None or self._manager.checkpoint.model is not model:
             checkpoint = tf.train.Checkpoint(model=model, progress=self._progress)
@@ -96,10 +96,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the latest backup, if there is one.
+        """Restores the latest backup, if a backup exists.
 
         Raises:
-          ValueError: the model is not built, so there is nothing to restore it to.
+          ValueError: the model is not built. It has no variables to restore.
         """
         if not self.model.built:
             raise ValueError(
@@ -113,13 +113,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             keras_internals.set_initial_epoch(self.model, self._progress.epoch)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Batches are counted from 0."""
+        """Records the epoch, and resets its number of batches."""
         self._progress.epoch = epoch
         self._seen = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Backs up where `save_freq` is a number of batches, and they were made."""
-        # A call is for all steps of a closure.
+        """Saves a backup if `save_freq` is a number, and so many batches followed the last one."""
+        # One call covers all steps of a closure.
         self._since += batch + 1 - self._seen
         self._seen = batch + 1
         if not isinstance(self._save_freq, str) and self._since >= self._save_freq:
@@ -127,31 +127,30 @@ class BackupAndRestore(keras.callbacks.Callback):
             self.manager.save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Backs up where `save_freq` is "epoch"."""
+        """Saves a backup if `save_freq` is "epoch"."""
         self._progress.epoch = epoch + 1
         if self._save_freq == "epoch":
             self.manager.save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Waits for the backup that is being written."""
+        """Waits for the backup in progress. With `delete_checkpoint`, deletes the folder."""
         self.manager.wait()
-        keras_internals.take_initial_epoch(
-            self.model
-        )  # Keras would have the next fit begin there, too.
+        # Without this call, the next fit would begin at the restored epoch.
+        keras_internals.take_initial_epoch(self.model)
         if self._delete and tf.io.gfile.exists(self.backup_dir):
             tf.io.gfile.rmtree(self.backup_dir)
             self._manager = None
 
 
-# In the folder of Keras's callback, until it has made its first backup.
+# File in the folder of Keras's callback, for restores before its first backup.
 _START = "start.weights.h5"
 
-# Times in a row that training goes on without having done a step.
+# Number of failures in a row, without a step between them, that ends training.
 _MOST_IN_VAIN = 3
 
 
 class Resuming:
-    """Goes on from the backups of a callback, or else from the strategy's checkpoints."""
+    """Resumes training from the backups of a callback, or else from the strategy's checkpoints."""
 
     def __init__(
         self,
@@ -159,7 +158,7 @@ class Resuming:
         strategy: HetParameterServerStrategy,
         callbacks: keras.callbacks.CallbackList,
     ):
-        """Looks for a `BackupAndRestore` among the callbacks, Keras's or ours."""
+        """Searches the callbacks for a `BackupAndRestore` of Keras or het_tf."""
         self._model = model
         self._strategy = strategy
         kinds = (keras.callbacks.BackupAndRestore, BackupAndRestore)
@@ -173,7 +172,7 @@ class Resuming:
         self._in_vain = 0
 
     def begin(self, epoch: int) -> None:
-        """Before the first step, of an epoch: saves what there is, where nothing was saved yet."""
+        """Saves the state before the first step, in `epoch`, if no saved state exists."""
         if self._backup is None:
             if self._manager is not None and self._manager.latest_checkpoint is None:
                 self._manager.save()
@@ -185,32 +184,32 @@ class Resuming:
             self._model.save_weights(os.path.join(folder, _START))
 
     def note_steps(self) -> None:
-        """Steps were made."""
+        """Records that steps were made."""
         self._steps_made = True
 
     def finish(self) -> None:
-        """After the last step: returns when its backup is written.
+        """Waits, after the last step, until its backup is written.
 
         Raises:
-          Exception: what kept it from that, as a server that was lost when there were no more steps
-            to notice it.
+          Exception: the error that prevented the backup. One cause is a server that was lost after
+            the last step.
         """
         if isinstance(self._backup, BackupAndRestore):
             self._backup.manager.wait()
 
     def go_on(self, error: tf.errors.UnavailableError, epoch: int) -> int:
-        """Waits for the servers and restores what they lost.
+        """Waits for the lost servers and restores their state.
 
         Args:
-          error: what training ended with.
-          epoch: in which.
+          error: the error that ended training.
+          epoch: the epoch in which training ended.
 
         Returns:
-          The epoch to go on with.
+          The epoch at which training continues.
 
         Raises:
-          tf.errors.UnavailableError: `error`, if there is nothing to go on from, or it came again
-            and again; or one that names a server which did not come back.
+          tf.errors.UnavailableError: `error`, if nothing was saved, or training failed repeatedly
+            without a step; or an error that names a server that did not come back.
         """
         self._in_vain = 0 if self._steps_made else self._in_vain + 1
         self._steps_made = False

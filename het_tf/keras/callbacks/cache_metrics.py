@@ -1,4 +1,4 @@
-"""What the workers' caches do, in TensorBoard and the log."""
+"""Metrics of the workers' caches, for TensorBoard and the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from het_tf.layers.embedding import HetEmbedding, embeddings_of, named_embedding
 from het_tf.runtime.counters import Counts, since, with_ratios
 from het_tf.runtime.validation import INT32_MAX, check_integer
 
-# By name in TensorBoard: counters that say how much of something happened since the last time.
+# Name in TensorBoard -> counter. The metric is the increase of the counter since the last write.
 _COUNTED = {
     "misses": "misses",
     "refreshes": "refreshes",
@@ -28,30 +28,30 @@ _COUNTED = {
 
 
 class CacheMetrics(keras.callbacks.Callback):
-    """Writes what the workers' caches do, to TensorBoard and to the log.
+    """Writes metrics of the workers' caches to TensorBoard and to the log.
 
-    For every `HetEmbedding`, under its path (of a second layer with the same one, path_2), of the
-    steps since the last time, over all workers:
+    Metrics of a `HetEmbedding` begin with its path (path_2 for a second layer of the same path).
+    Metrics cover the steps of all workers since the last write:
 
     - hit_rate, key_hit_rate: share of the ids, and of the unique keys, whose row was in the cache;
-    - misses, refreshes (rows fetched again since they had passed the read bound), rows_pushed,
+    - misses, refreshes (rows fetched again because they exceeded the read bound), rows_pushed,
       evictions;
-    - bytes_pushes and bytes_requests (the two parts of what goes up), bytes_down;
-    - unsent_updates: now;
-    - reads_missing: a histogram of how many of the other workers' updates those reads of cached
-      rows missed that were checked, in the unit of the cache's clock; asked of the parameter
-      servers, the rest is not.
+    - bytes_pushes (updates) and bytes_requests (all other bytes) to the servers, bytes_down;
+    - unsent_updates: at the time of the write;
+    - reads_missing: histogram of the number of other workers' updates that a read missed, in the
+      unit of the cache's clock. Only reads of cached rows that a server checked count. Only this
+      metric needs requests to the parameter servers.
 
-    And of the dense variables, with `dense_staleness`: dense/bytes_up, dense/bytes_down,
+    With `dense_staleness`, metrics of the dense variables are dense/bytes_up, dense/bytes_down and
     dense/unsent_steps.
     """
 
     def __init__(self, log_dir: str | None = None, update_freq: str | int = "epoch"):
-        """Describes what is written.
+        """Creates the callback.
 
         Args:
-          log_dir: for TensorBoard, beside what `keras.callbacks.TensorBoard` writes; None: only the
-            log (absl, INFO) gets a line a layer.
+          log_dir: folder for TensorBoard, next to the folders of `keras.callbacks.TensorBoard`.
+            None: metrics appear only in the log (absl, INFO), in one line per layer.
           update_freq: "epoch", or a number of batches.
 
         Raises:
@@ -76,7 +76,7 @@ class CacheMetrics(keras.callbacks.Callback):
         self._stats: dict[str, Counts] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks that there are caches to look at.
+        """Checks that the model has caches, and records their counters.
 
         Raises:
           ValueError: the model has no `HetEmbedding` under `HetParameterServerStrategy`.
@@ -94,8 +94,8 @@ class CacheMetrics(keras.callbacks.Callback):
         self._dense_since_last()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Writes where `update_freq` says so."""
-        # A call is for all steps of a closure.
+        """Writes the metrics if `update_freq` batches were trained since the last write."""
+        # One call covers all steps of a closure.
         self._steps += batch + 1 - self._batches
         self._batches = batch + 1
         freq = self._update_freq
@@ -103,16 +103,16 @@ class CacheMetrics(keras.callbacks.Callback):
             self._write()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Batches are counted from 0."""
+        """Resets the number of batches of the epoch."""
         self._batches = 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes what was not yet."""
+        """Writes the metrics of the steps since the last write."""
         if self._steps > self._written_at:
             self._write()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """What is written is there to be read."""
+        """Flushes the written metrics to the files of TensorBoard."""
         if self._writer is not None:
             self._writer.flush()
 
@@ -141,7 +141,7 @@ class CacheMetrics(keras.callbacks.Callback):
         self._put("dense", scalars | {"unsent_steps": counted["pending"]}, [])
 
     def _since_last(self, name: str, layer: HetEmbedding) -> tuple[Counts, Counts]:
-        """What the caches of a layer, and its table, counted since the last call."""
+        """Returns the counts of a layer's caches, and of its table, since the last call."""
         reports = self.model.distribute_strategy.held.last_cache_reports(layer.worker_cache)
         stats, before = layer.table.stats(), self._stats.get(name, {})
         self._stats[name] = stats
@@ -170,7 +170,7 @@ class CacheMetrics(keras.callbacks.Callback):
 
 
 def _missing(stats: Counts) -> list[list[float]]:
-    """Buckets of a histogram: from, to, reads."""
+    """Returns the buckets of a histogram: lower bound, upper bound, number of reads."""
     buckets = []
     for name, reads in stats.items():
         match = re.fullmatch(r"reads_missing_(\d+)", name)
@@ -181,7 +181,7 @@ def _missing(stats: Counts) -> list[list[float]]:
 
 
 def _write_histogram(name: str, buckets: list[list[float]]) -> None:
-    # tf.summary.histogram would want the reads one by one.
+    # `tf.summary.histogram` takes single values, not buckets.
     from tensorboard.plugins.histogram import metadata
 
     tf.summary.write(

@@ -1,4 +1,4 @@
-"""The callbacks that `fit`, `evaluate` and `predict` call."""
+"""Callbacks of `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from het_tf.top import StatusFile
 
 
 class Traffic:
-    """Rates of the closure that ended last, from its worker's report before to that at its end."""
+    """Rates of the last finished closure, from two consecutive reports of its worker."""
 
     def __init__(self, strategy: HetParameterServerStrategy):
-        """Begins anew: there are no rates yet."""
+        """Starts without rates."""
         self._strategy = strategy
         self._bytes = self._steps = 0
         self._cached: Counts = {}
 
     def take(self, holders: Sequence[Holder], reports: np.ndarray, steps: int) -> None:
-        """A closure has ended: records its reports, of these caches and replicas.
+        """Records the reports of a finished closure.
 
         Args:
-          holders: of the closure.
-          reports: what `report_ops(holders)` gave.
-          steps: how many the closure made.
+          holders: caches and replicas of the closure.
+          reports: result of `report_ops(holders)`.
+          steps: number of steps of the closure.
         """
         last = self._strategy.held.last_cache_reports
         before = [last(holder) for holder in holders]
@@ -54,7 +54,7 @@ class Traffic:
         )
 
     def rates(self) -> dict[str, float]:
-        """For the progress bar: "hit_rate" where there are caches, and "kB_per_step"."""
+        """Returns "kB_per_step", and "hit_rate" if caches exist, for the progress bar."""
         if not self._steps:
             return {}
         rates = {"kB_per_step": self._bytes / self._steps / 1000}
@@ -64,15 +64,15 @@ class Traffic:
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras's, which also shows the share of ids found in caches, and bytes between hosts."""
+    """Keras's progress bar, with the share of ids found in caches and kB between hosts per step."""
 
     def __init__(self, traffic: Traffic):
-        """Shows `traffic.rates()` beside the logs of training."""
+        """Adds `traffic.rates()` to the logs of training."""
         super().__init__()
         self._traffic = traffic
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Shows a closure's steps."""
+        """Shows the steps of a closure."""
         super().on_train_batch_end(batch, {**(logs or {}), **self._traffic.rates()})
 
 
@@ -80,31 +80,31 @@ _INTERVAL = 1.0  # seconds
 
 
 class StatusCallback(keras.callbacks.Callback):
-    """Says once a second what training does: what the coordinator knows without asking anybody.
+    """Writes the status of training to a file, at most once a second.
 
-    While somebody looks, the shards are asked, too.
+    The coordinator asks the shards only while `het_tf.top` reads the file.
     """
 
     def __init__(self) -> None:
-        """Says nothing yet."""
+        """Starts without a written status."""
         super().__init__()
         self._file = StatusFile()
         self._written = 0.0
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch."""
+        """Stores the epoch for the status."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Writes the status, if it is time."""
+        """Writes the status, unless the last one is less than a second old."""
         now = time.monotonic()
         if now - self._written >= _INTERVAL:
             self._written = now
             self._file.write(self._status(batch + 1))
 
     def remove(self) -> None:
-        """Takes the status away."""
+        """Deletes the status file."""
         self._file.remove()
 
     def _status(self, step: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ _OF_BATCHES = tuple(
     f"{kind}batch_{when}" for kind in ("", "train_", "test_") for when in ("begin", "end")
 )
 _BARS = (keras.callbacks.ProgbarLogger, ProgressBar)
-_DRAWING_INTERVAL = 0.05  # seconds; Keras's
+_DRAWING_INTERVAL = 0.05  # seconds, as in Keras
 
 
 def callback_list(
@@ -158,16 +158,16 @@ def callback_list(
     epochs: int = 1,
     traffic: Traffic | None = None,
 ) -> keras.callbacks.CallbackList:
-    """What is called with the user's callbacks.
+    """Returns the list of the user's callbacks and of the callbacks that `fit` adds.
 
     Args:
-      model: they are told of it.
-      callbacks: as of `fit`; a `CallbackList`, as Keras's own callers have one, is taken as it is.
-      feed: says how many steps a pass has.
-      verbose: as of `fit`.
-      epochs: as of `fit`.
-      traffic: of `fit`, for its progress bar; None: of `evaluate` or `predict`, which has no
-        history.
+      model: model of the callbacks.
+      callbacks: as in `fit`. A `CallbackList`, from Keras's own callers, is returned unchanged.
+      feed: feed with the number of steps of a pass.
+      verbose: as in `fit`.
+      epochs: as in `fit`.
+      traffic: source of rates for the progress bar of `fit`. None: the list is for `evaluate` or
+        `predict`, without a history.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
@@ -190,7 +190,7 @@ def callback_list(
 
 @contextlib.contextmanager
 def showing_status(callbacks: keras.callbacks.CallbackList) -> Iterator[None]:
-    """Around a `fit`, after which its status is gone, however it ends."""
+    """Deletes the status file at the end of a `fit`, also after an error."""
     try:
         yield
     finally:
@@ -200,9 +200,9 @@ def showing_status(callbacks: keras.callbacks.CallbackList) -> Iterator[None]:
 
 
 def look_at_batches(callbacks: keras.callbacks.CallbackList) -> bool:
-    """Whether a callback of the user's is called with batches, and may look or change something.
+    """Whether a user's callback overrides a batch hook, which may read or change anything.
 
-    Those that fit adds are not meant: bars draw, and the status says, how far training is.
+    Progress bars and the status callback do not count: they only show the progress of training.
     """
     return any(
         getattr(getattr(each, f"on_{name}"), "__func__", None)
@@ -218,15 +218,15 @@ def batch_hooks(
     begin: Callable[[int], None],
     end: Callable[[int, Logs], None],
 ) -> Callable[[int, int, Callable[[], Logs]], None]:
-    """What is called with the first and the last batch of a closure that ended, and makes its logs.
+    """Returns a function of a finished closure's first batch, last batch and maker of logs.
 
-    The training program needs as long for the logs of a closure as for all else that it does for
-    one. So they are new for a bar when it draws, and for nobody if nobody looks.
+    Making a closure's logs takes the coordinator as long as its other work for the closure. Logs
+    are made for every closure if `look_at_batches`, else when a progress bar draws, else never.
 
     Args:
-      callbacks: who looks.
+      callbacks: callbacks that may read the logs.
       begin: called with the first batch.
-      end: called with the last, and the logs.
+      end: called with the last batch and the newest logs.
     """
     draws = any(type(each) in _BARS for each in callbacks.callbacks)
     interval = 0.0 if look_at_batches(callbacks) else _DRAWING_INTERVAL if draws else math.inf

@@ -1,1 +1,1 @@
-"""Input of `fit`, `evaluate` and `predict`: datasets, batches and how they reach workers."""
+"""Input of `fit`, `evaluate` and `predict`: datasets, batches, and feeds for the workers."""

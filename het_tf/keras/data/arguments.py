@@ -1,4 +1,4 @@
-"""Arguments of `fit`, `evaluate` and `predict`, as they travel from a model to its trainer."""
+"""Arguments of `fit`, `evaluate` and `predict`, passed from a model to its trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Arguments:
 
     @classmethod
     def of(cls: type[_A], local_variables: Mapping[str, Any]) -> _A:
-        """Takes the arguments from the local variables of the method, where these begin."""
+        """Creates the arguments from the local variables at the beginning of the method."""
         return cls(**{f.name: local_variables[f.name] for f in dataclasses.fields(cls)})
 
 

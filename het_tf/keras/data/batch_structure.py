@@ -1,4 +1,4 @@
-"""What a batch is made of: its tensors, and None where Keras takes that in a tensor's place."""
+"""Structure of batches: tensors, and None where Keras accepts None in place of a tensor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Batch = Any
 
 
 def spec_of(dataset: Any) -> Any:
-    """The spec of a dataset's batches, with None where they have it."""
+    """Returns the spec of a dataset's batches, with None in place of `tf.NoneTensorSpec`."""
     return tf.nest.map_structure(
         lambda spec: None if isinstance(spec, tf.NoneTensorSpec) else spec, dataset.element_spec
     )
 
 
 def common_spec(specs: Sequence[Any]) -> Any:
-    """The spec of batches of all of these; None: structures or dtypes differ."""
+    """Returns a spec that covers all `specs`. None: structures or dtypes differ."""
     first, *others = specs
     try:
         for other in others:
@@ -31,12 +31,12 @@ def common_spec(specs: Sequence[Any]) -> Any:
 
 
 def components_of(batch: Any) -> list[Any]:
-    """The tensors of a batch, or the `tf.TensorSpec`s of its spec: those of composite ones, too."""
+    """Returns a batch's tensors or a spec's `tf.TensorSpec`s, with composites split into parts."""
     return [x for x in tf.nest.flatten(batch, expand_composites=True) if x is not None]
 
 
 def with_components(like: Any, components: Sequence[tf.Tensor]) -> Any:
-    """A batch of the structure of another one, or of a spec, with these components."""
+    """Returns a batch of the structure of `like`, a batch or spec, with these components."""
     remaining = iter(components)
     leaves = [
         None if x is None else next(remaining)
@@ -46,15 +46,15 @@ def with_components(like: Any, components: Sequence[tf.Tensor]) -> Any:
 
 
 def read_weights(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """The weights that are trained, with their values, for steps that only read them.
+    """Returns the trainable weights with their values, for steps that only read the weights.
 
-    Each step would read them from the servers otherwise.
+    Without these values, every step would read the weights from the servers.
     """
     return [(weight, tf.identity(weight.value)) for weight in model.trainable_variables]
 
 
 def stacked_signature(element_spec: Any) -> list[tf.TensorSpec]:
-    """Specs of the components of a batch, each stacked over any number of steps."""
+    """Returns the specs of a batch's components, stacked over any number of steps."""
     return [
         tf.TensorSpec(tf.TensorShape([None]).concatenate(spec.shape), spec.dtype)
         for spec in components_of(element_spec)
@@ -62,7 +62,7 @@ def stacked_signature(element_spec: Any) -> list[tf.TensorSpec]:
 
 
 def take_batch(element_spec: Any, stacked: tuple[tf.Tensor, ...], step: tf.Tensor) -> Batch:
-    """The batch of one step out of components stacked over steps, shaped as `element_spec`."""
+    """Returns the batch of one step from stacked components, with shapes of `element_spec`."""
     flat_spec = components_of(element_spec)
     components = [
         tf.ensure_shape(component[step], spec.shape)

@@ -110,12 +110,10 @@ def as_dataset(
 ) -> tf.data.Dataset:
     """Returns a batched dataset of a `tf.data.Dataset`, a Python source of batches, or arrays.
 
-    Only arrays allow `y`, `sample_weight` and `batch_size`.
-
     Args:
       x: a batched dataset, returned unchanged; a generator or `keras.utils.PyDataset`; or an array,
         or a list, tuple or dict of arrays whose first dimensions are equal.
-      y: labels: an array, or a list, tuple or dict of arrays.
+      y: labels, in one of the forms of arrays `x`. Only with arrays, like the next two arguments.
       sample_weight: one weight per example.
       batch_size: examples per batch. None: `ceil(examples / steps)`, or 32 without `steps`.
       shuffle: whether every iteration shuffles the examples of arrays, or the batches of a
@@ -126,7 +124,7 @@ def as_dataset(
       A dataset of `x`, `(x, y)` or `(x, y, sample_weight)`.
 
     Raises:
-      ValueError: `x` does not allow an argument, or lengths differ.
+      ValueError: `x` does not allow an argument, lengths differ, or a generator has no batches.
       TypeError: the type of `x` is not supported.
     """
     if isinstance(x, tf.data.Dataset):
@@ -244,7 +242,7 @@ def worker_dataset_fn(
     Args:
       fn: takes a `tf.distribute.InputContext` and returns a batched `tf.data.Dataset`. In the
         context, `num_input_pipelines` is the number of workers and `input_pipeline_id` is the index
-        of the worker. The calls of `fn` run in this process, for every worker.
+        of the worker. This process calls `fn` for every worker.
       num_workers: number of workers.
       repeat: whether the dataset of a worker repeats.
 
@@ -283,7 +281,7 @@ def _check_readable(variable: tf.Variable) -> None:
     """Checks that workers can read a variable.
 
     Raises:
-      ValueError: they cannot, since the variable was made before the process joined the cluster.
+      ValueError: they cannot. The process may have made the variable before it connected.
     """
     try:
         with tf.device(cluster_devices("worker")[0]):
@@ -372,8 +370,7 @@ def call_once(fn: DatasetFunction) -> tf.data.Dataset:
 def takes_context(fn: DatasetFunction) -> bool:
     """Whether a dataset function takes a `tf.distribute.InputContext`.
 
-    The first positional argument is the context if its default is missing or None. `lambda n=8: ...`
-    takes no context.
+    A first argument without a default, or with None, is a context. `lambda n=8: ...` takes none.
     """
     positional = (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -413,7 +410,7 @@ def weigh_classes(dataset: tf.data.Dataset, weights: Mapping[int, float]) -> tf.
 
     Args:
       dataset: batches `(x, y)` or `(x, y, None)`. y is one tensor: class numbers of shape [batch]
-        or [batch, 1], or one-hot of shape [batch, classes]. Class numbers are rounded.
+        or [batch, 1], or one-hot of shape [batch, classes]. Float class numbers are rounded.
       weights: class number -> weight. Missing classes have weight 1.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Where closures get their batches from.
+"""Feeds: sources of the batches of closures.
 
-Two kinds. A `StreamFeed` is read here and its batches travel with the closures: every batch is used
-once, whichever worker dies, and results can be put in order. A `WorkerFeed` is read by the workers
-themselves, each its own dataset: nothing passes through the coordinator.
+The coordinator reads a `StreamFeed` and sends the batches with the closures. Every batch is used
+once, even if a worker dies, and results can be put in order. A `WorkerFeed` has one dataset per
+worker, which the worker reads: no batch passes through the coordinator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from het_tf.keras.data.arguments import FitArguments
 from het_tf.keras.data.batch_structure import components_of, spec_of
 from het_tf.keras.data.datasets import worker_dataset_fn
 
-_IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their share
+_IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Work:
     Attributes:
       index: number of the closure within its pass, counted from 0.
       args: arguments of `on_batches` or `on_iterator`.
-      steps: steps it is meant to do.
+      steps: number of steps that the closure should run.
     """
 
     index: int
@@ -52,9 +52,9 @@ class Pass(abc.ABC):
     """One pass over a feed: an epoch, or an evaluation.
 
     Attributes:
-      name: of the batches that it hands out; another pass that goes on with them has the same.
-      goes_on: whether another pass may.
-      has_begun: whether a step was made, which whoever runs its closures says.
+      name: name of the sequence of batches. A pass that continues the sequence has the same name.
+      goes_on: whether another pass may continue the sequence.
+      has_begun: whether a step was made. The caller that runs the closures sets this attribute.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -64,11 +64,11 @@ class Pass(abc.ABC):
 
     @abc.abstractmethod
     def next_work(self, in_flight: int) -> Work | None:
-        """Work for the next closure; None when there is none, or none until others finish."""
+        """Returns the next closure's work. None: no work, or none until other closures finish."""
 
     @abc.abstractmethod
     def finished(self, work: Work, worker: int, steps: int) -> None:
-        """Takes in how many steps the closure for `work` did, and where."""
+        """Records the worker that ran the closure for `work`, and the number of its steps."""
 
 
 class Feed(abc.ABC):
@@ -76,9 +76,9 @@ class Feed(abc.ABC):
 
     Attributes:
       element_spec: spec of one batch.
-      num_steps: batches per pass; None when not known yet.
-      on_iterator: whether closures read an iterator of the worker (`on_iterator`) rather than
-        getting batches (`on_batches`).
+      num_steps: batches per pass. None: not known yet.
+      on_iterator: whether closures read the worker's iterator (`on_iterator`). Otherwise closures
+        contain their batches (`on_batches`).
     """
 
     element_spec: Any
@@ -90,13 +90,13 @@ class Feed(abc.ABC):
         """Begins a pass.
 
         Args:
-          steps_per_closure: of each closure, at most.
-          lookahead: batches that a closure may take beyond its steps, for the next one.
+          steps_per_closure: largest number of steps of a closure.
+          lookahead: number of batches that a closure may read for the next closure.
         """
 
 
 class StreamFeed(Feed):
-    """One dataset, read on the coordinator."""
+    """One dataset, which the coordinator reads."""
 
     on_iterator = False
 
@@ -105,9 +105,9 @@ class StreamFeed(Feed):
 
         Args:
           dataset: batches.
-          steps: batches per pass; all of the dataset when None.
-          endless: whether the next pass goes on where the last one stopped, and the dataset starts
-            over at its end; otherwise each pass reads it from the start.
+          steps: batches per pass. None: all batches of the dataset.
+          endless: whether a pass continues where the previous pass stopped, and the dataset
+            repeats. Otherwise every pass reads the dataset from the start.
 
         Raises:
           ValueError: the dataset is infinite and `steps` is None.
@@ -125,8 +125,8 @@ class StreamFeed(Feed):
         self._stream = iter(self._dataset.repeat()) if endless else None
 
     def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
-        """A pass whose batches this process reads and sends along."""
-        del lookahead  # What is sent along is all that a closure has.
+        """Begins a pass. This process reads its batches and sends them with the closures."""
+        del lookahead  # A closure has no batches but those sent with it.
         use_own_executor()
         stream = self._stream if self._stream is not None else iter(self._dataset)
         return _StreamPass(stream, self._steps, steps_per_closure, self._set_length)
@@ -137,7 +137,7 @@ class StreamFeed(Feed):
 
 
 class _StreamPass(Pass):
-    """Groups consecutive batches of equal shapes, as many as a closure takes."""
+    """Groups consecutive batches of equal shapes into closures."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _StreamPass(Pass):
         self._on_end = on_end
         self._taken = 0
         self._index = 0
-        # A batch of another shape than those before it: the first of the next closure.
+        # A batch whose shape differs from the previous batch: the first of the next closure.
         self._held: list[tf.Tensor] | None = None
 
     def next_work(self, in_flight: int) -> Work | None:
@@ -176,7 +176,7 @@ class _StreamPass(Pass):
         return work
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
-        del work, worker, steps  # A closure that brings its batches does them all.
+        del work, worker, steps  # A closure runs all batches sent with it.
 
     def _next_batch(self) -> list[tf.Tensor] | None:
         if self._held is not None:
@@ -203,7 +203,7 @@ class _StreamPass(Pass):
 
 
 class WorkerFeed(Feed):
-    """One dataset per worker, made and read there."""
+    """One dataset per worker. The worker builds and reads its dataset."""
 
     on_iterator = True
 
@@ -217,11 +217,11 @@ class WorkerFeed(Feed):
         """Creates the datasets on the workers.
 
         Args:
-          strategy: names the workers.
-          fn: makes a worker's dataset of a context, see `worker_dataset_fn`.
-          steps: batches per pass, over all workers; the datasets start over when they end. When
-            None a pass reads the dataset of every worker once, from start to end.
-          endless: whether the next pass goes on where the last one stopped; otherwise each pass
+          strategy: strategy of the workers.
+          fn: makes a worker's dataset from a context. See `worker_dataset_fn`.
+          steps: batches per pass, summed over the workers. The datasets repeat. None: a pass reads
+            the dataset of every worker once, from start to end.
+          endless: whether a pass continues where the previous pass stopped. Otherwise every pass
             reads from the start. Only with `steps`.
         """
         self._strategy = strategy
@@ -234,9 +234,9 @@ class WorkerFeed(Feed):
         self._name = uuid.uuid4().hex
 
     def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
-        """A pass whose batches the workers read."""
+        """Begins a pass. The workers read its batches."""
         iterator = iter(self._datasets) if self._iterator is None else self._iterator
-        # What a worker has taken beyond a pass is the first of the next, where that goes on.
+        # If passes continue, the next pass begins with the batches that a worker read ahead.
         name = None if self._iterator is None else self._name
         reading = _Reading(self._strategy, iterator, steps_per_closure, lookahead, name)
         if self._steps is None:
@@ -250,14 +250,14 @@ class WorkerFeed(Feed):
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """What a pass reads, and how.
+    """Parameters of a pass over the datasets of the workers.
 
     Attributes:
-      strategy: of the workers.
-      iterator: over their datasets.
-      per_closure: steps of a closure.
-      lookahead: batches that a closure may take for the next.
-      name: of the batches, where the next pass goes on with them.
+      strategy: strategy of the workers.
+      iterator: iterator over the datasets of the workers.
+      per_closure: largest number of steps of a closure.
+      lookahead: number of batches that a closure may read for the next closure.
+      name: name of the batches, if the next pass continues with them, else None.
     """
 
     strategy: HetParameterServerStrategy
@@ -268,7 +268,7 @@ class _Reading:
 
 
 class _WorkerPass(Pass):
-    """Common to both ways of reading the workers' datasets."""
+    """Common part of the two passes over the datasets of the workers."""
 
     def __init__(self, reading: _Reading):
         super().__init__(reading.name)
@@ -286,14 +286,14 @@ class _WorkerPass(Pass):
         return set(range(self._reading.strategy.num_workers)) - self._ended
 
     def _down(self) -> set[int]:
-        """Workers that are gone: one that is only silent may be busy, for a while."""
+        """Returns workers that are down. A silent worker may be busy until it counts as lost."""
         health = self._reading.strategy.health.monitor
         refused = {t for t, state in health.failing().items() if state is TaskState.REFUSED}
         return {i for task_type, i in refused | set(health.lost("worker")) if task_type == "worker"}
 
 
 class _CountedPass(_WorkerPass):
-    """A given number of steps, by whichever workers are free."""
+    """A given number of steps. Any free worker runs the next closure."""
 
     def __init__(self, reading: _Reading, steps: int):
         super().__init__(reading)
@@ -309,7 +309,7 @@ class _CountedPass(_WorkerPass):
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._remaining += work.steps - steps
-        if steps < work.steps:  # The dataset repeats: it ends only if it is empty.
+        if steps < work.steps:  # A repeating dataset ends only if it is empty.
             self._ended.add(worker)
             if not self._unfinished() - self._down():
                 raise ValueError("The datasets of all workers are empty.")
@@ -317,10 +317,10 @@ class _CountedPass(_WorkerPass):
 
 
 class _SharesPass(_WorkerPass):
-    """The datasets of all workers, each to its end.
+    """The datasets of all workers, each read to its end.
 
-    The coordinator cannot choose the worker that runs a closure, so closures are scheduled until
-    every worker has said that its dataset has ended; those that meet an ended one return at once.
+    The coordinator cannot choose the worker of a closure. Closures are therefore scheduled until
+    every worker has reported the end of its dataset. On such a worker, a closure returns at once.
     """
 
     def __init__(self, reading: _Reading, on_end: Callable[[int], None]):
@@ -355,9 +355,9 @@ class _SharesPass(_WorkerPass):
 
 
 def fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
-    """Schedules closures of `fn` for as much of a pass as there is room for, unless `stop`.
+    """Schedules closures of `fn` for the work of a pass while the runner has room.
 
-    One after the other is until a step was made: Keras looks whether to stop when it has made one.
+    With `stop`, schedules one closure at a time until a step was made, as Keras stops after a step.
     """
     while runner.has_room and not (stop and (data.has_begun or runner.in_flight)):
         work = data.next_work(runner.in_flight)
@@ -377,7 +377,7 @@ def train_feed(
     steps: int | None,
     class_weight: Mapping[int, float] | None,
 ) -> Feed:
-    """The feed for `fit`; the arguments are those of `het_tf.keras.Model.fit`."""
+    """Returns the feed for `fit`. The arguments are those of `het_tf.keras.Model.fit`."""
     if class_weight is not None and sample_weight is not None:
         raise ValueError("class_weight and sample_weight cannot be given together.")
 
@@ -418,7 +418,7 @@ def eval_feed(
     batch_size: int | None = None,
     steps: int | None = None,
 ) -> Feed:
-    """The feed for `evaluate`; the arguments are those of `het_tf.keras.Model.evaluate`."""
+    """Returns the feed for `evaluate`, with the arguments of `het_tf.keras.Model.evaluate`."""
     if datasets.is_dataset_function(x):
         datasets.check_alone(y, sample_weight, batch_size, "a function")
         x = datasets.shares_or_dataset(x)
@@ -428,19 +428,19 @@ def eval_feed(
 
 
 class Validation:
-    """What `fit` validates on, and when.
+    """Validation data of `fit`, and the epochs after which `fit` validates.
 
     Attributes:
-      had_batches: whether it has validated.
+      had_batches: whether `fit` has validated. The trainer sets this attribute.
     """
 
     def __init__(self, strategy: HetParameterServerStrategy, given: FitArguments):
-        """Takes arguments of `fit`; the data is not looked at before the first time.
+        """Stores arguments of `fit`. The first use of `feed` reads the data.
 
         Args:
-          strategy: names the workers.
+          strategy: strategy of the workers.
           given: the arguments. `validation_data` is a function, a dataset, or arrays `(x, y)` or
-            `(x, y, sample_weight)`; None: `fit` never validates.
+            `(x, y, sample_weight)`. None: `fit` never validates.
         """
         self._strategy = strategy
         self._data = given.validation_data
@@ -451,7 +451,7 @@ class Validation:
 
     @functools.cached_property
     def feed(self) -> Feed:
-        """Its batches."""
+        """Feed of the validation data."""
         data = self._data
         if not isinstance(data, (tuple, list)):
             return eval_feed(self._strategy, data, steps=self._steps)
@@ -461,7 +461,7 @@ class Validation:
         )
 
     def is_due(self, epoch: int) -> bool:
-        """Whether `fit` validates after this epoch, the first of which is 0."""
+        """Whether `fit` validates after this epoch, counted from 0."""
         if self._data is None:
             return False
         if isinstance(self._freq, int):
@@ -470,7 +470,7 @@ class Validation:
 
 
 def predict_feed(x: Any, batch_size: int | None, steps: int | None) -> StreamFeed:
-    """The feed for `predict`; the arguments are those of `het_tf.keras.Model.predict`."""
+    """Returns the feed for `predict`. The arguments are those of `het_tf.keras.Model.predict`."""
     if datasets.is_dataset_function(x):
         datasets.check_alone(None, None, batch_size, "a function")
         return StreamFeed(datasets.call_once(x), steps)

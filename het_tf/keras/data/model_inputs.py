@@ -1,7 +1,7 @@
-"""What a functional model is called with, by the keys of its Inputs.
+"""Inputs of a call of a functional model, matched to the model's Inputs by key.
 
-Keras flattens the dict of Inputs and the one that the model is called with each in its own order:
-by sorted keys, or as it was written where it is an OrderedDict.
+Keras flattens the dict of Inputs and the dict of a call separately: an OrderedDict in its own
+order, another dict by sorted keys. The two orders may differ.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from het_tf.layers.ids import map_values
 
 
 def checked_inputs(model: keras.Model, inputs: Any) -> Any:
-    """Checks what a model with `HetEmbedding` layers is called with.
+    """Checks the inputs of a model with `HetEmbedding` layers.
 
     Args:
-      model: any; one that is not functional has no Inputs, and nothing is cast.
-      inputs: its first argument: arrays, tensors or symbolic tensors in any structure.
+      model: any model. A model that is not functional has no Inputs: nothing is checked or cast.
+      inputs: first argument of the model: arrays, tensors or symbolic tensors in any structure.
 
     Returns:
-      The inputs. In a graph, those that Keras would cast to a narrower integer type are cast.
+      The inputs. In a graph, inputs that Keras would cast to a narrower integer type are cast.
 
     Raises:
-      tf.errors.InvalidArgumentError: a number is given for an Input of an integer type that does
-        not hold it, or is no whole one. The message has its value. A graph raises when it runs.
+      tf.errors.InvalidArgumentError: a number is not whole, or does not fit the integer type of its
+        Input. The message contains the number. A graph raises the error when it runs.
     """
     specs = getattr(model, "inputs", None) or ()
     narrow = [
@@ -42,7 +42,7 @@ def checked_inputs(model: keras.Model, inputs: Any) -> Any:
         if _may_lose(given, tf.as_dtype(spec.dtype))
     ]
     embeddings = embeddings_of(model) if narrow else []
-    # A model that is exported has no ops of het_tf.
+    # An exported model contains no ops of het_tf.
     if not embeddings or served_table(embeddings[0]) is not None:
         return inputs
     cast = {}
@@ -50,24 +50,24 @@ def checked_inputs(model: keras.Model, inputs: Any) -> Any:
         dtype, name = tf.as_dtype(spec.dtype), f"input {spec.name} of model {model.name}"
 
         def check(x: tf.Tensor, dtype: tf.DType = dtype, name: str = name) -> tf.Tensor:
-            # What comes out is used: TensorFlow would leave out a check that nothing depends on.
+            # The cast uses the result, because TensorFlow prunes ops that nothing depends on.
             return tf.cast(ops.keys(x, cast_to=dtype, input_dim=0, name_of_ids=name), dtype)
 
         cast[id(given)] = map_values(given, check)
-    if tf.executing_eagerly():  # Keras does not take tensors beside arrays
+    if tf.executing_eagerly():  # Keras rejects tensors mixed with arrays.
         return inputs
     return keras.tree.map_structure(lambda given: cast.get(id(given), given), inputs)
 
 
 def _flat(inputs: Any, specs: Any) -> list[Any]:
-    """In the order of the Inputs, as Keras has it: by their names, where all of these are keys."""
+    """Returns inputs in the order of the Inputs. As in Keras, by name if all names are keys."""
     if isinstance(inputs, dict) and all(spec.name in inputs for spec in specs):
         return [inputs[spec.name] for spec in specs]
     return keras.tree.flatten(inputs)
 
 
 def _may_lose(given: Any, to: tf.DType) -> bool:
-    """Whether a cast to an integer type makes other numbers of some of what may be given."""
+    """Whether `to` is an integer type that cannot hold all numbers of the dtype of `given`."""
     if not to.is_integer or not isinstance(
         given, (np.ndarray, np.generic, tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
     ):
@@ -79,7 +79,7 @@ def _may_lose(given: Any, to: tf.DType) -> bool:
 
 
 def by_key(model: keras.Model, inputs: Any) -> Any:
-    """`inputs`, with dicts of the kind and the order that the model's Inputs have."""
+    """Returns `inputs`, with dicts of the type and order of the dicts of the model's Inputs."""
     return (
         _like(model.input, inputs)
         if isinstance(model, keras_internals.functional_class())
@@ -90,7 +90,7 @@ def by_key(model: keras.Model, inputs: Any) -> Any:
 def _like(structure: Any, inputs: Any) -> Any:
     if isinstance(structure, dict) and isinstance(inputs, dict):
         if structure.keys() != inputs.keys():
-            return inputs  # Keras says what is missing.
+            return inputs  # Keras reports missing keys.
         kind = collections.OrderedDict if isinstance(structure, collections.OrderedDict) else dict
         return kind((key, _like(each, inputs[key])) for key, each in structure.items())
     if isinstance(structure, (list, tuple)) and isinstance(inputs, (list, tuple)):
