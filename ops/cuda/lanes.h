@@ -27,6 +27,13 @@ namespace cuda {
 
 #ifdef __CUDACC__
 
+// A pragma of nvcc's. (lanes_threads_test.cc has this half compiled by other compilers.)
+#ifdef __NVCC__
+#define HET_PRAGMA(text) _Pragma(#text)
+#else
+#define HET_PRAGMA(text)
+#endif
+
 template <int kLanes>
 class Lanes {
   static_assert(kLanes == 16 || kLanes == 32);
@@ -44,11 +51,11 @@ class Lanes {
   __device__ void Transform(float* to, int n, const At& at) const {
     for (int first = lane(); first < n; first += kColumns * kLanes) {
       float x[kColumns];
-#pragma unroll
+      HET_PRAGMA(unroll)
       for (int k = 0; k < kColumns; ++k) {
         if (first + k * kLanes < n) x[k] = at(first + k * kLanes);
       }
-#pragma unroll
+      HET_PRAGMA(unroll)
       for (int k = 0; k < kColumns; ++k) {
         if (first + k * kLanes < n) to[first + k * kLanes] = x[k];
       }
@@ -141,18 +148,18 @@ class Lanes {
     [[maybe_unused]] constexpr int kUnrolled = kAtOnce == 1 ? 8 : 2;
     for (int begin = lane(); begin < n; begin += kAtOnce * kLanes) {
       float sum[kAtOnce] = {};
-#pragma unroll
+      HET_PRAGMA(unroll)
       for (int k = 0; k < kAtOnce; ++k) {
         if (begin + k * kLanes < n) sum[k] = at(first, begin + k * kLanes);
       }
-#pragma unroll kUnrolled
+      HET_PRAGMA(unroll kUnrolled)
       for (int32_t j = first + 1; j < last; ++j) {
-#pragma unroll
+        HET_PRAGMA(unroll)
         for (int k = 0; k < kAtOnce; ++k) {
           if (begin + k * kLanes < n) sum[k] += at(j, begin + k * kLanes);
         }
       }
-#pragma unroll
+      HET_PRAGMA(unroll)
       for (int k = 0; k < kAtOnce; ++k) {
         if (begin + k * kLanes < n) to[begin + k * kLanes] = sum[k];
       }

@@ -85,10 +85,7 @@ static int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 // Beside the host's half, which other files of the program have.
 #define cuda warp_of_threads
 #define __CUDACC__
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunknown-pragmas"  // unroll is nvcc's
 #include "ops/cuda/lanes.h"
-#pragma GCC diagnostic pop
 #undef __CUDACC__
 #undef cuda
 
