@@ -1,4 +1,4 @@
-"""The rows of a layer: in a table, or behind the caches of the workers."""
+"""Storage of a layer's rows: a table, accessed directly or through a cache."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from het_tf.tables.worker_cache import WorkerCache
 
 
 class LayerTable:
-    """The table of a `HetEmbedding`, which has one of these.
+    """The table of one `HetEmbedding`, and the cache of the table.
 
-    The table is made when the optimizer of the rows is known, or when somebody asks for the table.
+    The table is created when the optimizer of the rows is known, or at the first access.
 
     Attributes:
-      first_values: float32 [n, output_dim], the values of the keys 0 .. n - 1; None: there are
-        none, or the table has them.
+      first_values: float32 [n, output_dim], the values of the keys 0 .. n - 1. None: there are
+        none, or the table contains them.
     """
 
     def __init__(self, layer: Any, first_values: np.ndarray | None):
-        """Of a layer that is not built yet."""
+        """Creates the storage of a layer that is not built yet."""
         self._layer = layer
         self.first_values = first_values
         self._strategy: tf.distribute.Strategy | None = None
@@ -38,10 +38,10 @@ class LayerTable:
         self._worker_cache: WorkerCache | None = None
 
     def place(self, strategy: tf.distribute.Strategy) -> None:
-        """Chooses where the table will be: on the parameter servers, or in this process.
+        """Chooses the place of the table: the parameter servers or this process.
 
         Raises:
-          ValueError: the strategy is neither a ParameterServerStrategy nor of one replica.
+          ValueError: the strategy is not a ParameterServerStrategy and has several replicas.
         """
         self._devices = parameter_servers(strategy)
         self._strategy = strategy if self._devices else None
@@ -50,12 +50,12 @@ class LayerTable:
 
     @property
     def exists(self) -> bool:
-        """Whether the table is made."""
+        """Whether the table has been created."""
         return self._table is not None
 
     @property
     def table(self) -> EmbeddingTable:
-        """The table, which is made now if it was not.
+        """The table. An access creates the table if necessary.
 
         Raises:
           ValueError: the layer is not built yet.
@@ -65,12 +65,12 @@ class LayerTable:
 
     @property
     def worker_cache(self) -> WorkerCache:
-        """The cache that every worker keeps of the table; as `table`."""
+        """The cache of the table that every worker keeps. Created and raises as `table`."""
         self.ensure()
         return self._worker_cache
 
     def ensure(self) -> None:
-        """Makes the table if it is not made.
+        """Creates the table if it does not exist.
 
         Raises:
           ValueError: the layer is not built yet.
@@ -83,13 +83,13 @@ class LayerTable:
                 layer.make_table()
 
     def make(self, replaced: EmbeddingTable | None) -> EmbeddingTable:
-        """Makes the table; replaced: a table whose rows it gets, and slots that are of its kind."""
+        """Creates the table. It imports the rows of `replaced`, and slots of the same kind."""
         layer, devices = self._layer, self._devices
         if devices:
             check_cache_hears(layer.name, layer.cache, layer.expiry, layer.key_ranges)
         table = EmbeddingTable(
             layer.output_dim,
-            # Until it is known what trains the rows, they have no slots.
+            # Rows have no slots until their optimizer is known.
             constrained(layer.optimizer or optimizers.SGD(), layer.embeddings_constraint),
             initializer=layer.row_initializer,
             seed=layer.seed,
@@ -115,14 +115,14 @@ class LayerTable:
 
     @property
     def is_cached(self) -> bool:
-        """Whether rows are read and updated through `worker_cache`, and not in the table itself."""
-        # A local table is in this process, and is cached only if its rows are wanted elsewhere.
+        """Whether rows are read and updated through `worker_cache`, not in the table itself."""
+        # A table of this process is only cached if its rows are on a GPU.
         if self._strategy is not None:
             return True
         return self._worker_cache is not None and self._worker_cache.on_device
 
     def found_op(self, keys: tf.Tensor) -> tf.Tensor:
-        """What `update_op` takes as a ticket for keys, int64 [keys], that were not looked up."""
+        """Returns a ticket for `update_op`, for keys that were not looked up, int64 [keys]."""
         if self.is_cached:
             cache = self.worker_cache
             return cache.installed_op(cache.unique_ids_op(keys))
@@ -136,17 +136,17 @@ class LayerTable:
         learning_rate: tf.Tensor,
         sends: bool,
     ) -> tf.Operation | None:
-        """One update of each key of a lookup.
+        """Updates each key of a lookup once.
 
         Args:
-          ticket: of the lookup; or of `found_op`.
-          pooled: of `pool_op`; None: its rows were not pooled.
-          gradients: float32 [bags, output_dim] of each feature.
+          ticket: ticket of the lookup or of `found_op`.
+          pooled: scalar variant of `pool_op`. None: the rows were not pooled.
+          gradients: float32 [bags, output_dim] per feature.
           learning_rate: float32 scalar.
-          sends: as of `WorkerCache.update_op`.
+          sends: see `WorkerCache.update_op`.
 
         Returns:
-          The update, which later ops can be made to wait for; None in eager calls.
+          The update op, for control dependencies of later ops. None in eager calls.
         """
         cache, table, nonfinite = self.worker_cache, self.table, self._layer.nonfinite
         if pooled is not None and not self.is_cached:
@@ -159,15 +159,15 @@ class LayerTable:
         return cache.update_op(ticket, of_ids, learning_rate, sends)
 
     def flush(self) -> None:
-        """As `HetEmbedding.flush`."""
+        """See `HetEmbedding.flush`."""
         if not self.exists or not self.is_cached:
             return
-        # A strategy of ours passes over workers that are down, and says what they lost.
+        # A strategy of het_tf skips workers that are down, and reports their lost updates.
         flusher = self._strategy if hasattr(self._strategy, "flush") else self._worker_cache
         flusher.flush()
 
     def stats(self) -> dict[str, int | float]:
-        """As `HetEmbedding.cache_stats`."""
+        """See `HetEmbedding.cache_stats`."""
         self.ensure()
         if not self.is_cached:
             return {}
@@ -175,11 +175,11 @@ class LayerTable:
         return with_ratios(self.worker_cache.stats())
 
     def save(self, store: Any) -> None:
-        """Puts all rows into a Keras weights file, or a pointer to them."""
+        """Writes all rows, or a pointer to them, to a Keras weights file."""
         self.ensure()
         self.flush()
         save_rows(store, self.table, self._layer.name)
 
     def load(self, store: Any) -> None:
-        """Replaces all rows; the caches start empty."""
+        """Replaces all rows, and empties the caches."""
         load_rows(store, self.table, self._layer.name)

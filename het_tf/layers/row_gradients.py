@@ -1,4 +1,4 @@
-"""The gradients of a layer's rows, from a backward pass to the update of the table."""
+"""Gradients of a layer's rows, from the backward pass to the update of the table."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from het_tf.layers.lookahead import Room
 from het_tf.runtime import deferred_destroy
 from het_tf.runtime.broadcast import cache_devices, visit
 
-_ROWS = [tf.int64, tf.float32]  # keys [keys] and their gradients [keys, dim]
+_ROWS = [tf.int64, tf.float32]  # Keys [keys] and their gradients [keys, dim].
 
 
 class Call:
-    """One call of a layer, whose rows are updated once."""
+    """One call of a layer. The rows of a call are updated once."""
 
     def __init__(self) -> None:
-        """A call whose rows are not updated yet."""
+        """Creates a call whose rows are not updated yet."""
         self._graphs: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
     def note_training(self, graph: tf.Graph) -> bool:
-        """Notes an update; returns whether it is the first in a graph.
+        """Records an update. Returns whether the update is the first in a graph.
 
-        The branches of `tf.cond` are graphs, of which only one runs.
+        Each branch of `tf.cond` is a graph, and only one branch runs.
         """
         is_first = graph not in self._graphs
         self._graphs.add(graph)
@@ -38,17 +38,17 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class CallGradients:
-    """The gradients of one call of a layer.
+    """Gradients of one call of a layer.
 
     Attributes:
       call: the call.
       layer: weak reference to the `HetEmbedding`.
       keys: int64 [any shape], the keys that the call looked up.
-      ticket: of the lookup.
-      pooling: of the lookup, where rows were pooled.
-      gradients: float32 [bags, dim] of each feature, scaled like the loss.
-      sends: as of `WorkerCache.update_op`.
-      room: of the lookup, where the lookup was begun before its step.
+      ticket: ticket of the lookup.
+      pooling: scalar variant of the pooled lookup. None: rows were not pooled.
+      gradients: float32 [bags, dim] per feature, scaled like the loss.
+      sends: see `WorkerCache.update_op`.
+      room: room of the lookup. None: the lookup was not begun before its step.
     """
 
     call: Call
@@ -61,7 +61,7 @@ class CallGradients:
     room: Room | None
 
     def map(self, change: Callable[[tf.Tensor], tf.Tensor]) -> CallGradients:
-        """Returns the gradients after a change of each tensor."""
+        """Returns the gradients with `change` applied to each tensor."""
         return dataclasses.replace(self, gradients=[change(g) for g in self.gradients])
 
     def are_finite(self) -> tf.Tensor:
@@ -69,18 +69,18 @@ class CallGradients:
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in self.gradients])
 
     def zero(self) -> tf.Tensor:
-        """As of `het_tf.optimizers.joint_optimizer.RowGradients`."""
+        """See `het_tf.optimizers.joint_optimizer.RowGradients.zero`."""
         return tf.reduce_sum(self.gradients[0][:0])
 
     def of_keys(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Unique keys, int64 [keys], and the sum of the gradients of each, float32 [keys, dim]."""
+        """Returns unique keys, int64 [keys], and the gradient of each, float32 [keys, dim]."""
         if self.pooling is not None:
             return ops.pooled_sums(self.pooling, self.gradients)
         keys, places = tf.unique(tf.reshape(self.keys, [-1]))
         return keys, tf.math.unsorted_segment_sum(self.gradients[0], places, tf.size(keys))
 
     def update_op(self, rate: tf.Tensor) -> None:
-        """Updates the rows; rate: float32 scalar."""
+        """Updates the rows. `rate` is a float32 scalar."""
         update = self.layer().stored.update_op(
             self.ticket, self.pooling, self.gradients, rate, self.sends
         )
@@ -89,17 +89,17 @@ class CallGradients:
 
 
 def keys_of_calls(calls: Sequence[CallGradients]) -> tuple[tf.Tensor, tf.Tensor]:
-    """As `CallGradients.of_keys`, of all calls of a layer; keys are unique within each call."""
+    """Returns the concatenated `CallGradients.of_keys` of calls. Keys are unique within a call."""
     keys, sums = zip(*(call.of_keys() for call in calls), strict=True)
     return tf.concat(keys, 0), tf.concat(sums, 0)
 
 
 def sums_of_rows(calls: Sequence[CallGradients], nonfinite: str) -> tf.Tensor:
-    """The gradient of each row by all calls of a layer, float32 [rows, dim].
+    """Returns the gradient of each row, summed over all calls of a layer, float32 [rows, dim].
 
     Args:
-      calls: of the layer.
-      nonfinite: as of `HetEmbedding`; rows that an update skips count as zeros.
+      calls: calls of one layer.
+      nonfinite: argument of `HetEmbedding`. Rows that an update skips count as zeros.
     """
     keys, sums = keys_of_calls(calls)
     if nonfinite == "skip":
@@ -112,14 +112,14 @@ def sums_of_rows(calls: Sequence[CallGradients], nonfinite: str) -> tf.Tensor:
 
 
 class Accumulator:
-    """The gradients of a layer's rows in steps that were not applied yet.
+    """Gradients of a layer's rows from steps that were not applied yet.
 
-    They are in a queue of at most one element, in the process that makes the steps: a variable
-    would be on a parameter server, where there are some.
+    The gradients are in a queue of at most one element, in the process that runs the steps. A
+    variable would be on a parameter server, if there are any.
     """
 
     def __init__(self, layer: Any):
-        """Starts empty."""
+        """Creates an empty accumulator."""
         self._layer = weakref.ref(layer)
         self._queue_op = functools.partial(_queue_op, f"accumulated/{uuid.uuid4().hex}")
         self._devices = ["/device:CPU:0"] if layer.table.is_local else cache_devices()
@@ -129,7 +129,7 @@ class Accumulator:
         )
 
     def clear(self) -> None:
-        """Forgets the gradients, since the rows were restored. No step may be under way."""
+        """Discards the gradients, since the rows were restored. No step may be running."""
 
         def drain() -> None:
             queue = self._queue_op()
@@ -141,7 +141,7 @@ class Accumulator:
     def add_op(
         self, calls: Sequence[CallGradients], rate: tf.Tensor, is_due: tf.Tensor, steps: int
     ) -> None:
-        """Adds the gradients of a step; where the step is due, updates rows with their mean."""
+        """Adds the gradients of a step. A due step updates the rows with the mean over `steps`."""
         layer, sends = self._layer(), calls[0].sends
         queue = self._queue_op()
         keys, gradients = keys_of_calls(calls)

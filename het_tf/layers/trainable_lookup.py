@@ -1,4 +1,4 @@
-"""A lookup that is trained by its gradient: rows of ids, as they are or pooled."""
+"""Lookup of rows, pooled or not, whose backward pass deposits the gradients of the rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from het_tf.layers import lookahead
 from het_tf.layers.row_gradients import Call, CallGradients
 from het_tf.tables.pooling import Bags
 
-# Gradients with respect to the outputs, to gradients with respect to `by`.
+# Maps gradients with respect to the outputs to gradients with respect to `by`.
 GradientFunction = Callable[[list[tf.Tensor]], list["tf.Tensor | None"]]
 
 _BACKWARD = "_het_backward"
@@ -23,17 +23,17 @@ _BACKWARD = "_het_backward"
 def trained(
     rows: list[tf.Tensor], by: list[tf.Tensor], backward: GradientFunction
 ) -> list[tf.Tensor]:
-    """Has a gradient of rows call `backward`.
+    """Attaches the gradient function `backward` to rows.
 
     Args:
       rows: float32 of any shape.
-      by: floats of any shape, what is to have gradients. The first is made for this call.
-      backward: a gradient of None stands for zeros.
+      by: floats of any shape, the tensors that get gradients. The first is created for this call.
+      backward: gradient function. A gradient of None stands for zeros.
 
     Returns:
       The rows.
     """
-    # The tape or the graph has this tensor as long as it may ask for a gradient.
+    # The tape or the graph keeps this tensor as long as it may request a gradient.
     setattr(by[0], _BACKWARD, backward)
     return ops.trained(rows, by)
 
@@ -52,16 +52,16 @@ def _gradient(op: Any, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
 def lookup(
     layer: Any, keys: tf.Tensor, features: Sequence[Bags], training: bool | None
 ) -> list[tf.Tensor]:
-    """Looks up the keys of a layer; the backward pass deposits the gradients of their rows.
+    """Looks up the keys of a layer. The backward pass deposits the gradients of their rows.
 
     Args:
       layer: a `HetEmbedding` with a table.
-      keys: int64 [ids], those of the features one after the other.
-      features: how they are pooled.
-      training: False: a read misses nothing that the shards have merged.
+      keys: int64 [ids], the keys of all features, concatenated.
+      features: the bags of each feature.
+      training: False: the rows miss no update that the shards have merged.
 
     Returns:
-      Of each feature float32 [bags, dim].
+      float32 [bags, dim] per feature.
     """
     found = lookahead.take(layer)
     call = Call()
@@ -104,8 +104,8 @@ def lookup(
 def _is_within_step(ticket: tf.Tensor) -> bool:
     """Whether the backward pass that is being built is in the graph of the call.
 
-    TensorFlow builds the backward pass of a function, a branch or a loop in a graph of its own,
-    for whatever will be asked for, and nothing in that graph can wait for an optimizer.
+    TensorFlow builds the backward pass of a function, a branch or a loop in a separate graph, for
+    all gradients that may be requested. Nothing in that graph can wait for an optimizer.
     """
     if tf.executing_eagerly():
         return not tf.is_symbolic_tensor(ticket)
@@ -116,7 +116,7 @@ def _are_rows(features: Sequence[Bags]) -> bool:
     return len(features) == 1 and not features[0].pools
 
 
-Read = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor | None]  # outputs, ticket, pooling
+Read = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor | None]  # Outputs, ticket, pooling.
 
 
 def _read(layer: Any, found: lookahead.Lookup | None, keys: tf.Tensor, fresh: bool) -> Read:

@@ -1,4 +1,4 @@
-"""Optimizers of embedding rows, and the one that trains rows and dense variables in one step."""
+"""Optimizers of embedding rows, and `JointOptimizer` for rows and dense variables together."""
 
 from het_tf.optimizers.joint_optimizer import JointOptimizer
 from het_tf.optimizers.rows import (

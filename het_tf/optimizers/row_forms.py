@@ -1,4 +1,4 @@
-"""Keras's optimizers as optimizers of rows."""
+"""Conversion of Keras's optimizers to optimizers of rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from het_tf.optimizers import rows as optimizers
 
 Config = dict[str, Any]
 
-# Arguments of Keras's optimizers that act on a whole variable, on several, or on several steps.
-# Where `compile` has them, they are minded when a step is applied.
+# Arguments of Keras's optimizers that act on whole variables, several variables or several steps.
+# `JointOptimizer` applies those in `_OF_STEPS` to the step of a compiled model.
 _OF_STEPS = ("global_clipnorm", "gradient_accumulation_steps", "loss_scale_factor")
 _WITHOUT_ROW_FORM = ("clipnorm", "clipvalue", "use_ema")
 
@@ -64,7 +64,7 @@ def _ftrl(config: Config) -> optimizers.Optimizer:
     return optimizers.Ftrl(**_common(config, "initial_accumulator_value", "beta"), **strengths)
 
 
-# From the class of an optimizer, not of its subclasses, and its config to the row form.
+# Conversion of a config to the row form, by exact class: subclasses have no row form.
 ROW_FORMS: dict[type[keras.optimizers.Optimizer], Callable[[Config], optimizers.Optimizer]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adagrad: _adagrad,
@@ -83,17 +83,17 @@ def row_form(
     decays: bool = True,
     rate: float | None = None,
 ) -> optimizers.Optimizer:
-    """An optimizer of rows that does to each row what one of Keras's does to a variable.
+    """Returns the optimizer that updates a row as a Keras optimizer updates a variable.
 
     Args:
-      optimizer: of Keras.
-      of_compile: whether a model is compiled with it. Then what it does with the gradients of a
-        whole step is done there, and its row form lacks it.
-      decays: whether its `weight_decay` is to hold for rows.
-      rate: its learning rate; None: that which it has now.
+      optimizer: a Keras optimizer.
+      of_compile: whether a model is compiled with the optimizer. If so, the `JointOptimizer`
+        processes the gradients of a whole step, and the row form omits these options.
+      decays: whether `weight_decay` applies to rows.
+      rate: learning rate of the row form. None: the current rate of the optimizer.
 
     Raises:
-      ValueError: there is no such optimizer of rows; the message names what it lacks.
+      ValueError: the optimizer has no row form; the message names the missing feature.
     """
     if of_compile and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
@@ -108,23 +108,23 @@ def row_form(
 
 
 def _arguments_of(optimizer: keras.optimizers.Optimizer, rate: Any) -> Config:
-    """What it was made with; `get_config` needs a schedule that can be serialized."""
+    """Returns the optimizer's arguments. `get_config` would need a serializable schedule."""
     names = set(inspect.signature(type(optimizer)).parameters) - {"learning_rate", "kwargs"}
     if rate is None:
         rate = keras_internals.learning_rate_of(optimizer)
-    if isinstance(rate, keras.Variable):  # a float32: 0.001 is 0.001, not 0.0010000000474974513
+    if isinstance(rate, keras.Variable):  # float32 as 0.001, not 0.0010000000474974513
         rate = float(str(np.float32(rate.numpy())))
     return {name: getattr(optimizer, name) for name in names} | {"learning_rate": rate}
 
 
 def get(identifier: Any) -> optimizers.Optimizer:
-    """An optimizer of rows from one of `het_tf.optimizers` or of Keras, or the name of one.
+    """Returns a row optimizer, given one, a Keras optimizer, a name or a serialized form.
 
     Raises:
-      ValueError: it is none of these, or has no row form.
+      ValueError: `identifier` is none of these, or has no row form.
     """
     if isinstance(identifier, dict):
-        whole = "module" in identifier  # as Keras serializes; else as optimizers.get takes it
+        whole = "module" in identifier  # Keras object; else as in `keras.optimizers.get`
         identifier = (
             keras.saving.deserialize_keras_object if whole else keras.optimizers.deserialize
         )(identifier)
@@ -134,10 +134,10 @@ def get(identifier: Any) -> optimizers.Optimizer:
 
 
 def _named(name: str) -> optimizers.Optimizer:
-    """The optimizer of a name: Keras's, with Keras's defaults, or one that only rows have.
+    """Returns Keras's optimizer of a name, with Keras's defaults, or one that only rows have.
 
     Raises:
-      ValueError: there is none.
+      ValueError: no optimizer has the name.
     """
     try:
         optimizer = keras.optimizers.get(name)
@@ -159,7 +159,7 @@ def _named(name: str) -> optimizers.Optimizer:
 
 
 def _common(config: Config, *names: str) -> Config:
-    """The arguments of those names and those that every optimizer of rows has."""
+    """Returns the named arguments, and those that all optimizers of rows have."""
     decay = config.get("weight_decay") or 0.0
     common = {"learning_rate": config["learning_rate"], "weight_decay": decay}
     return common | {name: config[name] for name in names}

@@ -1,14 +1,14 @@
 """Optimizers of embedding rows.
 
-They run where the row is, in C++ (ops/core/row/optimizer.cc); these classes name one and its
-parameters. Formulas and defaults are those of `keras.optimizers` where it has the optimizer, with
-two differences: the bias correction of Adam and LAMB counts the updates of its own row, and weight
-decay acts on a row when it is updated.
+Each class names an optimizer and its parameters. The optimizer runs in C++, in the process that
+holds the row (ops/core/row/optimizer.cc). Formulas and defaults equal those of `keras.optimizers`
+where it has the optimizer, with two differences. The bias correction of Adam and LAMB counts the
+updates of the row. Weight decay acts on a row when the row is updated.
 
-How merges: workers that hold updates of a row back send what these add to a row, whatever it was,
-and every gradient counts once. Slots that are averages with decay (velocities, moments) come out as
-of a serial run over the same gradients in the order of merging, and sums (Adagrad's) as well. The
-value takes the sum of what the updates did to it, but for what each class says.
+Merging: a worker that holds back updates of a row sends their contribution, whatever the state of
+the row. Every gradient counts once. Decaying averages (velocities, moments) and sums (Adagrad's
+accumulator) equal those of a serial run over the same gradients in the order of merging. The value
+gets the sum of the changes of all updates, unless a class says otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from het_tf.runtime.validation import check_number
 
-# Those of ops/core/row/optimizer.cc. Parameters that are not here are from 0 to 1e30.
+# As in ops/core/row/rule.cc. Parameters without an entry range from 0 to 1e30.
 _RANGES = {
     "momentum": (0.0, 1.0),
     "beta_1": (0.0, 1 - 1e-9),
@@ -29,7 +29,7 @@ _RANGES = {
     "rho": (0.0, 1 - 1e-9),
     "epsilon": (1e-30, 1e30),
 }
-# Of single optimizers.
+# Ranges of single optimizers.
 _OWN_RANGES = {("lion", "beta_1"): (0.0, 1.0)}
 
 _FLAGS = ("nesterov", "nonnegative", "centered")
@@ -39,26 +39,25 @@ LearningRate: TypeAlias = "float | keras.optimizers.schedules.LearningRateSchedu
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What all optimizers take.
+    """Parameters of all optimizers of rows.
 
     Attributes:
-      learning_rate: a number, or a `LearningRateSchedule`, which is asked with the number of
-        updates that the layer has made.
-      weight_decay: each update first takes `learning_rate * weight_decay` of the row away; 0: off.
-      l2: each update's gradient is that of the loss plus `l2 * sum(row**2)`, as with a Keras
-        regularizer, of which only rows that are updated take notice; 0: off. (Of `Ftrl` its own.)
-      clipnorm: bound of the L2 norm of a row's gradient; 0: off.
-      cowclip: bound of the L2 norm of a row's gradient, as a share of that of the row's value, for
-        each time that its id is in the batch; 0: off. It is put before anything else, where the
-        gradient is computed, on the row as its worker has it; so it merges as if the shorter
-        gradient had been the loss's. CowClip's r (Zheng et al., AAAI 2023, algorithm 1), there 1.
-      cowclip_floor: the least that cowclip takes `cowclip * norm of the row` for (zeta).
-      min_norm: the least L2 norm of a row's value after an update, if it is not all zeros; 0: off.
-      max_norm: bound of the L2 norm of a row's value after an update; 0: off.
-      nonnegative: whether an update makes what is negative in a row zero.
+      learning_rate: a number, or a `LearningRateSchedule` of the number of updates of the layer.
+      weight_decay: each update first subtracts `learning_rate * weight_decay * row`. 0: off.
+      l2: each update adds the gradient of `l2 * sum(row**2)`, like a Keras regularizer that only
+        acts on updated rows. 0: off. `Ftrl` has an l2 of its own.
+      clipnorm: largest L2 norm of a row's gradient. 0: off.
+      cowclip: largest L2 norm of a row's gradient, relative to the norm of the row's value and per
+        occurrence of the id in the batch. 0: off. Clipping precedes all else. It happens where the
+        gradient is computed, and uses the worker's copy of the row. The clipped gradient merges
+        like any gradient. Source: r of CowClip (Zheng et al., AAAI 2023, algorithm 1; r = 1 there).
+      cowclip_floor: least value of `cowclip * norm of the row` (zeta of CowClip).
+      min_norm: least L2 norm of a row's value after an update. Rows of zeros stay. 0: off.
+      max_norm: largest L2 norm of a row's value after an update. 0: off.
+      nonnegative: whether an update sets negative values of a row to zero.
 
     Raises:
-      ValueError: a parameter is out of its range; the message names it and its value.
+      ValueError: a parameter is out of range; the message names the parameter and its value.
     """
 
     name: ClassVar[str]
@@ -81,7 +80,7 @@ class Optimizer:
             object.__setattr__(self, field.name, self._checked(field.name))
 
     def _checked(self, name: str) -> Any:
-        """The parameter as it is kept: a float, a bool or a schedule."""
+        """Returns the checked parameter: a float, a bool or a schedule."""
         value = getattr(self, name)
         if name in _FLAGS:
             if not isinstance(value, (bool, np.bool_)):
@@ -96,7 +95,7 @@ class Optimizer:
         return check_number(name, value, 0.0, largest, " or a LearningRateSchedule")
 
     def spec(self) -> str:
-        """The optimizer as the ops take it: its name and parameters, without the learning rate."""
+        """Returns the argument of the ops: name and parameters, without the learning rate."""
         words = [self.name]
         for field in dataclasses.fields(self):
             if field.name != "learning_rate":
@@ -104,7 +103,7 @@ class Optimizer:
         return " ".join(words)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras serialization."""
+        """Returns the arguments, for Keras serialization."""
         config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if isinstance(self.learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             config["learning_rate"] = keras.optimizers.schedules.serialize(self.learning_rate)
@@ -112,12 +111,12 @@ class Optimizer:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Optimizer:
-        """The inverse of `get_config`."""
+        """Creates an optimizer from a config of `get_config`."""
         return cls(**config)
 
 
 def _rate(default: float) -> Any:
-    """A learning rate's field, where Keras's default is another than the base class's."""
+    """Returns the field of a learning rate with a default other than the base class's."""
     return dataclasses.field(default=default, kw_only=False)
 
 
@@ -138,7 +137,7 @@ class SGD(Optimizer):
 class Momentum(Optimizer):
     """`keras.optimizers.SGD` with momentum. Slots: velocity[dim].
 
-    The value merges as the velocity has it: that of the row rolls on through the merged updates.
+    Merging also moves the value by the row's own velocity, for as many updates as are merged.
     """
 
     name: ClassVar[str] = "momentum"
@@ -158,7 +157,7 @@ class Adagrad(Optimizer):
 
 @_register
 class RowWiseAdagrad(Optimizer):
-    """Adagrad with one accumulator a row, of the mean square of the gradient. Slots: accumulator.
+    """Adagrad with one accumulator per row, of the gradient's mean square. Slots: accumulator.
 
     Source: DLRM (Naumov et al., 2019) and FBGEMM's `EXACT_ROWWISE_ADAGRAD`.
     """
@@ -170,10 +169,10 @@ class RowWiseAdagrad(Optimizer):
 
 @_register
 class Adam(Optimizer):
-    """`keras.optimizers.Adam` by the row's own updates. Slots: m[dim], v[dim], t.
+    """`keras.optimizers.Adam`, counting the row's own updates. Slots: m[dim], v[dim], t.
 
-    The part of the value's change that the row's m made, not the updates' own gradients, is made
-    again of the m that the updates are merged into.
+    The row's earlier m is part of each change of the value. Merging replaces this part: it is
+    computed again from the m of the row that the updates are merged into.
     """
 
     name: ClassVar[str] = "adam"
@@ -185,7 +184,7 @@ class Adam(Optimizer):
 
 @_register
 class RowWiseAdam(Optimizer):
-    """Adam with one second moment a row, of the mean square. Slots: m[dim], v, t. Merges alike."""
+    """`Adam` with one second moment per row, of the mean square. Slots: m[dim], v, t."""
 
     name: ClassVar[str] = "row_wise_adam"
     beta_1: float = 0.9
@@ -195,7 +194,7 @@ class RowWiseAdam(Optimizer):
 
 @_register
 class AdamW(Optimizer):
-    """`keras.optimizers.AdamW`: `Adam` with a weight decay from the start. Merges alike."""
+    """`keras.optimizers.AdamW`: `Adam` with weight decay by default. Merges as `Adam`."""
 
     name: ClassVar[str] = "adam"
     learning_rate: LearningRate = _rate(0.001)
@@ -211,9 +210,8 @@ class RMSprop(Optimizer):
 
     Slots: v[dim], with `centered` average[dim], with a momentum velocity[dim].
 
-    v and the average merge as Adam's moments do. What an update puts into the velocity or the
-    value is divided by the root of the v that its worker had, and the velocity of the row rolls on
-    through the merged updates, as `Momentum`'s.
+    v and the average merge like Adam's moments. The contribution of an update to velocity and value
+    is divided by the root of the worker's v. The velocity merges as in `Momentum`.
     """
 
     name: ClassVar[str] = "rmsprop"
@@ -228,9 +226,9 @@ class RMSprop(Optimizer):
 class Lion(Optimizer):
     """`keras.optimizers.Lion` (Chen et al., 2023). Slots: m[dim].
 
-    A sign cannot be taken back: an update moves each column by the learning rate, in the direction
-    that its worker saw, and merging adds that. So late updates move a row no further than as many
-    in time would; they turn later.
+    An update moves each column by the learning rate, in the direction that the worker computed.
+    Merging adds these moves and does not recompute their signs. Late updates therefore move a row
+    no further than punctual updates would, but the row turns later.
     """
 
     name: ClassVar[str] = "lion"
@@ -241,13 +239,13 @@ class Lion(Optimizer):
 
 @_register
 class LAMB(Optimizer):
-    """`keras.optimizers.Lamb` (You et al., 2020) with each row for itself, as a layer there.
+    """`keras.optimizers.Lamb` (You et al., 2020). Each row counts as a layer of the paper.
 
-    Slots: m[dim], v[dim], t, the row's own updates.
+    Slots: m[dim], v[dim], t, the number of the row's updates.
 
-    An update moves the row by the learning rate times the row's norm. What updates did is merged in
-    proportion: as long for the row that takes it as it was for the one on which they began. (Rows
-    without a length take it as it is.)
+    An update moves the row by the learning rate times the row's norm. Merging scales the change by
+    the norm of the receiving row, divided by the norm of the row on which the updates began. If one
+    of the norms is 0, the change is not scaled.
     """
 
     name: ClassVar[str] = "lamb"
@@ -261,7 +259,7 @@ class LAMB(Optimizer):
 class Ftrl(Optimizer):
     """`keras.optimizers.Ftrl` with `learning_rate_power=-0.5`. Slots: n[dim], z[dim].
 
-    n and z add up, and the value is computed from the sums.
+    Merging adds n and z, and computes the value from the sums.
     """
 
     name: ClassVar[str] = "ftrl"
@@ -279,7 +277,7 @@ class Ftrl(Optimizer):
 
 
 def get(identifier: Optimizer | dict[str, Any]) -> Optimizer:
-    """An optimizer from itself or from its serialized form.
+    """Returns an optimizer, given the optimizer or its serialized form.
 
     Raises:
       ValueError: `identifier` is neither.
@@ -295,11 +293,11 @@ def get(identifier: Optimizer | dict[str, Any]) -> Optimizer:
 
 
 def constrained(optimizer: Optimizer, constraint: keras.constraints.Constraint | None) -> Optimizer:
-    """The optimizer with a constraint of Keras, which it applies after each update of a row.
+    """Returns the optimizer with a Keras constraint, applied after each update of a row.
 
     Raises:
-      ValueError: there is no such constraint of a single row, or it contradicts the optimizer's own
-        bounds.
+      ValueError: the constraint is not available for single rows, or contradicts the optimizer's
+        own bounds.
     """
     kinds = keras.constraints
     match constraint:

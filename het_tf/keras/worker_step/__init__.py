@@ -1,1 +1,1 @@
-"""The functions that a worker runs for `fit`, `evaluate` and `predict`."""
+"""Functions that a worker runs for `fit`, `evaluate` and `predict`."""

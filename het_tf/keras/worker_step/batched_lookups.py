@@ -1,6 +1,6 @@
-"""All lookups of a step, or of several, in one exchange, with the dense variables'.
+"""Exchanges that carry all lookups of one or more steps, and the dense replicas' requests.
 
-docs/protocol.md, 7.
+See docs/protocol.md, section 7.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Keys = list[tuple[HetEmbedding, tf.Tensor]]
 
 
 def find_keys_fn(model: keras.Model, element_spec: Any) -> Callable[[Any], Keys] | None:
-    """How to find out from a batch which keys a training step of a model will look up.
+    """Returns a function that finds the keys that a training step looks up, if possible.
 
     Args:
-      model: built.
+      model: built model.
       element_spec: spec of one batch.
 
     Returns:
-      A function from a batch to layers and their int64 keys, in the order of the calls; None, with
-      a line in the log, if there is no way.
+      A function from a batch to layers and their int64 keys, in the order of the calls. None if the
+      model has no built embeddings, or if only its calls show the keys. The latter is logged.
     """
     layers = [layer for layer in embeddings_of(model) if layer.built]
     if not layers:
@@ -70,7 +70,7 @@ def find_keys_fn(model: keras.Model, element_spec: Any) -> Callable[[Any], Keys]
 
     if {id(layer) for layer in layers} <= {id(layer) for layer in _layers_called_by(model)}:
         return record
-    # A layer around it may call one in a function of its own, which only a call of the model shows.
+    # Another layer may call an embedding in its own function. Only a call of the model shows this.
     keys_of = tf.function(lambda batch: [keys for _, keys in record(batch)], autograph=False)
     try:
         keys_of.get_concrete_function(element_spec)
@@ -85,7 +85,7 @@ def find_keys_fn(model: keras.Model, element_spec: Any) -> Callable[[Any], Keys]
 
 
 def _layers_called_by(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Of a functional or sequential model, those in its graph and in the graphs within."""
+    """Yields the layers of a functional or sequential model and of such models inside."""
     for layer in model.layers:
         yield layer
         if isinstance(layer, keras.Model) and keras_internals.calls_as_keras_does(layer):
@@ -93,20 +93,20 @@ def _layers_called_by(model: keras.Model) -> Iterator[keras.layers.Layer]:
 
 
 class SharedLookups:
-    """While a model is called, what its layers look up goes in one message to each server.
+    """Sends all lookups of a model's call in one message to each server.
 
-    Calls ask it through `of_call`, in a context of `shared`.
+    In a context of `shared`, `lookups_of_call` applies this object to calls.
     """
 
     def __init__(
         self, model: keras.Model, scope: keras.StatelessScope, made: list[lookahead.Lookup]
     ):
-        """Describes them.
+        """Stores the arguments.
 
         Args:
-          model: to be called.
-          scope: with the values of its variables.
-          made: to have the lookups.
+          model: model whose calls share lookups.
+          scope: scope with the values of the model's variables.
+          made: list to which the lookups are added.
         """
         self._model, self._scope, self._made = model, scope, made
         cached = [layer for layer in embeddings_of(model) if layer.built and layer.stored.is_cached]
@@ -115,7 +115,7 @@ class SharedLookups:
 
     @contextlib.contextmanager
     def of_call(self, model: keras.Model, args: Any, kwargs: Any) -> Iterator[None]:
-        """Prepares what a call of a model looks up, if it is this model."""
+        """Context of a model's call. Prepares the call's lookups if the model is this one."""
         here = self._graph is tf.compat.v1.get_default_graph()
         if not self._is_worth or model is not self._model or lookahead.is_recording() or not here:
             yield
@@ -140,7 +140,7 @@ _shared: contextvars.ContextVar[SharedLookups | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def shared(lookups: SharedLookups) -> Iterator[None]:
-    """Calls in this context look up through `lookups`."""
+    """Context in which calls of the model use `lookups`."""
     token = _shared.set(lookups)
     try:
         yield
@@ -149,7 +149,7 @@ def shared(lookups: SharedLookups) -> Iterator[None]:
 
 
 def lookups_of_call(model: keras.Model, args: Any, kwargs: Any) -> AbstractContextManager[None]:
-    """To be entered around a call of a model with these arguments."""
+    """Returns the context for a call of a model with these arguments."""
     lookups = _shared.get()
     return contextlib.nullcontext() if lookups is None else lookups.of_call(model, args, kwargs)
 
@@ -160,14 +160,14 @@ def _record_calls(
     kwargs: Mapping[str, Any],
     scope: keras.StatelessScope | None = None,
 ) -> list[lookahead.Call]:
-    """The calls of its layers that a call of a model makes: it is run up to there.
+    """Returns the calls of embeddings in a model's call. Runs the model until the keys are known.
 
-    Without those of layers whose keys only the call itself has: drawn by chance, or of rows or
-    trained variables. Such a layer looks up when it is called.
+    Omits layers whose keys are random, or depend on rows or trained variables. Such a layer looks
+    up its rows when it is called.
     """
     made: list[lookahead.Call] = []
 
-    # In a function, of which TensorFlow drops what the keys do not need.
+    # A function, because TensorFlow prunes the ops that the keys do not need.
     @tf.function(autograph=False)
     def keys_of(args: Any, kwargs: Any) -> list[tf.Tensor]:
         with _UpToTheKeys(model, scope), lookahead.recording() as calls:
@@ -188,13 +188,13 @@ def _record_calls(
 
 
 class _UpToTheKeys(keras.StatelessScope):
-    """In it, a model's variables are zeros, but for those that keys may depend on.
+    """Scope in which a model's variables are zeros, unless keys may depend on them.
 
-    TensorFlow drops what is computed of the others, but not that they are read from their servers.
+    TensorFlow prunes ops that keys do not need, but not the reads of variables from the servers.
     """
 
     def __init__(self, model: keras.Model, scope: keras.StatelessScope | None):
-        """scope: with the values of those that keys may depend on, if not their own."""
+        """`scope` may have other values of the variables that keys may depend on."""
         super().__init__(initialize_variables=False)
         self._scope = scope
         layers = keras_internals.nested_layers(model)
@@ -215,7 +215,7 @@ class _UpToTheKeys(keras.StatelessScope):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A lookup for which requests are written."""
+    """A lookup and its requests to the servers."""
 
     layer: HetEmbedding
     unique_ids: tf.Tensor
@@ -223,17 +223,17 @@ class Request:
     requests: list[tf.Tensor]  # uint8 [bytes], one for each server
 
     def tensors(self) -> list[tf.Tensor]:
-        """Its tensors, to be carried out of a branch."""
+        """Returns all tensors, for example to pass them out of a loop."""
         return [self.unique_ids, self.ticket, *self.requests]
 
     def with_tensors(self, tensors: Sequence[tf.Tensor]) -> Request:
-        """The same lookup of what `tensors` were made of."""
+        """Returns a request of the same layer with other tensors, in the order of `tensors`."""
         unique_ids, ticket, *requests = tensors
         return Request(self.layer, unique_ids, ticket, requests)
 
 
 def requests_op(calls: Sequence[lookahead.Call]) -> list[Request]:
-    """Requests for what calls of layers look up, in their order."""
+    """Builds the requests for calls of layers, in the order of the calls."""
     caches = [call.layer.worker_cache for call in calls]
     unique_ids = [cache.unique_ids_op(call.keys) for cache, call in zip(caches, calls, strict=True)]
     return [
@@ -244,11 +244,11 @@ def requests_op(calls: Sequence[lookahead.Call]) -> list[Request]:
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """What has been sent and not yet been answered.
+    """Requests that were sent and whose replies were not received yet.
 
     Attributes:
-      exchange: None: nothing was sent.
-      tensors: scalar variants: of `exchange.call_op`, and the replicas' ticket, if there is one.
+      exchange: exchange that sent the requests. None: nothing was sent.
+      tensors: scalar variants: result of `exchange.call_op`, then the replicas' ticket, if any.
     """
 
     exchange: Exchange | None
@@ -256,30 +256,30 @@ class Calls:
 
 
 class StepLookups:
-    """Looks up what steps need, all in one message to each parameter server."""
+    """Sends the lookups of one or more steps in one message to each parameter server."""
 
     def __init__(
         self,
         find_keys: Callable[[Any], Keys] | None,
         replicas: DenseReplicas | None,
     ):
-        """Describes the lookups.
+        """Stores the arguments.
 
         Args:
-          find_keys: from `find_keys_fn`; None: layers look up for themselves.
-          replicas: whose requests travel along.
+          find_keys: result of `find_keys_fn`. None: every layer looks up its own rows.
+          replicas: replicas whose requests are sent in the same messages.
         """
         self._find_keys = find_keys
         self._replicas = replicas
-        # Of those that ask again: steps of the same layers do so in the same way.
+        # Exchanges for the further requests of lookups, by tables. Several steps share them.
         self._exchanges: dict[tuple[EmbeddingTable, ...], Exchange] = {}
 
     def request_op(self, batch: Any, wanted: Callable[[HetEmbedding], bool]) -> list[Request]:
-        """Requests for what the layers that are wanted will ask for in a step.
+        """Builds the requests for a step's lookups in some layers.
 
         Args:
-          batch: of the step.
-          wanted: says of a layer whether to.
+          batch: batch of the step.
+          wanted: whether to look up a layer's rows.
 
         Returns:
           The requests, in the order of the calls.
@@ -288,7 +288,7 @@ class StepLookups:
         return requests_op([lookahead.Call(layer, k, False) for layer, k in keys if wanted(layer)])
 
     def call_op(self, requests: Sequence[Request]) -> Calls:
-        """Sends what was requested, for any number of steps, and for the replicas."""
+        """Sends the requests of any number of steps, together with the replicas' requests."""
         parties: list[Any] = [request.layer.table for request in requests]
         messages = [request.requests for request in requests]
         dense = []
@@ -306,8 +306,8 @@ class StepLookups:
         """Waits for the replies.
 
         Returns:
-          replies: to each of the requests, for `install_op`.
-          received: when these are done, the replicas know what was answered to them.
+          replies: replies to each request, for `install_op`.
+          received: ops after which the replicas have stored their replies.
         """
         if calls.exchange is None:
             return [], []
@@ -319,11 +319,11 @@ class StepLookups:
     def begin_op(
         self, batch: Any, wanted: Callable[[HetEmbedding], bool]
     ) -> tuple[list[lookahead.Lookup], list[tf.Operation]]:
-        """Looks up what a step needs: requests, exchanges and installs.
+        """Looks up the rows of a step: sends the requests and installs the replies.
 
         Returns:
-          lookups: in the order of the calls; when they are there, so are the rows.
-          received: as of `receive_op`.
+          lookups: installed lookups, in the order of the calls.
+          received: as from `receive_op`.
         """
         requests = self.request_op(batch, wanted)
         replies, received = self.receive_op(self.call_op(requests))
@@ -332,7 +332,7 @@ class StepLookups:
     def install_op(
         self, requests: Sequence[Request], replies: Sequence[list[tf.Tensor]]
     ) -> list[lookahead.Lookup]:
-        """Takes the replies; when the lookups are there, so are the rows."""
+        """Installs replies. Returns the lookups, whose tensors depend on the installation."""
         caches = [request.layer.worker_cache for request in requests]
         tables = tuple(cache.table for cache in caches if cache.is_watched)
 
@@ -353,15 +353,15 @@ class StepLookups:
 def commit_op(
     caches: Sequence[WorkerCache], closures: Sequence[tf.Tensor], done: tf.Tensor
 ) -> list[tf.Operation]:
-    """After the last step of a closure: sends all its updates, in one message to each server.
+    """Pushes all updates of a closure after its last step, in one message to each server.
 
     Args:
-      caches: in each of which the closure was begun.
-      closures: what that gave, in their order.
-      done: of `ops.cache_commit_closure`.
+      caches: caches that began the closure.
+      closures: results of `begin_closure_op`, in the order of `caches`.
+      done: int64 scalar. Closures up to this number do not run again.
 
     Returns:
-      Ops that have run when the closure has ended.
+      Ops that end the closure in the caches.
     """
     begun = [
         cache.commit_request_op(run, done) for cache, run in zip(caches, closures, strict=True)
@@ -377,7 +377,7 @@ def commit_op(
 
 
 def write_through_op(lookups: list[lookahead.Lookup]) -> None:
-    """After a step's updates: sends those that must not wait, in one message to each server."""
+    """Pushes due updates of write-through caches, after a step, in one message to each server."""
     layers = {id(lookup.layer): lookup.layer for lookup in lookups}
     caches = [layer.worker_cache for layer in layers.values() if layer.worker_cache.writes_through]
     if not caches:

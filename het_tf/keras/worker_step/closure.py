@@ -1,4 +1,4 @@
-"""The functions that run on the workers: several steps of training or evaluation."""
+"""Functions that run on the workers: several steps of training, evaluation or prediction."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class PredictClosure:
     """Runs `model.predict_step` over several batches on a worker.
 
     Attributes:
-      strategy: the one that the model was made under.
+      strategy: strategy under which the model was created.
     """
 
     def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy, element_spec: Any):
-        """Prepares the function; it is traced on first use. Arguments as for `StepClosure`."""
+        """Creates the function, traced on first use. Arguments as for `StepClosure`."""
         self._model = model
         self.strategy = strategy
         self._element_spec = element_spec
@@ -49,7 +49,7 @@ class PredictClosure:
         self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
 
     def _on_batches(self, *stacked: tf.Tensor) -> Any:
-        """Outputs of the model, each stacked over the steps: [steps, batch, ...]."""
+        """Returns the outputs of the model, stacked over the steps: [steps, batch, ...]."""
         weights = read_weights(self._model)
         variables = list(self._model.variables)
 
@@ -85,13 +85,13 @@ def predict_in_order(
     """Runs a closure on all batches of a feed.
 
     Returns:
-      What the model puts out, as arrays, all batches' one after the other.
+      The model's outputs as arrays, concatenated in the order of the batches.
 
     Raises:
-      ValueError: there are no batches.
+      ValueError: the feed has no batches.
     """
     results: dict[int, Any] = {}
-    handed_on = done = 0  # Closures, and steps, that the callbacks have seen.
+    handed_on = done = 0  # Numbers of closures and steps passed to callbacks.
     with ClosureRunner(closure.strategy) as runner:
         data = feed.start(steps_per_closure)
         while True:
@@ -116,23 +116,23 @@ def predict_in_order(
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *in_order)
 
 
-_HEADER = 4  # worker index, number of steps, steps that waited for a row, microseconds of that
+_HEADER = 4  # worker index, steps, steps that waited for lookups, waiting time in microseconds
 
-Waited = tuple[tf.Tensor, tf.Tensor]  # steps that waited, microseconds
+Waited = tuple[tf.Tensor, tf.Tensor]  # number of steps that waited, waiting time in microseconds
 
 
 @dataclasses.dataclass(frozen=True)
 class ClosureResult:
-    """What a closure of training or evaluation steps came to.
+    """Result of a closure of training or evaluation steps.
 
     Attributes:
-      worker: task index of the worker that ran it.
-      steps: steps done; fewer than asked for when the worker's data ended.
-      waited_steps: those of them that waited, since what they look up was not there yet.
-      waited_seconds: for how long, together.
-      cache_reports: int64, of the model's own caches in their order (`report_ops`).
+      worker: task index of the worker that ran the closure.
+      steps: number of steps made. Fewer than requested if the worker's data ended.
+      waited_steps: number of steps that waited for their lookups.
+      waited_seconds: waiting time of all steps together.
+      cache_reports: int64, reports of `StepClosure.caches` in their order (`report_ops`).
       metric_states: float64[all metric states], summed over the steps.
-      step_logs: the logs of the last step that are no metric's result.
+      step_logs: logs of the last step, except results of metrics that the step updates.
     """
 
     worker: int
@@ -147,11 +147,10 @@ class ClosureResult:
 class StepClosure:
     """Runs `model.train_step` or `model.test_step` several times on a worker.
 
-    Everything comes back in one int64 vector, since each tensor that a closure returns costs a
-    message of its own.
+    The result is one int64 vector, because every tensor that a closure returns costs a message.
 
     Attributes:
-      caches: the model's own, and its replicas, on which the closures report.
+      caches: caches of the model, and its dense replicas. Closures return their reports.
       looks_ahead: whether rows are looked up before the step that needs them.
     """
 
@@ -163,14 +162,14 @@ class StepClosure:
         training: bool,
         dense: DenseVariables | None = None,
     ):
-        """Prepares the functions; they are traced on first use.
+        """Creates the functions, traced on first use.
 
         Args:
-          model: compiled and built.
-          strategy: the strategy the model was made under.
+          model: compiled and built model.
+          strategy: strategy under which the model was created.
           element_spec: spec of one batch.
-          training: `train_step` if true, else `test_step`.
-          dense: the variables that workers have replicas of, for training.
+          training: whether to run `train_step`. False: `test_step`.
+          dense: variables that workers replicate, for training.
         """
         self._dense = dense
         self._model = model
@@ -188,16 +187,16 @@ class StepClosure:
         self._once = training and strategy.exactly_once
         signature = stacked_signature(element_spec)
         if self._once:
-            signature += [tf.TensorSpec([], tf.int64)] * 2  # those of ClosureNumbers
+            signature += [tf.TensorSpec([], tf.int64)] * 2  # results of ClosureNumbers.take
         self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
         self.on_iterator = tf.function(self._on_iterator, autograph=False)
 
     def _plan_lookups(self) -> None:
-        """Decides what is looked up ahead, and what when a step begins."""
+        """Decides which lookups run ahead of their step, and which run when the step begins."""
         find_keys = find_keys_fn(self._model, self._element_spec) if self._training else None
         layers = embeddings_of(self._model) if find_keys is not None else []
         replicas = None if self._trained is None else self._trained.replicas
-        # Replicas that write every step speak when one has been made, and no step begins before.
+        # Replicas with a bound of 0 exchange after every step. The next step waits for this.
         waits = replicas is not None and self._strategy.dense_staleness == 0
         travels = None if waits else replicas
         ahead = {
@@ -226,7 +225,7 @@ class StepClosure:
 
     @contextlib.contextmanager
     def steps_of(self, data: Pass) -> Iterator[None]:
-        """To be entered around a pass: steps that are prepared are of its batches."""
+        """Context of a pass. Prepared steps in this context belong to the batches of the pass."""
         if self.window is None:
             yield
             return
@@ -239,7 +238,7 @@ class StepClosure:
         return self._model_step.log_names
 
     def unpack(self, packed: np.ndarray) -> ClosureResult:
-        """Reads the vector that either function returns."""
+        """Unpacks the vector that `on_batches` or `on_iterator` returns."""
         ends = np.cumsum([_HEADER, reports_size(self.caches), self._num_states])
         header, reports, states, logs = np.split(packed, ends)
         names = self._model_step.scalar_log_names() if header[1] else ()
@@ -250,16 +249,16 @@ class StepClosure:
             waited_seconds=int(header[3]) * 1e-6,
             cache_reports=reports,
             metric_states=states.view(np.float64),
-            # A closure that has made no step has none.
+            # A closure that made no step returns no logs.
             step_logs=dict(zip(names, logs.view(np.float64).tolist(), strict=True)),
         )
 
-    # Traced.
+    # Methods for graphs.
 
     def _on_batches(self, *stacked: tf.Tensor) -> tf.Tensor:
-        """Steps over batches sent along: each component stacked over the steps.
+        """Runs steps over the closure's batches. Every component is stacked over the steps.
 
-        With `exactly_once` the closure's number and `done` come after them.
+        With `exactly_once`, the closure's number and `done` are two more arguments.
         """
         closure = None
         if self._once:
@@ -275,10 +274,10 @@ class StepClosure:
     def _on_iterator(
         self, iterator: tf.data.Iterator, num_steps: tf.Tensor, ahead: tf.Tensor
     ) -> tf.Tensor:
-        """Up to `num_steps` steps over batches of the worker's own dataset.
+        """Runs up to `num_steps` steps over batches of the worker's own dataset.
 
-        Up to `ahead` more batches may be taken for the next closure. Otherwise not one more than is
-        used: what is taken is gone.
+        Lookahead may read up to `ahead` more batches for the next closure. No other unused batch is
+        read, because the iterator cannot return a batch twice.
         """
         none = tf.experimental.Optional.empty(iterator.element_spec)
         source = Source(
@@ -296,7 +295,7 @@ class StepClosure:
         ahead: tf.Tensor | None,
         closure: tuple[tf.Tensor, tf.Tensor] | None = None,
     ) -> tf.Tensor:
-        """ahead: None: no step is prepared that is not of this closure."""
+        """Builds the closure. `ahead` None: only steps of this closure are prepared."""
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         for cache in self._layer_caches:
             cache.open_op()
@@ -308,7 +307,7 @@ class StepClosure:
                 num_steps = tf.identity(num_steps)
         states = self._model_step.zero_states()
         self._model_step.read_constants()
-        # Their number is known only once the loop's body is traced, hence the unknown shape.
+        # The shape is unknown, because tracing the loop's body determines the number of logs.
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
         run = self._run_inline if self.window is None else self._run_ahead
         steps, states, logs, waited = run(source, num_steps, ahead, states, logs)
@@ -330,7 +329,7 @@ class StepClosure:
         states: States,
         logs: tf.Tensor,
     ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
-        """Steps one after the other."""
+        """Runs one step after the other, without lookahead."""
         del ahead
 
         def cond(step: tf.Tensor, states: States, logs: tf.Tensor, *carry: Any) -> tf.Tensor:
@@ -354,7 +353,7 @@ class StepClosure:
         states: States,
         logs: tf.Tensor,
     ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
-        """Loops side by side: two prepare steps, one computes them, one sends what is urgent."""
+        """Runs parallel loops: two prepare steps, one computes, one exchanges contributions."""
         window = self.window
         with tf.control_dependencies([num_steps]):
             kept = window.open_op(keeps=ahead is not None)
@@ -382,7 +381,7 @@ class StepClosure:
             del logs
             batch, lookups = self._ahead.unpack(optional)
             states, logs = self._step(step, batch, lookups, states)
-            # What the step made due travels with the next lookup, which taking a step begins.
+            # `take_op` frees a place for the next lookup, which carries this step's due updates.
             updates = [update for lookup in lookups[:1] for update in lookup.room.updates()]
             with tf.control_dependencies([*states, logs, *updates]):
                 again = step + 1 < num_steps

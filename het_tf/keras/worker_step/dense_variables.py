@@ -1,4 +1,4 @@
-"""Which of a Keras model's variables the workers have replicas of, and by what rule."""
+"""Variables of a Keras model that workers replicate, and the merge rule of each variable."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from het_tf.keras.worker_step.step_count import StepCount, counted_variable
 from het_tf.layers.embedding import embeddings_of
 from het_tf.optimizers.joint_optimizer import innermost, scaler_of
 
-# From an optimizer, a variable, its gradient and the learning rate: the ops of a step.
+# Builds a step's ops from an optimizer, a variable, its gradient and the learning rate.
 _Step = Callable[[Any, tf.Variable, tf.Tensor, tf.Tensor], None]
 
 
 def fused_update_step(optimizer: Any) -> Callable[..., None] | None:
-    """The `update_step` of an optimizer by fused ops; None: there are none for the optimizer.
+    """Returns an `update_step` with fused ops, or None if the optimizer has no fused ops.
 
-    For a graph in which the optimizer's and the trained variables are float32 resource variables on
-    the device of the step.
+    Trained variables and slots must be float32 resource variables on the device of the step.
     """
-    step = _STEPS.get(type(optimizer))  # A subclass of Keras's may step otherwise.
+    step = _STEPS.get(type(optimizer))  # A subclass may have another step.
     if step is None or getattr(optimizer, "amsgrad", False):
         return None
     of_keras = optimizer.update_step
@@ -96,20 +95,20 @@ _STEPS: dict[type[keras.optimizers.Optimizer], _Step] = {
 
 
 class DenseVariables:
-    """The variables of a model and its optimizer, by what becomes of them (docs/protocol.md, 8).
+    """Variables of a model and its optimizers, by merge rule (docs/protocol.md, section 8).
 
     Attributes:
-      replicas: with `dense_staleness`, of all variables that steps use, but for the settings.
-        Without, of those that every worker has for itself (`has_own`).
-      trains: whether the trained variables are among them.
-      settings: variables that only callbacks change: learning rates. Each closure reads them once.
+      replicas: with `dense_staleness`, replicas of all variables that steps use, except settings.
+        Without, replicas of the variables of which every worker has its own (`has_own`).
+      trains: whether the replicas include the trained variables.
+      settings: learning rates, which only callbacks change. Every closure reads them once.
     """
 
     def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy):
-        """Sorts the variables of a compiled and built model.
+        """Assigns merge rules to the variables of a compiled and built model.
 
         Raises:
-          ValueError: there is no rule for a variable; the message names it.
+          ValueError: a variable has no rule. The message names the variable.
         """
         self.trains = strategy.dense_staleness is not None
         self.settings: list[keras.Variable] = []
@@ -124,7 +123,7 @@ class DenseVariables:
             slots = keras_internals.accumulated_gradients(innermost(optimizer))
         counting = optimizers_of(model) if self.trains else [optimizer] if self._cycle else []
         self._accumulating = counted_variable(optimizer)
-        # A variable, and that in which a worker has its own count.
+        # Pairs: count of all workers' steps, count of the worker's own steps.
         self._counts: list[tuple[keras.Variable, tf.Variable]] = []
         for variable in map(counted_variable, counting):
             if variable is not None and id(variable) not in _ids([v for v, _ in self._counts]):
@@ -142,7 +141,7 @@ class DenseVariables:
                     self.settings.append(rate)
                 known = _ids(others, self.settings, least, slots)
                 rest = [v for v in each.variables if id(v) not in known]
-                # Adafactor has integers in the places of slots that a variable has not.
+                # Adafactor stores integers as placeholders of slots that a variable lacks.
                 slots += [v for v in rest if not _is_integer(v)]
                 others += [v for v in rest if _is_integer(v)]
             known = _ids(*(trainable, slots, least, others, self.settings, metric_variables(model)))
@@ -156,7 +155,7 @@ class DenseVariables:
         self.replicas = DenseReplicas(strategy, *variables)
 
     def begin_counts(self) -> list[StepCount]:
-        """The counts of a step that begins, of optimizers that do not count as Keras has it."""
+        """Reads the step counts of which workers have their own, at the beginning of a step."""
         replicas = self.replicas.variables
         return [
             StepCount(
@@ -170,13 +169,13 @@ class DenseVariables:
         ]
 
     def open_op(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """At the start of a function's graph: makes the replicas usable, reads the settings.
+        """Makes the replicas usable and reads the settings, at the start of a function's graph.
 
         Returns:
           The settings with their values.
         """
         self.replicas.open_op()
-        # All that a server has comes in one tensor.
+        # One tensor has all settings of a server.
         by_device = collections.defaultdict(list)
         for setting in self.settings:
             by_device[setting.value.device].append(setting)
@@ -190,9 +189,9 @@ class DenseVariables:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """That which the model is compiled with, and those that its own `train_step` may use.
+    """Returns the compiled optimizer, and the optimizers that an own `train_step` may use.
 
-    They are attributes of the model, or in lists or dicts that are.
+    The latter are attributes of the model, or elements of its list, tuple and dict attributes.
     """
     found: list[keras.optimizers.Optimizer] = []
     for value in [model.optimizer, *vars(model).values()]:
@@ -205,28 +204,28 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def has_own(optimizer: keras.optimizers.Optimizer | None) -> bool:
-    """Whether workers have something of it for themselves, wherever the dense variables are."""
+    """Whether every worker has its own state of an optimizer, even without `dense_staleness`."""
     return bool(_scaler_state(optimizer)) or accumulated_steps(optimizer) > 0
 
 
 def averages_weights(optimizer: Any) -> bool:
-    """Whether it has averages of the weights (`use_ema`), which callbacks exchange with them."""
+    """Whether an optimizer averages weights (`use_ema`). Callbacks swap averages and weights."""
     return bool(getattr(innermost(optimizer), "use_ema", False))
 
 
 def accumulated_steps(optimizer: Any) -> int:
-    """Of how many steps it applies the mean gradient; 0: it does not accumulate gradients."""
+    """Returns the number of steps per applied mean gradient. 0: no gradient accumulation."""
     return getattr(innermost(optimizer), "gradient_accumulation_steps", None) or 0
 
 
 def _scaler_state(optimizer: Any) -> list[keras.Variable]:
-    """The scale of the loss, and since how many steps it stands: each worker tries its own."""
+    """Returns the loss scale and its age in steps, of which every worker has its own."""
     scaler = scaler_of(optimizer)
     return [] if scaler is None else [scaler.dynamic_scale, scaler.step_counter]
 
 
 def _unchanged_by_scaler(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """What a `LossScaleOptimizer` has since it is an optimizer: its inner one has them, too."""
+    """Returns a `LossScaleOptimizer`'s variables with counterparts in its inner optimizer."""
     inner = innermost(optimizer)
     if inner is optimizer:
         return []
@@ -239,7 +238,7 @@ def _ids(*kinds: Iterable[keras.Variable]) -> set[int]:
 
 
 def is_seed(variable: keras.Variable) -> bool:
-    """Whether it is the state of a `keras.random.SeedGenerator`."""
+    """Whether a variable is the state of a `keras.random.SeedGenerator`."""
     return variable.path.endswith("seed_generator_state")
 
 

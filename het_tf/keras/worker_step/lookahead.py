@@ -1,4 +1,4 @@
-"""Steps that a worker prepares while others compute: their lookups are sent, then received."""
+"""Preparation of steps while earlier steps compute: lookups are sent, then received."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from het_tf.layers.lookahead import Lookup, Room
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where the batches of a loop come from. What it carries from step to step is its own.
+    """Batches of a loop. The loop carries the source's state from step to step.
 
     Attributes:
-      first: whether there is a first batch to be got -> what to carry at the start.
-      has: carried -> whether there is a batch.
-      get: number of the batch, carried -> the batch.
-      next: whether another batch is wanted, carried -> what to carry on.
+      first: whether a first batch is wanted -> the first state.
+      has: state -> whether there is a batch.
+      get: index of the batch, state -> the batch.
+      next: whether another batch is wanted, state -> the next state.
     """
 
     first: Callable[[tf.Tensor], tuple[Any, ...]]
@@ -34,12 +34,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class _SentStep:
-    """A step whose lookups are under way.
+    """A step whose lookups were sent.
 
     Attributes:
-      there: bool scalar: whether there is such a step, and not only a place for one.
-      components: of its batch.
-      requests: its lookups.
+      there: bool scalar, whether the step exists. If false, the other tensors are empty.
+      components: components of the step's batch.
+      requests: requests of the step's lookups.
     """
 
     there: tf.Tensor
@@ -49,13 +49,13 @@ class _SentStep:
 
 @dataclasses.dataclass(frozen=True)
 class _Sent:
-    """Steps whose lookups are under way together: what one loop passes on to another."""
+    """Steps whose lookups share a message. The sending loop passes them to the receiving loop."""
 
     calls: Calls
     steps: list[_SentStep]
 
     def tensors(self) -> list[tf.Tensor]:
-        """All that `unpack` makes the same of."""
+        """Returns the tensors of the calls and the steps, in the order that `unpack` reads."""
         tensors = list(self.calls.tensors)
         for step in self.steps:
             tensors += [step.there, *step.components]
@@ -63,7 +63,7 @@ class _Sent:
         return tensors
 
     def unpack(self, optional: tf.Tensor) -> _Sent:
-        """The same of what an optional of such tensors has."""
+        """Returns the same structure with the tensors of an optional."""
         like = self.tensors()
         tensors = iter(
             tf.raw_ops.OptionalGetValue(
@@ -88,7 +88,7 @@ class _Sent:
 class StepsAhead:
     """Prepares steps for a window.
 
-    In the graph of a closure, `prepare_op` comes before `unpack`.
+    In the graph of a closure, `prepare_op` must be called before `unpack`.
     """
 
     def __init__(
@@ -99,34 +99,34 @@ class StepsAhead:
         wanted: Callable[[HetEmbedding], bool],
         per_message: int,
     ):
-        """Describes the steps.
+        """Stores the arguments.
 
         Args:
-          window: where they go.
-          element_spec: of their batches.
-          lookups: what they look up.
-          wanted: for which layers.
-          per_message: how many share a message, at most as many as the window has.
+          window: window for the prepared steps.
+          element_spec: spec of one batch.
+          lookups: lookups of the steps.
+          wanted: whether to look up a layer's rows ahead.
+          per_message: number of steps that share a message, at most `window.size`.
         """
         self._window = window
         self._element_spec = element_spec
         self._lookups = lookups
         self._wanted = wanted
         self._per_message = per_message
-        self._sent: _Sent | None = None  # As traced, for whoever takes it up.
-        self._layers: list[HetEmbedding] = []  # The same, in the order of the calls.
+        self._sent: _Sent | None = None  # Traced by `_send_ahead`, for `_receive_ahead`.
+        self._layers: list[HetEmbedding] = []  # Traced layers, in the order of the calls.
 
     def prepare_op(self, source: Source, count: tf.Tensor) -> None:
-        """Looks ahead for `count` steps, several in one message where the window has room.
+        """Prepares `count` steps. Every step first waits for a place in the window.
 
-        One loop sends and another one receives, so several messages may be under way; both run
-        beside the steps (`run_beside`).
+        One loop sends and another loop receives, so that several messages may be in flight. The
+        caller builds both loops with `run_beside`, in parallel with the steps.
         """
         made = self._send_ahead(source, count)
         self._receive_ahead(made, count)
 
     def _send_ahead(self, source: Source, count: tf.Tensor) -> tf.Tensor:
-        """Sends the lookups of `count` steps. Returns of how many; fewer: the data has ended."""
+        """Sends the lookups of `count` steps, or fewer if the data ends. Returns their number."""
         window = self._window
 
         def cond(i: tf.Tensor, *carry: Any) -> tf.Tensor:
@@ -147,7 +147,7 @@ class StepsAhead:
                 carry = source.next(i + j < count, *carry)
                 there = cond(i + j, *carry)
                 steps.append((there, *_request_if(there, request, i + j, carry, components, like)))
-            # What a replica lacks is asked when there is a place for the step, and not before.
+            # The replica asks for its number of missed steps only when the steps have places.
             with tf.control_dependencies([x for _, components, _ in steps for x in components]):
                 calls = self._lookups.call_op([x for _, _, requests in steps for x in requests])
             sent = _Sent(calls, [_SentStep(*step) for step in steps])
@@ -156,7 +156,7 @@ class StepsAhead:
             i += tf.add_n([tf.cast(there, tf.int32) for there, _, _ in steps])
             return i, *source.next(i < count, *carry)
 
-        # Nothing is taken from the data where nothing is to be prepared.
+        # No batch is read if no step is to be prepared.
         first = (tf.constant(0), *source.first(count > 0))
         made = tf.while_loop(cond, body, first, parallel_iterations=1)[0]
         with tf.control_dependencies([made]):
@@ -164,7 +164,7 @@ class StepsAhead:
         return made
 
     def _receive_ahead(self, made: tf.Tensor, count: tf.Tensor) -> None:
-        """Takes the replies to what `_send_ahead` sends, and puts the steps into the window."""
+        """Receives the replies to `_send_ahead` and puts the steps into the window."""
         window = self._window
 
         def take(optional: tf.Tensor) -> tf.Tensor:
@@ -177,7 +177,7 @@ class StepsAhead:
                 def put(step: _SentStep = step, received: Any = received) -> tf.Tensor:
                     lookups = self._lookups.install_op(step.requests, received)
                     tickets = [x for lookup in lookups for x in (lookup.unique_ids, lookup.ticket)]
-                    # A step begins when it is known how much its replica lacks.
+                    # The replica must know its number of missed steps before the step begins.
                     with tf.control_dependencies(told):
                         window.put_op([*step.components, *tickets])
                     return tf.constant(True)
@@ -187,12 +187,12 @@ class StepsAhead:
             return tf.constant(True)
 
         def body(_: tf.Tensor) -> list[tf.Tensor]:
-            # Not taken out before the loop: TensorFlow would have that wait for what sends the end.
+            # Not dequeued before the loop: TensorFlow would make this op wait for `send_end_op`.
             optional = window.receive_op()
             there = tf.raw_ops.OptionalHasValue(optional=optional)
             return [tf.cond(there, lambda: take(optional), lambda: tf.constant(False))]
 
-        with tf.control_dependencies([count]):  # Then the window is open.
+        with tf.control_dependencies([count]):  # `count` is known once the window is open.
             more = tf.constant(True)
         (more,) = tf.while_loop(lambda more: more, body, [more], parallel_iterations=1)
 
@@ -205,7 +205,7 @@ class StepsAhead:
         tf.cond(ended, end, lambda: tf.constant(False))
 
     def unpack(self, optional: tf.Tensor) -> tuple[Batch, list[Lookup]]:
-        """The batch and the lookups of what `Window.take_op` gives."""
+        """Returns the batch and the lookups of a step from `Window.take_op`."""
         spec = components_of(self._element_spec)
         tickets = 2 * len(self._layers)
         components = tf.raw_ops.OptionalGetValue(
@@ -231,14 +231,14 @@ def _request_if(
     components: Sequence[tf.Tensor],
     like: Sequence[Request],
 ) -> tuple[list[tf.Tensor], list[Request]]:
-    """What `request` of a step gives, or nothing of the same kind where there is no such step."""
+    """Returns the result of `request`, or empty tensors of the same dtypes if not `there`."""
 
     def once(_: tf.Tensor, *__: tf.Tensor) -> list[tf.Tensor]:
         components, requests = request(i, carry)
         return [tf.constant(False), *components, *(x for r in requests for x in r.tensors())]
 
-    # A loop, since tf.cond does not hand on what comes from the function's caller, as the tables
-    # of Keras's lookup layers do on a cluster.
+    # A loop, because tf.cond does not pass on captures from the function's caller. On a cluster,
+    # the tables of Keras's lookup layers are such captures.
     kinds = [*components, *(x for each in like for x in each.tensors())]
     _, *tensors = tf.while_loop(
         lambda more, *_: more,

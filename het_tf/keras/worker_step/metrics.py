@@ -1,10 +1,10 @@
-"""Metrics of asynchronous training: sums that the workers return and the coordinator adds.
+"""Metrics of asynchronous training: the workers return sums and the coordinator adds them.
 
-Keras metrics are variables that every step reads, changes and writes. As variables on a parameter
-server that loses updates whenever two workers overlap, and a repeated closure would count twice. So
-inside a closure a metric starts from zero, in tensors; the closure returns what it came to, and the
-coordinator adds up the results of closures that finished. That is exact for every metric whose
-state is a sum over examples, which are all metrics Keras has.
+Every step reads, changes and writes the variables of Keras metrics. On a parameter server, these
+variables would lose updates of overlapping workers and count repeated closures twice. Metrics are
+therefore tensors inside a closure, and start from zero. The closure returns their states, and the
+coordinator adds the states of finished closures. The result is exact for every metric whose state
+is a sum over examples. All metrics of Keras are such sums.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from het_tf.keras.worker_step.step_count import StepCount
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """The variables of all metrics of the model, losses included."""
+    """Returns the variables of all metrics of the model, including losses."""
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
 def flat(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Logs without nesting, as Keras has them: a metric's result may be a dict of its own.
+    """Returns logs without nesting, as Keras does. A metric's result may be a dict.
 
-    In the scope of the metrics: a result may be a variable of theirs, which out of it is another.
+    Must be called in the `MetricScope`: a metric's variable as a result has another value outside.
     """
     found: dict[str, tf.Tensor] = {}
     for name, value in logs.items():
@@ -41,13 +41,13 @@ def flat(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 
 
 def results_of(metric: keras.metrics.Metric) -> dict[str, tf.Tensor]:
-    """A metric's results by their names; as `flat`."""
+    """Returns a metric's results by name. Same conditions as `flat`."""
     return flat({metric.name: metric.result()})
 
 
 def without_names(model: keras.Model, logs: Mapping[str, float]) -> list[float] | float:
-    """Results as `evaluate` returns them: in the order of the model's metrics, or the only one."""
-    # The order of the metrics, which that of the logs is not in every version of Keras.
+    """Returns results as `evaluate` does: in the order of the model's metrics, or the only one."""
+    # In some versions of Keras, logs have another order than the metrics.
     metrics = [m for metric in model.metrics for m in getattr(metric, "metrics", [metric])]
     names = [metric.name for metric in metrics if metric.name in logs]
     values = [logs[name] for name in names + sorted(logs.keys() - set(names))]
@@ -58,7 +58,7 @@ def check_resets_to_zero(model: keras.Model) -> None:
     """Resets the metrics and checks that each starts from zero.
 
     Raises:
-      ValueError: names the metric that does not, since its state cannot be a sum.
+      ValueError: a metric does not, so its state is no sum. The message names its variable.
     """
     model.reset_metrics()
     for metric in model.metrics:
@@ -73,10 +73,9 @@ def check_resets_to_zero(model: keras.Model) -> None:
 
 
 class MetricScope(keras.StatelessScope):
-    """Within it, captured variables live in tensors, all others stay real variables.
+    """Scope in which captured variables are tensors, and other variables remain variables.
 
-    `keras.StatelessScope` alone takes every variable out of the graph's side effects; here only the
-    given ones are taken.
+    In a `keras.StatelessScope` alone, no assignment would change any variable.
     """
 
     def __init__(
@@ -86,13 +85,13 @@ class MetricScope(keras.StatelessScope):
         replicas: Mapping[int, tf.Variable] | None = None,
         counts: Sequence[StepCount] = (),
     ):
-        """Creates the scope, to be entered once.
+        """Creates a scope that can be entered once.
 
         Args:
-          captured: variables to take out and their values at the start.
-          others: the model's and the optimizer's variables.
-          replicas: id of a native variable -> the variable to use in its place.
-          counts: of the steps; their variables are captured, too.
+          captured: variables to capture, with their initial values.
+          others: variables of the model and its optimizers.
+          replicas: id of a native variable -> the variable that replaces it.
+          counts: step counts. Their variables are captured, too.
         """
         captured = [*captured, *((count.variable, count.seen) for count in counts)]
         super().__init__(
@@ -102,17 +101,17 @@ class MetricScope(keras.StatelessScope):
         self._counts = {id(count.variable): count for count in counts}
         self._on_slots = False
         self._graph = tf.compat.v1.get_default_graph()
-        # `variable.value` asks this scope, so the native variables are looked up before it is
-        # entered. Keras asks the scope directly for the variables it regularizes.
+        # In this scope, `variable.value` calls the scope, so native variables are read before. For
+        # regularized variables, Keras calls the scope directly.
         self._native = {id(v): v.value for v in others if id(v) not in self._captured}
         for key, native in self._native.items():
             self._native[key] = (replicas or {}).get(id(native), native)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Takes an assignment to a Keras variable: into the scope, or on to the variable."""
+        """Stores an assignment in the scope if the variable is captured. Otherwise assigns."""
         variable, value = update
         count = self._counts.get(id(variable))
-        # A branch of tf.cond keeps its tensors.
+        # A tensor in a branch of tf.cond cannot leave the branch, so the branch counts the step.
         if count is not None and tf.compat.v1.get_default_graph() is not self._graph:
             count.take(value)
         elif id(variable) in self._captured:
@@ -123,7 +122,7 @@ class MetricScope(keras.StatelessScope):
             native.assign(tf.cast(value, native.dtype))
 
     def count_step(self) -> None:
-        """Counts what was added to the counts, but for what branches have counted."""
+        """Adds the assigned counts to the count variables, except for counts made in branches."""
         for count in self._counts.values():
             value = self.get_current_value(count.variable)
             if value is not count.seen:
@@ -131,7 +130,7 @@ class MetricScope(keras.StatelessScope):
 
     @contextlib.contextmanager
     def on_slots(self) -> Iterator[None]:
-        """In this context counts are of the steps that the worker's slots were made by."""
+        """Context in which counts include only the steps that made the worker's slots."""
         self._on_slots = True
         try:
             yield
@@ -139,7 +138,7 @@ class MetricScope(keras.StatelessScope):
             self._on_slots = False
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | tf.Variable | None:
-        """Value of a captured variable; the native variable of a known other one."""
+        """Returns a captured variable's value, or the native variable of one of `others`."""
         value = super().get_current_value(variable)
         if self._on_slots and (count := self._counts.get(id(variable))) is not None:
             return value if count.less is None else value - count.less
@@ -147,10 +146,10 @@ class MetricScope(keras.StatelessScope):
 
 
 class MetricSums:
-    """Adds up the metric states of finished closures, on the coordinator."""
+    """Sums of the metric states of finished closures, on the coordinator."""
 
     def __init__(self, model: keras.Model):
-        """Starts from zero. The model must be built."""
+        """Creates sums of zero. The model must be built."""
         self._variables = metric_variables(model)
         self._sizes = [int(np.prod(v.shape)) for v in self._variables]
         self._sums = np.zeros(sum(self._sizes), np.float64)
@@ -160,7 +159,7 @@ class MetricSums:
             with MetricScope(list(zip(self._variables, states, strict=True))):
                 return flat(model.get_metrics_result())
 
-        # Traced by hand: TensorFlow takes a call that traces, model after model, for a mistake.
+        # Traced explicitly, because TensorFlow warns of calls that trace again for every model.
         self._results = functools.cache(
             lambda: results.get_concrete_function(
                 [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
@@ -168,12 +167,12 @@ class MetricSums:
         )
 
     def clear(self) -> None:
-        """Starts from zero again."""
+        """Sets the sums to zero."""
         self._sums[:] = 0.0
 
     @contextlib.contextmanager
     def from_zero(self) -> Iterator[None]:
-        """Starts from zero, and goes on with what there was when it ends."""
+        """Context that starts with sums of zero. The earlier sums are restored at its end."""
         before = self._sums.copy()
         self.clear()
         try:
@@ -186,12 +185,12 @@ class MetricSums:
         self._sums += states
 
     def results(self) -> dict[str, float | np.ndarray]:
-        """What the metrics amount to now, by name; an array where a metric has several results."""
+        """Returns the current results by name. A metric with several results has an array."""
         results = {n: np.asarray(value) for n, value in self._results()(self._states()).items()}
         return {n: value if value.ndim else float(value) for n, value in results.items()}
 
     def write(self) -> None:
-        """Writes the sums into the metrics' variables, for whoever asks `metric.result()`."""
+        """Writes the sums into the metrics' variables, for callers of `metric.result()`."""
         for variable, state in zip(self._variables, self._states(), strict=True):
             variable.assign(state)
 

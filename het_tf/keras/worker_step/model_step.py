@@ -1,4 +1,4 @@
-"""A step of the model's own, as the functions that run on the workers trace it."""
+"""A training or test step of a model, as traced in the functions that run on the workers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from het_tf.optimizers.joint_optimizer import innermost
 
 
 class _OneReplica(tf.distribute.ReplicaContext):
-    """Where a sum over all replicas is that of one.
+    """Context of a single replica, in which `all_reduce` returns its argument.
 
-    TensorFlow's own is a `tf.custom_gradient`, for which it keeps every graph that has one.
+    TensorFlow's `all_reduce` is a `tf.custom_gradient`, whose graphs TensorFlow never releases.
     """
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
@@ -41,13 +41,13 @@ class _OneReplica(tf.distribute.ReplicaContext):
 
 @contextlib.contextmanager
 def on_one_replica(strategy: tf.distribute.ParameterServerStrategy) -> Iterator[None]:
-    """In this context Keras builds a step as in a process of one replica, on a worker's device.
+    """Context in which Keras builds a step for a single replica, on a worker's device.
 
-    A step of a worker is that, and needs nothing of `strategy.run`, which builds it in a thread of
-    its own. There Keras has optimizers step through `merge_call`, which the branches of `tf.cond`
-    cannot, as loss scaling and the accumulation of gradients have it.
+    `strategy.run` is not used. It would build the step in another thread, and Keras would call
+    `merge_call` for optimizer steps. `merge_call` fails in branches of `tf.cond`, in which loss
+    scaling and gradient accumulation make their steps.
     """
-    with tf.Graph().as_default():  # Where no strategy is in scope.
+    with tf.Graph().as_default():  # In this graph, no strategy is in scope.
         of_none = tf.distribute.get_strategy()
     with _OneReplica(of_none, 0), tf.device(strategy.extended.worker_devices[0]):
         yield
@@ -57,10 +57,10 @@ States = list[tf.Tensor]
 
 
 class ModelStep:
-    """`model.train_step` or `model.test_step`, without an effect on variables of the servers.
+    """`model.train_step` or `model.test_step`, with metric states as tensors.
 
     Attributes:
-      metrics: the variables whose states go from step to step.
+      metrics: metric variables, whose states are passed from step to step.
       log_names: names of the step's logs, metrics included, in the step's order. Empty until
         traced.
     """
@@ -84,35 +84,35 @@ class ModelStep:
         self._constants: list[tuple[keras.Variable, tf.Tensor]] = []
 
     def read_constants(self) -> None:
-        """Traced once before the steps: reads what none of them changes."""
+        """Reads the values that no step changes. Traced once, before the steps."""
         if self._dense is not None:
             self._constants = self._dense.open_op()
         else:
             self._constants = [] if self._training else read_weights(self._model)
 
     def zero_states(self) -> States:
-        """Before the first step."""
+        """Returns the states of `metrics` before the first step."""
         return [tf.zeros(v.shape, v.dtype) for v in self.metrics]
 
     def scalar_log_names(self) -> tuple[str, ...]:
-        """The logs that come back as they are; metrics that a step updates come back as states."""
+        """Returns names of the logs without the metrics that a step updates, which have states."""
         return tuple(name for name in self.log_names if name not in self._metric_names)
 
     def trace(
         self, batch: Batch, lookups: list[Lookup], states: States
     ) -> tuple[States, tf.Tensor]:
-        """Makes a step.
+        """Builds a step.
 
         Args:
-          batch: as `train_step` takes it.
-          lookups: what was looked up for the step; if it is empty, what the step looks up is added.
-          states: of `metrics`, before the step.
+          batch: argument of `train_step` or `test_step`.
+          lookups: lookups made for the step. If empty, the lookups of the model's call are added.
+          states: states of `metrics` before the step.
 
         Returns:
-          The states after it, and float64[len(scalar_log_names())], its logs.
+          The states after the step, and its logs, float64[len(scalar_log_names())].
 
         Raises:
-          ValueError: a log is no scalar, or the step assigns what it must not.
+          ValueError: a log is not a scalar, or the step assigns a variable that must not change.
         """
         model = self._model
         optimizers = optimizers_of(model) if self._training else []
@@ -140,7 +140,7 @@ class ModelStep:
                 if any(id(v) in before and v.value is not before[id(v)] for v in metric.variables)
                 or (name in logs and logs[name].shape.rank != 0)
             )
-            if self._training and not self._strategy.exactly_once:  # sent at the closure's end
+            if self._training and not self._strategy.exactly_once:  # else at the closure's end
                 write_through_op(lookups)
         self.log_names = tuple(logs)
         for constant, value in self._constants:
@@ -152,7 +152,7 @@ class ModelStep:
                 f"A step assigns {constant.path!r}, which with dense_staleness only callbacks"
                 " can: use a LearningRateSchedule or dense_staleness=None."
             )
-        # A step whose forward pass fails, as on a worker that is about to end, does not count.
+        # A step does not count if its forward pass fails, for example on a worker that ends.
         with tf.control_dependencies(list(logs.values())):
             scope.count_step()
         scalars = [_scalar(name, logs[name]) for name in self.scalar_log_names()]
@@ -169,7 +169,7 @@ class ModelStep:
         on_replicas: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._trains_replicas:
             on_replicas = self._stepping_on_replicas(scope)
-        # Where it is not known what the model will be called with, it is looked up when it is.
+        # Without lookups made for the step, the model's call makes them.
         sharing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if not lookups:
             sharing = shared(SharedLookups(model, scope, lookups))

@@ -1,4 +1,4 @@
-"""The number of steps that a model's optimizer counts, where several workers count it."""
+"""Step count of an optimizer, if several workers count its steps."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from het_tf.optimizers.joint_optimizer import innermost
 
 
 class StepCount:
-    """`iterations` of an optimizer, as one step sees and counts it.
+    """`iterations` of an optimizer, as one step reads and counts it.
 
-    Keras counts by reading and assigning, which loses counts when workers overlap: here what a step
-    assigns is taken as what it adds. And some of what an optimizer does hangs on how many steps the
-    worker has made. One that accumulates gradients acts at every n-th step of the worker, whose
-    gradients they are: what a step sees is a multiple of n by all workers' steps, which rates and
-    the like follow, and the remainder is the worker's own. And one whose slots are the worker's
-    corrects a bias (Adam's) that they have after so many steps.
+    Keras reads and assigns the count, which loses steps of overlapping workers. Here, the assigned
+    value minus the value read is added. Two rules depend on the worker's own steps:
+
+    - With gradient accumulation, an optimizer acts at every n-th step of the worker. In `seen`,
+      the multiple of n counts all workers' steps, for rates. The remainder counts own steps.
+    - If the worker has its own slots, their bias correction (Adam) counts the worker's own steps.
 
     Attributes:
-      variable: the optimizer's.
-      seen: int64 scalar, its value in the step.
-      less: int64 scalar, by how much a step on slots sees less; None: it sees the same.
+      variable: count variable of the optimizer.
+      seen: int64 scalar, value of the variable in the step.
+      less: int64 scalar, subtracted from the value while slots are updated. None: 0.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class StepCount:
         cycle: int = 0,
         own_slots: bool = False,
     ):
-        """Reads it, when a step begins.
+        """Reads the count, at the beginning of a step.
 
         Args:
-          variable: the optimizer's.
-          shared: in which the steps of all workers are counted.
-          own: in which the worker's are; None: it does not matter which are.
-          cycle: n; 0: gradients are not accumulated.
-          own_slots: whether the worker has slots of its own.
+          variable: count variable of the optimizer.
+          shared: counts the steps of all workers.
+          own: counts the worker's own steps. None: no rule needs them.
+          cycle: number n of steps. 0: no gradient accumulation.
+          own_slots: whether the worker has its own slots.
         """
         self.variable = variable
         self._shared = shared
@@ -53,7 +53,7 @@ class StepCount:
         self.less = self.seen - own if own_slots else None
 
     def take(self, value: tf.Tensor) -> None:
-        """Counts what is added to `seen` where `value` takes its place."""
+        """Counts the steps by which `value`, which replaces `seen`, exceeds `seen`."""
         added = tf.cast(value, tf.int64) - self.seen
         self._shared.assign_add(added)
         if self._own is not None:
@@ -61,5 +61,5 @@ class StepCount:
 
 
 def counted_variable(optimizer: Any) -> keras.Variable | None:
-    """In which it counts: `iterations` is none where it accumulates gradients. None: nowhere."""
+    """Returns an optimizer's count variable, if any. `iterations` may be a tensor instead."""
     return keras_internals.step_counter(innermost(optimizer))

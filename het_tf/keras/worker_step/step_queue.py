@@ -1,4 +1,4 @@
-"""Queues of steps on a worker: those whose lookups are under way, and those that are prepared."""
+"""Queues of steps on a worker: steps whose lookups are in flight, and prepared steps."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from het_tf.runtime.broadcast import cluster_devices, visit
 
 
 class Window:
-    """A queue of prepared steps on each worker, of a given number at most, kept between closures.
+    """A bounded queue of prepared steps on every worker, kept between closures.
 
-    Preparing takes a place first (`reserve_op`), so that no more than `size` steps are under way or
-    wait; computing a step frees its place (`take_op`). What is sent for a step passes through a
-    queue of its own on the way (`send_op`, `receive_op`), which is empty when a closure has ended.
+    `reserve_op` reserves a step's place before its preparation, and `take_op` frees the place. At
+    most `size` steps are therefore in preparation or prepared. A second queue has the steps whose
+    lookups were sent (`send_op`, `receive_op`). A closure that succeeds leaves this queue empty.
 
     Attributes:
-      size: that number.
+      size: largest number of steps.
     """
 
     def __init__(self, size: int):
-        """Describes the window, of `size` steps."""
+        """Creates a window of `size` steps. Creates no queue."""
         self.size = size
         self._name = f"window/{uuid.uuid4().hex}"
         self._generation = ""
         self._made: set[str] = set()
 
-    # Eagerly, on the coordinator.
+    # Eager methods, on the coordinator.
 
     @contextlib.contextmanager
     def of(self, generation: str, goes_on: bool) -> Iterator[None]:
-        """Closures that are scheduled in this context, and end in it, use the queue of this name.
+        """Context that selects the queue for closures that are scheduled and end in the context.
 
         Args:
-          generation: that name; within another such context, one of its own.
-          goes_on: whether its steps are for later ones with this name, too.
+          generation: name of the queue. Nested contexts need different names.
+          goes_on: whether later contexts with the same name use the remaining steps.
         """
         before, self._generation = self._generation, generation
         self._made.add(generation)
@@ -53,7 +53,7 @@ class Window:
             self._generation = before
 
     def clear(self) -> None:
-        """Forgets the queues on all workers, while no closure runs."""
+        """Destroys the queues on all workers. No closure may be running."""
         queues = [each for generation in self._made for each in self._queues(generation)]
         self._destroy([self._make_sent, *queues])
         self._made.clear()
@@ -69,28 +69,28 @@ class Window:
 
         visit(cluster_devices("worker"), destroy, lambda device, error: True)
 
-    # Traced.
+    # Methods for graphs.
 
     def open_op(self, keeps: bool) -> tf.Tensor:
-        """Before anything else in a closure; what a closure that failed had taken is free again.
+        """Frees the places of steps that a failed closure left. Precedes the window's other ops.
+
+        If a closure fails, TensorFlow cancels the other closures, but not reliably. A closure that
+        waits for a place would wait forever.
 
         Args:
-          keeps: whether steps are kept that are prepared: those of a closure that brings its
-            batches are for nobody else.
-
-        TensorFlow cancels the other closures when one fails, but not reliably: one that waits for
-        a place would wait for ever.
+          keeps: whether to keep prepared steps. False if a closure contains its batches, because no
+            other closure can use its steps.
 
         Returns:
-          int32 scalar: how many steps are prepared.
+          int32 scalar, number of prepared steps.
         """
         kept = self._size_op()
         if not keeps:
             dropped = tf.raw_ops.QueueDequeueManyV2(
                 handle=self._steps(), n=kept, component_types=[tf.variant]
             )
-            # Asked again: what waits for an op only by way of a constant may be made without it, as
-            # TensorFlow's passes over a graph were seen to do.
+            # The size is read again, because TensorFlow's graph passes were seen to remove control
+            # dependencies that go through a constant.
             with tf.control_dependencies(dropped):
                 kept = self._size_op()
         left = tf.raw_ops.QueueSizeV2(handle=self._places()) - kept
@@ -107,43 +107,43 @@ class Window:
             return tf.identity(kept)
 
     def send_op(self, components: Sequence[tf.Tensor]) -> tf.Operation:
-        """Passes on what was sent for steps."""
+        """Enqueues steps whose lookups were sent."""
         sent = tf.raw_ops.OptionalFromValue(components=components)
         return tf.raw_ops.QueueEnqueueV2(handle=self._sent, components=[sent])
 
     def send_end_op(self) -> tf.Operation:
-        """Says that no more will be sent in this closure."""
+        """Enqueues the end: this closure sends no more lookups."""
         return tf.raw_ops.QueueEnqueueV2(handle=self._sent, components=[tf.raw_ops.OptionalNone()])
 
     def receive_op(self) -> tf.Tensor:
-        """What was sent next, an optional of the components of `send_op`; without a value: the end.
+        """Waits for the next element of `send_op` or `send_end_op`, and returns it.
 
-        Waits for it.
+        An optional of the components of `send_op`. Without a value: the end.
         """
         (sent,) = tf.raw_ops.QueueDequeueV2(handle=self._sent, component_types=[tf.variant])
         return sent
 
     def reserve_op(self) -> tf.Operation:
-        """Takes a place; waits for one."""
+        """Reserves a place. Waits until a place is free."""
         return tf.raw_ops.QueueEnqueueV2(handle=self._places(), components=[tf.constant(True)])
 
     def put_op(self, components: Sequence[tf.Tensor]) -> tf.Operation:
-        """Puts a prepared step in its place."""
+        """Enqueues a prepared step, whose place was reserved."""
         step = tf.raw_ops.OptionalFromValue(components=components)
         return tf.raw_ops.QueueEnqueueV2(handle=self._steps(), components=[step])
 
     def put_end_op(self) -> tf.Operation:
-        """Says that no step follows, since the data has ended."""
+        """Enqueues the end of the data in a place of its own."""
         with tf.control_dependencies([self.reserve_op()]):
             end = tf.raw_ops.OptionalNone()
             return tf.raw_ops.QueueEnqueueV2(handle=self._steps(), components=[end])
 
     def take_op(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The next step; waits for it.
+        """Waits for the next step and frees its place.
 
         Returns:
-          step: scalar variant, an optional of the components of `put_op`; without a value: the end.
-          waited: float64 scalar, seconds, 0 if it was there.
+          step: scalar variant, an optional of the components of `put_op`. Without a value: the end.
+          waited: float64 scalar, waiting time in seconds. 0 if the step was prepared.
         """
         ready = self._size_op() > 0
         with tf.control_dependencies([ready]):
@@ -158,11 +158,11 @@ class Window:
         return step, tf.where(ready, tf.zeros([], tf.float64), after - before)
 
     def _make_sent(self) -> tf.Tensor:
-        # In the graph, since a handle from the coordinator costs each closure a message.
+        # Built in the graph, because a handle from the coordinator costs a message per closure.
         with tf.device("/device:CPU:0"):
             return tf.raw_ops.FIFOQueueV2(
                 component_types=[tf.variant],
-                shapes=[[]],  # for open_op, which takes many
+                shapes=[[]],  # for DequeueMany in open_op
                 container=ops.CONTAINER,
                 shared_name=f"{self._name}/sent",
             )
@@ -179,10 +179,10 @@ class Window:
         )
 
     def _make_steps(self, generation: str) -> tf.Tensor:
-        # The places bound it.
+        # Without a capacity, because the places bound the number of steps.
         return tf.raw_ops.FIFOQueueV2(
             component_types=[tf.variant],
-            shapes=[[]],  # for open_op, which takes many
+            shapes=[[]],  # for DequeueMany in open_op
             container=ops.CONTAINER,
             shared_name=f"{self._name}/{generation}/steps",
         )
@@ -190,7 +190,7 @@ class Window:
     def _make_places(self, generation: str) -> tf.Tensor:
         return tf.raw_ops.FIFOQueueV2(
             component_types=[tf.bool],
-            shapes=[[]],  # for open_op, which takes many
+            shapes=[[]],  # for DequeueMany in open_op
             capacity=self.size,
             container=ops.CONTAINER,
             shared_name=f"{self._name}/{generation}/places",
