@@ -41,21 +41,21 @@ from het_tf.tables.worker_cache import WorkerCache
 
 @keras.saving.register_keras_serializable("het_tf")
 class HetEmbedding(keras.layers.Layer):
-    """Turns integer ids into trained vectors, like `keras.layers.Embedding`, in a table that grows.
+    """Embedding layer like `keras.layers.Embedding`, with a table that grows.
 
-    It is called as that layer is, `HetEmbedding(input_dim, output_dim, ...)`, and then ids have to
-    be in [0, input_dim); or without a bound, `HetEmbedding(output_dim)`, for any int64. Under a
-    `tf.distribute.ParameterServerStrategy` the table lives on the parameter servers, and every
-    worker trains through a cache that bounds how stale a row may be (HET, VLDB 2022). Without a
-    strategy the table lives in this process.
+    `HetEmbedding(input_dim, output_dim, ...)` is called like Keras's layer and accepts ids in [0,
+    input_dim). `HetEmbedding(output_dim)` accepts any int64 id. Under a
+    `tf.distribute.ParameterServerStrategy`, the parameter servers store the table. With `cache`,
+    workers train through caches with bounded staleness (HET, VLDB 2022). Without a strategy, this
+    process stores the table.
 
-    An optimizer that applies the gradients of a step trains the rows: the one that the model is
-    compiled with (`optimizer="same"`), or one of the layer's own. Occurrences of an id in a batch
-    are summed to one update. The table is no Keras weight. The layer's trainable weight is a scalar
-    whose gradient stands for the gradients of the rows, and a gradient that no optimizer applies
-    trains nothing. `het_tf.keras.Model.compile` makes its optimizer a
-    `het_tf.optimizers.JointOptimizer`, which steps dense variables and rows together. A loop of
-    your own does the same:
+    An optimizer that applies the gradients of a step trains the rows: the optimizer that the model
+    is compiled with (`optimizer="same"`), or the layer's own. The gradients of all occurrences of
+    an id in a batch are summed into one update. The table is not a Keras weight. The layer's
+    trainable weight is a scalar whose gradient represents the gradients of the rows. A gradient
+    that no optimizer applies trains nothing. `het_tf.keras.Model.compile` wraps its optimizer in a
+    `het_tf.optimizers.JointOptimizer`, which updates dense variables and rows in one step. A custom
+    training loop does the same:
 
         optimizer = het_tf.optimizers.JointOptimizer(keras.optimizers.Adam())
         optimizer.build(model.trainable_variables)
@@ -64,13 +64,13 @@ class HetEmbedding(keras.layers.Layer):
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
-    In a `tf.function` the tape, the call, `gradient()` and the optimizer must be in the same one.
+    In a `tf.function`, the tape, the call, `gradient()` and the optimizer must be in the same one.
 
-    Input: integers of any integer dtype, below `2**63`: dense of any shape, ragged or sparse; or
-    floats, as Keras makes of integers where a model has no `keras.Input(..., dtype="int64")`: these
-    must be whole numbers below what their type counts without gaps (float32: `2**24`).
-    Output: [*input.shape, output_dim], in the layer's compute dtype; with a combiner
-    [*input.shape[:-1], output_dim], which is computed without a tensor of all ids' rows.
+    Input: integers of any integer dtype, below `2**63`: dense of any shape, ragged or sparse.
+    Without a `keras.Input(..., dtype="int64")`, Keras casts integers to floats. Floats must be
+    whole numbers, in the range where their dtype has every integer (float32: below `2**24`).
+    Output: [*input.shape, output_dim], in the layer's compute dtype. With a combiner:
+    [*input.shape[:-1], output_dim], computed without a tensor of the rows of all ids.
     """
 
     def __init__(
@@ -99,55 +99,57 @@ class HetEmbedding(keras.layers.Layer):
         key_ranges: Sequence[KeyRange] = (),
         **kwargs: Any,
     ):
-        """Describes the layer; the table is made when it is built.
+        """Configures the layer. The table is created when the layer is built.
 
         Args:
-          first: `input_dim`, where two dimensions are given, else `output_dim`.
+          first: `input_dim` if two dimensions are given, otherwise `output_dim`.
           second: `output_dim`.
-          embeddings_initializer: a Keras initializer or its name (`het_tf.initializers.spec`).
-            `Constant(matrix)` is as `weights=matrix`, with zeros for ids beyond it. As Keras's it
-            is in the layer's config, however large: copies of the layer begin with it.
-          embeddings_regularizer: a Keras regularizer or its name. What it makes of the rows that a
-            call looks up, each once, is added to the loss, if the layer is trainable; Keras's layer
-            adds all rows, once however often it is called.
-          embeddings_constraint: a Keras constraint of single rows, or its name: `NonNeg()`, or
-            `MaxNorm`, `MinMaxNorm` and `UnitNorm` with axis=1. It holds for rows that were updated;
-            with row_dtype="bfloat16" before they are rounded.
+          embeddings_initializer: a Keras initializer or its name (see `het_tf.initializers.spec`).
+            `Constant(matrix)` is equivalent to `weights=matrix`, with zeros for ids beyond the
+            matrix. As in Keras, the matrix is part of the layer's config, whatever its size. Copies
+            of the layer start with the matrix.
+          embeddings_regularizer: a Keras regularizer or its name. If the layer is trainable, every
+            call adds the penalty of its rows to the loss. Each row of a call counts once. Keras's
+            layer adds the penalty of all rows, once for any number of calls.
+          embeddings_constraint: a Keras constraint on single rows, or its name: `NonNeg()`, or
+            `MaxNorm`, `MinMaxNorm` and `UnitNorm` with axis=1. The constraint holds for updated
+            rows, with row_dtype="bfloat16" before rounding.
           mask_zero: whether id 0 is padding that later layers mask out.
-          weights: array [n, output_dim], or a list of it: the first values of the ids 0 .. n - 1; n
-            is input_dim, where that is given. Copies of a layer that is not built have them, too;
-            clones of one that is begin with embeddings_initializer, as Keras's do.
-          input_dim: ids must be in [0, input_dim); None: any int64.
-          output_dim: columns of the embedding, at least 1.
-          optimizer: what trains the rows. "same", or None: the row form of what the
-            `JointOptimizer` wraps that trains the model, its learning rate included; without one
-            the first training step is an error. Or one of `het_tf.optimizers`; or one of
-            `keras.optimizers`, or the name of one, that has a row form.
-          seed: of the initial values, int64; None: drawn now.
-          cache: how workers cache rows under a parameter server strategy; None: they do not, they
-            fetch rows and send gradients every step. Without a strategy it has no use but for
-            `device_capacity`: the table's rows are then on this process's GPU as long as they are
-            in use, and updates reach the table when they leave, or with `flush`.
-          nonfinite: what NaN or infinity in a gradient or its squares does: "error" fails the step
-            and changes nothing, "skip" leaves the ids concerned out and counts them.
-          row_dtype: what the table keeps values as. "bfloat16" takes half of their memory: updates
-            are made in float32, and their results rounded up or down at random, so that small ones
-            count on average (Gupta et al., ICML 2015). A row that a worker sent then comes back.
-          wire_dtype: of values and gradients in messages. "bfloat16" takes half of their bytes:
-            rounded at random on the way up, to the nearest on the way down.
-          combiner: what brings the rows along the last axis of the inputs to one, times weights:
-            "sum"; "mean", divided by the sum of the weights; "sqrtn", by the root of the sum of
-            their squares; "max", the largest by column (ids that share it share its gradient). A
-            bag without ids is zeros, and so is a mean or sqrtn of weights that come to zero. None:
-            every id has its row.
-          padding_id: an id that is as if it were not there: not looked up, not counted.
-          admission: which ids get a row; None: all that are updated.
-          expiry: when rows go; None: they stay. Of several, each is reason enough.
-          key_ranges: ids for which other rules hold, or which have another initializer.
-          **kwargs: of `keras.layers.Layer`. What else `keras.layers.Embedding` takes may be None.
+          weights: array [n, output_dim], or a list of one array: the first values of the ids from 0
+            to n - 1. n is input_dim, if given. Copies of an unbuilt layer also have these values.
+            Clones of a built layer start with embeddings_initializer, as in Keras.
+          input_dim: upper bound of the ids, which must be in [0, input_dim). None: any int64.
+          output_dim: number of columns of the embedding, at least 1.
+          optimizer: optimizer of the rows. "same" or None: the row form of the optimizer inside the
+            model's `JointOptimizer`, with its learning rate. Without a `JointOptimizer`, the first
+            training step raises an error. Other values: an optimizer of `het_tf.optimizers`, or an
+            optimizer of `keras.optimizers` that has a row form, or the name of one.
+          seed: int64 seed of the initial values. None: a random seed.
+          cache: the cache of every worker under a parameter server strategy. None: workers fetch
+            rows and send gradients in every step. Without a strategy, only `device_capacity` has an
+            effect: rows in use are on this process's GPU. Updates reach the table on eviction or
+            `flush`.
+          nonfinite: reaction to NaN or infinity in a gradient or its squares. "error": the step
+            fails and changes nothing. "skip": the ids concerned are not updated and are counted.
+          row_dtype: dtype of the values in the table. "bfloat16" halves their memory. Updates are
+            computed in float32 and rounded stochastically, so that small updates count on average
+            (Gupta et al., ICML 2015). Servers return each pushed row.
+          wire_dtype: dtype of values and gradients in messages. "bfloat16" halves their bytes.
+            Requests are rounded stochastically, replies to the nearest value.
+          combiner: reduction of the weighted rows along the last axis of the inputs: "sum"; "mean",
+            divided by the sum of the weights; "sqrtn", divided by the root of the sum of the
+            squared weights; "max", the largest value per column (ids with this value share its
+            gradient). A bag without ids yields zeros. A divisor of zero also yields zeros. None:
+            one output per id.
+          padding_id: id that is ignored: it is neither looked up nor counted.
+          admission: rule that selects the ids that get a row. None: all updated ids.
+          expiry: rule that removes rows. None: rows stay. Of several rules, one suffices.
+          key_ranges: ranges of ids with different rules or a different initializer.
+          **kwargs: arguments of `keras.layers.Layer`. Others of `keras.layers.Embedding` may be
+            None.
 
         Raises:
-          ValueError: an argument is out of its range; the message names it.
+          ValueError: an argument is invalid; the message names it.
         """
         refuse_what_only_keras_does(kwargs)
         super().__init__(**kwargs)
@@ -195,22 +197,22 @@ class HetEmbedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.combiner = combiner
         self.padding_id = padding_id
-        # Of a collection's layers: see `EmbeddingTable`.
+        # Set for layers of a collection: see `EmbeddingTable`.
         self.layout: tuple[tuple[str, int, int], ...] = ()
         self.supports_masking = mask_zero
         self.supports_jit = False
         self.autocast = False
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table, on the parameter servers of the strategy in scope or in this process.
+        """Places the table on the parameter servers of the current strategy, or in this process.
 
         Raises:
-          ValueError: the strategy in scope is neither a ParameterServerStrategy nor of one replica;
-            or there is no GPU for `device_capacity`.
+          ValueError: the current strategy is not a ParameterServerStrategy and has several
+            replicas; or `device_capacity` has no GPU.
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
         """
         strategy = tf.distribute.get_strategy()
-        # A sequential model without an Input builds its layers within a step.
+        # A Sequential model without an Input builds its layers during a step.
         with tf.init_scope():
             self._build(strategy)
         self.built = True
@@ -218,42 +220,42 @@ class HetEmbedding(keras.layers.Layer):
     def _build(self, strategy: tf.distribute.Strategy) -> None:
         self._stored.place(strategy)
         self._anchor = Anchor(self._binding)
-        self._anchor.trainable = self.trainable  # as Keras has it of weights that layers add
+        self._anchor.trainable = self.trainable  # As `add_weight` does.
         self._rate = self._binding.make_rate()
         if self.optimizer is not None:
             self.make_table()
 
     def key_initializers(self) -> list[tuple[int, int, keras.initializers.Initializer]]:
-        """Initializers of ranges of keys: first and last key, initializer."""
+        """Returns first key, last key and initializer of each key range with an initializer."""
         ranges = self.key_ranges
         return [(r.first, r.last, r.initializer) for r in ranges if r.initializer is not None]
 
     def make_table(self, replaced: EmbeddingTable | None = None) -> None:
-        """Makes the table, as `LayerTable.make`."""
+        """Creates the table, as `LayerTable.make`."""
         table = self._stored.make(replaced)
-        # Restores the rows, if a checkpoint was restored before there was a table.
+        # Restores the rows if a checkpoint was restored before the table existed.
         self._table_state = TableState(table, self.flush)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Looks ids up; under a gradient tape, the backward pass updates their rows.
+        """Looks up ids. An optimizer that applies the gradients of the call trains the rows.
 
-        With `training=False`, as Keras has it in `evaluate` and `predict`, a cached row that missed
-        any update merged into its table is fetched again, whatever the staleness.
+        Keras passes `training=False` in `evaluate` and `predict`. Then a cached row that misses any
+        merged update is fetched again, whatever the staleness bounds.
 
         Args:
           inputs: integers: a dense tensor of any rank, a RaggedTensor or a SparseTensor.
-          weights: what rows are multiplied with, one for each id: as inputs, or dense with fewer
-            axes. They get a gradient. None: ones.
-          training: as of Keras.
+          weights: factors of the rows, one per id: like `inputs`, or dense with fewer axes. Weights
+            get a gradient. None: all weights are 1.
+          training: as in Keras.
 
         Returns:
-          Without a combiner [*inputs.shape, output_dim], ragged where inputs are; zeros where an id
-          is padding or a sparse input has none. With a combiner the last axis of inputs is gone, if
-          there is more than one.
+          Without a combiner: [*inputs.shape, output_dim], ragged if the inputs are. Padding ids and
+          missing ids of a sparse input yield zeros. With a combiner: without the last axis of the
+          inputs, if there is more than one axis.
 
         Raises:
-          ValueError: inputs are no numbers, or weights do not fit them.
-          tf.errors.InvalidArgumentError: as by `keys_of`.
+          ValueError: inputs are not numbers, or weights do not fit them.
+          tf.errors.InvalidArgumentError: see `keys_of`.
         """
         exact = map_values(inputs, lambda ids: self._keys_of(ids, bound=False))
         bags = pooling.bags_of(exact, weights, self.combiner, self._padding, f"layer {self.name}")
@@ -270,11 +272,11 @@ class HetEmbedding(keras.layers.Layer):
 
     @property
     def _regularizes(self) -> bool:
-        # As of Keras, that of a frozen weight does not count.
+        # Keras ignores the regularizer of a frozen weight.
         return self.embeddings_regularizer is not None and self.trainable
 
     def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
-        """What a call looks up: the keys of its ids, and for a regularizer each once more."""
+        """Returns the keys that a call looks up. A regularizer appends each unique key once."""
         if not self._regularizes:
             return keys
         keys = tf.reshape(keys, [-1])
@@ -283,15 +285,15 @@ class HetEmbedding(keras.layers.Layer):
     def outputs_of(
         self, keys: tf.Tensor, features: Sequence[pooling.Bags], training: bool | None = None
     ) -> list[tf.Tensor]:
-        """The lookup of a call: of one feature or more, whose ids follow one another.
+        """Looks up and pools the ids of one or more features.
 
         Args:
-          keys: int64 [ids], those of the features one after the other.
-          features: how they are pooled.
+          keys: int64 [ids], the keys of all features, concatenated.
+          features: the bags of each feature.
           training: as for `call`.
 
         Returns:
-          Of each feature [bags, output_dim], in the layer's compute dtype.
+          [bags, output_dim] per feature, in the layer's compute dtype.
         """
         outputs = self._pooled(keys, features, training)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
@@ -299,7 +301,7 @@ class HetEmbedding(keras.layers.Layer):
     def _pooled(
         self, keys: tf.Tensor, features: Sequence[pooling.Bags], training: bool | None
     ) -> list[tf.Tensor]:
-        """`outputs_of` before they are cast: float32."""
+        """Returns the result of `outputs_of` before the cast, in float32."""
         served = served_table(self)
         if served is not None:
             outputs = served.pool(keys, features)
@@ -326,11 +328,11 @@ class HetEmbedding(keras.layers.Layer):
     def compute_output_spec(
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> keras.KerasTensor:
-        """The shape of what `call` returns."""
+        """Returns the shape and dtype of the result of `call`."""
         return pooling.output_spec(inputs, self.combiner, self.output_dim, self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Which ids are not padding, if `mask_zero` and they are dense and not pooled."""
+        """Returns the mask of non-padding ids, if `mask_zero` and ids are dense and not pooled."""
         if not self.mask_zero or self.combiner is not None:
             return None
         if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
@@ -338,12 +340,12 @@ class HetEmbedding(keras.layers.Layer):
         return keras.ops.not_equal(inputs, 0)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras serialization."""
+        """Returns the arguments, for Keras serialization."""
         serialize = keras.saving.serialize_keras_object
         optimizer = {"optimizer": None if self.optimizer is None else serialize(self.optimizer)}
         if self._binding.takes_compiled:
             optimizer = {"optimizer": "same", "compiled_optimizer": optimizer["optimizer"]}
-        # A table that is there has its rows saved, and no config has those of `weights` again.
+        # An existing table saves its rows. `first_values` is then None, and the config omits them.
         is_constant = self.row_initializer is not self.embeddings_initializer
         weights = None if is_constant else self._stored.first_values
         return super().get_config() | {
@@ -368,10 +370,10 @@ class HetEmbedding(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HetEmbedding:
-        """The inverse of `get_config`; also of that of a `keras.layers.Embedding`.
+        """Creates a layer from a config of `get_config` or of a `keras.layers.Embedding`.
 
         Raises:
-          TypeError: an argument is wrong; as of Keras's layers.
+          TypeError: an argument is wrong, as in Keras's layers.
         """
         config = dict(config)
         for name in ("optimizer", "cache", "weights"):
@@ -390,12 +392,12 @@ class HetEmbedding(keras.layers.Layer):
 
     @property
     def stored(self) -> LayerTable:
-        """Where the rows are."""
+        """The storage of the rows."""
         return self._stored
 
     @property
     def table(self) -> EmbeddingTable:
-        """The table. Updates that caches have not sent are not in it: `flush`.
+        """The table. Updates that caches have not sent are missing: see `flush`.
 
         Raises:
           ValueError: the layer is not built yet.
@@ -404,18 +406,18 @@ class HetEmbedding(keras.layers.Layer):
 
     @property
     def worker_cache(self) -> WorkerCache:
-        """The cache that every worker keeps of the table.
+        """The cache of the table that every worker keeps.
 
         Raises:
-          ValueError: as for `table`.
+          ValueError: the layer is not built yet.
         """
         return self._stored.worker_cache
 
     def flush(self) -> None:
-        """Sends what the caches hold back. `fit`, `evaluate` and saving do so anyway.
+        """Sends the updates that the caches hold back. `fit`, `evaluate` and saving do the same.
 
-        Under a strategy those are the workers' and, for steps outside of `coordinator.schedule`,
-        the coordinator's.
+        Under a strategy, these are the caches of the workers. The coordinator's cache is included,
+        which serves steps outside of `coordinator.schedule`.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.
@@ -423,51 +425,50 @@ class HetEmbedding(keras.layers.Layer):
         self._stored.flush()
 
     def cache_stats(self) -> dict[str, int | float]:
-        """Counters of the caches of all workers and of the coordinator, summed, and their ratios.
+        """Returns counters, summed over the caches of all workers and the coordinator, and ratios.
 
-        Without those of workers that are down. Without a strategy there is a cache only where the
-        table's rows are on a GPU, else this is empty.
+        Workers that are down are not included. Without a strategy, the result is empty unless the
+        table's rows are on a GPU.
 
         Returns:
-          A key is an id of which a lookup takes one, however often it occurs. Since the caches were
-          made:
+          A lookup counts repeated ids as one key. Counters since the creation of the caches:
 
-          - "lookups"; "ids", occurrences and all; "keys".
+          - "lookups"; "ids", with repetitions; "keys".
           - "hit_ids", "hits": ids and keys whose row was in the cache; "hit_rate": hit_ids / ids;
             "key_hit_rate": hits / keys.
-          - "stale_hits": hits whose row was fetched again, since it had passed the read bound;
-            "checks_spared": hits that no server was asked about, since it sends the row by itself
-            once it has passed the bound; "rows_unasked": rows that came that way; "refreshes":
-            stale_hits + rows_unasked.
-          - "misses": keys whose row was not there; "initialized": those of them that nobody had
-            updated, and that were computed here; "visitors": those whose value came without
-            optimizer slots, since they are not worth a line.
-          - "updates": one a key and step; "nonfinite_skipped": those left out for NaN or infinity.
-          - "rows_pushed": rows sent; "updates_pushed": the updates that they carried;
-            "updates_lost": updates whose shard was cleared or restored before it had them.
-            "updates_undone": with `exactly_once`, of closures that failed and were run again.
-          - "evictions": rows that left a full cache; "dirty_evictions": with updates not yet sent.
-            Where rows are on a GPU: "rows_to_host" of them that the host keeps; "rows_from_host":
-            misses whose row it had kept, and no server sent.
-          - "messages": requests; "bytes_up", "bytes_down": of requests and of replies;
-            "bytes_up_push": the part of bytes_up that pushes take.
-          - "bytes_to_device", "bytes_from_device": where rows are on a GPU, what the cache copies
-            there and back: ids, rows that came; keys that messages name, rows that are pushed.
+          - "stale_hits": hits whose row exceeded the read bound and was fetched again;
+            "checks_spared": hits without a request, because the server sends the row once it
+            exceeds the bound; "rows_unasked": rows that the server sent for this reason;
+            "refreshes": stale_hits + rows_unasked.
+          - "misses": keys whose row was not in the cache; "initialized": misses that nobody had
+            updated and that were computed locally; "visitors": misses whose value was fetched
+            without optimizer slots, because the cache did not admit the row.
+          - "updates": one per key and step; "nonfinite_skipped": skipped for NaN or infinity.
+          - "rows_pushed": rows sent; "updates_pushed": updates in these rows; "updates_lost":
+            updates that were not merged when their shard was cleared or restored; "updates_undone":
+            with `exactly_once`, updates of failed closures that were run again.
+          - "evictions": rows evicted from a full cache; "dirty_evictions": evictions with unsent
+            updates. With rows on a GPU: "rows_to_host": evicted rows that the host keeps;
+            "rows_from_host": misses whose row the host had kept, so that no server sent it.
+          - "messages": requests; "bytes_up", "bytes_down": bytes of requests and of replies;
+            "bytes_up_push": the part of bytes_up that pushes need.
+          - "bytes_to_device", "bytes_from_device": with rows on a GPU, bytes that the cache copies
+            to the GPU (ids, received rows) and back (keys in messages, pushed rows).
 
-          Now: "rows" in the caches, "pending" updates that no shard is known to have, and
-          "memory_bytes" of rows, unsent updates and index.
+          Current values: "rows" in the caches, "pending" updates that no shard has acknowledged,
+          and "memory_bytes" of rows, unsent updates and index.
 
         Raises:
-          ValueError: as for `table`.
+          ValueError: the layer is not built yet.
           RuntimeError: the cluster was closed.
         """
         return self._stored.stats()
 
     def save_own_variables(self, store: Any) -> None:
-        """Puts the weights and all rows of the table into a Keras weights file.
+        """Writes the weights and all rows of the table to a Keras weights file.
 
-        In `het_tf.checkpoint.rows_in(folder)` a pointer takes the place of the rows. A layer
-        that is not built puts nothing there, as Keras's do.
+        In `het_tf.checkpoint.rows_in(folder)`, a pointer replaces the rows. A layer that is not
+        built writes nothing, as in Keras.
         """
         if not self.built:
             return
@@ -476,7 +477,7 @@ class HetEmbedding(keras.layers.Layer):
         self._stored.save(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Replaces the weights and all rows of the table; the caches start empty."""
+        """Replaces the weights and all rows of the table, and empties the caches."""
         if not self.built and not store.keys():
             return
         self._stored.load(store)
@@ -487,17 +488,17 @@ class HetEmbedding(keras.layers.Layer):
         if self._binding.rate_variable is not None and moved_with in set(store.keys()):
             self._binding.load_rate(float(np.asarray(store[moved_with])))
 
-    # What programs do with `keras.layers.Embedding` beside calling it.
+    # Other members of `keras.layers.Embedding`.
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets rows as Keras's layer does; the caches start empty.
+        """Sets rows as Keras's layer does, and empties the caches.
 
         Args:
-          weights: `[matrix]`, the values of the ids 0 .. n - 1, [n, output_dim]; n is input_dim,
-            where the layer has one.
+          weights: `[matrix]`, the values of the ids 0 .. n - 1, [n, output_dim]. If the layer has
+            an input_dim, n is input_dim.
 
         Raises:
-          ValueError: it is something else, or the layer is not built yet.
+          ValueError: `weights` has another form, or the layer is not built yet.
         """
         if not isinstance(weights, (list, tuple)) or len(weights) != 1:
             count = f", not {len(weights)} of them" if isinstance(weights, (list, tuple)) else ""
@@ -512,10 +513,10 @@ class HetEmbedding(keras.layers.Layer):
 
     @property
     def embeddings(self) -> NoReturn:
-        """There is no matrix.
+        """Not supported: the layer has no matrix.
 
         Raises:
-          AttributeError: says so.
+          AttributeError: always. The message names alternatives.
         """
         raise AttributeError(
             f"layer {self.name} has no matrix of embeddings, its table grows: table.lookup(ids)"
@@ -525,33 +526,33 @@ class HetEmbedding(keras.layers.Layer):
         )
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """The shape of what `call` returns, of ids of this one."""
+        """Returns the shape of the result of `call` for ids of shape `input_shape`."""
         return pooling.output_shape(input_shape, self.combiner, self.output_dim)
 
     def enable_lora(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused.
+        """Not supported.
 
         Raises:
-          NotImplementedError: says why.
+          NotImplementedError: always. The message gives the reason.
         """
         raise NotImplementedError(f"layer {self.name}: {WHY_NOT['lora_rank']}")
 
     def quantize(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused; `keras.Model.quantize` passes over the layer with a warning.
+        """Not supported. `keras.Model.quantize` skips the layer with a warning.
 
         Raises:
-          NotImplementedError: says why.
+          NotImplementedError: always. The message gives the reason.
         """
         raise NotImplementedError(f"layer {self.name}: {WHY_NOT['quantization_config']}")
 
     def keys_of(self, ids: Any) -> tf.Tensor:
-        """Ids as the keys of the table, int64 of the same shape.
+        """Returns ids as keys of the table, int64 of the same shape.
 
         Raises:
-          ValueError: ids are no numbers.
-          tf.errors.InvalidArgumentError: one is no whole number, is a float that its type may have
-            rounded, is no int64, was cast to an integer type that does not hold it, or is not in
-            [0, input_dim). The message has its value.
+          ValueError: ids are not numbers.
+          tf.errors.InvalidArgumentError: an id is not a whole number, is a float that may have been
+            rounded, does not fit int64, was cast to an integer dtype that is too small, or is not
+            in [0, input_dim). The message contains the id.
         """
         return self._keys_of(tf.convert_to_tensor(ids), bound=True)
 
@@ -566,25 +567,25 @@ class HetEmbedding(keras.layers.Layer):
 
     @property
     def anchor(self) -> Anchor:
-        """The weight whose gradient stands for the gradients of the rows."""
+        """The weight whose gradient represents the gradients of the rows."""
         return self._anchor
 
     @property
     def binding(self) -> OptimizerBinding:
-        """What trains the rows."""
+        """The binding of the rows to their optimizer."""
         return self._binding
 
     @property
     def optimizer(self) -> optimizers.Optimizer | None:
-        """The optimizer of the rows; None: that of a compiled model, which is not known yet."""
+        """The optimizer of the rows. None: that of a compiled model, which is not known yet."""
         return self._binding.optimizer
 
     @property
     def learning_rate(self) -> keras.Variable:
-        """The learning rate of the layer's own optimizer, or with "same" of the compiled one.
+        """The learning rate of the layer's own optimizer, or with "same" of the compiled optimizer.
 
-        Assign to it, and the next step uses it. A `JointOptimizer` multiplies a rate of the layer's
-        own by the factor by which the rate of its inner optimizer has moved.
+        The next step uses an assigned value. A `JointOptimizer` multiplies the rate of a layer's
+        own optimizer by the factor by which the rate of its inner optimizer has changed.
 
         Raises:
           ValueError: the layer is not built yet, or its learning rate follows a schedule.
@@ -598,25 +599,24 @@ class HetEmbedding(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("het_tf")
 class EmbedReduce(HetEmbedding):
-    """`HetEmbedding` that pools by default, as `keras_rs.layers.EmbedReduce` does."""
+    """`HetEmbedding` that pools by default, like `keras_rs.layers.EmbedReduce`."""
 
     def __init__(self, *args: Any, combiner: str = "mean", **kwargs: Any):
-        """As of `HetEmbedding`."""
+        """Accepts the arguments of `HetEmbedding`."""
         super().__init__(*args, combiner=combiner, **kwargs)
 
 
 def embeddings_of(model: keras.Model) -> list[HetEmbedding]:
-    """The `HetEmbedding` layers of a model, those of its layers' layers included."""
+    """Returns the `HetEmbedding` layers of a model, including those in nested layers."""
     return [
         layer for layer in keras_internals.nested_layers(model) if isinstance(layer, HetEmbedding)
     ]
 
 
 def named_embeddings(model: keras.Model) -> dict[str, HetEmbedding]:
-    """The built layers of `embeddings_of`, by their paths.
+    """Returns the built layers of `embeddings_of`, by path.
 
-    A path may occur twice, as where one function made each of two towers. The second layer is then
-    called path_2.
+    Two layers may share a path, as two towers of one function do. The second is named path_2.
     """
     named: dict[str, HetEmbedding] = {}
     for layer in embeddings_of(model):

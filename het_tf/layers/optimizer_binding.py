@@ -1,6 +1,6 @@
-"""The optimizer of a layer's rows: the layer's own, or the one that its model is compiled with.
+"""Binding of a layer's rows to their optimizer: the layer's own, or that of its compiled model.
 
-When the rows are trained is decided in het_tf/optimizers/joint_optimizer.py.
+het_tf/optimizers/joint_optimizer.py decides when the rows are trained.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
 class LearningRate(tf.Module):
-    """The rate of a layer's own optimizer: a variable, or a schedule of the layer's own steps.
+    """Rate of a layer's own optimizer: a variable, or a schedule of the layer's own steps.
 
-    A module, so that `tf.train.Checkpoint` finds its variables.
+    The class is a module so that `tf.train.Checkpoint` finds its variables.
 
     Attributes:
-      schedule: None where the rate is a number.
-      variable: the rate, where it is a number.
+      schedule: the schedule. None: the rate is a number.
+      variable: the rate. None: the rate follows a schedule.
     """
 
     def __init__(self, add_weight: Callable[..., keras.Variable], optimizer: Optimizer):
-        """Makes the layer's variables. add_weight: the layer's."""
+        """Creates the variables with `add_weight` of the layer."""
         super().__init__()
         rate = optimizer.learning_rate
         self.schedule = rate if isinstance(rate, Schedule) else None
@@ -53,11 +53,11 @@ class LearningRate(tf.Module):
 
     @property
     def variable(self) -> keras.Variable | None:
-        """The rate, where it is a number."""
+        """The rate. None: the rate follows a schedule."""
         return self._own
 
     def step_op(self, factor: tf.Tensor | float) -> tf.Tensor:
-        """The rate of a step, float32 scalar; factor: by which a number is multiplied."""
+        """Returns the rate of a step, float32 scalar. `factor` does not apply to schedules."""
         if self.schedule is None:
             return tf.convert_to_tensor(self._own.value) * factor
         rate = tf.cast(self.schedule(self._iterations.value), tf.float32)
@@ -66,17 +66,17 @@ class LearningRate(tf.Module):
 
 
 class OptimizerBinding:
-    """What trains the rows of a `HetEmbedding`, which has one of these.
+    """Binding of the rows of one `HetEmbedding` to their optimizer.
 
     Attributes:
-      name: of the layer.
+      name: name of the layer.
       takes_compiled: whether the layer has `optimizer="same"`.
-      optimizer: of the rows; None: that of a `JointOptimizer` which is not known yet.
-      is_traced: whether a function was traced that looks up in the table.
+      optimizer: optimizer of the rows. None: that of a `JointOptimizer` that is not known yet.
+      is_traced: whether a traced function looks up rows in the table.
     """
 
     def __init__(self, layer: Any, optimizer: Any):
-        """Args: the layer; its argument `optimizer`."""
+        """Creates the binding of a layer. `optimizer` is the layer's argument."""
         self._layer = layer
         self.name = layer.name
         self.takes_compiled = optimizer is None or (
@@ -90,30 +90,30 @@ class OptimizerBinding:
         self._accumulators = weakref.WeakKeyDictionary()
 
     def make_rate(self) -> LearningRate | None:
-        """Makes the variables of a layer that is being built, if its optimizer is its own."""
+        """Creates the variables of a layer that is being built, if it has its own optimizer."""
         if not self.takes_compiled:
             self._rate = LearningRate(self._layer.add_weight, self.optimizer)
         return self._rate
 
     def take_config(self, optimizer: Any) -> None:
-        """Takes what "same" was when the layer's config was made: serialized, or None."""
+        """Restores the row form of "same" from the layer's config: serialized, or None."""
         if optimizer is not None:
             self.optimizer = row_forms.get(optimizer)
 
     @property
     def joint(self) -> JointOptimizer | None:
-        """The optimizer that has trained the rows last, or will."""
+        """The `JointOptimizer` that last trained the rows, or will train them."""
         return None if self._joint is None else self._joint()
 
-    # Which optimizer it is.
+    # The choice of the optimizer.
 
     def offer(self, optimizer: JointOptimizer) -> None:
-        """Takes what a model of the layer is compiled with, if nothing is lost by that.
+        """Takes the optimizer that a model of the layer is compiled with, if the rows lose nothing.
 
-        A model that never trains needs no other optimizer than the one that the rows have.
+        Otherwise the rows keep their optimizer. A model that never trains needs no other.
 
         Raises:
-          ValueError: the layer's optimizer is "same", and that one has no row form.
+          ValueError: the layer's optimizer is "same", and `optimizer` has no row form.
         """
         if not self.takes_compiled:
             if self._layer.trainable and self.joint is not optimizer:
@@ -128,11 +128,11 @@ class OptimizerBinding:
         self.take(optimizer)
 
     def take(self, optimizer: JointOptimizer) -> None:
-        """Prepares the rows for the steps of an optimizer; a frozen layer with rows has none.
+        """Prepares the rows for training by an optimizer. A frozen layer keeps its optimizer.
 
         Raises:
-          ValueError: the optimizer has no row form, or is another than the one with which functions
-            that were traced have trained the table.
+          ValueError: the optimizer has no row form, or traced functions have trained the table with
+            another optimizer.
         """
         is_new = self.joint is not optimizer
         if not self.takes_compiled:
@@ -146,10 +146,10 @@ class OptimizerBinding:
         self._joint = weakref.ref(optimizer)
 
     def check_takes(self, optimizer: JointOptimizer) -> None:
-        """Checks, within a step, that the rows are trained by an optimizer.
+        """Checks, within a step, that an optimizer trains the rows.
 
         Raises:
-          ValueError: the optimizer is another one, or was not known when rows were looked up.
+          ValueError: another optimizer trains the rows, or none was known when rows were looked up.
         """
         if not self.takes_compiled:
             self._joint = weakref.ref(optimizer)
@@ -166,7 +166,7 @@ class OptimizerBinding:
         self._joint = weakref.ref(optimizer)
 
     def _is_for(self, optimizer: JointOptimizer) -> bool:
-        # A step of a worker cannot read the rate, which is no part of the comparison.
+        # The comparison ignores the rate, which a step of a worker cannot read.
         return self._row_form(optimizer, rate=0.0).spec() == self.optimizer.spec()
 
     def _row_form(self, optimizer: JointOptimizer, rate: float | None = None) -> Optimizer:
@@ -182,7 +182,7 @@ class OptimizerBinding:
             ) from error
 
     def _is_excluded_from_decay(self, optimizer: JointOptimizer) -> bool:
-        # Keras's layer has its matrix under this name.
+        # The name of the matrix of Keras's layer.
         anchor = self._layer.anchor if self._layer.built else None
         return keras_internals.excludes_from_weight_decay(
             innermost(optimizer), "embeddings", anchor
@@ -199,7 +199,7 @@ class OptimizerBinding:
             elif replaced is None:
                 self._put_another_table()
             elif optimizer.spec() != replaced.spec():
-                # Functions that were traced would go on with the table that is there.
+                # Traced functions would continue to use the old table.
                 if not self._is_replaceable():
                     raise self._why_not_taken(replaced, optimizer)
                 self._put_another_table()
@@ -208,7 +208,7 @@ class OptimizerBinding:
             raise
 
     def _put_another_table(self) -> None:
-        """Makes a table with the rows; slots of another kind are as before their first update."""
+        """Creates a table with the same rows. Slots of another kind get their initial values."""
         replaced = self._layer.table
         self._layer.make_table(replaced)
         self.is_traced = False
@@ -270,7 +270,7 @@ class OptimizerBinding:
 
     @property
     def rate_variable(self) -> keras.Variable | None:
-        """The variable of a rate of the layer's own; None: a schedule, or it is not built yet."""
+        """The variable of the layer's own rate. None: no own rate, a schedule, or not built yet."""
         return None if self._rate is None else self._rate.variable
 
     @property
@@ -290,12 +290,12 @@ class OptimizerBinding:
         return rate
 
     def load_rate(self, moved_with: float) -> None:
-        """Corrects a rate from a file in which it had moved with the rate of `compile`'s optimizer.
+        """Corrects a rate from a file that was written before 2026-11-27.
 
-        The weight itself moved in files that were written before 2026-11-27.
+        In such files, the layer's rate had changed with the rate of `compile`'s optimizer.
 
         Args:
-          moved_with: that optimizer's rate; if that was 0, minus its quotient by the weight before.
+          moved_with: rate of that optimizer. If 0: minus its earlier rate over the layer's rate.
         """
         base = None if self.joint is None else self.joint.base_learning_rate
         rate = self.rate_variable
@@ -304,13 +304,13 @@ class OptimizerBinding:
         elif base and moved_with < 0:
             rate.assign(base / -moved_with)
 
-    # As `het_tf.optimizers.joint_optimizer.TrainedRows`.
+    # Methods of `het_tf.optimizers.joint_optimizer.TrainedRows`.
 
     def rate(self, optimizer: JointOptimizer | None) -> tf.Tensor:
-        """Returns the learning rate of a step, float32 scalar; None: the layer's own rate.
+        """Returns the learning rate of a step, float32 scalar. None: the layer's own rate.
 
         Raises:
-          ValueError: the layer has no rate of its own.
+          ValueError: `optimizer` is None, and the layer has no rate of its own.
         """
         if not self.takes_compiled:
             return self._rate.step_op(1.0 if optimizer is None else optimizer.factor())
@@ -324,7 +324,7 @@ class OptimizerBinding:
         return tf.cast(tf.convert_to_tensor(innermost(optimizer).learning_rate), tf.float32)
 
     def sums(self, calls: Sequence[CallGradients]) -> tf.Tensor:
-        """Returns the gradient of each row by all calls, float32 [rows, dim]."""
+        """Returns the gradient of each row, summed over all calls, float32 [rows, dim]."""
         return sums_of_rows(calls, self._layer.nonfinite)
 
     def train(self, calls: Sequence[CallGradients], rate: tf.Tensor) -> None:
@@ -335,7 +335,7 @@ class OptimizerBinding:
     def accumulate(
         self, calls: Sequence[CallGradients], rate: tf.Tensor, is_due: tf.Tensor, steps: int
     ) -> None:
-        """Adds gradients up; where the step is due, trains the rows with their mean over steps."""
+        """Accumulates gradients. A due step trains the rows with their mean over `steps` steps."""
         joint = self.joint
         if joint not in self._accumulators:
             self._accumulators[joint] = Accumulator(self._layer)

@@ -1,7 +1,7 @@
 """One optimizer step for dense variables and for the rows of embedding tables.
 
 A backward pass only deposits the gradients of rows. The gradient of a layer's scalar weight, its
-`Anchor`, stands for them: the optimizer that applies the anchor's gradient trains the rows.
+`Anchor`, represents them. The optimizer that applies the anchor's gradient trains the rows.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from het_tf.compat import keras_internals
 from het_tf.compat.function_graphs import ancestors_of, is_from_outside_branch
 from het_tf.compat.tensorflow_internals import SameCheckpointNode
 
-_DEPOSIT = "_het_deposit"  # attribute of the tensor that is the anchor's gradient
-_MOST_PENDING = 100  # eager deposits of a layer
+_DEPOSIT = "_het_deposit"  # Attribute of the tensor that is the anchor's gradient.
+_MOST_PENDING = 100  # Largest number of eager deposits of a layer.
 
 
 class RowGradients(Protocol):
-    """The gradients of the rows of one call of a layer."""
+    """Gradients of the rows of one call of a layer."""
 
     call: Any
 
     def map(self, change: Callable[[tf.Tensor], tf.Tensor]) -> RowGradients:
-        """Returns the gradients after a change of each tensor."""
+        """Returns the gradients with `change` applied to each tensor."""
         ...
 
     def are_finite(self) -> tf.Tensor:
@@ -39,30 +39,30 @@ class RowGradients(Protocol):
         ...
 
     def zero(self) -> tf.Tensor:
-        """Returns a new float32 scalar of 0, of which a graph does not know that it is constant.
+        """Returns a new float32 scalar 0 that is not a constant of the graph.
 
-        A `LossScaleOptimizer` would leave out a branch over a constant.
+        A `LossScaleOptimizer` would omit a branch over a constant.
         """
         ...
 
 
 class TrainedRows(Protocol):
-    """The rows of one layer, for the optimizer that trains them."""
+    """Interface of one layer's rows for the optimizer that trains them."""
 
     name: str
 
     def take(self, optimizer: JointOptimizer) -> None:
-        """Prepares the rows to be trained by an optimizer. Raises a ValueError if they cannot."""
+        """Prepares the rows for training by an optimizer. Raises a ValueError if they cannot."""
 
     def check_takes(self, optimizer: JointOptimizer) -> None:
-        """Raises a ValueError if a function that is being traced cannot train by an optimizer."""
+        """Raises a ValueError if the current step cannot train the rows with an optimizer."""
 
     def rate(self, optimizer: JointOptimizer | None) -> tf.Tensor:
-        """Returns the learning rate of a step, float32 scalar; None: the layer's own rate."""
+        """Returns the learning rate of a step, float32 scalar. None: the layer's own rate."""
         ...
 
     def sums(self, calls: Sequence[Any]) -> tf.Tensor:
-        """Returns the gradient of each row by all calls, float32 [rows, dim]."""
+        """Returns the gradient of each row, summed over all calls, float32 [rows, dim]."""
         ...
 
     def train(self, calls: Sequence[Any], rate: tf.Tensor) -> None:
@@ -71,30 +71,30 @@ class TrainedRows(Protocol):
     def accumulate(
         self, calls: Sequence[Any], rate: tf.Tensor, is_due: tf.Tensor, steps: int
     ) -> None:
-        """Adds gradients up; where the step is due, trains the rows with their mean over steps."""
+        """Accumulates gradients. A due step trains the rows with their mean over `steps` steps."""
 
     def check_accumulates(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Raises a ValueError if the layer's gradients cannot be accumulated."""
 
 
-_Rows = tuple[TrainedRows, list[Any]]  # of a layer, and the gradients of its calls
+_Rows = tuple[TrainedRows, list[Any]]  # Rows of a layer, and gradients of its calls.
 
 
 class Anchor(keras.Variable):
-    """A scalar weight whose gradient stands for the gradients of a layer's rows.
+    """Scalar weight whose gradient represents the gradients of a layer's rows.
 
-    The value has no meaning. Keras assigns the gradient of a variable with
-    `overwrite_with_gradient` to the variable when an optimizer applies the gradient. So `assign`
-    trains the rows under every Keras optimizer. Other assignments and reads, such as those of
-    `get_weights` and `.h5` files, would leave the table out and are refused.
+    The value has no meaning. When an optimizer applies the gradient of a variable with
+    `overwrite_with_gradient`, Keras assigns the gradient to the variable. `assign` therefore trains
+    the rows under every Keras optimizer. Other assignments and reads, such as by `get_weights` and
+    `.h5` files, would omit the table and are refused.
     """
 
     def __init__(self, rows: TrainedRows):
-        """Makes the anchor of a layer's rows."""
+        """Creates the anchor of a layer's rows."""
         self._rows = weakref.ref(rows)
         self.layer_name = rows.name
         self._pending: deque[tuple[tf.Tensor, Any]] = deque(maxlen=_MOST_PENDING)
-        # A layer may be built in a scope in which Keras delays values that are no initializers.
+        # In some scopes, Keras delays initial values that are not initializers.
         zeros = keras.initializers.Zeros()
         super().__init__(zeros, shape=(), dtype="float32", autocast=False, name="anchor")
 
@@ -108,30 +108,31 @@ class Anchor(keras.Variable):
 
     @property
     def overwrite_with_gradient(self) -> bool:
-        """Whether an optimizer assigns the gradient, and does not step the scalar."""
+        """Whether an optimizer assigns the gradient instead of stepping the scalar."""
         return not any(anchor is self for anchor in _stepped_anchors.get())
 
     def deposit(self, gradients: RowGradients) -> tf.Tensor:
         """Keeps the gradients of a backward pass for the optimizer.
 
         Returns:
-          The gradient of the anchor, a float32 scalar, by which `take` finds the deposit: 0 in a
-          graph, and eagerly a number so small that its square is 0.
+          The gradient of the anchor, a float32 scalar. `take` finds the deposit by this gradient.
+          In a graph it is 0. Eagerly it is so small that its square is 0.
         """
         if not tf.executing_eagerly():
             gradient = gradients.zero()
         else:
-            # A sum of eager tensors does not tell of what, but for its value.
+            # Only the value of an eager sum identifies the tensors that were added.
             gradient = tf.constant(2.0**-80 * (1.0 + random.random()), tf.float32)
             self._pending.append((gradient, gradients))
         setattr(gradient, _DEPOSIT, (self, gradients))
         return gradient
 
     def take(self, gradient: Any) -> list[Any]:
-        """Takes the deposits that a gradient of the anchor stands for.
+        """Takes the deposits that a gradient of the anchor represents.
 
         Raises:
-          ValueError: the gradient stands for none, or for two of the same call.
+          ValueError: the gradient represents no deposit, or the rows of a call were updated
+            already.
         """
         if tf.is_symbolic_tensor(gradient):
             deposits = [getattr(t, _DEPOSIT) for t in ancestors_of(gradient, _is_deposit)]
@@ -157,14 +158,14 @@ class Anchor(keras.Variable):
         return taken
 
     def _take_eagerly(self, gradient: float) -> list[Any]:
-        """Takes the deposits of one backward pass, which follow one another, by their sum."""
+        """Takes the adjacent deposits of one backward pass, whose sum is `gradient`."""
         pending = list(self._pending)
         values = [float(tensor) for tensor, _ in pending]
         for first in range(len(pending)):
             total = 0.0
             for last in range(first, len(pending)):
                 total += values[last]
-                # TensorFlow's sum is rounded to float32 at each addition.
+                # TensorFlow rounds its sum to float32 at each addition.
                 if abs(total - gradient) <= 1e-7 * (last - first) * total:
                     self._pending.clear()
                     self._pending.extend(pending[:first] + pending[last + 1 :])
@@ -175,9 +176,9 @@ class Anchor(keras.Variable):
         """Trains the rows with the layer's own optimizer if `value` is a gradient of the anchor.
 
         Raises:
-          ValueError: as by `take`; or `value` is no gradient.
+          ValueError: see `take`; or `value` is not a gradient.
         """
-        if not self.overwrite_with_gradient:  # `stepped`: an optimizer moves the scalar
+        if not self.overwrite_with_gradient:  # `stepped`: an optimizer steps the scalar.
             return
         if not tf.is_tensor(value):
             self.numpy()
@@ -191,7 +192,7 @@ class Anchor(keras.Variable):
         rows.train(self.take(value), rows.rate(None))
 
     def numpy(self) -> NoReturn:
-        """Refused."""
+        """Not supported. Raises a ValueError."""
         raise ValueError(
             f"the table of layer {self.layer_name} is no Keras weight: get_weights, set_weights,"
             " .h5 files and EarlyStopping(restore_best_weights=True), which calls get_weights, have"
@@ -201,7 +202,7 @@ class Anchor(keras.Variable):
         )
 
     def __array__(self, dtype: Any = None) -> NoReturn:
-        """Refused."""
+        """Not supported. Raises a ValueError."""
         self.numpy()
 
 
@@ -212,7 +213,7 @@ _stepped_anchors: contextvars.ContextVar[tuple[Anchor, ...]] = contextvars.Conte
 
 @contextlib.contextmanager
 def stepped(variables: Sequence[Any]) -> Iterator[None]:
-    """In this context an optimizer steps anchors like other variables, and does not assign them."""
+    """Context in which an optimizer steps anchors like other variables, without assignments."""
     anchors = tuple(variable for variable in variables if isinstance(variable, Anchor))
     token = _stepped_anchors.set(anchors)
     try:
@@ -232,10 +233,10 @@ _compiled: contextvars.ContextVar[JointOptimizer | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def compiled_with(optimizer: JointOptimizer) -> Iterator[None]:
-    """In this context, layers are called by a model that is compiled with an optimizer.
+    """Context in which a model that is compiled with an optimizer calls its layers.
 
-    Keras gives a layer no way to the model that calls the layer. A model within the model changes
-    nothing.
+    A Keras layer has no access to the model that calls it. In nested models, the optimizer of the
+    outermost model applies.
     """
     token = _compiled.set(_compiled.get() or optimizer)
     try:
@@ -245,36 +246,36 @@ def compiled_with(optimizer: JointOptimizer) -> Iterator[None]:
 
 
 def compiled_optimizer() -> JointOptimizer | None:
-    """Returns the optimizer of the compiled model that is being called, if any."""
+    """Returns the optimizer of the compiled model that is being called, or None."""
     return _compiled.get()
 
 
 def innermost(optimizer: Any) -> Any:
-    """Returns the optimizer that makes the steps of one that wraps others, or the same."""
+    """Returns the optimizer inside all wrappers, or `optimizer` if it is not a wrapper."""
     while isinstance(optimizer, (JointOptimizer, keras.optimizers.LossScaleOptimizer)):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def scaler_of(optimizer: Any) -> keras.optimizers.LossScaleOptimizer | None:
-    """Returns the `LossScaleOptimizer` that an optimizer is or wraps, if any."""
+    """Returns the `LossScaleOptimizer` that an optimizer is or wraps, or None."""
     while isinstance(optimizer, JointOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
 
 
-# The optimizers that a `JointOptimizer` has built.
+# Optimizers that a `JointOptimizer` has built.
 _built: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
 
 
 def _of_inner(name: str) -> property:
-    """An attribute that the wrapped optimizer has."""
+    """Returns a property for an attribute of the wrapped optimizer."""
 
     def get(self: JointOptimizer) -> Any:
         return getattr(innermost(self), name)
 
     def set(self: JointOptimizer, value: Any) -> None:
-        # Keras's constructor sets the attributes before there is an optimizer to wrap.
+        # Keras's constructor sets the attributes before `inner_optimizer` is set.
         if "inner_optimizer" in vars(self):
             setattr(innermost(self), name, value)
 
@@ -283,20 +284,20 @@ def _of_inner(name: str) -> property:
 
 @keras.saving.register_keras_serializable("het_tf")
 class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
-    """Trains the dense variables and the embedding rows of a model in one step.
+    """Optimizer that trains dense variables and embedding rows of a model in one step.
 
-    The inner optimizer steps the dense variables. Rows are trained by the row form of the inner
-    optimizer where a layer has `optimizer="same"`, and otherwise by the layer's own. Rows take part
-    in everything that the inner optimizer does with the gradients of a whole step: the norm of
-    `global_clipnorm` counts them, `gradient_accumulation_steps` accumulates them, and
+    The inner optimizer updates the dense variables. The row form of the inner optimizer trains the
+    rows of layers with `optimizer="same"`. Other layers train their rows with their own optimizer.
+    Rows take part in all operations of the inner optimizer on a whole step: the norm of
+    `global_clipnorm` includes them, `gradient_accumulation_steps` accumulates them, and
     `loss_scale_factor` or a `LossScaleOptimizer` unscales or skips them.
 
     The rate of a layer's own optimizer is multiplied by the factor by which the inner optimizer's
-    rate has moved since the `JointOptimizer` was made. So callbacks that change the rate of the
-    model's optimizer change the rates of all rows.
+    rate has changed since the `JointOptimizer` was created. Callbacks that change the rate of the
+    model's optimizer therefore change the rates of all rows.
 
-    `het_tf.keras.Model.compile` wraps its optimizer by itself. A plain `keras.Model` and a loop of
-    your own need the wrapper for all of the above:
+    `het_tf.keras.Model.compile` wraps its optimizer automatically. A plain `keras.Model` and a
+    custom training loop need the wrapper for all of the above:
 
         optimizer = het_tf.optimizers.JointOptimizer(keras.optimizers.Adam(global_clipnorm=1.0))
         optimizer.build(model.trainable_variables)
@@ -310,8 +311,8 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
 
     Attributes:
       inner_optimizer: the wrapped optimizer.
-      base_learning_rate: the rate that layers' own rates refer to; None: the inner optimizer has
-        no rate of its own, or follows a schedule.
+      base_learning_rate: the inner rate at which layers use their own rates unchanged. None: the
+        inner optimizer has no rate of its own, or follows a schedule.
     """
 
     inner_optimizer: keras.optimizers.Optimizer
@@ -326,14 +327,14 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         """Wraps an optimizer.
 
         Args:
-          inner_optimizer: a Keras optimizer that is not built yet. A `LossScaleOptimizer` is
-            wrapped, and does not wrap: `JointOptimizer(LossScaleOptimizer(inner))`.
-          base_learning_rate: the rate that layers' own rates refer to; None: the inner optimizer's
-            rate now.
-          name: of the optimizer; None: that of the inner optimizer.
+          inner_optimizer: a Keras optimizer that is not built yet. Wrap a `LossScaleOptimizer`, not
+            the reverse: `JointOptimizer(LossScaleOptimizer(inner))`.
+          base_learning_rate: the inner rate at which layers use their own rates unchanged. None:
+            the current rate of the inner optimizer.
+          name: name of the optimizer. None: the name of the inner optimizer.
 
         Raises:
-          ValueError: `inner_optimizer` is no Keras optimizer, or is a `JointOptimizer`.
+          ValueError: `inner_optimizer` is not a Keras optimizer, or is a `JointOptimizer`.
         """
         is_optimizer = isinstance(inner_optimizer, keras.optimizers.Optimizer)
         if not is_optimizer or isinstance(inner_optimizer, JointOptimizer):
@@ -342,19 +343,19 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
                 f" keras.optimizers.Adam(), not {inner_optimizer!r}"
             )
         super().__init__(learning_rate=0.0, name=name or inner_optimizer.name)
-        # Straight into the instance: Keras would track them.
+        # Assigned to `__dict__`, because Keras tracks attributes that are set normally.
         self.__dict__["inner_optimizer"] = inner_optimizer
         self.__dict__["_built_with"] = []
         step = innermost(inner_optimizer)
         rate = keras_internals.learning_rate_variable(step)
-        # A MultiOptimizer leaves the rate to its optimizers.
+        # In a MultiOptimizer, the inner optimizers have the rates.
         has_rate = rate is not None and not isinstance(step, keras.optimizers.MultiOptimizer)
         if base_learning_rate is None and has_rate:
             base_learning_rate = float(rate.numpy())
         self.base_learning_rate = base_learning_rate
 
     def checkpoint_node(self) -> Any:
-        """`tf.train.Checkpoint` has the inner optimizer in the place of this one."""
+        """Returns the inner optimizer, which replaces this one in a `tf.train.Checkpoint`."""
         return vars(self).get("inner_optimizer")
 
     @property
@@ -373,11 +374,11 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
 
     @property
     def iterations(self) -> Any:
-        """The number of steps that the inner optimizer has made."""
+        """The number of steps of the inner optimizer."""
         return self.inner_optimizer.iterations
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        """As `keras.optimizers.Optimizer.apply_gradients`; returns `iterations`."""
+        """Applies gradients as `keras.optimizers.Optimizer` does. Returns `iterations`."""
         super().apply_gradients(grads_and_vars)
         return self.iterations
 
@@ -392,10 +393,10 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
     loss_scale_factor = _of_inner("loss_scale_factor")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of Keras's optimizers.
+        """Sets an attribute, as in Keras's optimizers.
 
         Raises:
-          ValueError: a `LossScaleOptimizer` that is being made sets `loss_scale_factor` to None.
+          ValueError: a new `LossScaleOptimizer` sets `loss_scale_factor` to None, to wrap this one.
         """
         if name == "loss_scale_factor" and value is None and "inner_optimizer" in vars(self):
             raise ValueError(
@@ -406,7 +407,7 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         super().__setattr__(name, value)
 
     def factor(self) -> tf.Tensor | float:
-        """Returns the factor by which the inner rate has moved since `base_learning_rate`."""
+        """Returns the factor by which the inner rate differs from `base_learning_rate`."""
         rate = keras_internals.learning_rate_variable(innermost(self))
         if not self.base_learning_rate or rate is None:
             return 1.0
@@ -416,8 +417,7 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         """Builds the inner optimizer, and prepares the rows of the variables' layers.
 
         Raises:
-          ValueError: a layer's rows cannot be trained by the inner optimizer; or the inner
-            optimizer was built before.
+          ValueError: the inner optimizer cannot train the rows of a layer, or was built before.
         """
         self._build(list(variables))
         for anchor in self._anchors(variables):
@@ -442,10 +442,10 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         return [v for v in variables if isinstance(v, Anchor)]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Steps the dense variables and trains the rows, as `keras.optimizers.Optimizer.apply`.
+        """Updates dense variables and rows, as `keras.optimizers.Optimizer.apply`.
 
         Raises:
-          ValueError: the rows of a layer cannot be trained so; the message says what to do.
+          ValueError: the rows of a layer cannot be trained this way; the message names the remedy.
         """
         if not grads:
             return
@@ -481,8 +481,8 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         """Takes the deposits of rows.
 
         Returns:
-          The gradients for the inner optimizer, which a `LossScaleOptimizer` finds not finite if
-          those of rows are not; and the calls of each layer.
+          The gradients for the inner optimizer, and the calls of each layer. A NaN in the gradients
+          tells a `LossScaleOptimizer` that gradients of rows are not finite.
         """
         rows: list[_Rows] = []
         for i, (gradient, variable) in enumerate(zip(grads, variables, strict=True)):
@@ -499,9 +499,9 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         return grads, rows
 
     def _training_of(self, rows: list[_Rows]) -> Callable[[], None]:
-        """Returns what trains the rows, at the rates of now.
+        """Returns a function that trains the rows at the current learning rates.
 
-        The inner optimizer may count the step before the rows are trained.
+        The inner optimizer may count the step before the function runs.
         """
         step = innermost(self)
         steps = step.gradient_accumulation_steps
@@ -534,7 +534,7 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
     def _clip(
         self, grads: list[Any], rows: list[_Rows], scale: Any
     ) -> tuple[list[Any], list[_Rows]]:
-        """Shortens all gradients to their norm together, which the inner optimizer then keeps."""
+        """Clips all gradients by their joint norm. The inner optimizer then keeps them."""
         dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads if g is not None]
         parts = [g / scale for g in dense] + [trained.sums(calls) for trained, calls in rows]
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
@@ -544,23 +544,23 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         return grads, [(r, [call.map(lambda g: g * factor) for call in calls]) for r, calls in rows]
 
     def scale_loss(self, loss: Any) -> Any:
-        """As of the inner optimizer."""
+        """Scales the loss as the inner optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """As of the inner optimizer."""
+        """Finalizes the variables as the inner optimizer does."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """As of the inner optimizer. Of tables the name is "embeddings"."""
+        """Excludes variables from weight decay. Tables have the name "embeddings"."""
         innermost(self).exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """As of the inner optimizer."""
+        """Sets the weights of the inner optimizer."""
         self.inner_optimizer.set_weights(weights)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves nothing: Keras saves the inner optimizer by itself."""
+        """Saves nothing: Keras saves the inner optimizer separately."""
 
     def load_own_variables(self, store: Any) -> None:
         """Loads the inner optimizer from a file that was written before optimizers were wrapped."""
@@ -568,7 +568,7 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
             self.inner_optimizer.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras serialization."""
+        """Returns the arguments, for Keras serialization."""
         return {
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "base_learning_rate": self.base_learning_rate,
@@ -577,7 +577,7 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> JointOptimizer:
-        """The inverse of `get_config`."""
+        """Creates an optimizer from a config of `get_config`."""
         inner = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )

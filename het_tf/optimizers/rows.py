@@ -5,10 +5,10 @@ holds the row (ops/core/row/optimizer.cc). Formulas and defaults equal those of 
 where it has the optimizer, with two differences. The bias correction of Adam and LAMB counts the
 updates of the row. Weight decay acts on a row when the row is updated.
 
-Merging: a worker that holds back updates of a row sends their contribution, whatever the state of
-the row. Every gradient counts once. Decaying averages (velocities, moments) and sums (Adagrad's
-accumulator) equal those of a serial run over the same gradients in the order of merging. The value
-gets the sum of the changes of all updates, unless a class says otherwise.
+Merging: a worker that holds back updates of a row sends their contribution, which can be merged
+into any state of the row. Every gradient counts once. Decaying averages (velocities, moments) and
+sums (Adagrad's accumulator) equal those of a serial run over the same gradients in the order of
+merging. The value gets the sum of the changes of all updates, unless a class says otherwise.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class RowWiseAdagrad(Optimizer):
 class Adam(Optimizer):
     """`keras.optimizers.Adam`, counting the row's own updates. Slots: m[dim], v[dim], t.
 
-    The row's earlier m is part of each change of the value. Merging replaces this part: it is
-    computed again from the m of the row that the updates are merged into.
+    A part of each change of the value comes from the m that the row had before. Merging computes
+    this part again, from the m of the row that receives the updates.
     """
 
     name: ClassVar[str] = "adam"
@@ -184,7 +184,7 @@ class Adam(Optimizer):
 
 @_register
 class RowWiseAdam(Optimizer):
-    """`Adam` with one second moment per row, of the mean square. Slots: m[dim], v, t."""
+    """`Adam` with one v per row, of the mean square. Slots: m[dim], v, t. Merges as `Adam`."""
 
     name: ClassVar[str] = "row_wise_adam"
     beta_1: float = 0.9
@@ -239,7 +239,7 @@ class Lion(Optimizer):
 
 @_register
 class LAMB(Optimizer):
-    """`keras.optimizers.Lamb` (You et al., 2020). Each row counts as a layer of the paper.
+    """`keras.optimizers.Lamb` (You et al., 2020). Each row is treated as a layer.
 
     Slots: m[dim], v[dim], t, the number of the row's updates.
 
