@@ -4,7 +4,7 @@ from het_tf.layers.collection import HetEmbeddingCollection
 from het_tf.layers.embedding import EmbedReduce, HetEmbedding
 from het_tf.layers.features import FeatureConfig, TableConfig
 
-# The name that keras-rs has for it (docs/keras_rs.md).
+# The name of the layer in keras-rs (docs/keras_rs.md).
 DistributedEmbedding = HetEmbeddingCollection
 
 __all__ = [

@@ -1,8 +1,7 @@
-"""Many features and tables as one layer, in the shape of keras-rs's DistributedEmbedding.
+"""Layer for many features and tables, with the interface of keras-rs's DistributedEmbedding.
 
-Tables of one width and optimizer lie behind one another in one table of het_tf, which
-has one cache on each worker. So what a step looks up in them is one lookup, whatever the number of
-features.
+Tables with the same width and optimizer are consecutive key ranges of one het_tf table. This table
+has one cache per worker. A step therefore needs one lookup for all features of these tables.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from het_tf.tables.pooling import Bags
 
 
 def _interleave(features: Sequence[Bags], outputs: Sequence[tuple[int | None]]) -> bool:
-    """Whether their bags can be looked up as those of one feature, in the order of the examples.
+    """Whether features can be looked up as one feature, with their bags in the order of examples.
 
-    Then its outputs are those of the features as they are to lie: nothing is copied.
+    The outputs of this one feature are the concatenated outputs. No copy is needed.
 
     Args:
-      features: of one width.
-      outputs: their `shapes`.
+      features: features of one width.
+      outputs: result of `_output_shapes`.
     """
-    # Where an axis but the first is unknown, as many bags need not be bags of the same shape.
+    # If an inner axis is unknown, equal numbers of bags do not imply equal shapes.
     alike = {each.combiner for each in features if each.pools}
     return (
         len(alike) <= 1
@@ -56,11 +55,11 @@ def _interleave(features: Sequence[Bags], outputs: Sequence[tuple[int | None]]) 
 
 
 def _interleaved(keys: tf.Tensor, features: Sequence[Bags]) -> Bags:
-    """The bags of features as those of one.
+    """Returns the bags of several features as the bags of one feature.
 
     Args:
-      keys: int64 [ids]: the first bag of each feature, then the second of each, and so on.
-      features: those that `interleave`.
+      keys: int64 [ids]: the first bag of every feature, then the second bag of every feature, etc.
+      features: features for which `_interleave` is true.
     """
     sizes = [each.size for each in features]
     pooled = next((each for each in features if each.pools), features[0])
@@ -81,11 +80,11 @@ def _interleaved(keys: tf.Tensor, features: Sequence[Bags]) -> Bags:
 def _output_shapes(
     features: Sequence[FeatureConfig], inputs: Sequence[Any]
 ) -> list[tuple[int | None]]:
-    """Those of the outputs of features, with what others say of the axes that they share.
+    """Returns the output shape of every feature. Known outer axes of one feature apply to all.
 
     Raises:
-      ValueError: one is ragged, or of an unknown number of axes, or they differ in more than their
-        last axes.
+      ValueError: an output is ragged, the number of axes of inputs is unknown, or the outputs
+        differ in an axis before the last.
     """
     outer = tf.TensorShape(None)
     said_by = ""
@@ -117,35 +116,35 @@ def _output_shapes(
 
 
 def _joined_shape(outputs: Sequence[tuple[int | None]]) -> tuple[int | None]:
-    """The shape of what `shapes` become."""
+    """Returns the shape of the concatenated outputs."""
     return (*outputs[0][:-1], sum(shape[-1] for shape in outputs))
 
 
-# How far apart the keys of tables that share one begin: in multiples of it, so that a table keeps
-# its keys while others, or itself, grow to as many ids. Not farther: messages give each key as few
-# bytes as all keys of a step need, here five for up to 256 tables.
+# The key range of every table begins at a multiple of this number. The keys of a table thus stay
+# the same while the tables grow up to this number of ids. A larger distance would need longer
+# messages: the largest key of a step sets the bytes per key, here 5 bytes for up to 256 tables.
 _KEYS_APART = 1 << 32
 
 
 @keras.saving.register_keras_serializable("het_tf")
 class HetEmbeddingCollection(keras.layers.Layer):
-    """Looks up many features in many tables, and pools each one's rows.
+    """Embedding layer for many features and tables. Pools the rows of every feature.
 
-    It takes the place of `keras_rs.layers.DistributedEmbedding`. Tables of one embedding_dim and
-    optimizer share one table and one cache: a step has one lookup and one update for all of their
-    features, and one message to each parameter server.
+    The layer replaces `keras_rs.layers.DistributedEmbedding`. Tables with the same embedding_dim
+    and optimizer share one het_tf table and one cache. A step needs one lookup, one update and one
+    message to each parameter server for all features of these tables.
 
-    What was saved is restored to tables of the same names, whose vocabularies may have grown. New
-    tables come behind those of before, in the order of the features (of a dict: of its keys).
+    Rows are restored by table name. Vocabularies may have grown since the layer was saved. New
+    tables must follow the saved tables in the order of the features (of a dict: its sorted keys).
 
-    Input: a structure like feature_configs; of each feature integers, dense of any rank, ragged or
-    sparse, and if there are weights, a structure of weights like it.
-    Output: the same structure; of each feature what `HetEmbedding` with its table's combiner gives.
-    With concatenate one tensor: those of the features behind one another along the last axis, in
-    the order of `keras.tree.flatten` (of a dict: of its sorted keys).
+    Input: a structure like feature_configs. Every feature has integers: dense of any rank, ragged
+    or sparse. Optional weights have the same structure.
+    Output: the same structure. The output of a feature equals the output of a `HetEmbedding` with
+    the combiner of the feature's table. With concatenate: one tensor, the outputs joined along the
+    last axis in the order of `keras.tree.flatten` (of a dict: its sorted keys).
 
     Attributes:
-      layers: the `HetEmbedding` that hold the tables, for their `table`, `cache_stats` and so on.
+      layers: the `HetEmbedding` layers of the shared tables, with `table`, `cache_stats` etc.
     """
 
     def __init__(
@@ -162,26 +161,26 @@ class HetEmbeddingCollection(keras.layers.Layer):
         update_stats: bool = False,
         **kwargs: Any,
     ):
-        """Describes the layer; the tables are made when it is built.
+        """Configures the layer. The tables are created when the layer is built.
 
         Args:
           feature_configs: a nested structure of `FeatureConfig`.
-          cache: of each table that others share; as of `HetEmbedding`.
-          seed: of the initial values; None: drawn now.
-          nonfinite: as of `HetEmbedding`.
-          row_dtype: as of `HetEmbedding`.
-          wire_dtype: as of `HetEmbedding`.
-          concatenate: the output is one tensor. Rows and gradients are not copied to join them,
-            unlike with `keras.layers.Concatenate`, if all features are of one width and optimizer,
-            those of more than one id of one combiner, and each has a number of ids in every example
-            that its `keras.Input` says, and no weights.
-          table_stacking: "auto", None or lists of tables' names, as of keras-rs; taken and not
-            needed: tables of one embedding_dim and optimizer share one in any case.
-          update_stats: False: there is nothing to be tuned by statistics.
-          **kwargs: of `keras.layers.Layer`.
+          cache: the cache of every shared table, as in `HetEmbedding`.
+          seed: seed of the initial values. None: a random seed.
+          nonfinite: as in `HetEmbedding`.
+          row_dtype: as in `HetEmbedding`.
+          wire_dtype: as in `HetEmbedding`.
+          concatenate: whether the output is one tensor. Unlike `keras.layers.Concatenate`, this
+            copies no rows or gradients if all features have one width and one optimizer, features
+            with several ids per example have one combiner, every `keras.Input` states the number of
+            ids per example, and no weights are passed.
+          table_stacking: "auto", None or lists of table names, as in keras-rs. No effect: tables
+            with the same embedding_dim and optimizer always share a het_tf table.
+          update_stats: must be False. No statistics are needed for tuning.
+          **kwargs: arguments of `keras.layers.Layer`.
 
         Raises:
-          ValueError: an argument is out of its range; the message names it.
+          ValueError: an argument is invalid; the message names it.
         """
         super().__init__(**kwargs)
         if update_stats:
@@ -214,12 +213,12 @@ class HetEmbeddingCollection(keras.layers.Layer):
         )
         for group in self._plan.groups:
             group.layer.layout = layout
-        # TensorFlow's checkpoints do not see into the list that Keras would make of a list.
+        # Not a list: Keras would wrap it, and TensorFlow's checkpoints do not track the wrapper.
         self.layers = tuple(group.layer for group in self._plan.groups)
 
     @property
     def feature_configs(self) -> Any:
-        """The structure of `FeatureConfig`."""
+        """The nested structure of `FeatureConfig`."""
         return self._plan.nested
 
     def _make_group(self, number: int, tables: Sequence[TableConfig]) -> Group:
@@ -230,7 +229,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
             end = first + table.vocabulary_size
         if end > INT64_MAX:
             raise ValueError(f"vocabulary_size of tables alike comes to {end}, beyond int64")
-        # One for all, or for each table its own, with its vocabulary_size.
+        # Tables need their own initializers if these differ or depend on vocabulary_size.
         kinds = [keras.initializers.get(table.initializer) for table in tables]
         specs = {
             initializers.spec(kind, table.vocabulary_size, table.embedding_dim)
@@ -266,28 +265,29 @@ class HetEmbeddingCollection(keras.layers.Layer):
         return Group(layer, offsets, features)
 
     def build(self, input_shapes: Any = None) -> None:
-        """Makes the tables. Raises as `HetEmbedding.build` does."""
+        """Creates the tables. Raises the errors of `HetEmbedding.build`."""
         for layer in self.layers:
             if not layer.built:
                 layer.build()
         self.built = True
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Looks all features up; under a gradient tape, the backward pass updates their rows.
+        """Looks up all features. An optimizer that applies the gradients trains the rows.
 
         Args:
-          inputs: a structure like that of the features, of integers; or what `preprocess` returns.
-          weights: a structure like it, of what `HetEmbedding` takes as weights; None: ones.
-          training: as of Keras.
+          inputs: a structure of integers, like feature_configs; or the result of `preprocess`.
+          weights: a structure of weights, like feature_configs, with the weights of every feature
+            as in `HetEmbedding.call`. None: all weights are 1.
+          training: as in `HetEmbedding.call`.
 
         Returns:
-          A structure like that of the features; with concatenate one tensor.
+          A structure like feature_configs. With concatenate: one tensor.
 
         Raises:
-          ValueError: a structure is another, outputs cannot be concatenated, or inputs or weights
-            are such that `HetEmbedding` refuses them.
-          tf.errors.InvalidArgumentError: an id is not in [0, vocabulary_size), or no whole number,
-            or was cast to a type that does not hold it; or outputs that are to be one tensor are of
+          ValueError: a structure differs from feature_configs, outputs cannot be concatenated, or
+            inputs or weights are invalid for `HetEmbedding`.
+          tf.errors.InvalidArgumentError: an id is not in [0, vocabulary_size), is not a whole
+            number, or was cast to a dtype that is too small; or outputs to be concatenated have
             different numbers of examples.
         """
         inputs, weights = self._plan.with_weights(inputs, weights)
@@ -314,7 +314,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         return output
 
     def _outputs(self, bags: Sequence[pooling.Bags], training: bool | None) -> list[Any]:
-        """By feature."""
+        """Returns the output of every feature."""
         outputs: list[Any] = [None] * len(bags)
         for group in self._plan.groups:
             features = [bags[i] for i in group.features]
@@ -325,17 +325,17 @@ class HetEmbeddingCollection(keras.layers.Layer):
         return outputs
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
-        """Inputs and weights as the layer takes them as one; nothing has to be prepared.
+        """Returns inputs and weights as one argument of `call`. Changes nothing else.
 
-        In keras-rs it is called in a dataset's `map`.
+        keras-rs calls this method in a dataset's `map`.
 
         Args:
-          inputs: as of `call`.
-          weights: as of `call`.
-          training: not needed.
+          inputs: as in `call`.
+          weights: as in `call`.
+          training: no effect.
 
         Returns:
-          inputs; with weights `{"inputs": inputs, "weights": weights}`.
+          inputs, or with weights: `{"inputs": inputs, "weights": weights}`.
         """
         return inputs if weights is None else {"inputs": inputs, "weights": weights}
 
@@ -346,7 +346,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
     def _keys_op(
         self, group: Group, ids: Sequence[tf.Tensor], bag_sizes: Sequence[int] = ()
     ) -> tf.Tensor:
-        """The keys of features one after the other, or, with the sizes of their bags, by bag."""
+        """Returns the keys of features, int64 [ids]: by feature, or by bag if sizes are given."""
         configs = [self._plan.features[i] for i in group.features]
         offsets = [group.offsets[config.table.name] for config in configs]
         sizes = [config.table.vocabulary_size for config in configs]
@@ -355,7 +355,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
             return ops.stack_ids(
                 ids, offsets=offsets, sizes=sizes, names=names, bag_sizes=list(bag_sizes)
             )
-        keys = []  # with stock ops
+        keys = []
         for each, offset, size, name in zip(ids, offsets, sizes, names, strict=True):
             key = tf.cast(each, tf.int64)
             message = f"ids of feature {name} are not all in [0, {size}):"
@@ -371,7 +371,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
     def compute_output_spec(
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
-        """The shapes of what `call` returns."""
+        """Returns the shapes and the dtype of the result of `call`."""
         inputs, weights = self._plan.with_weights(inputs, weights)
         given = self._plan.flatten("inputs", inputs)
         if self.concatenate:
@@ -387,17 +387,17 @@ class HetEmbeddingCollection(keras.layers.Layer):
         )
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
-        """The shapes of what `call` returns, of ids of these, in the structure of the features."""
-        # A shape is a structure itself: it ends where a feature is.
+        """Returns the shapes of the result of `call` for ids of shapes `input_shapes`."""
+        # A shape is itself a structure. The structure of the features tells where a shape begins.
         specs = keras.tree.map_structure_up_to(
             without_tuples(self._plan.nested), keras.KerasTensor, without_tuples(input_shapes)
         )
         return keras.tree.map_structure(lambda spec: spec.shape, self.compute_output_spec(specs))
 
     def get_embedding_tables(self) -> dict[str, np.ndarray]:
-        """The rows of all tables, float32 [vocabulary_size, embedding_dim], by name.
+        """Returns the rows of all tables by name, float32 [vocabulary_size, embedding_dim].
 
-        Updates that workers have not sent are not in them: flush before (`HetEmbedding.flush`).
+        Updates that workers have not sent are missing: call `HetEmbedding.flush` first.
 
         Raises:
           ValueError: the layer is not built yet.
@@ -411,10 +411,10 @@ class HetEmbeddingCollection(keras.layers.Layer):
         return tables
 
     def place_of(self, table: str) -> tuple[HetEmbedding, range]:
-        """Where the rows of a table are: the layer that has them, and their keys there, by id.
+        """Returns the layer that holds a table's rows, and the keys of the rows in it, by id.
 
         Raises:
-          ValueError: there is no table of that name.
+          ValueError: no table has this name.
         """
         for group in self._plan.groups:
             if table in group.offsets:
@@ -423,7 +423,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         raise ValueError(f"table = {table!r}, but layer {self.name} has {list(self._plan.tables)}")
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras serialization. Features that share a table share it again."""
+        """Returns the arguments, for Keras serialization. Shared tables remain shared."""
         names = list(self._plan.tables)
         features = [
             feature.get_config() | {"table": names.index(feature.table.name)}
@@ -445,7 +445,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HetEmbeddingCollection:
-        """The inverse of `get_config`."""
+        """Inverse of `get_config`."""
         config = dict(config)
         tables = [TableConfig.from_config(table) for table in config.pop("tables")]
         features = [

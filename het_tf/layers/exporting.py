@@ -1,4 +1,4 @@
-"""What a layer reads from, in place of its table, while its model is exported."""
+"""Tables that layers read instead of their own while their model is exported."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from het_tf.tables.pooling import Bags
 
 
 class ServedTable(Protocol):
-    """The rows of a table where they are served."""
+    """Rows of a table in a served model."""
 
     def pool(self, keys: tf.Tensor, features: Sequence[Bags]) -> list[tf.Tensor]:
-        """Reads rows and pools them. Arguments as for `HetEmbedding.outputs_of`.
+        """Reads and pools rows. Accepts the arguments of `HetEmbedding.outputs_of`.
 
         Returns:
-          float32 [bags, dim] of each feature.
+          float32 [bags, dim] per feature.
         """
 
 
-# The tables that archives hold, by archive and layer.
+# The tables in archives, by archive and `id` of the layer.
 _tables: weakref.WeakKeyDictionary[Any, dict[int, FrozenTable]] = weakref.WeakKeyDictionary()
 
 
@@ -38,7 +38,7 @@ _FORMAT = "tf_saved_model"
 
 
 def check_format(layer: Any, format: str) -> None:
-    """Raises a ValueError if a format of `keras.Model.export` has no place for a layer's table."""
+    """Raises a ValueError if a format of `keras.Model.export` cannot contain a layer's table."""
     if format != _FORMAT:
         raise ValueError(
             f"the table of layer {layer.name} cannot be exported with format={format!r}:"
@@ -48,19 +48,19 @@ def check_format(layer: Any, format: str) -> None:
 
 @functools.cache
 def _archive_class() -> type:
-    """What `keras.export.ExportArchive` makes: a class that Keras does not export."""
+    """Returns the private class of the objects that `keras.export.ExportArchive` creates."""
     return type(keras.export.ExportArchive())
 
 
 def _exported_table(layer: Any) -> FrozenTable | None:
-    """A copy of the layer's table that a `keras.export.ExportArchive` saves, if one is made now.
+    """Returns the copy of the layer's table in the running `keras.export.ExportArchive`, or None.
 
-    `keras.Model.export` makes one, too.
+    `keras.Model.export` also uses an archive.
 
     Raises:
-      ValueError: the model is exported in a way that would leave the table out.
+      ValueError: this kind of export would omit the table.
     """
-    if tf.executing_eagerly():  # exports are traced
+    if tf.executing_eagerly():  # Exports are traced.
         return None
     check_format(layer, call_stack.export_format() or _FORMAT)
     archive = call_stack.caller(_archive_class())
@@ -77,7 +77,7 @@ def _exported_table(layer: Any) -> FrozenTable | None:
             layer.flush()
             directory = tempfile.TemporaryDirectory()
             table = FrozenTable(layer.table, pathlib.Path(directory.name))
-        # The file of keys must be there until the archive is written.
+        # The key file must exist until the archive is written.
         weakref.finalize(table, directory.cleanup)
         tables[id(layer)] = table
         archive.track(table)
@@ -91,7 +91,7 @@ _served: contextvars.ContextVar[Mapping[int, ServedTable]] = contextvars.Context
 
 @contextlib.contextmanager
 def lookups_from(tables: Mapping[Any, ServedTable]) -> Iterator[None]:
-    """Within this context, the layers given read from tables that are served. tables: by layer."""
+    """In this context, layers read served tables. tables: served table of every layer."""
     token = _served.set({id(layer): table for layer, table in tables.items()})
     try:
         yield
@@ -100,11 +100,11 @@ def lookups_from(tables: Mapping[Any, ServedTable]) -> Iterator[None]:
 
 
 def served_table(layer: Any) -> ServedTable | None:
-    """What `layer` reads from in place of its own table, if anything.
+    """Returns the table that `layer` reads instead of its own, or None.
 
-    If so, its model is exported: its graph has no ops of het_tf.
+    A result means that the model is being exported. The graph must not contain ops of het_tf.
 
     Raises:
-      ValueError: the model is exported in a way that would leave the table out.
+      ValueError: this kind of export would omit the table.
     """
     return _served.get({}).get(id(layer)) or _exported_table(layer)

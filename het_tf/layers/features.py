@@ -1,4 +1,4 @@
-"""What a collection is told of its features and tables, in the shape of keras-rs's configs."""
+"""Configuration of the features and tables of a collection, compatible with keras-rs."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from het_tf.tables import pooling
 
 
 def tuple_like(like: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
-    """A tuple of `values`, with the fields of `like` where that is a namedtuple."""
+    """Returns `values` as a tuple, or as a namedtuple of the type of `like` if that is one."""
     return type(like)(*values) if hasattr(like, "_fields") else tuple(values)
 
 
 @keras.saving.register_keras_serializable("het_tf")
 @dataclasses.dataclass(eq=False)
 class TableConfig:
-    """A table, for one feature or more.
+    """Configuration of a table for one or more features.
 
     Attributes:
-      name: unique among the tables of a collection.
-      vocabulary_size: how many ids there are: from 0 on. Rows that are never updated take no
-        memory.
-      embedding_dim: columns of the table.
-      initializer: a Keras initializer or its name (`het_tf.initializers.spec`); None: truncated
-        normal of variance 1 / embedding_dim, as keras-rs has it.
-      optimizer: one of `het_tf.optimizers`, or what `HetEmbedding` takes instead of one.
-      combiner: "mean", "sum", "sqrtn", "max", or None: every id has an output.
-      admission: which ids get a row; as of `HetEmbedding`.
-      expiry: when rows go; as of `HetEmbedding`. A row belongs to its table: features with other
-        rules need a table of their own.
-      placement: "auto" or "default_device": there is no other.
-      max_ids_per_partition: taken and not needed.
-      max_unique_ids_per_partition: taken and not needed.
+      name: name of the table, unique in a collection.
+      vocabulary_size: number of ids, which start at 0. Rows without updates need no memory.
+      embedding_dim: number of columns of the table.
+      initializer: a Keras initializer or its name (see `het_tf.initializers.spec`). None: truncated
+        normal with variance 1 / embedding_dim, as in keras-rs.
+      optimizer: optimizer of the rows, as in `HetEmbedding`.
+      combiner: "mean", "sum", "sqrtn", "max", or None: one output per id.
+      admission: rule that selects the ids that get a row, as in `HetEmbedding`.
+      expiry: rule that removes rows, as in `HetEmbedding`. Features with different rules need
+        separate tables.
+      placement: "auto" or "default_device", without effect.
+      max_ids_per_partition: accepted without effect.
+      max_unique_ids_per_partition: accepted without effect.
 
     Raises:
-      ValueError: an attribute is out of its range; the message names it and its value.
+      ValueError: an attribute is out of range. The message names the attribute and its value.
     """
 
     name: str
@@ -76,7 +75,7 @@ class TableConfig:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras serialization."""
+        """Returns the arguments, for Keras serialization."""
         config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in ("initializer", "optimizer"):
             if not isinstance(config[name], str):
@@ -85,7 +84,7 @@ class TableConfig:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableConfig:
-        """The inverse of `get_config`."""
+        """Inverse of `get_config`."""
         config = dict(config)
         for name in ("initializer", "optimizer"):
             if isinstance(config[name], dict):
@@ -96,16 +95,16 @@ class TableConfig:
 @keras.saving.register_keras_serializable("het_tf")
 @dataclasses.dataclass(eq=False)
 class FeatureConfig:
-    """A feature, and the table that its ids are looked up in.
+    """Configuration of a feature: its name, its table and its shapes.
 
     Attributes:
-      name: for errors.
-      table: features that have the same one share its rows.
-      input_shape: of the ids, the batch included, for who makes the inputs of a model; not checked.
-      output_shape: of the output, the batch included, of which the last dimension is checked.
+      name: name of the feature in error messages.
+      table: table of the feature's ids. Features with the same `TableConfig` share rows.
+      input_shape: shape of the ids with the batch axis, for code that creates inputs. Unchecked.
+      output_shape: shape of the output with the batch axis. Only the last dimension is checked.
 
     Raises:
-      ValueError: table is no TableConfig, or output_shape does not end with its width.
+      ValueError: table is not a TableConfig, or output_shape does not end with its embedding_dim.
     """
 
     name: str
@@ -128,7 +127,7 @@ class FeatureConfig:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras serialization."""
+        """Returns the arguments, for Keras serialization."""
         return {
             "name": self.name,
             "table": self.table.get_config(),
@@ -138,18 +137,18 @@ class FeatureConfig:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FeatureConfig:
-        """The inverse of `get_config`."""
+        """Inverse of `get_config`."""
         return cls(**{**config, "table": TableConfig.from_config(config["table"])})
 
 
 @dataclasses.dataclass
 class Group:
-    """Tables that share a cache.
+    """Tables that share a het_tf table and its caches.
 
     Attributes:
-      layer: whose table holds theirs.
-      offsets: by table name, its first key.
-      features: places in the list of all features.
+      layer: layer with the shared table.
+      offsets: first key of every table, by table name.
+      features: indices of the tables' features in `Plan.features`.
     """
 
     layer: HetEmbedding
@@ -158,18 +157,18 @@ class Group:
 
 
 class Plan:
-    """Which features and tables there are. Keras would wrap what is in it, were it the layer's.
+    """Features and tables of a collection. Keras would wrap these if the layer held them itself.
 
     Attributes:
-      nested: the structure of features; its dicts are plain ones, whatever was given: others, such
-        as an OrderedDict, may have an order of their own.
-      features: those in it, in its order.
-      tables: by name.
-      groups: to be filled by whoever makes their layers.
+      nested: structure of the features, with plain dicts. Other dicts, such as an OrderedDict, may
+        have an order of their own.
+      features: the features in the order of `keras.tree.flatten(nested)`.
+      tables: tables by name.
+      groups: groups of tables, empty until the collection adds them.
     """
 
     def __init__(self, feature_configs: Any):
-        """Raises a ValueError if there is no feature, keys do not sort, or tables share a name."""
+        """Raises a ValueError for no or invalid features, unsortable keys, or equal table names."""
         self.nested = _with_plain_dicts(feature_configs)
         self.features: list[FeatureConfig] = keras.tree.flatten(self.nested)
         self.tables: dict[str, TableConfig] = {}
@@ -188,7 +187,7 @@ class Plan:
                 )
 
     def check_stacking(self, table_stacking: Any) -> None:
-        """Raises a ValueError if keras-rs would not take it."""
+        """Raises a ValueError if `table_stacking` is invalid in keras-rs."""
         if table_stacking is None or table_stacking == "auto":
             return
         names = table_stacking if isinstance(table_stacking, (list, tuple)) else [None]
@@ -200,7 +199,7 @@ class Plan:
             )
 
     def with_weights(self, inputs: Any, weights: Any) -> tuple[Any, Any]:
-        """Inputs and weights, also where the former are what `preprocess` makes of both."""
+        """Returns inputs and weights. Splits `inputs` if they are a result of `preprocess`."""
         is_both = isinstance(inputs, dict) and set(inputs) == {"inputs", "weights"}
         if is_both and weights is None and set(inputs) != set(self._keys):
             return inputs["inputs"], inputs["weights"]
@@ -211,7 +210,7 @@ class Plan:
         return tuple(self.nested) if isinstance(self.nested, dict) else ()
 
     def flatten(self, what: str, nested: Any) -> list[Any]:
-        """A structure like that of the features, by feature."""
+        """Returns one value per feature of `nested`. Raises a ValueError for another structure."""
         _check_fields(self.nested, nested, what)
         nested = without_tuples(nested)
         try:
@@ -223,14 +222,14 @@ class Plan:
         return keras.tree.flatten(nested)
 
     def pack(self, flat: Sequence[Any]) -> Any:
-        """The inverse of `flatten`."""
+        """Inverse of `flatten`."""
         return keras.tree.pack_sequence_as(self.nested, flat)
 
 
 def _with_plain_dicts(nested: Any) -> Any:
     if isinstance(nested, dict):
         try:
-            sorted(nested)  # Else each dict of inputs would have the order that it was written in.
+            sorted(nested)  # Keras flattens dicts with unsortable keys in insertion order.
         except TypeError:
             raise ValueError(
                 "keys of feature_configs must be such as can be sorted, strings for example, not"
@@ -245,7 +244,7 @@ def _with_plain_dicts(nested: Any) -> Any:
 
 
 def _check_fields(features: Any, nested: Any, what: str) -> None:
-    """Raises a ValueError where namedtuples have other fields, or these in another order."""
+    """Raises a ValueError if the fields of namedtuples differ, or the order of the fields."""
     if isinstance(features, dict) and isinstance(nested, dict):
         for key in features.keys() & nested.keys():
             _check_fields(features[key], nested[key], what)
@@ -261,7 +260,7 @@ def _check_fields(features: Any, nested: Any, what: str) -> None:
 
 
 def without_tuples(nested: Any) -> Any:
-    """A structure with lists for its tuples: Keras makes them lists when it loads a model."""
+    """Replaces tuples by lists, as Keras does when it loads a model."""
     if isinstance(nested, dict):
         return {key: without_tuples(value) for key, value in nested.items()}
     if isinstance(nested, (list, tuple)):
@@ -270,7 +269,7 @@ def without_tuples(nested: Any) -> Any:
 
 
 def encoded(nested: Any) -> Any:
-    """A structure of numbers in a form that JSON keeps: it has no tuples."""
+    """Encodes a structure of numbers for JSON, which has no tuples."""
     if isinstance(nested, dict):
         return {"dict": [[key, encoded(value)] for key, value in nested.items()]}
     if isinstance(nested, (list, tuple)):
@@ -280,7 +279,7 @@ def encoded(nested: Any) -> Any:
 
 
 def decoded(form: Any, leaves: Sequence[Any]) -> Any:
-    """The inverse of `encoded`, with leaves in the place of their numbers."""
+    """Inverse of `encoded`. Replaces every number by the leaf with this index."""
     if not isinstance(form, dict):
         return leaves[form]
     ((kind, values),) = form.items()

@@ -1,7 +1,7 @@
-"""The keys of a table from the ids that reach a layer. No id becomes another id on the way.
+"""Conversion of a layer's ids to keys of a table. An id that was changed by a cast is an error.
 
-Keras casts inputs to the dtype of the `keras.Input`, which is float32 where nobody named one, and
-for the first layer of a `keras.Sequential`. pandas makes floats of integers with a gap.
+Keras casts inputs to the dtype of the `keras.Input`. The dtype is float32 by default, and for the
+first layer of a `keras.Sequential`. pandas converts integers with missing values to floats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from het_tf import ops
 
-# Ops that put out what was fed to a graph; the last two in closures (keras/worker_step/closure.py).
+# Ops whose outputs are fed to a graph. Closures use the last two (keras/worker_step/closure.py).
 _FED = (
     "Placeholder",
     "IteratorGetNext",
@@ -24,7 +24,7 @@ _FED = (
 
 
 def map_values(inputs: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
-    """`function` of a dense tensor, or of the values of a ragged or sparse one."""
+    """Applies `function` to a dense tensor, or to the values of a ragged or sparse tensor."""
     if isinstance(inputs, tf.RaggedTensor):
         return inputs.with_flat_values(function(inputs.flat_values))
     if isinstance(inputs, tf.SparseTensor):
@@ -33,21 +33,21 @@ def map_values(inputs: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
 
 
 def keys_of(ids: tf.Tensor, name: str, input_dim: int | None = None) -> tf.Tensor:
-    """Ids as the keys of a table.
+    """Returns ids as keys of a table.
 
     Args:
       ids: numbers of any shape.
-      name: what errors call them.
-      input_dim: the ids must be in [0, input_dim); None: any int64.
+      name: name of the ids in error messages.
+      input_dim: upper bound: ids must be in [0, input_dim). None: any int64.
 
     Returns:
       int64 of the shape of ids.
 
     Raises:
-      ValueError: ids are no numbers.
-      tf.errors.InvalidArgumentError: one is no whole number, is a float so large that its type does
-        not tell it from its neighbours (float32: `2**24`), is no int64, was cast to an integer type
-        that does not hold it, or is out of bounds. The message has its value.
+      ValueError: ids are not numbers.
+      tf.errors.InvalidArgumentError: an id is not a whole number, is a float that may have been
+        rounded (float32: `2**24` and beyond), does not fit int64, was cast to an integer dtype that
+        is too small, or is out of bounds. The message contains the id.
     """
     if not (ids.dtype.is_integer or ids.dtype.is_floating):
         raise ValueError(f"{name} must be integers, not {ids.dtype.name}")
@@ -59,7 +59,7 @@ def keys_of(ids: tf.Tensor, name: str, input_dim: int | None = None) -> tf.Tenso
 
 
 def keys_of_stock_ops(ids: tf.Tensor, name: str, input_dim: int | None = None) -> tf.Tensor:
-    """`keys_of` for an exported model, which has no ops of het_tf."""
+    """`keys_of` for an exported model, which cannot contain ops of het_tf."""
     keys = tf.cast(ids, tf.int64)
     bad = tf.zeros_like(keys, tf.bool)
     if ids.dtype.is_floating:
@@ -79,9 +79,9 @@ def keys_of_stock_ops(ids: tf.Tensor, name: str, input_dim: int | None = None) -
 
 
 def _before_cast(ids: tf.Tensor) -> tf.Tensor:
-    """Ids as they were fed, where they are a cast of that; otherwise `ids`.
+    """Returns the fed tensor if `ids` is only a cast of it, otherwise `ids`.
 
-    A cast of what was computed stays: it may be there to round.
+    A cast of a computed tensor is kept: it may round on purpose.
     """
     if not tf.is_symbolic_tensor(ids):
         return ids

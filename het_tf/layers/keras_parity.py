@@ -1,4 +1,4 @@
-"""What programs do with `keras.layers.Embedding` beside calling it."""
+"""Arguments of `keras.layers.Embedding`: checks and conversions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from het_tf.cache_config import CacheConfig
 from het_tf.lifetimes import KeyRange
 from het_tf.runtime.validation import INT64_MAX, MAX_DIM, check_integer
 
-# What keras.layers.Embedding takes, and this layer does not do.
+# Arguments of keras.layers.Embedding that HetEmbedding rejects, with the reasons.
 WHY_NOT = {
     "lora_rank": "there is no LoRA, which adds a matrix of all rows to one that is frozen, and this"
     " table grows and is trained itself",
@@ -24,10 +24,10 @@ WHY_NOT = {
 
 
 def refuse_what_only_keras_does(given: dict[str, Any]) -> None:
-    """Takes those arguments of Keras's layer out of `given` that have no use here.
+    """Removes the arguments of Keras's layer that have no use here from `given`.
 
     Raises:
-      ValueError: one has a value, which would do something there.
+      ValueError: an argument of `WHY_NOT` is not None.
     """
     for name, why in WHY_NOT.items():
         value = given.pop(name, None)
@@ -38,10 +38,10 @@ def refuse_what_only_keras_does(given: dict[str, Any]) -> None:
 
 
 def check_dtype(policy: keras.DTypePolicy) -> None:
-    """Takes dtype policies of floating outputs that do not quantize weights.
+    """Checks that a dtype policy has floating outputs and does not quantize weights.
 
     Raises:
-      ValueError: this is another.
+      ValueError: the policy quantizes, or its compute dtype is not floating.
     """
     if policy.quantization_mode is not None:
         raise ValueError(f"dtype must not be {policy.name!r}: {WHY_NOT['quantization_config']}")
@@ -53,10 +53,10 @@ def check_dtype(policy: keras.DTypePolicy) -> None:
 
 
 def regularizer(identifier: Any) -> keras.regularizers.Regularizer | None:
-    """A Keras regularizer, or that of a name.
+    """Returns the Keras regularizer of an identifier, or None for None.
 
     Raises:
-      ValueError: it is none, or one of how many rows there are.
+      ValueError: the identifier is invalid, or the regularizer compares all rows of a matrix.
     """
     found = keras.regularizers.get(identifier)
     if isinstance(found, keras.regularizers.OrthogonalRegularizer):
@@ -68,7 +68,7 @@ def regularizer(identifier: Any) -> keras.regularizers.Regularizer | None:
 
 
 def matrix_of(initializer: keras.initializers.Initializer) -> np.ndarray | None:
-    """The matrix of a Keras `Constant` that has one: pretrained rows; None for all else."""
+    """Returns the matrix of a Keras `Constant` with pretrained rows, otherwise None."""
     if not isinstance(initializer, keras.initializers.Constant):
         return None
     value = np.asarray(initializer.value)
@@ -78,10 +78,10 @@ def matrix_of(initializer: keras.initializers.Initializer) -> np.ndarray | None:
 def dimensions(
     first: int | None, second: int | None, input_dim: int | None, output_dim: int | None
 ) -> tuple[int | None, int]:
-    """Input and output dimension, of `(output_dim)` or `(input_dim, output_dim)` or their names.
+    """Returns (input_dim, output_dim). Positional: `(output_dim)` or `(input_dim, output_dim)`.
 
     Raises:
-      ValueError: one is given twice, is out of its range or, of the second, is missing.
+      ValueError: a dimension is given twice or is out of range, or output_dim is missing.
     """
     given = [dim for dim in (first, second) if dim is not None]
     if len(given) == 2 or (given and output_dim is not None):
@@ -99,13 +99,13 @@ def dimensions(
 
 
 def first_values(weights: Any, input_dim: int | None, output_dim: int) -> np.ndarray | None:
-    """The argument `weights`: values of the ids from 0 on, or a list of them.
+    """Converts the argument `weights`: the values of the ids from 0 on, or a list of one array.
 
     Returns:
-      float32 [input_dim, output_dim], or [n, output_dim] without an input_dim; None for None.
+      float32 [input_dim, output_dim], or [n, output_dim] without an input_dim. None for None.
 
     Raises:
-      ValueError: it has another shape, or holds NaN or infinity.
+      ValueError: weights have another shape, or contain NaN or infinity.
     """
     if weights is None:
         return None
@@ -124,13 +124,13 @@ def first_values(weights: Any, input_dim: int | None, output_dim: int) -> np.nda
 def check_cache_hears(
     name: str, cache: CacheConfig | None, expiry: Any, key_ranges: Sequence[KeyRange]
 ) -> None:
-    """Warns where rows expire, and workers never ask whether those that they have did.
+    """Warns if rows expire and workers never ask the servers whether cached rows have expired.
 
     Args:
-      name: of the layer.
-      cache: of it, or None.
-      expiry: of it, or nothing.
-      key_ranges: of it.
+      name: name of the layer.
+      cache: cache of the layer, or None.
+      expiry: expiry of the layer's rows, or a false value.
+      key_ranges: key ranges of the layer.
     """
     expires = expiry or any(each.expiry for each in key_ranges)
     if cache is None or not cache.is_unbounded or not expires:

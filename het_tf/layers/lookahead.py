@@ -1,7 +1,7 @@
-"""Lookups that are begun before their layer is called (docs/protocol.md, 7).
+"""Look-ahead: lookups that begin before their layer is called (docs/protocol.md, 7).
 
-Whoever runs a step finds out which ids the layers will be called with (`recording`), looks them up
-in one exchange, and has the layers take the rows from there (`prepared`).
+The code that runs a step records the ids of the layers' calls (`recording`) and looks up the ids in
+one exchange. The layers then read the rows of these lookups (`prepared`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from het_tf.tables.worker_cache import WorkerCache, install_complete_op
 
 
 class Room:
-    """Has the first update of a step wait until the shards have enough of the updates before it.
+    """Delays a step's first update until the shards have acknowledged enough earlier updates.
 
-    That is, for all layers of the step at once. They seldom lack it: what is due travels with the
-    lookups of later steps.
+    One exchange serves all layers of the step (write back-pressure). It is seldom needed, because
+    due updates travel with the lookups of later steps.
     """
 
     def __init__(self, lookups: Sequence[tuple[WorkerCache, tf.Tensor]]):
-        """lookups: caches and their tickets, in the graph of the step."""
-        # TensorFlow never forgets the gradient of which this is a part. It must not keep the cache.
+        """Stores `lookups`: caches and their tickets, in the graph of the step."""
+        # The gradient functions of a graph refer to this object. A graph may outlive the caches.
         self._lookups = [
             (weakref.ref(cache), ticket) for cache, ticket in lookups if cache.makes_room
         ]
@@ -38,7 +38,7 @@ class Room:
         self._updates: list[tf.Operation] = []
 
     def before_op(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The gradients of a layer, when there is room for its update."""
+        """Returns the gradients of a layer. They are available once its update has room."""
         if not self._lookups:
             return list(gradients)
         if self._made is None:
@@ -48,11 +48,11 @@ class Room:
             return [tf.identity(gradient) for gradient in gradients]
 
     def note_update(self, update: tf.Operation) -> None:
-        """Takes note of an update of the step."""
+        """Records an update of the step."""
         self._updates.append(update)
 
     def updates(self) -> list[tf.Operation]:
-        """Those updates that are ops of the graph being built."""
+        """Returns the recorded updates that are ops of the graph being built."""
         graph = tf.compat.v1.get_default_graph()
         return [update for update in self._updates if update.graph is graph]
 
@@ -71,7 +71,7 @@ class Room:
             with tf.control_dependencies(complete):
                 return [tf.constant(False)]
 
-        # A loop: it hands on what comes from the function's caller, which tf.cond does not.
+        # A loop, because tf.cond does not pass on captures from the function's caller.
         lacks_room = tf.reduce_any([lacks for _, lacks, _ in begun])
         (lacks_room,) = tf.while_loop(
             lambda more: more, send, [lacks_room], parallel_iterations=1, name="make_room"
@@ -81,9 +81,9 @@ class Room:
 
 _local = threading.local()
 
-# Ops that say the same of zeros as of what these stand for.
+# Ops whose results depend only on the shape of their inputs. Zeros have the shape of the outputs.
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-# Ops that give something else each time.
+# Ops that return different random numbers in every run.
 _DRAWS = frozenset(
     {
         "Multinomial",
@@ -109,18 +109,18 @@ _DRAWS = frozenset(
 
 
 class CannotLookAhead(Exception):
-    """The ids of a layer cannot be found without running the model."""
+    """The ids of a layer cannot be determined without running the model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """A lookup whose rows are there.
+    """A completed lookup. Its rows are in the cache.
 
     Attributes:
-      layer: which `HetEmbedding` it is for.
-      unique_ids: scalar variant of its cache's `unique_ids_op`.
-      ticket: scalar variant, installed.
-      room: of its step; None: no other step overlaps with it.
+      layer: the `HetEmbedding` that reads the rows.
+      unique_ids: scalar variant of `WorkerCache.unique_ids_op`.
+      ticket: scalar variant, the installed ticket.
+      room: room of the step. None: no other step overlaps with the step.
     """
 
     layer: Any
@@ -136,7 +136,7 @@ class Call:
     Attributes:
       layer: a `HetEmbedding`.
       keys: int64, of any shape.
-      fresh: whether its rows may miss nothing, however stale they might be.
+      fresh: whether the rows may miss no merged update, whatever the staleness bounds.
     """
 
     layer: Any
@@ -146,7 +146,7 @@ class Call:
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Call]]:
-    """Layers called in this context note what they would look up, instead of doing so."""
+    """Layers called in this context record their calls instead of looking up rows."""
     _local.calls, _local.unknown = [], []
     _local.graph = tf.compat.v1.get_default_graph()
     try:
@@ -156,24 +156,24 @@ def recording() -> Iterator[list[Call]]:
 
 
 def is_recording() -> bool:
-    """Whether layers note what they would look up."""
+    """Whether the context of `recording` is active in this thread."""
     return getattr(_local, "calls", None) is not None
 
 
 def unknown(zeros: tf.Tensor) -> tf.Tensor:
-    """In `recording`, notes that these zeros stand for what only the step has; returns them."""
+    """Marks zeros that represent values which only the step computes. Returns the zeros."""
     _local.unknown.append(zeros)
     return zeros
 
 
 def depend_on_unknown(calls: Sequence[Call]) -> list[bool]:
-    """In `recording`, of each call whether its keys are drawn by chance or depend on `unknown`."""
+    """Returns for each recorded call whether its keys depend on random or `unknown` tensors."""
     graph = _local.graph
     unknown_ops = {tensor.op for tensor in _local.unknown}
 
     @functools.cache
     def functions_do() -> bool:
-        """Whether one of those that the graph calls may."""
+        """Whether functions that the graph calls may contain random or unknown tensors."""
         if any(op.graph is not graph for op in unknown_ops):
             return True
         functions = graph.as_graph_def().library.function
@@ -198,7 +198,7 @@ def depend_on_unknown(calls: Sequence[Call]) -> list[bool]:
 
 @contextlib.contextmanager
 def prepared(lookups: Sequence[Lookup]) -> Iterator[None]:
-    """Layers called in this context take their rows from these lookups, in the order of calls."""
+    """Layers called in this context read the rows of these lookups, in the order of calls."""
     before = getattr(_local, "lookups", None), getattr(_local, "graph", None)
     _local.lookups = list(lookups)
     _local.graph = tf.compat.v1.get_default_graph()
@@ -209,7 +209,7 @@ def prepared(lookups: Sequence[Lookup]) -> Iterator[None]:
 
 
 def record(layer: Any, keys: tf.Tensor, fresh: bool) -> bool:
-    """Notes a call of a layer, if in `recording`.
+    """Records a call of a layer. Returns False outside of `recording`.
 
     Raises:
       CannotLookAhead: the call is within a function or a branch.
@@ -224,7 +224,7 @@ def record(layer: Any, keys: tf.Tensor, fresh: bool) -> bool:
 
 
 def take(layer: Any) -> Lookup | None:
-    """The lookup of this call of a layer, if it was prepared."""
+    """Removes and returns the prepared lookup of this call of a layer. None: there is none."""
     lookups = getattr(_local, "lookups", None)
     if not lookups or tf.compat.v1.get_default_graph() is not _local.graph:
         return None
