@@ -43,9 +43,9 @@ inline constexpr int kThreads = 256;  // of a block
 // Blocks that have to fit a multiprocessor at a time, which leaves a thread 64 registers. Unless
 // told, ptxas keeps to 40 for the greatest optimizers and spills the rest (make gpu-kernels).
 inline constexpr int kBlocks = 4;
-// Blocks of a launch whose items lanes share: several times what a device runs at once. A launch
-// has an item for each id, of which often fewer than half have work, and a block takes longer to
-// start than to find that there is none.
+// The most blocks of a launch whose items lanes share: several times what a device runs at once. A
+// launch has an item for each id, but often fewer than half of the items have work, and starting a
+// block takes longer than finding an item without work (make gpu-bench: find .074 ms for .126).
 inline constexpr unsigned kMostBlocks = 4096;
 
 template <typename Kernel>

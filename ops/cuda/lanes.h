@@ -45,8 +45,8 @@ class Lanes {
     __syncwarp(mask());
   }
 
-  // What is computed of several columns before any of them is written has its loads under way at a
-  // time. (Past a write the compiler moves no load: both may be of the same memory.)
+  // A lane computes several columns before it writes any of them, so that the loads of all are under
+  // way at a time. The compiler does not move a load past a write, which may be to the same address.
   template <typename At>
   __device__ void Transform(float* to, int n, const At& at) const {
     for (int first = lane(); first < n; first += kColumns * kLanes) {
@@ -145,6 +145,7 @@ class Lanes {
 
   template <int kAtOnce, typename At>
   __device__ static void SumColumns(float* to, int n, int32_t first, int32_t last, const At& at) {
+    // Eight loads at a time: more spill registers (make gpu-kernels).
     [[maybe_unused]] constexpr int kUnrolled = kAtOnce == 1 ? 8 : 2;
     for (int begin = lane(); begin < n; begin += kAtOnce * kLanes) {
       float sum[kAtOnce] = {};

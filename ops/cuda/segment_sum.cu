@@ -41,8 +41,8 @@ struct OfSums {
     return Factor(place) * gradients[bag_of[place]][c];
   }
 };
-// Of bags of which some have the combiner max. Apart, because it branches, and past a branch no
-// load is moved.
+// Some of the bags have the combiner max. This is a struct of its own because of its branches: the
+// compiler does not move a load past a branch.
 struct OfBags {
   OfSums sums;
   HetBags bags;

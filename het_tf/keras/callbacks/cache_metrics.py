@@ -143,7 +143,9 @@ class CacheMetrics(keras.callbacks.Callback):
     def _since_last(self, name: str, layer: HetEmbedding) -> tuple[Counts, Counts]:
         """Returns the counts of a layer's caches, and of its table, since the last call."""
         reports = self.model.distribute_strategy.held.last_cache_reports(layer.worker_cache)
-        stats, before = layer.table.stats(), self._stats.get(name, {})
+        # Only the histogram needs a call of the servers.
+        stats = {} if self._writer is None else layer.table.stats()
+        before = self._stats.get(name, {})
         self._stats[name] = stats
         return self._counted(name, reports.values()), since(stats, before)
 
