@@ -45,8 +45,8 @@ class Lanes {
     __syncwarp(mask());
   }
 
-  // A lane computes several columns before it writes any of them, so that the loads of all are under
-  // way at a time. The compiler does not move a load past a write, which may be to the same address.
+  // A lane computes several columns before it writes any of them, so that their loads overlap. The
+  // compiler does not move a load past a write, which may be to the same address.
   template <typename At>
   __device__ void Transform(float* to, int n, const At& at) const {
     for (int first = lane(); first < n; first += kColumns * kLanes) {
