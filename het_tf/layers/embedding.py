@@ -99,7 +99,7 @@ class HetEmbedding(keras.layers.Layer):
         key_ranges: Sequence[KeyRange] = (),
         **kwargs: Any,
     ):
-        """Configures the layer. The table is created when the layer is built.
+        """Configures the layer. The table is created once the layer is built and has an optimizer.
 
         Args:
           first: `input_dim` if two dimensions are given, otherwise `output_dim`.
