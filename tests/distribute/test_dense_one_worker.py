@@ -21,12 +21,7 @@ CASES = (
 MORE_CASES = (
     "scaled, float16, 7",
     "rmsprop",
-    "adadelta",
-    "adamax",
     "nadam",
-    "ftrl",
-    "lion",
-    "lamb",
     "muon",
     "amsgrad, clipvalue",
     "ema, overwriting",

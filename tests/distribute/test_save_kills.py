@@ -15,7 +15,7 @@ import standalone
 # What is saved, and how often something is killed. A chain has full checkpoints, too.
 SERIES = [
     ("chain", 1),
-    *(pytest.param(kind, 6, marks=pytest.mark.exhaustive) for kind in program.MANAGERS),
+    *(pytest.param(kind, 3, marks=pytest.mark.exhaustive) for kind in program.MANAGERS),
 ]
 
 

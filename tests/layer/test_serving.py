@@ -182,7 +182,7 @@ def test_a_delta_takes_the_bytes_of_the_rows_that_changed(tmp_path):
     assert delta < 0.02 * whole
 
 
-@pytest.mark.parametrize("deltas", [40, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("deltas", [40, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_deltas_are_never_torn_nor_go_back(tmp_path, deltas):
     counter = Counter(400)
     with het_tf.serving.publish(counter.model, tmp_path / "model", every="1h") as publisher:

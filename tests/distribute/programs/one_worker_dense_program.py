@@ -94,12 +94,7 @@ def brief_cases():
     layers = keras.optimizers
     return {
         "rmsprop": lambda: layers.RMSprop(0.01, momentum=0.5, centered=True),
-        "adadelta": lambda: layers.Adadelta(0.5),
-        "adamax": lambda: layers.Adamax(0.01),
         "nadam": lambda: layers.Nadam(0.01),
-        "ftrl": lambda: layers.Ftrl(0.1),
-        "lion": lambda: layers.Lion(0.001),
-        "lamb": lambda: layers.Lamb(0.01),
         "adafactor, two fits, noise in validation": lambda: layers.Adafactor(0.01),
         "muon": lambda: layers.Muon(0.01),
         "amsgrad, clipvalue": lambda: layers.Adam(0.01, amsgrad=True, clipvalue=0.1),
