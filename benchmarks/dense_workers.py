@@ -179,7 +179,7 @@ class Replicas(DenseWorkers):
     """
 
     def __init__(self, workers: int, staleness: int, initial: np.ndarray, optimizer: Optimizer):
-        """Makes the replicas and what they have in common, merged by averages.
+        """Makes the replicas and what they have in common.
 
         Args:
           workers: how many.
@@ -198,11 +198,11 @@ class Replicas(DenseWorkers):
         ops.dense_set(
             self._server,
             initial,
+            np.zeros_like(initial),
             np.zeros(1, np.int64),
             np.frombuffer(b"".join(slots), np.uint8),
-            num_first=initial.size,
-            first_weight=1 / workers,
-            second_weight=1 / workers,
+            tf.constant(0, tf.int64),
+            num_workers=workers,
         )
         self._replicas = [
             ops.replica_handle(
@@ -251,6 +251,14 @@ class Replicas(DenseWorkers):
 
     def shared_weights(self) -> np.ndarray:
         return ops.dense_get(self._server).floats.numpy()
+
+    def owed(self) -> np.ndarray:
+        """What the server has of the workers' steps and has not added to the weights yet."""
+        return ops.dense_get(self._server).owed.numpy()
+
+    def steps_known(self, worker: int) -> int:
+        """Steps of all workers that a worker's replica holds, its own included."""
+        return int(self._read(worker, len(self._dtypes) - 1))
 
     def stats(self) -> dict[str, int]:
         """The counters of all replicas, summed (`ReplicaCounter`)."""

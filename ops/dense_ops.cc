@@ -24,36 +24,39 @@ shard: Scalar.
 REGISTER_OP("Het>DenseSet")
     .Input("shard: resource")
     .Input("floats: float")
+    .Input("owed: float")
     .Input("counters: int64")
     .Input("rest: uint8")
-    .Attr("num_first: int >= 0")
-    .Attr("first_weight: float")
-    .Attr("second_weight: float")
-    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 1, 1, 1}); })
+    .Input("clock: int64")
+    .Attr("num_workers: int >= 1")
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 1, 1, 1, 1, 0}); })
     .Doc(R"doc(
 Replaces everything; replicas start anew from it.
 
-floats: [num_floats].
+floats: [num_floats], the trained ones first. Contributions to trained floats count in full, though
+  not at once, to others as 1 / num_workers of themselves.
+owed: [trained floats], contributions that floats do not hold yet.
 counters: [num_counters].
 rest: [bytes], which replicas that start get and nothing is merged into.
-num_first: Contributions to the floats before this one count first_weight, to the others
-  second_weight of themselves.
+clock: Scalar. Steps of all workers that floats and counters hold.
+num_workers: Replicas that make steps from now on.
 )doc");
 
 REGISTER_OP("Het>DenseGet")
     .Input("shard: resource")
     .Output("floats: float")
+    .Output("owed: float")
     .Output("counters: int64")
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Vector(c->UnknownDim()));
+      for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(R"doc(
 What was set, and all contributions merged since.
 
 floats: [num_floats].
+owed: [trained floats], contributions that floats do not hold yet.
 counters: [num_counters].
 )doc");
 

@@ -58,7 +58,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         variable_partitioner: tf.distribute.experimental.partitioners.Partitioner | None = None,
         *,
         dense_staleness: int | None = None,
-        dense_merge: str = "average",
         dense_wire_dtype: str = "float32",
         lost_after: float = probes.LOST_AFTER,
         back_within: float = 600.0,
@@ -76,8 +75,6 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             servers. The number bounds a worker's unsent steps, and the merged steps of other
             workers that it misses. 0: every step fetches and pushes. docs/dense.md has the rule for
             every kind of variable.
-          dense_merge: "average": a worker's changes count as 1 / workers (local SGD: Stich, ICLR
-            2019). "sum": they count in full, as in asynchronous SGD.
           dense_wire_dtype: dtype of the changes in messages. "bfloat16" halves the bytes of
             "float32", and the rounding error is sent later.
           lost_after: seconds without an answer to any probe after which a task is lost. The steps
@@ -104,10 +101,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             )
         if dense_staleness is not None:
             dense_staleness = check_integer("dense_staleness", dense_staleness, 0, INT32_MAX)
-        if dense_merge not in ("average", "sum"):
-            raise ValueError(f'dense_merge must be "average" or "sum", not {dense_merge!r}')
         self.dense_staleness = dense_staleness
-        self.dense_merge = dense_merge
         self.dense_wire_dtype = check_float_dtype("dense_wire_dtype", dense_wire_dtype)
         if not lost_after > 0:
             raise ValueError(f"lost_after must be positive, not {lost_after!r}")

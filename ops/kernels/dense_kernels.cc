@@ -60,25 +60,38 @@ absl::Status GetVector(OpKernelContext* context, const char* name, std::vector<T
   return absl::OkStatus();
 }
 
+template <typename T>
+absl::Status OutputVector(OpKernelContext* context, int index, const std::vector<T>& values) {
+  Tensor* out;
+  TF_RETURN_IF_ERROR(context->allocate_output(index, {static_cast<int64_t>(values.size())}, &out));
+  std::copy(values.begin(), values.end(), out->flat<T>().data());
+  return absl::OkStatus();
+}
+
 class DenseSetOp : public DenseKernel {
  public:
   explicit DenseSetOp(OpKernelConstruction* context) : DenseKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("num_first", &num_first_));
-    OP_REQUIRES_OK(context, context->GetAttr("first_weight", &first_weight_));
-    OP_REQUIRES_OK(context, context->GetAttr("second_weight", &second_weight_));
+    OP_REQUIRES_OK(context, context->GetAttr("num_workers", &num_workers_));
   }
 
   absl::Status Compute(OpKernelContext* context, DenseShard* shard) override {
     DenseShard::State state;
     TF_RETURN_IF_ERROR(GetVector(context, "floats", &state.floats));
     TF_RETURN_IF_ERROR(GetVector(context, "counters", &state.counters));
+    TF_RETURN_IF_ERROR(GetVector(context, "owed", &state.owed));
     TF_RETURN_IF_ERROR(GetVector(context, "rest", &state.rest));
-    return ToTf(shard->Set(std::move(state), num_first_, first_weight_, second_weight_));
+    const Tensor* clock;
+    TF_RETURN_IF_ERROR(context->input("clock", &clock));
+    if (clock->dims() != 0) {
+      return absl::InvalidArgumentError(
+          StrCat("clock must be a scalar, not of shape ", clock->shape().DebugString()));
+    }
+    state.clock = clock->scalar<int64_t>()();
+    return ToTf(shard->Set(std::move(state), num_workers_));
   }
 
  private:
-  int64_t num_first_;
-  float first_weight_, second_weight_;
+  int num_workers_;
 };
 
 class DenseGetOp : public DenseKernel {
@@ -86,17 +99,10 @@ class DenseGetOp : public DenseKernel {
   using DenseKernel::DenseKernel;
 
   absl::Status Compute(OpKernelContext* context, DenseShard* shard) override {
-    std::vector<float> floats;
-    std::vector<int64_t> counters;
-    shard->Get(&floats, &counters);
-    Tensor *float_out, *counter_out;
-    TF_RETURN_IF_ERROR(
-        context->allocate_output(0, {static_cast<int64_t>(floats.size())}, &float_out));
-    TF_RETURN_IF_ERROR(
-        context->allocate_output(1, {static_cast<int64_t>(counters.size())}, &counter_out));
-    std::copy(floats.begin(), floats.end(), float_out->flat<float>().data());
-    std::copy(counters.begin(), counters.end(), counter_out->flat<int64_t>().data());
-    return absl::OkStatus();
+    const DenseShard::State state = shard->Get();
+    TF_RETURN_IF_ERROR(OutputVector(context, 0, state.floats));
+    TF_RETURN_IF_ERROR(OutputVector(context, 1, state.owed));
+    return OutputVector(context, 2, state.counters);
   }
 };
 

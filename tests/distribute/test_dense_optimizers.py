@@ -53,15 +53,15 @@ def two_towers(strategy, second):
     return model
 
 
-def test_a_step_with_two_optimizers(dense, monkeypatch):
-    # Each server has one weight, and merges what workers send in an order of its own. So few
-    # halves of steps, which are not averaged, have the same sum in any order.
-    monkeypatch.setattr(dense, "dense_merge", "sum")
+def test_a_step_with_two_optimizers(dense):
     model = two_towers(dense, lambda: keras.optimizers.SGD(1.0, momentum=0.5))
     steps = BATCHES // 2
     model.fit(X, Y, batch_size=2 * BATCH, epochs=2, verbose=0)
-    first, second = model.get_weights()
-    np.testing.assert_array_equal(first, second)
+    # Each server has one weight, and merges what workers send in an order of its own.
+    first, second = np.concatenate(model.get_weights()).reshape(2, -1) + np.reshape(
+        model.dense_owed, (2, -1)
+    )
+    np.testing.assert_allclose(first, second, rtol=1e-5)
     # The momentum of 0.5 doubles a step, but for the last ones.
     assert np.all((first > 2 * steps) & (first < 4 * steps))
     optimizers = [model.optimizer, model.others["second"]]
@@ -112,10 +112,12 @@ def test_models_that_share_a_layer_train_in_turns(dense):
             model.compile(keras.optimizers.SGD(1.0), lambda _, p: -keras.ops.sum(p, axis=-1))
             models.append(model)
     for fit in range(4):
+        before = shared.get_weights()[0] if fit else 0.0
         models[fit % 2].fit(X, Y, batch_size=BATCH, verbose=0)
-    expected = 4 * BATCHES / dense.num_workers
+        # What is owed to weights that another model has trained since is void.
+        added = shared.get_weights()[0] - before
+        assert np.all((added >= BATCHES / dense.num_workers) & (added < BATCHES))
     for model in models:
-        np.testing.assert_allclose(model.get_weights()[0], expected, rtol=1e-6)
         assert int(model.optimizer.iterations.numpy()) == 2 * BATCHES
 
 
@@ -144,7 +146,7 @@ def reset(model):
     ids=["Adam", "Nadam", "scaled", "accumulated"],
 )
 def test_the_bias_of_slots_is_corrected_by_the_steps_that_made_them(dense, make):
-    """With a gradient that is always the same all workers step as one of them would alone."""
+    """With a gradient that is always the same every worker steps as one would alone."""
     with dense.scope():
         inputs = keras.Input((4,))
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -153,7 +155,7 @@ def test_the_bias_of_slots_is_corrected_by_the_steps_that_made_them(dense, make)
     at = [0.0]
     for _ in range(2):
         model.fit(X, Y, batch_size=BATCH, epochs=5, verbose=0)
-        at.append(float(model.get_weights()[0][0, 0]))
+        at.append(float(model.get_weights()[0][0, 0] + model.dense_owed.numpy()[0]))
         if scaler_of(model.optimizer) is None:
             reset(model)
     alone, optimizer = keras.Variable(0.0), make(0.01)
@@ -165,4 +167,4 @@ def test_the_bias_of_slots_is_corrected_by_the_steps_that_made_them(dense, make)
             gradient = optimizer.scale_loss(gradient)
         optimizer.apply([tf.convert_to_tensor(gradient)])
     # Not all workers make as many steps, nor has each whole accumulations of gradients.
-    np.testing.assert_allclose(np.diff(at), float(alone), rtol=0.1)
+    np.testing.assert_allclose(np.diff(at), dense.num_workers * float(alone), rtol=0.1)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import small_models as sm
+import tensorflow as tf
 
 import het_tf
 import het_tf.keras
@@ -16,7 +17,6 @@ def dense(strategy):
     """The strategy, to be given a `dense_staleness` and so on for one test."""
     yield strategy
     strategy.dense_staleness = None
-    strategy.dense_merge = "average"
     strategy.dense_wire_dtype = "float32"
 
 
@@ -31,35 +31,56 @@ def integer_model(strategy):
 
 
 @pytest.mark.parametrize(
-    ("staleness", "merge", "wire"),
+    ("staleness", "wire"),
     [
-        (0, "sum", "float32"),
-        (5, "average", "bfloat16"),
-        pytest.param(100, "average", "float32", marks=pytest.mark.exhaustive),
+        (0, "float32"),
+        (5, "bfloat16"),
+        pytest.param(100, "float32", marks=pytest.mark.exhaustive),
     ],
 )
-def test_every_step_counts_once(dense, staleness, merge, wire):
-    dense.dense_staleness, dense.dense_merge, dense.dense_wire_dtype = staleness, merge, wire
+def test_every_step_counts_once(dense, staleness, wire):
+    dense.dense_staleness, dense.dense_wire_dtype = staleness, wire
     model = integer_model(dense)
     x = np.random.default_rng(staleness).integers(-3, 4, (8 * 90, 4)).astype(np.float32)
-    model.fit(x, np.zeros((len(x), 1)), batch_size=8, epochs=2, verbose=0)
-    expected = -2 * x.sum(0)[:, None] * np.ones((1, 3))
-    if merge == "average":
-        expected /= dense.num_workers
-    np.testing.assert_allclose(model.get_weights()[0], expected, atol=1e-3)
-    assert int(model.optimizer.iterations.numpy()) == 180
+    once = -x.sum(0)[:, None] * np.ones((1, 3))
+    # Twice in one fit, and in two: what is owed at the end of a fit goes on into the next.
+    for passes, epochs in ((2, 2), (4, 2)):
+        model.fit(x, np.zeros((len(x), 1)), batch_size=8, epochs=epochs, verbose=0)
+        owed = model.dense_owed.numpy().reshape(4, 3)
+        assert np.any(owed != 0)
+        np.testing.assert_allclose(model.get_weights()[0] + owed, passes * once, atol=2e-3)
+        assert int(model.optimizer.iterations.numpy()) == 90 * passes
+
+
+def test_what_is_owed_is_saved_and_restored(dense, tmp_path):
+    dense.dense_staleness = 5
+    x = np.ones((8 * 60, 4), np.float32)
+    model = integer_model(dense)
+    model.fit(x, np.zeros((len(x), 1)), batch_size=8, verbose=0)
+    weights, owed = model.get_weights()[0], model.dense_owed.numpy()
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "saved"))
+    again = integer_model(dense)
+    tf.train.Checkpoint(model=again).restore(path)
+    again.fit(x, np.zeros((len(x), 1)), batch_size=8, verbose=0)
+    total = again.get_weights()[0] + again.dense_owed.numpy().reshape(4, 3)
+    np.testing.assert_allclose(total, weights + owed.reshape(4, 3) - 60 * 8, atol=1e-2)
+    # Weights that are set have none of it.
+    again.set_weights([np.full((4, 3), 7, np.float32)])
+    again.fit(x, np.zeros((len(x), 1)), batch_size=8, verbose=0)
+    total = again.get_weights()[0] + again.dense_owed.numpy().reshape(4, 3)
+    np.testing.assert_allclose(total, np.full((4, 3), 7 - 60 * 8), atol=1e-2)
 
 
 def test_what_is_written_back_keeps_to_constraints(dense):
-    """Each worker's steps leave it above 0; all of them together would not."""
-    dense.dense_staleness, dense.dense_merge = 100, "sum"
+    """Each worker's steps leave it at 0, and all of them together below."""
+    dense.dense_staleness = 100
     with dense.scope():
         inputs = keras.Input((1,))
         layer = keras.layers.Dense(
             1, use_bias=False, kernel_initializer="ones", kernel_constraint="non_neg"
         )
         model = het_tf.keras.Model(inputs, layer(inputs))
-        model.compile(keras.optimizers.SGD(1 / 64), lambda y, p: p)
+        model.compile(keras.optimizers.SGD(2.0), lambda y, p: p)
     x = np.ones((90, 1), np.float32)
     model.fit(x, x, batch_size=1, verbose=0)
     assert model.get_weights()[0] == 0
@@ -123,12 +144,12 @@ def test_variables_are_current_at_the_end_of_an_epoch_and_changes_are_taken_over
     seen = []
 
     def on_epoch_end(epoch, logs):
-        seen.append(model.get_weights()[0][0, 0])
+        seen.append(model.get_weights()[0][0, 0] + model.dense_owed.numpy()[0])
         model.set_weights([np.full((4, 3), 1000.0 * (epoch + 1))])
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
     model.fit(x, np.zeros((len(x), 1)), batch_size=8, epochs=3, verbose=0, callbacks=[callback])
-    step = -8 * 12 / dense.num_workers
+    step = -8 * 12
     np.testing.assert_allclose(seen, [step, 1000 + step, 2000 + step], rtol=1e-5)
     assert model.get_weights()[0][0, 0] == 3000, "nothing came after the last callback"
 
@@ -227,7 +248,6 @@ def test_mixed_bfloat16(dense):
     [
         ({"dense_staleness": -1}, "dense_staleness"),
         ({"dense_staleness": 1.5}, "dense_staleness"),
-        ({"dense_merge": "max"}, "dense_merge must be .* not 'max'"),
         ({"dense_wire_dtype": "int8"}, "dense_wire_dtype must be .* not 'int8'"),
     ],
 )

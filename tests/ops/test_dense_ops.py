@@ -38,14 +38,16 @@ class Training:
         self.set([1.0, 2.0, 3.0], [5], np.frombuffer(rest, np.uint8))
 
     def set(self, floats, counters, rest):
+        owed = np.zeros(len(floats), np.float32)
+        counters = np.array(counters, np.int64)
         ops.dense_set(
             self.shard,
             np.array(floats, np.float32),
-            np.array(counters, np.int64),
+            owed,
+            counters,
             rest,
-            num_first=len(floats),
-            first_weight=1.0,
-            second_weight=1.0,
+            np.int64(0),
+            num_workers=1,
         )
 
     @property
@@ -81,7 +83,7 @@ def test_a_step_comes_to_the_server():
     tf.raw_ops.AssignAddVariableOp(resource=variables[0], value=tf.constant([1.0, 0.0, -1.0]))
     tf.raw_ops.AssignVariableOp(resource=variables[1], value=tf.constant(6, tf.int64))
     training.settle(1, reads=False)
-    floats, counters = ops.dense_get(training.shard)
+    floats, _, counters = ops.dense_get(training.shard)
     assert floats.numpy().tolist() == [2, 2, 2]
     assert counters.numpy().tolist() == [6]
     names, values = ops.replica_stats(training.replica)
@@ -170,15 +172,15 @@ def test_bad_inputs():
         ops.replica_receive(Training().replica, ticket, [np.zeros(0, np.uint8)])
     with pytest.raises(REFUSED, match="steps = -1"):
         ops.replica_settle(training.replica, training.variables, np.int64(-1))
-    with pytest.raises(REFUSED, match="num_first = 9"):
+    with pytest.raises(REFUSED, match="owed holds 9 numbers"):
         ops.dense_set(
             training.shard,
             np.zeros(3, np.float32),
+            np.zeros(9, np.float32),
             np.zeros(1, np.int64),
             np.zeros(0, np.uint8),
-            num_first=9,
-            first_weight=1.0,
-            second_weight=1.0,
+            np.int64(0),
+            num_workers=1,
         )
     del ticket  # A request that may still be answered is waited for.
     training.settle(0)
@@ -199,7 +201,7 @@ def test_mutated_requests_are_refused_or_taken_whole():
             ops.dense_sync(training.shard, request)
         except REFUSED:
             continue
-    floats, _ = ops.dense_get(training.shard)
+    floats, *_ = ops.dense_get(training.shard)
     assert floats.numpy().tolist() == [1, 2, 3], "none of them pushed"
 
 

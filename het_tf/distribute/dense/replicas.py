@@ -29,14 +29,12 @@ class ReplicaStrategy(Protocol):
 
     Attributes:
       dense_staleness: bound on unsent steps and on missed steps. None: there is no exchange.
-      dense_merge: "average" or "sum", the rule for the workers' contributions.
       dense_wire_dtype: dtype of contributions in messages.
       health: its `ClusterHealth`, which knows whether the task of a device is down.
       held: its `HeldUpdates`, which has the reports of replicas.
     """
 
     dense_staleness: int | None
-    dense_merge: str
     dense_wire_dtype: str
     health: Any
     held: Any
@@ -61,6 +59,7 @@ class DenseReplicas(ReplicaOps):
         least: Sequence[tf.Variable],
         seeds: Sequence[tf.Variable],
         others: Sequence[tf.Variable],
+        owed: tf.Variable | None = None,
         constraints: Sequence[Callable[[tf.Tensor], tf.Tensor] | None] = (),
         counts: Sequence[tuple[tf.Variable, tf.Variable]] = (),
     ):
@@ -69,7 +68,7 @@ class DenseReplicas(ReplicaOps):
         Args:
           strategy: has the bound and the rule for contributions. If its `dense_staleness` is None,
             replicas exchange nothing during steps.
-          trainable: float32 variables. Contributions are averaged or added.
+          trainable: float32 variables. Contributions are added, over several exchanges.
           slots: float32 optimizer slots. Every worker has its own, and `write_back` stores their
             mean.
           least: variables of which every worker has its own. `write_back` stores the smallest.
@@ -77,6 +76,8 @@ class DenseReplicas(ReplicaOps):
           others: other variables. If a step assigns a float32 variable, its changes are averaged.
             If a step assigns an int64 variable, its changes are added. Variables that no step
             assigns do not change.
+          owed: float32 [number of elements of `trainable`], contributions that the variables do not
+            hold yet. None if there is no `trainable`.
           constraints: constraints of `trainable`, in the same order. `write_back` applies them.
           counts: pairs of int64 variables. The first counts a worker's own steps, and `write_back`
             stores the mean. The second is one of `others` and counts all workers' steps. If other
@@ -103,6 +104,7 @@ class DenseReplicas(ReplicaOps):
         self._staleness = INT32_MAX if bound is None else bound
         name = f"dense/{uuid.uuid4().hex}"
         super().__init__(name, all_natives, DenseCopy(name, floats, self._staleness))
+        self._owed = owed
         self._constraints = dict(enumerate(constraints))
         places = {id(native): i for i, native in enumerate(self._natives)}
         # Index of every count of own steps -> index of the count of all workers' steps.
@@ -112,7 +114,8 @@ class DenseReplicas(ReplicaOps):
         self._workers = strategy.num_workers
         self._lock = threading.Lock()
         self._kinds: list[str] | None = None
-        self._fingerprint: np.ndarray | None = None  # After the last `_set` or `write_back`.
+        # Of the variables and of `owed`, after the last `_set` or `write_back`.
+        self._fingerprint: np.ndarray | None = None
         # Indices of variables that other code changed during training. They were not written back.
         self._kept: set[int] = set()
         self._values_behind = self._slots_behind = False
@@ -126,8 +129,7 @@ class DenseReplicas(ReplicaOps):
         which every worker has its own are written back.
 
         Args:
-          workers: number of workers that make the next steps. None: all. An averaged contribution
-            counts as 1 / workers.
+          workers: number of workers that make the next steps. None: all.
         """
         workers = workers or self._strategy.num_workers
         others, self._workers = workers != self._workers, workers
@@ -258,18 +260,20 @@ class DenseReplicas(ReplicaOps):
                 self._natives[own].assign(count)
         self._counted = counted
         values = [native.numpy() for native in self._natives]
+        # `owed` is void for variables that were changed, unless it was restored with them.
+        owed = np.zeros(0, np.float32) if self._owed is None else self._owed.numpy()
+        if not self._owed_changed():
+            ends = np.cumsum([0, *(value.size for value in values)])
+            for i in self._changed():
+                owed[ends[i] : ends[i + 1]] = 0
         floats = _flat([values[i] for i in self._indices("float")], np.float32)
         counters = _flat([values[i] for i in self._indices("counter")], np.int64)
         packed = b"".join(
             np.ascontiguousarray(values[i]).tobytes() for i in self._indices("own", "seed")
         )
         rest = np.frombuffer(packed, np.uint8)
-        num_trainable = sum(
-            values[i].size for i, role in enumerate(self._roles) if role == "trainable"
-        )
-        average = 1.0 / self._workers
-        first_weight = average if self._strategy.dense_merge == "average" else 1.0
-        self._copy.set(floats, counters, rest, num_trainable, (first_weight, average))
+        steps = max(counted.values(), default=0)
+        self._copy.set(floats, owed, counters, rest, steps, self._workers)
         self._fingerprint = self._take_fingerprint()
         self._kept.clear()
 
@@ -277,7 +281,11 @@ class DenseReplicas(ReplicaOps):
         """Assigns the values of the copy to the variables, from server to server."""
         kinds = [self._indices(kind) for kind in ("float", "counter")]
         sizes = [[self._shapes[i].num_elements() for i in indices] for indices in kinds]
-        for indices, of_kind in zip(kinds, self._copy.pieces_op(sizes), strict=True):
+        float_pieces, counter_pieces, owed = self._copy.pieces_op(*sizes)
+        if self._owed is not None:
+            with tf.device(self._owed.device):
+                self._owed.assign(tf.concat(owed, 0))
+        for indices, of_kind in zip(kinds, (float_pieces, counter_pieces), strict=True):
             for i, pieces in zip(indices, of_kind, strict=True):
                 with tf.device(self._natives[i].device):
                     value = tf.concat(pieces, 0) if pieces else tf.zeros([0], self._dtypes[i])
@@ -332,9 +340,16 @@ class DenseReplicas(ReplicaOps):
 
     def _changed(self) -> list[int]:
         """Returns the indices of variables that other code than training has changed."""
-        return np.flatnonzero(
-            np.any(self._fingerprint != self._take_fingerprint(), axis=1)
-        ).tolist()
+        if self._fingerprint is None:
+            return []
+        differ = np.any(self._fingerprint != self._take_fingerprint(), axis=1)
+        return np.flatnonzero(differ[: len(self._natives)]).tolist()
+
+    def _owed_changed(self) -> bool:
+        """Whether other code than training has changed `owed`, such as a restored checkpoint."""
+        if self._fingerprint is None or self._owed is None:
+            return True
+        return bool(np.any(self._fingerprint[-1] != self._take_fingerprint()[-1]))
 
     def _warn_of_kept(self, changed: list[int]) -> None:
         exchanged = set(self._indices("float", "counter"))
@@ -348,11 +363,11 @@ class DenseReplicas(ReplicaOps):
             )
 
     def _take_fingerprint(self) -> np.ndarray:
-        """Computes a fingerprint of every variable on the servers, uint8 [variables, 8]."""
+        """Computes a fingerprint of every variable and of `owed`, uint8 [variables, 8]."""
 
         def fingerprint() -> tf.Tensor:
             parts = []
-            for native in self._natives:
+            for native in [*self._natives, *([] if self._owed is None else [self._owed])]:
                 with tf.device(native.device):
                     value = tf.reshape(native.read_value(), [1, -1])
                     # The op Fingerprint rejects empty rows.

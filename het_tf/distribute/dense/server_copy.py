@@ -78,64 +78,65 @@ class DenseCopy:
     def _unpack(self, message: tf.Tensor) -> Sequence[tf.Tensor]:
         return ops.unpack_frames(message, n=self.phases) if self.phases > 1 else [message]
 
-    def pieces_op(self, sizes: Sequence[Sequence[int]]) -> list[list[list[tf.Tensor]]]:
+    def pieces_op(
+        self, floats: Sequence[int], counters: Sequence[int]
+    ) -> tuple[list[list[tf.Tensor]], list[list[tf.Tensor]], list[tf.Tensor]]:
         """Reads the exchanged values and splits them into variables.
 
         Args:
-          sizes: numbers of elements: of every float variable, and of every counter variable.
+          floats: numbers of elements of the float variables.
+          counters: numbers of elements of the counter variables.
 
         Returns:
-          The pieces of every variable, by kind and variable. Each piece is on its server.
+          The pieces of every float variable, of every counter variable, and of the vector `owed` of
+          `set`. Each piece is on its server.
         """
         states = []
         for shard, device in self._shards():
             with tf.device(device):
                 states.append(ops.dense_get(self._handle_op(shard)))
-        kinds = []
-        for number, of_kind in enumerate(sizes):
-            parts = [state[number] for state in states]
-            bounds = np.cumsum([0, *of_kind]).tolist()
-            ends = [_first(bounds[-1], shard + 1, len(parts)) for shard in range(len(parts))]
-            kinds.append(
-                [_slices(parts, ends, begin, end) for begin, end in itertools.pairwise(bounds)]
-            )
-        return kinds
+        return (
+            _pieces([state.floats for state in states], floats),
+            _pieces([state.counters for state in states], counters),
+            [state.owed for state in states],
+        )
 
     # Eager methods.
 
     def set(
         self,
         floats: np.ndarray,
+        owed: np.ndarray,
         counters: np.ndarray,
         rest: np.ndarray,
-        num_trainable: int,
-        weights: tuple[float, float],
+        steps: int,
+        workers: int,
     ) -> None:
         """Creates or replaces the shards.
 
         Args:
           floats: float32 [n], trained floats first.
+          owed: float32 [number of trained floats], contributions that `floats` do not hold yet.
           counters: int64 [n].
           rest: uint8 [bytes], initial values of variables of which every worker has its own.
-          num_trainable: number of trained floats.
-          weights: factors of contributions, to trained floats and to other floats.
+          steps: number of steps of all workers so far. Young networks are exchanged more often.
+          workers: number of workers that make the next steps.
         """
         for call in self._freeing:  # A late `destroy` would free the new shards.
             with contextlib.suppress(tf.errors.OpError):
                 call.result()
         self._freeing = []
         for shard, device in self._shards():
-            own_floats = self._part(floats, shard)
-            first = _first(floats.size, shard, self.num_shards)
+            first, last = (_first(floats.size, at, self.num_shards) for at in (shard, shard + 1))
             with tf.device(device):
                 ops.dense_set(
                     self._handle_op(shard),
-                    own_floats,
+                    floats[first:last],
+                    owed[first:last],
                     self._part(counters, shard),
                     self._part(rest, shard),
-                    num_first=int(np.clip(num_trainable - first, 0, own_floats.size)),
-                    first_weight=weights[0],
-                    second_weight=weights[1],
+                    tf.constant(steps, tf.int64),
+                    num_workers=workers,
                 )
 
     def destroy(self) -> None:
@@ -172,6 +173,13 @@ def _pack(frames: Sequence[tf.Tensor]) -> tf.Tensor:
 def _first(n: int, shard: int, shards: int) -> int:
     """Returns the first element of a shard, as FirstOfShard in ops/core/dense/replica.h."""
     return n // shards * shard + n % shards * shard // shards
+
+
+def _pieces(parts: Sequence[tf.Tensor], sizes: Sequence[int]) -> list[list[tf.Tensor]]:
+    """Splits a vector in parts on several devices into the pieces of variables of given sizes."""
+    bounds = np.cumsum([0, *sizes]).tolist()
+    ends = [_first(bounds[-1], shard + 1, len(parts)) for shard in range(len(parts))]
+    return [_slices(parts, ends, begin, end) for begin, end in itertools.pairwise(bounds)]
 
 
 def _slices(

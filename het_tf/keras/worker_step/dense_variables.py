@@ -151,7 +151,8 @@ class DenseVariables:
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
         counts = [(own, variable.value) for variable, own in self._counts]
         constraints = [variable.constraint for variable in trainable]
-        variables: list[Any] = [*natives, constraints, counts]
+        owed = _owed_of(model, strategy, trainable) if self.trains else None
+        variables: list[Any] = [*natives, owed, constraints, counts]
         self.replicas = DenseReplicas(strategy, *variables)
 
     def begin_counts(self) -> list[StepCount]:
@@ -186,6 +187,22 @@ class DenseVariables:
             for i, setting in enumerate(settings):
                 values.append((setting, tf.cast(packed[i], setting.dtype)))
         return values
+
+
+def _owed_of(
+    model: keras.Model, strategy: HetParameterServerStrategy, trainable: list[keras.Variable]
+) -> tf.Variable:
+    """Returns the variable of contributions that the trained variables do not hold yet.
+
+    The variable is an attribute of the model, so that a `tf.train.Checkpoint` of the model has it.
+    """
+    size = sum(variable.value.shape.num_elements() for variable in trainable)
+    owed = getattr(model, "dense_owed", None)
+    if owed is None or owed.shape != [size]:
+        with strategy.scope():
+            owed = tf.Variable(tf.zeros([size]), trainable=False, name="dense_owed")
+        model.dense_owed = owed
+    return owed
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:

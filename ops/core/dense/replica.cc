@@ -11,6 +11,11 @@
 namespace het_tf {
 namespace {
 
+// Servers spread what N workers push over N pushes of each (shares.h). A young network moves fast,
+// so that for a fifth of its steps it has what was trained: an interval is at most one step for so
+// many steps of a worker, times N.
+constexpr int64_t kStepsPerStepOfInterval = 5;
+
 // Calls visit(data, position, n) for the parts of arrays that lie in [first, last) of them all.
 template <typename T, typename Visit>
 void ForEachPart(const std::vector<Replica::Array<T>>& arrays, int64_t first, int64_t last,
@@ -94,9 +99,16 @@ int64_t Replica::Unmerged() const {
   return unmerged;
 }
 
-int64_t Replica::DueSteps(const Shard& shard, bool aligned) const {
+int64_t Replica::Interval(const Shard& shard) const {
   // Half of what may be unsent travels while the other half is made.
-  const int64_t due = (config_.staleness + 1) / 2;
+  const int64_t longest = std::max<int64_t>(1, (config_.staleness + 1) / 2);
+  if (config_.num_workers == 1 || config_.num_floats == 0) return longest;
+  const int64_t steps = shard.clock / config_.num_workers;
+  return std::clamp<int64_t>(steps / (kStepsPerStepOfInterval * config_.num_workers), 1, longest);
+}
+
+int64_t Replica::DueSteps(const Shard& shard, bool aligned) const {
+  const int64_t due = Interval(shard);
   const int64_t phase = (&shard - shards_.data()) % config_.num_phases;
   return std::max<int64_t>(1, due - (aligned ? due * phase / config_.num_phases : 0));
 }
@@ -170,9 +182,9 @@ void Replica::Cut(const Variables& variables, bool whole, Shard* shard) {
   push.memory = std::shared_ptr<const char>(memory, bytes);
   push.bytes = bytes;
   push.size = size;
-  const uint64_t flags = half ? kDenseHalf : 0;
-  DensePushWriter writer(bytes, {push.sequence, shard->pending, flags}, shard->num_floats(),
-                         num_counters);
+  DensePushHeader header = {push.sequence, shard->pending, half ? kDenseHalf : 0u,
+                            static_cast<uint32_t>(Interval(*shard))};
+  DensePushWriter writer(bytes, header, shard->num_floats(), num_counters);
   const auto write = [&](const float* values, int64_t f, int64_t n) HET_REQUIRES(mutex_) {
     // Moved by what is sent, so that what rounding takes off is sent later.
     for (int64_t i = 0; i < n; ++i) {
@@ -241,7 +253,8 @@ bool Replica::IsDue(const Shard& shard) const {
 
 bool Replica::AnyIsUrgent() const {
   const auto is_urgent = [this](const Shard& shard) HET_REQUIRES(mutex_) {
-    const int64_t time = config_.staleness - DueSteps(shard, false);
+    const int64_t interval = Interval(shard);
+    const int64_t time = std::min(config_.staleness, 2 * interval) - interval;
     return !shard.open && IsDue(shard) && (IsStale(shard) || 2 * shard.pending >= time);
   };
   return std::any_of(shards_.begin(), shards_.end(), is_urgent);

@@ -45,7 +45,7 @@ inline constexpr std::array<const char*, Counters<ReplicaCounter>::kSize> kRepli
     "steps", "steps_sent", "steps_lost", "pushes", "values", "bytes_up", "bytes_down", "pending"};
 
 struct ReplicaConfig {
-  int64_t num_floats = 0;    // exchanged, each added or averaged
+  int64_t num_floats = 0;    // exchanged; how they are merged is the servers' affair
   int64_t num_counters = 0;  // exchanged, added
   int64_t rest_bytes = 0;    // of what every worker has for itself
   int num_shards = 1;        // each a part of the numbers, with a link of its own
@@ -185,6 +185,8 @@ class Replica : public std::enable_shared_from_this<Replica> {
 
   Status CheckVariables(const Variables& variables) const;
   void TakeOver(const Variables& variables, Shard* shard) HET_REQUIRES(mutex_);
+  // Steps between two pushes to a shard. With other workers it grows with the steps that were made.
+  int64_t Interval(const Shard& shard) const;
   // How many steps a shard's next push is to hold: fewer after it has been in step with the others
   // (aligned), so that it gets out of it.
   int64_t DueSteps(const Shard& shard, bool aligned) const HET_REQUIRES(mutex_);

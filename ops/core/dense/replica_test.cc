@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <thread>
 
 #include "ops/core/dense/shard.h"
@@ -39,9 +41,12 @@ class System {
     float value(size_t f) const { return f < a.size() ? a[f] : b[f - a.size()]; }
   };
 
-  System(int num_workers, int num_shards, int64_t staleness, bool average, bool half = false,
-         int64_t num_floats = 37, int num_phases = 1)
-      : num_floats_(num_floats) {
+  // Of a network that is not young any more: the intervals between two pushes are the longest.
+  static constexpr int64_t kOld = int64_t{1} << 40;
+
+  System(int num_workers, int num_shards, int64_t staleness, bool spreads, bool half = false,
+         int64_t num_floats = 37, int num_phases = 1, int64_t clock = kOld)
+      : num_floats_(num_floats), clock_(clock) {
     config_.num_floats = num_floats;
     config_.num_counters = 1;
     config_.rest_bytes = 5 * sizeof(float);
@@ -50,7 +55,8 @@ class System {
     config_.num_workers = num_workers;
     config_.staleness = staleness;
     config_.half = half;
-    weight_ = average ? 1.0f / num_workers : 1.0f;
+    // Shards that know of one worker merge all of a contribution at once.
+    workers_of_shards_ = spreads ? num_workers : 1;
     for (int s = 0; s < num_shards; ++s) shards_.push_back(std::make_unique<DenseShard>());
     start_.resize(num_floats);
     for (int64_t f = 0; f < num_floats; ++f) start_[f] = static_cast<float>(f);
@@ -70,8 +76,9 @@ class System {
       std::vector<float> slots = {1, 2, 3, 4, 5};
       const char* bytes = reinterpret_cast<char*>(slots.data());
       state.rest.assign(bytes + part(20, s), bytes + part(20, s + 1));
-      const auto n = static_cast<int64_t>(state.floats.size());
-      ASSERT_OK(shards_[s]->Set(std::move(state), n, weight_, 1));
+      state.owed.resize(state.floats.size());
+      state.clock = clock_;
+      ASSERT_OK(shards_[s]->Set(std::move(state), workers_of_shards_));
     }
   }
 
@@ -162,18 +169,22 @@ class System {
       steps = 0;
     }
   }
-  std::vector<float> Values(std::vector<int64_t>* counters = nullptr) {
+  std::vector<float> Values(std::vector<int64_t>* counters = nullptr,
+                            std::vector<float>* owed = nullptr) {
     std::vector<float> values;
+    const auto append = [](const auto& from, auto* to) {
+      if (to != nullptr) to->insert(to->end(), from.begin(), from.end());
+    };
     for (const auto& shard : shards_) {
-      std::vector<float> floats;
-      std::vector<int64_t> counted;
-      shard->Get(&floats, &counted);
-      values.insert(values.end(), floats.begin(), floats.end());
-      if (counters != nullptr) counters->insert(counters->end(), counted.begin(), counted.end());
+      const DenseShard::State state = shard->Get();
+      append(state.floats, &values);
+      append(state.counters, counters);
+      append(state.owed, owed);
     }
     return values;
   }
-  int64_t clock(int shard) const { return shards_[shard]->clock(); }
+  // Steps merged here.
+  int64_t clock(int shard) const { return shards_[shard]->clock() - clock_; }
   const std::vector<float>& start() const { return start_; }
   Worker& operator[](size_t w) { return *workers_[w]; }
   size_t num_workers() const { return workers_.size(); }
@@ -181,9 +192,9 @@ class System {
   DenseShard& shard(int s) { return *shards_[s]; }
 
  private:
-  const int64_t num_floats_;
+  const int64_t num_floats_, clock_;
   ReplicaConfig config_;
-  float weight_;
+  int workers_of_shards_;
   std::vector<float> start_;
   std::vector<std::unique_ptr<DenseShard>> shards_;
   std::vector<std::unique_ptr<Worker>> workers_;
@@ -252,18 +263,75 @@ TEST(ReplicaTest, AStalenessOfZeroReadsAndWritesEveryStep) {
   }
 }
 
-TEST(ReplicaTest, AverageOfTwo) {
+TEST(ReplicaTest, AContributionOfTwoWorkersCountsInFullButNotAtOnce) {
   System system(2, 2, 4, true);
   for (int w = 0; w < 2; ++w) system.Begin(&system[w], 0);
   for (int w = 0; w < 2; ++w) {
     system.Add(&system[w], w == 0 ? 2 : 6);
-    system.Flush(&system[w], 1);
+    system.Add(&system[w], 0);
+    system.Flush(&system[w], 2);
   }
+  // Half at once; of what is owed so much that half would be left after a push of each.
+  const double left = std::sqrt(0.5);
+  const double first = 1 * left, second = (first + 3) * left;
   std::vector<int64_t> counters;
-  EXPECT_EQ(system.Values(&counters)[3], 3 + (2 + 6) / 2.0);
-  EXPECT_EQ(counters, std::vector<int64_t>{2}) << "counters add";
-  EXPECT_EQ(system[1].value(3), 3 + 4) << "it was told";
-  EXPECT_EQ(system[0].value(3), 3 + 1) << "it was told before the other one";
+  std::vector<float> owed;
+  const float value = system.Values(&counters, &owed)[3];
+  EXPECT_NEAR(owed[3], second, 1e-6);
+  EXPECT_NEAR(value, 3 + 2 + 6 - second, 1e-6);
+  EXPECT_EQ(counters, std::vector<int64_t>{4}) << "counters add";
+  EXPECT_EQ(system[1].value(3), value) << "it was told";
+  EXPECT_NEAR(system[0].value(3), 3 + 2 - first, 1e-6) << "it was told before the other one";
+}
+
+TEST(ReplicaTest, WhatIsOwedComesWithTheStepsThatFollow) {
+  System system(4, 1, 8, true);
+  for (int w = 0; w < 4; ++w) system.Begin(&system[w], 0);
+  for (int w = 0; w < 4; ++w) {
+    for (int step = 0; step < 4; ++step) system.Add(&system[w], 100);
+    system.Flush(&system[w], 4);
+  }
+  for (int round = 0; round < 80; ++round) {
+    std::vector<float> owed;
+    const float value = system.Values(nullptr, &owed)[0];
+    ASSERT_NEAR(value + owed[0], 1600, 0.01);
+    // Nobody pushes more often than others, and a flush in the middle of an interval hurries
+    // nothing: it is the steps that count.
+    ASSERT_NEAR(owed[0], owed[36], 0.01);
+    const int w = round % 4;
+    for (int part = 0; part < (round < 40 ? 1 : 4); ++part) {
+      system.Add(&system[w], 0);
+      system.Flush(&system[w], round < 40 ? 4 : 1);
+    }
+  }
+  std::vector<float> owed;
+  system.Values(nullptr, &owed);
+  // After a push of every worker three quarters are left.
+  const double at_first =
+      300 * (std::pow(0.75, 0.25) + std::pow(0.75, 0.5) + std::pow(0.75, 0.75) + 0.75);
+  EXPECT_NEAR(owed[0], at_first * std::pow(0.75, 20), 0.01);
+}
+
+TEST(ReplicaTest, IntervalsGrowWithTheStepsThatWereMade) {
+  System system(2, 1, 8, true, false, 37, 1, 0);
+  for (int w = 0; w < 2; ++w) system.Begin(&system[w], 0);
+  std::vector<int> pushed;  // after so many steps of each
+  for (int step = 1; step <= 60; ++step) {
+    for (int w = 0; w < 2; ++w) {
+      system.Add(&system[w], 1);
+      system.Settle(&system[w], 1, true);
+      System::Call call = system.Ask(&system[w]);
+      if (w == 0 && !call.requests[0].empty()) pushed.push_back(step);
+      ASSERT_OK(system.Serve(&call, 0));
+      ASSERT_OK(system.Answer(&system[w], &call));
+    }
+  }
+  // A tenth of the steps may be unsent, and half of 8 at most.
+  std::vector<int> intervals(pushed.size());
+  std::adjacent_difference(pushed.begin(), pushed.end(), intervals.begin());
+  for (size_t i = 0; i < pushed.size(); ++i) EXPECT_LE(intervals[i], std::max(1, pushed[i] / 10));
+  EXPECT_TRUE(std::is_sorted(intervals.begin(), intervals.end()));
+  EXPECT_EQ(intervals.back(), 4);
 }
 
 TEST(ReplicaTest, AskingCostsAHeaderAndTellsThatTooMuchIsMissed) {
@@ -415,7 +483,7 @@ TEST(ReplicaTest, ANewStateReplacesTheOld) {
 struct Case {
   int workers, shards;
   int64_t staleness;
-  bool average, half;
+  bool spreads, half;
 };
 
 class ReplicaScheduleTest : public ::testing::TestWithParam<Case> {};
@@ -424,7 +492,7 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
   const Case p = GetParam();
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     Random random(seed);
-    System system(p.workers, p.shards, p.staleness, p.average, p.half, 37,
+    System system(p.workers, p.shards, p.staleness, p.spreads, p.half, 37,
                   seed % 4 < 2 ? 1 : p.shards);
     std::vector<System::Call> under_way(p.workers), asked(p.workers);
     std::vector<int64_t> made(p.workers), ready(p.workers, 1);
@@ -435,7 +503,7 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
       for (auto& shards : *each) shards.resize(p.shards);
     }
     // Where every step adds 1, a replica's values say how many it has.
-    const bool counts = !p.average && !p.half && seed % 2 == 0;
+    const bool counts = !p.spreads && !p.half && seed % 2 == 0;
     int64_t most_missed = 0;
     double sum = 0;
     for (int w = 0; w < p.workers; ++w) system.Begin(&system[w], 0);
@@ -508,13 +576,14 @@ TEST_P(ReplicaScheduleTest, EveryStepCountsOnceAndNoReplicaMissesMoreThanItMay) 
     }
     for (int w = 0; w < p.workers; ++w) system.Flush(&system[w], 0);
     std::vector<int64_t> counters;
-    const std::vector<float> values = system.Values(&counters);
+    std::vector<float> owed;
+    const std::vector<float> values = system.Values(&counters, &owed);
     int64_t steps = 0;
     for (const int64_t n : made) steps += n;
     EXPECT_EQ(counters, std::vector<int64_t>{steps});
     for (size_t f = 0; f < values.size(); ++f) {
-      const double expected = system.start()[f] + (p.average ? sum / p.workers : sum);
-      ASSERT_NEAR(values[f], expected, p.average || p.half ? 1e-6 * expected * steps : 0)
+      const double expected = system.start()[f] + sum;
+      ASSERT_NEAR(values[f] + owed[f], expected, p.spreads || p.half ? 1e-6 * expected * steps : 0)
           << "float " << f << ", seed " << seed;
     }
     // Whoever reads now has all of it.
@@ -529,9 +598,9 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int workers : {1, 2, 5, 24}) {
     for (const int64_t staleness : {0, 1, 3, 16}) {
-      for (const bool average : {false, true}) {
+      for (const bool spreads : {false, true}) {
         for (const bool half : {false, true}) {
-          cases.push_back({workers, 1 + workers % 3, staleness, average, half});
+          cases.push_back({workers, 1 + workers % 3, staleness, spreads, half});
         }
       }
     }
@@ -543,7 +612,7 @@ INSTANTIATE_TEST_SUITE_P(All, ReplicaScheduleTest, ::testing::ValuesIn(Cases()),
                          [](const auto& info) {
                            const Case& c = info.param;
                            return StrCat(c.workers, "_workers_", c.staleness,
-                                         c.average ? "_average" : "_sum", c.half ? "_half" : "");
+                                         c.spreads ? "_spread" : "_at_once", c.half ? "_half" : "");
                          });
 
 TEST(ReplicaTest, ShardsOfAServerAreDueAtStepsOfTheirOwn) {
@@ -623,8 +692,8 @@ TEST(ReplicaTest, ReplicasThatRoundComeToTheSame) {
     system.Exchange(&worker);
   }
   for (auto w : {0, 1, 2}) system.Flush(&system[w], 0);
-  // What comes is the difference to what came before: less every time.
-  for (int i = 0; i < 8; ++i) {
+  // What comes is the difference to what came before: less every time, as what is owed is.
+  for (int i = 0; i < 80; ++i) {
     for (auto w : {0, 1, 2}) system.Flush(&system[w], 1);
   }
   for (auto w : {0, 1, 2}) EXPECT_NEAR(system[w].value(4), system.Values()[4], 1e-5);
@@ -700,6 +769,10 @@ TEST(DenseShardTest, AMalformedRequestChangesNothing) {
   auto* push = reinterpret_cast<DensePushHeader*>(header + 1);
   push->flags = 2;
   EXPECT_TRUE(refused(good.size() * 8, "push 0 of a dense request has unknown flags 2"));
+  push->flags = 0;
+  push->interval = 0;
+  EXPECT_TRUE(refused(good.size() * 8, "interval 0"));
+  push->interval = 1;
   push->flags = kDenseHalf;
   EXPECT_TRUE(refused(good.size() * 8, "not what its header announces"));
   header->num_pushes = 0;
@@ -720,9 +793,13 @@ TEST(DenseShardTest, WhatWasNotSetIsNotThere) {
       empty.Sync(reinterpret_cast<char*>(call.requests[0].data()), call.requests[0].size() * 8,
                  SerialFor, [](size_t) -> char* { return nullptr; }),
       "not set");
-  EXPECT_REFUSED(empty.Set({}, 1, 1, 1), "num_first = 1");
-  EXPECT_REFUSED(empty.Set({}, 0, 1, 0), "weight = 0");
-  EXPECT_REFUSED(empty.Set({}, 0, NAN, 1), "weight = nan");
+  DenseShard::State state;
+  state.owed.resize(1);
+  EXPECT_REFUSED(empty.Set(state, 1), "owed holds 1 numbers");
+  EXPECT_REFUSED(empty.Set({}, 0), "num_workers = 0");
+  state.owed.clear();
+  state.clock = -1;
+  EXPECT_REFUSED(empty.Set(state, 1), "clock = -1");
 }
 
 TEST(ReplicaTest, WrongRepliesChangeNothing) {

@@ -1,7 +1,6 @@
 #include "ops/core/dense/shard.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -14,28 +13,33 @@ namespace {
 // Cycles that merging or copying a block takes.
 constexpr int64_t kBlockCost = 1 << 14;
 
+// Copies the part of a block that a vector has.
+void CopyBlock(const std::vector<float>& from, int64_t begin, int64_t end, std::vector<float>* to) {
+  const auto size = static_cast<int64_t>(from.size());
+  std::copy(from.begin() + std::min(begin, size), from.begin() + std::min(end, size),
+            to->begin() + std::min(begin, size));
+}
+
 }  // namespace
 
 int64_t DenseShard::num_blocks() const {
   return (static_cast<int64_t>(state_.floats.size()) + kBlock - 1) / kBlock;
 }
 
-Status DenseShard::Set(State state, int64_t num_first, float first_weight, float second_weight) {
-  if (num_first < 0 || num_first > static_cast<int64_t>(state.floats.size())) {
-    return InvalidArgument("num_first = ", num_first, " must be in [0, ", state.floats.size(), "]");
+Status DenseShard::Set(State state, int num_workers) {
+  if (state.owed.size() > state.floats.size()) {
+    return InvalidArgument("owed holds ", state.owed.size(), " numbers, more than the ",
+                           state.floats.size(), " floats");
   }
-  for (const float weight : {first_weight, second_weight}) {
-    if (!(weight > 0 && weight <= 1)) {
-      return InvalidArgument("weight = ", weight, " must be in (0, 1]");
-    }
+  if (num_workers < 1) return InvalidArgument("num_workers = ", num_workers, " must be positive");
+  if (state.clock < 0 || state.clock > kMaxClock) {
+    return InvalidArgument("clock = ", state.clock, " must be in [0, ", kMaxClock, "]");
   }
   const WriterLock contents(&contents_);
   state_ = std::move(state);
-  num_first_ = num_first;
-  first_weight_ = first_weight;
-  second_weight_ = second_weight;
+  num_workers_ = num_workers;
   locks_ = std::make_unique<Mutex[]>(num_blocks() + 1);
-  clock_ = 0;
+  clock_ = state_.clock;
   incarnation_ = RandomId();
   sessions_.Clear();
   MutexLock lock(&sent_mutex_);
@@ -43,17 +47,21 @@ Status DenseShard::Set(State state, int64_t num_first, float first_weight, float
   return Status();
 }
 
-void DenseShard::Get(std::vector<float>* floats, std::vector<int64_t>* counters) const {
+DenseShard::State DenseShard::Get() const {
   const ReaderLock contents(&contents_);
-  floats->resize(state_.floats.size());
+  State state;
+  state.clock = clock_.load();
+  state.floats.resize(state_.floats.size());
+  state.owed.resize(state_.owed.size());
   for (int64_t b = 0; b < num_blocks(); ++b) {
     MutexLock lock(&locks_[b]);
-    const size_t first = b * kBlock, last = std::min(first + kBlock, floats->size());
-    std::copy(&state_.floats[first], &state_.floats[0] + last, &(*floats)[first]);
+    CopyBlock(state_.floats, b * kBlock, (b + 1) * kBlock, &state.floats);
+    CopyBlock(state_.owed, b * kBlock, (b + 1) * kBlock, &state.owed);
   }
-  if (incarnation_ == 0) return;
+  if (incarnation_ == 0) return state;
   MutexLock lock(&locks_[num_blocks()]);
-  *counters = state_.counters;
+  state.counters = state_.counters;
+  return state;
 }
 
 uint64_t DenseShard::incarnation() const {
@@ -63,8 +71,8 @@ uint64_t DenseShard::incarnation() const {
 
 int64_t DenseShard::memory_bytes() const {
   const ReaderLock contents(&contents_);
-  return state_.floats.size() * sizeof(float) + state_.counters.size() * sizeof(int64_t) +
-         state_.rest.size();
+  return (state_.floats.size() + state_.owed.size()) * sizeof(float) +
+         state_.counters.size() * sizeof(int64_t) + state_.rest.size();
 }
 
 Status DenseShard::CheckShape(const DenseRequestHeader& request) const {
@@ -81,23 +89,15 @@ Status DenseShard::CheckShape(const DenseRequestHeader& request) const {
 }
 
 void DenseShard::Merge(const DensePushView& push, const ParallelFor& parallel_for) {
-  const auto num_floats = static_cast<int64_t>(state_.floats.size());
+  const DenseShares shares = SharesOf(push.steps, push.interval, num_workers_);
   const auto merge_blocks = [&](int64_t first, int64_t last) HET_REQUIRES_SHARED(contents_) {
     for (int64_t b = first; b < last; ++b) {
       MutexLock lock(&locks_[b]);
-      const int64_t end = std::min((b + 1) * kBlock, num_floats);
-      const int64_t middle = std::min(std::max(num_first_, b * kBlock), end);
-      float* values = state_.floats.data();
-      const auto merge = [&](int64_t from, int64_t to, float weight) {
-        if (push.contributions.half()) {
-          for (int64_t i = from; i < to; ++i) values[i] += weight * push.contributions[i];
-        } else {
-          const float* floats = push.contributions.floats();
-          for (int64_t i = from; i < to; ++i) values[i] += weight * floats[i];
-        }
-      };
-      merge(b * kBlock, middle, first_weight_);
-      merge(middle, end, second_weight_);
+      if (push.contributions.half()) {
+        MergeBlock(push.contributions, shares, b);
+      } else {
+        MergeBlock(push.contributions.floats(), shares, b);
+      }
     }
   };
   parallel_for(num_blocks(), kBlockCost, merge_blocks);
@@ -112,6 +112,32 @@ void DenseShard::Merge(const DensePushView& push, const ParallelFor& parallel_fo
   int64_t clock = clock_.load();
   while (!clock_.compare_exchange_weak(clock, Advance(clock, push.steps))) {
   }
+}
+
+template <typename Contributions>
+void DenseShard::MergeBlock(const Contributions& contributions, const DenseShares& shares,
+                            int64_t b) {
+  const int64_t end = std::min((b + 1) * kBlock, static_cast<int64_t>(state_.floats.size()));
+  const int64_t trained = std::clamp(num_trained(), b * kBlock, end);
+  float* __restrict values = state_.floats.data();
+  float* __restrict owed = state_.owed.data();
+  // Where nothing is ever owed, a sum of its own, so that it is rounded as one.
+  if (shares.at_once == 1 && shares.of_owed == 1) {
+    for (int64_t i = b * kBlock; i < trained; ++i) {
+      values[i] += owed[i] + contributions[i];
+      owed[i] = 0;
+    }
+  } else {
+    for (int64_t i = b * kBlock; i < trained; ++i) {
+      const float at_once = shares.at_once * contributions[i];
+      const float rest = owed[i] + (contributions[i] - at_once);
+      const float merged = shares.of_owed * rest;
+      owed[i] = rest - merged;
+      values[i] += at_once + merged;
+    }
+  }
+  const float average = 1.0f / static_cast<float>(num_workers_);
+  for (int64_t i = trained; i < end; ++i) values[i] += average * contributions[i];
 }
 
 DenseShard::Sent* DenseShard::SentOf(uint64_t session) {
@@ -166,14 +192,13 @@ Status DenseShard::Sync(const char* bytes, size_t size, const ParallelFor& paral
       request.header.incarnation != incarnation_ || request.header.session != session->number;
   const bool restarted = starts && request.header.incarnation != 0;
   int64_t own_steps = 0;
-  bool weighted = false;
+  bool merged = false;
   for (const DensePushView& push : request.pushes) {
     if (starts || push.sequence != session->sequence + 1) continue;
     Merge(push, parallel_for);
     session->sequence = push.sequence;
     own_steps += push.steps;
-    weighted |= (num_first_ > 0 && first_weight_ != 1) ||
-                (num_first_ < static_cast<int64_t>(state_.floats.size()) && second_weight_ != 1);
+    merged = true;
   }
 
   DenseReplyHeader reply;
@@ -186,8 +211,8 @@ Status DenseShard::Sync(const char* bytes, size_t size, const ParallelFor& paral
   const int64_t missed = reply.clock - request.header.clock - own_steps;
   const bool stale = request.header.read_bound != kUnbounded && missed > request.header.read_bound;
   const bool asks = (request.header.flags & kDenseAsk) != 0;
-  // What counted for less here than there must be taken back there.
-  if (!asks && (starts || stale || weighted)) reply.flags |= kDenseValues;
+  // With others, a contribution does not count here, at once, as it did there.
+  if (!asks && (starts || stale || (merged && num_workers_ > 1))) reply.flags |= kDenseValues;
   if (restarted) reply.flags |= kDenseRestarted;
   if (starts && !asks) {
     reply.flags |= kDenseRest;

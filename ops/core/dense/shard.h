@@ -1,8 +1,11 @@
 // A server's part of the dense variables: what the replicas on the workers have in common
 // (docs/protocol.md, 8).
 //
-// Replicas send contributions: what a number of their steps added. Each is merged exactly once,
-// with a weight, and advances the clock by its steps.
+// Replicas send contributions: what a number of their steps added. Each is merged exactly once, and
+// advances the clock by its steps. Contributions to trained floats count in full, but not at once:
+// those of several workers begin at the same values, and all of them together would go too far. A
+// share is merged when it comes, the rest is owed, and a share of what is owed is merged with every
+// push. Contributions to other floats are averaged.
 
 #ifndef HET_TF_OPS_CORE_DENSE_SHARD_H_
 #define HET_TF_OPS_CORE_DENSE_SHARD_H_
@@ -14,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ops/core/dense/shares.h"
 #include "ops/core/link/sessions.h"
 #include "ops/core/mutex.h"
 #include "ops/core/parallel.h"
@@ -27,17 +31,19 @@ namespace het_tf {
 class DenseShard {
  public:
   struct State {
-    std::vector<float> floats;      // merged with a weight
+    std::vector<float> floats;      // the trained ones first
+    std::vector<float> owed;        // (trained floats): contributions that are not in them yet
     std::vector<int64_t> counters;  // merged whole
     std::vector<char> rest;         // for replicas that start; nothing is merged into it
+    int64_t clock = 0;              // steps that they hold
   };
 
-  // Replaces everything; replicas start anew from it. weight(f): how much of a contribution to
-  // floats [0, num_first) counts is first_weight, to the others second_weight.
-  Status Set(State state, int64_t num_first, float first_weight, float second_weight);
+  // Replaces everything; replicas start anew from it. num_workers: that make steps from now on.
+  Status Set(State state, int num_workers);
 
-  // Copies the floats and counters, each with all merges of some moment of the call.
-  void Get(std::vector<float>* floats, std::vector<int64_t>* counters) const;
+  // Copies everything but the rest; floats with what is owed to them, and counters, each with all
+  // merges of some moment of the call.
+  State Get() const;
 
   // Answers a replica: merges what it pushes, then sends the values if it lacks more steps of
   // others than it may. allocate(bytes) provides the memory of the reply, aligned to 8, once, if
@@ -47,7 +53,7 @@ class DenseShard {
 
   // Of what Set made last. 0: it was not called yet.
   uint64_t incarnation() const;
-  // Steps merged since Set.
+  // Steps merged, those that Set said included.
   int64_t clock() const { return clock_.load(); }
   int64_t memory_bytes() const;
 
@@ -62,11 +68,15 @@ class DenseShard {
   };
 
   int64_t num_blocks() const HET_REQUIRES_SHARED(contents_);
-  float weight(int64_t f) const HET_REQUIRES_SHARED(contents_) {
-    return f < num_first_ ? first_weight_ : second_weight_;
-  }
   Status CheckShape(const DenseRequestHeader& request) const HET_REQUIRES_SHARED(contents_);
+  int64_t num_trained() const HET_REQUIRES_SHARED(contents_) {
+    return static_cast<int64_t>(state_.owed.size());
+  }
   void Merge(const DensePushView& push, const ParallelFor& parallel_for)
+      HET_REQUIRES_SHARED(contents_);
+  // contributions: what has an operator [], of all floats.
+  template <typename Contributions>
+  void MergeBlock(const Contributions& contributions, const DenseShares& shares, int64_t b)
       HET_REQUIRES_SHARED(contents_);
   void WriteValues(const DenseReplyHeader& header, Sent* sent, const ParallelFor& parallel_for,
                    char* counters) const HET_REQUIRES_SHARED(contents_);
@@ -77,9 +87,7 @@ class DenseShard {
   uint64_t incarnation_ HET_GUARDED_BY(contents_) = 0;  // 0: nothing was set yet
   // Where contents_ is shared, each block under its own lock.
   State state_ HET_GUARDED_BY(contents_);
-  int64_t num_first_ HET_GUARDED_BY(contents_) = 0;
-  float first_weight_ HET_GUARDED_BY(contents_) = 1;
-  float second_weight_ HET_GUARDED_BY(contents_) = 1;
+  int num_workers_ HET_GUARDED_BY(contents_) = 1;
   // (num_blocks() + 1), the last one of the counters.
   mutable std::unique_ptr<Mutex[]> locks_ HET_GUARDED_BY(contents_);
   std::atomic<int64_t> clock_{0};

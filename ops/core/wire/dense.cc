@@ -59,7 +59,7 @@ DensePushView ViewDensePush(const char* bytes, uint32_t num_counters) {
   std::memcpy(&header, bytes, sizeof(header));
   const auto* counters = reinterpret_cast<const int64_t*>(bytes + sizeof(header));
   return {
-      header.sequence, header.steps, counters,
+      header.sequence, header.steps, header.interval, counters,
       Numbers(reinterpret_cast<const char*>(counters + num_counters), header.flags & kDenseHalf)};
 }
 
@@ -85,7 +85,7 @@ Status DenseRequestView::Parse(const char* bytes, size_t size, DenseRequestView*
   for (uint32_t p = 0; p < header->num_pushes; ++p) {
     const auto* push = cursor.Take<DensePushHeader>(1);
     if (push == nullptr) return WrongSize("dense request", size);
-    if ((push->flags & ~uint64_t{kDenseHalf}) != 0) {
+    if ((push->flags & ~uint32_t{kDenseHalf}) != 0) {
       return InvalidArgument("push ", p, " of a dense request has unknown flags ", push->flags);
     }
     const bool half = push->flags & kDenseHalf;
@@ -94,9 +94,10 @@ Status DenseRequestView::Parse(const char* bytes, size_t size, DenseRequestView*
     if (cursor.Take(rest, 1) == nullptr) return WrongSize("dense request", size);
     const DensePushView read =
         ViewDensePush(reinterpret_cast<const char*>(push), header->num_counters);
-    if (read.sequence <= last || read.steps < 0 || read.steps > kMaxSteps) {
+    if (read.sequence <= last || read.steps < 0 || read.steps > kMaxSteps || read.interval < 1) {
       return InvalidArgument("push ", p, " of a dense request has sequence ", read.sequence,
-                             " after ", last, " and ", read.steps, " steps");
+                             " after ", last, ", ", read.steps, " steps and interval ",
+                             read.interval);
     }
     last = read.sequence;
     view->pushes.push_back(read);

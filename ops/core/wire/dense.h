@@ -28,7 +28,7 @@ namespace het_tf {
 
 inline constexpr uint32_t kDenseRequestMagic = 0x44544548;  // "HETD"
 inline constexpr uint32_t kDenseReplyMagic = 0x45544548;    // "HETE"
-inline constexpr uint16_t kDenseVersion = 2;
+inline constexpr uint16_t kDenseVersion = 3;
 
 enum DenseFlags : uint16_t {
   kDenseHalf = 1,       // numbers are bfloat16; of a request: those of the reply may be
@@ -56,7 +56,8 @@ struct DenseRequestHeader {
 struct DensePushHeader {
   uint64_t sequence;
   int64_t steps;
-  uint64_t flags;  // kDenseHalf or 0
+  uint32_t flags;     // kDenseHalf or 0
+  uint32_t interval;  // steps between two pushes to this server, as the replica goes on now
 };
 
 struct DenseReplyHeader {
@@ -129,6 +130,7 @@ class DensePushWriter {
 struct DensePushView {
   uint64_t sequence;
   int64_t steps;
+  int64_t interval;         // at least 1
   const int64_t* counters;  // (num_counters)
   Numbers contributions;    // (num_floats)
 };
