@@ -203,6 +203,7 @@ class Replicas(DenseWorkers):
             np.frombuffer(b"".join(slots), np.uint8),
             tf.constant(0, tf.int64),
             num_workers=workers,
+            total=workers**-0.5 if isinstance(optimizer, Adam) else 1.0,
         )
         self._replicas = [
             ops.replica_handle(

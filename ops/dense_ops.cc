@@ -29,17 +29,19 @@ REGISTER_OP("Het>DenseSet")
     .Input("rest: uint8")
     .Input("clock: int64")
     .Attr("num_workers: int >= 1")
+    .Attr("total: float = 1.0")
     .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 1, 1, 1, 1, 0}); })
     .Doc(R"doc(
 Replaces everything; replicas start anew from it.
 
-floats: [num_floats], the trained ones first. Contributions to trained floats count in full, though
-  not at once, to others as 1 / num_workers of themselves.
+floats: [num_floats], the trained ones first. Contributions to trained floats count `total` of
+  themselves, though not at once, to others 1 / num_workers.
 owed: [trained floats], contributions that floats do not hold yet.
 counters: [num_counters].
 rest: [bytes], which replicas that start get and nothing is merged into.
 clock: Scalar. Steps of all workers that floats and counters hold.
 num_workers: Replicas that make steps from now on.
+total: In (0, 1]. Of one worker: 1.
 )doc");
 
 REGISTER_OP("Het>DenseGet")

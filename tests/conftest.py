@@ -79,6 +79,6 @@ def strategy(
     cluster: het_tf.distribute.LocalCluster, made_before_strategy: made_before.MadeBefore
 ) -> het_tf.distribute.HetParameterServerStrategy:
     """The strategy on `cluster`."""
-    made = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+    made = het_tf.distribute.HetParameterServerStrategy(cluster.resolver, dense_staleness=None)
     _kept_alive.extend([made, made.coordinator])
     return made

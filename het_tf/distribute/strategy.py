@@ -36,6 +36,7 @@ from het_tf.runtime.validation import INT32_MAX, check_float_dtype, check_intege
 from het_tf.storage.checkpoints.manager import Manager
 from het_tf.tables.table import EmbeddingTable
 
+_DENSE_STALENESS = 64  # beyond that, a step of a wide & deep model sends few bytes less
 _POLL = 1.0  # seconds between checks of closures that waited for a lost parameter server
 
 
@@ -57,7 +58,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
         variable_partitioner: tf.distribute.experimental.partitioners.Partitioner | None = None,
         *,
-        dense_staleness: int | None = None,
+        dense_staleness: int | str | None = "auto",
         dense_wire_dtype: str = "float32",
         lost_after: float = probes.LOST_AFTER,
         back_within: float = 600.0,
@@ -69,12 +70,13 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
           cluster_resolver: resolver of the worker and ps tasks, e.g. `LocalCluster(...).resolver`
             or `tf.distribute.cluster_resolver.TFConfigClusterResolver()`.
           variable_partitioner: as in the base class. Keras 3 cannot use partitioned variables.
-          dense_staleness: None: every step reads and writes the dense variables on the parameter
-            servers. A number: `het_tf.keras.Model.fit` trains replicas of the dense variables.
-            Every worker steps on its own replica and exchanges the changes with the parameter
-            servers. The number bounds a worker's unsent steps, and the merged steps of other
-            workers that it misses. 0: every step fetches and pushes. docs/dense.md has the rule for
-            every kind of variable.
+          dense_staleness: with a number, `het_tf.keras.Model.fit` trains replicas of the dense
+            variables. Every worker steps on its own replica and exchanges the changes with the
+            parameter servers. The number bounds a worker's unsent steps, and the merged steps of
+            other workers that it misses. 0: every step fetches and pushes. None: every step reads
+            and writes the dense variables on the parameter servers. "auto": 64, or None for a model
+            with a variable that replicas have no rule for, which the log names. docs/dense.md has
+            the rule for every kind of variable.
           dense_wire_dtype: dtype of the changes in messages. "bfloat16" halves the bytes of
             "float32", and the rounding error is sent later.
           lost_after: seconds without an answer to any probe after which a task is lost. The steps
@@ -99,9 +101,12 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 "as LocalCluster(...).resolver or TFConfigClusterResolver(), not "
                 f"{cluster_resolver!r}."
             )
-        if dense_staleness is not None:
+        self.dense_is_auto = dense_staleness == "auto"
+        if self.dense_is_auto:
+            dense_staleness = _DENSE_STALENESS
+        elif dense_staleness is not None:
             dense_staleness = check_integer("dense_staleness", dense_staleness, 0, INT32_MAX)
-        self.dense_staleness = dense_staleness
+        self.dense_staleness: int | None = dense_staleness
         self.dense_wire_dtype = check_float_dtype("dense_wire_dtype", dense_wire_dtype)
         if not lost_after > 0:
             raise ValueError(f"lost_after must be positive, not {lost_after!r}")

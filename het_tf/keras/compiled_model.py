@@ -8,9 +8,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.dense.replicas import NoRuleError
 from het_tf.distribute.failures.connection import lookup_table_error
 from het_tf.keras.data.batch_structure import components_of
 from het_tf.keras.worker_step.closure import PredictClosure, StepClosure
@@ -156,8 +158,8 @@ class CompiledModel:
             check_optimizers(model, self._strategy)
             check_placement(_all_variables(model))
             check_resets_to_zero(model)
-            if self._strategy.dense_staleness is not None or has_own(model.optimizer):
-                self.dense = DenseVariables(model, self._strategy)
+            self.dense = self._dense_variables()
+            if self.dense is not None:
                 self._strategy.held.register_replicas(self.dense.replicas)
             self._is_built = True
         check_inputs(model, element_spec)
@@ -167,6 +169,17 @@ class CompiledModel:
             self._metrics = metrics
             self.sums = MetricSums(model)
             self.closures.clear()
+
+    def _dense_variables(self) -> DenseVariables | None:
+        model, strategy = self._model, self._strategy
+        if strategy.dense_staleness is not None:
+            try:
+                return DenseVariables(model, strategy, trains=True)
+            except NoRuleError as error:
+                if not strategy.dense_is_auto:
+                    raise
+                logging.warning("Every step uses the variables on the parameter servers: %s", error)
+        return DenseVariables(model, strategy, trains=False) if has_own(model.optimizer) else None
 
     def build_weights(self, element_spec: Any) -> None:
         """Builds the layers for `predict`. The model need not be compiled."""

@@ -72,6 +72,7 @@ class DenseSetOp : public DenseKernel {
  public:
   explicit DenseSetOp(OpKernelConstruction* context) : DenseKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("num_workers", &num_workers_));
+    OP_REQUIRES_OK(context, context->GetAttr("total", &total_));
   }
 
   absl::Status Compute(OpKernelContext* context, DenseShard* shard) override {
@@ -87,11 +88,12 @@ class DenseSetOp : public DenseKernel {
           StrCat("clock must be a scalar, not of shape ", clock->shape().DebugString()));
     }
     state.clock = clock->scalar<int64_t>()();
-    return ToTf(shard->Set(std::move(state), num_workers_));
+    return ToTf(shard->Set(std::move(state), num_workers_, total_));
   }
 
  private:
   int num_workers_;
+  float total_;
 };
 
 class DenseGetOp : public DenseKernel {

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import small_models as sm
 import tensorflow as tf
+from faults import Warnings
 
 import het_tf
 import het_tf.keras
@@ -241,6 +242,43 @@ def test_mixed_bfloat16(dense):
     x, y = sm.make_data(960)
     losses = model.fit(x, y, batch_size=32, epochs=3, verbose=0).history["loss"]
     assert losses[-1] < 0.8 * losses[0]
+
+
+class Seen(keras.layers.Layer):
+    """Has a state for which there is no rule."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(
+            shape=(), dtype="bool", initializer="zeros", trainable=False, name="seen"
+        )
+
+    def call(self, x):
+        self.seen.assign(True)
+        return x
+
+
+@pytest.mark.parametrize("wrong", ["weight", "state", None])
+def test_auto_leaves_variables_without_a_rule_on_the_servers(dense, monkeypatch, wrong):
+    dense.dense_staleness = 64
+    monkeypatch.setattr(dense, "dense_is_auto", True)
+    logged, stats = Warnings(), []
+    with dense.scope():
+        inputs = keras.Input((4,))
+        dtype = "float64" if wrong == "weight" else "float32"
+        layer = keras.layers.Dense(1, dtype=dtype, name="wrong")
+        hidden = Seen()(inputs) if wrong == "state" else inputs
+        model = het_tf.keras.Model(inputs, layer(hidden))
+        model.compile("sgd", "mse")
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: stats.append(dense.dense_stats())
+    )
+    losses = model.fit(
+        np.ones((32, 4)), np.ones((32, 1)), epochs=3, batch_size=2, verbose=0, callbacks=[look]
+    ).history["loss"]
+    assert losses[-1] < losses[0]
+    named = [text for text in logged.take() if "variables on the parameter servers" in text]
+    assert all(("seen" if wrong == "state" else "wrong/") in text for text in named)
+    assert bool(named) == bool(wrong) != any(stats)
 
 
 @pytest.mark.parametrize(

@@ -24,17 +24,19 @@ from het_tf.runtime.broadcast import cluster_devices, traced_by_device, visit
 from het_tf.runtime.validation import INT32_MAX
 
 
+class NoRuleError(ValueError):
+    """Replicas have no rule for a variable. The message names the variable."""
+
+
 class ReplicaStrategy(Protocol):
     """The part of the strategy's interface that replicas use.
 
     Attributes:
-      dense_staleness: bound on unsent steps and on missed steps. None: there is no exchange.
       dense_wire_dtype: dtype of contributions in messages.
       health: its `ClusterHealth`, which knows whether the task of a device is down.
       held: its `HeldUpdates`, which has the reports of replicas.
     """
 
-    dense_staleness: int | None
     dense_wire_dtype: str
     health: Any
     held: Any
@@ -54,20 +56,22 @@ class DenseReplicas(ReplicaOps):
     def __init__(
         self,
         strategy: ReplicaStrategy,
+        staleness: int | None,
         trainable: Sequence[tf.Variable],
         slots: Sequence[tf.Variable],
         least: Sequence[tf.Variable],
         seeds: Sequence[tf.Variable],
         others: Sequence[tf.Variable],
         owed: tf.Variable | None = None,
+        counts_in_full: bool = True,
         constraints: Sequence[Callable[[tf.Tensor], tf.Tensor] | None] = (),
         counts: Sequence[tuple[tf.Variable, tf.Variable]] = (),
     ):
         """Stores the variables. Creates no replica.
 
         Args:
-          strategy: has the bound and the rule for contributions. If its `dense_staleness` is None,
-            replicas exchange nothing during steps.
+          strategy: strategy of the cluster.
+          staleness: bound on unsent steps and on missed steps. None: replicas exchange nothing.
           trainable: float32 variables. Contributions are added, over several exchanges.
           slots: float32 optimizer slots. Every worker has its own, and `write_back` stores their
             mean.
@@ -78,13 +82,15 @@ class DenseReplicas(ReplicaOps):
             assigns do not change.
           owed: float32 [number of elements of `trainable`], contributions that the variables do not
             hold yet. None if there is no `trainable`.
+          counts_in_full: whether a contribution to `trainable` counts in full in the end, or as
+            1 / sqrt(workers).
           constraints: constraints of `trainable`, in the same order. `write_back` applies them.
           counts: pairs of int64 variables. The first counts a worker's own steps, and `write_back`
             stores the mean. The second is one of `others` and counts all workers' steps. If other
             code than training changes the second, the first is set to the same value.
 
         Raises:
-          ValueError: a variable has no rule. The message names the variable.
+          NoRuleError: a variable has no rule. The message names the variable.
         """
         self._strategy = strategy
         roles = {
@@ -100,11 +106,11 @@ class DenseReplicas(ReplicaOps):
         for native, role in zip(all_natives, self._roles, strict=True):
             _check(native, role)
         floats = sum(native.shape.num_elements() for native in trainable)
-        bound = strategy.dense_staleness
-        self._staleness = INT32_MAX if bound is None else bound
+        self._staleness = INT32_MAX if staleness is None else staleness
         name = f"dense/{uuid.uuid4().hex}"
         super().__init__(name, all_natives, DenseCopy(name, floats, self._staleness))
         self._owed = owed
+        self._counts_in_full = counts_in_full
         self._constraints = dict(enumerate(constraints))
         places = {id(native): i for i, native in enumerate(self._natives)}
         # Index of every count of own steps -> index of the count of all workers' steps.
@@ -231,20 +237,8 @@ class DenseReplicas(ReplicaOps):
         for native, role, variable in zip(self._natives, self._roles, self._variables, strict=True):
             kind = {"trainable": "float", "seed": "seed"}.get(role, "own")
             if role == "other" and variable.assigned:
-                kind = {tf.float32: "float", tf.int64: "counter"}.get(native.dtype)
-                if kind is None:
-                    raise ValueError(
-                        f"A step assigns the variable {native.name!r} of {native.dtype.name}; with"
-                        " dense_staleness there is a rule for float32 (averaged over workers) and"
-                        " int64 (added). Use dense_staleness=None, or one of these dtypes."
-                    )
-                if kind == "float" and np.isinf(native.numpy()).any():
-                    raise ValueError(
-                        f"A step assigns the variable {native.name!r}, which holds infinity; with"
-                        " dense_staleness workers add to a variable what their steps change it by,"
-                        " and what is added to infinity is lost. Begin with a finite value, or use"
-                        " dense_staleness=None."
-                    )
+                check_assignable(native)
+                kind = "float" if native.dtype == tf.float32 else "counter"
             kinds.append(kind)
         self._kinds = kinds
 
@@ -273,7 +267,8 @@ class DenseReplicas(ReplicaOps):
         )
         rest = np.frombuffer(packed, np.uint8)
         steps = max(counted.values(), default=0)
-        self._copy.set(floats, owed, counters, rest, steps, self._workers)
+        total = 1.0 if self._counts_in_full else self._workers**-0.5
+        self._copy.set(floats, owed, counters, rest, steps, self._workers, total)
         self._fingerprint = self._take_fingerprint()
         self._kept.clear()
 
@@ -406,13 +401,30 @@ _MERGES: dict[str, Callable[[list[np.ndarray]], Any]] = {
 }
 
 
+def check_assignable(native: tf.Variable) -> None:
+    """Raises a NoRuleError if there is no rule for a variable that a step assigns."""
+    if native.dtype not in (tf.float32, tf.int64):
+        raise NoRuleError(
+            f"A step assigns the variable {native.name!r} of {native.dtype.name}; with"
+            " dense_staleness there is a rule for float32 (averaged over workers) and"
+            " int64 (added). Use dense_staleness=None, or one of these dtypes."
+        )
+    if native.dtype == tf.float32 and np.isinf(native.numpy()).any():
+        raise NoRuleError(
+            f"A step assigns the variable {native.name!r}, which holds infinity; with"
+            " dense_staleness workers add to a variable what their steps change it by,"
+            " and what is added to infinity is lost. Begin with a finite value, or use"
+            " dense_staleness=None."
+        )
+
+
 def _check(native: tf.Variable, role: str) -> None:
     if not native.shape.is_fully_defined():
-        raise ValueError(
+        raise NoRuleError(
             f"the variable {native.name!r} has the shape {native.shape}, not a fixed one"
         )
     if role in ("trainable", "slot") and native.dtype != tf.float32:
-        raise ValueError(
+        raise NoRuleError(
             f"the variable {native.name!r} is {native.dtype.name}; with dense_staleness, variables"
             " that are trained and their optimizers' must be float32 (mixed_bfloat16 has them so)."
             " Use dense_staleness=None for others."

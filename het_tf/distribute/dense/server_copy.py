@@ -111,6 +111,7 @@ class DenseCopy:
         rest: np.ndarray,
         steps: int,
         workers: int,
+        total: float,
     ) -> None:
         """Creates or replaces the shards.
 
@@ -121,6 +122,7 @@ class DenseCopy:
           rest: uint8 [bytes], initial values of variables of which every worker has its own.
           steps: number of steps of all workers so far. Young networks are exchanged more often.
           workers: number of workers that make the next steps.
+          total: what a contribution to trained floats counts in the end. 1: in full.
         """
         for call in self._freeing:  # A late `destroy` would free the new shards.
             with contextlib.suppress(tf.errors.OpError):
@@ -137,6 +139,7 @@ class DenseCopy:
                     self._part(rest, shard),
                     tf.constant(steps, tf.int64),
                     num_workers=workers,
+                    total=total,
                 )
 
     def destroy(self) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from het_tf import ops
 from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.distribute.dense.replicas import DenseReplicas
+from het_tf.distribute.dense.replicas import DenseReplicas, check_assignable
 from het_tf.keras.worker_step.metrics import metric_variables
 from het_tf.keras.worker_step.step_count import StepCount, counted_variable
 from het_tf.layers.embedding import embeddings_of
@@ -94,23 +94,34 @@ _STEPS: dict[type[keras.optimizers.Optimizer], _Step] = {
 }
 
 
+# Steps of these optimizers add up over workers as over steps (linear scaling: Goyal et al. 2017).
+# Others divide by a moving average of gradients, or by their norm. Steps of N workers then count
+# 1 / sqrt(N) each (square-root scaling: Malladi et al., NeurIPS 2022).
+_COUNT_IN_FULL = (keras.optimizers.SGD, keras.optimizers.Adagrad, keras.optimizers.Ftrl)
+
+
 class DenseVariables:
     """Variables of a model and its optimizers, by merge rule (docs/protocol.md, section 8).
 
     Attributes:
-      replicas: with `dense_staleness`, replicas of all variables that steps use, except settings.
-        Without, replicas of the variables of which every worker has its own (`has_own`).
+      replicas: replicas of all variables that steps use, except settings, if `trains`. Otherwise
+        replicas of the variables of which every worker has its own (`has_own`).
       trains: whether the replicas include the trained variables.
       settings: learning rates, which only callbacks change. Every closure reads them once.
     """
 
-    def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy):
+    def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy, trains: bool):
         """Assigns merge rules to the variables of a compiled and built model.
 
+        Args:
+          model: compiled and built model.
+          strategy: strategy of the model.
+          trains: whether to replicate the trained variables.
+
         Raises:
-          ValueError: a variable has no rule. The message names the variable.
+          NoRuleError: a variable has no rule. The message names the variable.
         """
-        self.trains = strategy.dense_staleness is not None
+        self.trains = trains
         self.settings: list[keras.Variable] = []
         optimizer = model.optimizer
         self._cycle = accumulated_steps(optimizer)
@@ -148,12 +159,18 @@ class DenseVariables:
             rest = [v for v in model.variables if id(v) not in known]
             seeds = [v for v in rest if is_seed(v)]
             others += [v for v in rest if not is_seed(v)]
+            if strategy.dense_is_auto:  # Which variables a step assigns is not known yet.
+                for variable in model.non_trainable_variables:
+                    if id(variable) in _ids(others):
+                        check_assignable(variable.value)
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
         counts = [(own, variable.value) for variable, own in self._counts]
         constraints = [variable.constraint for variable in trainable]
         owed = _owed_of(model, strategy, trainable) if self.trains else None
-        variables: list[Any] = [*natives, owed, constraints, counts]
-        self.replicas = DenseReplicas(strategy, *variables)
+        in_full = all(isinstance(innermost(each), _COUNT_IN_FULL) for each in optimizers_of(model))
+        variables: list[Any] = [*natives, owed, in_full, constraints, counts]
+        staleness = strategy.dense_staleness if trains else None
+        self.replicas = DenseReplicas(strategy, staleness, *variables)
 
     def begin_counts(self) -> list[StepCount]:
         """Reads the step counts of which workers have their own, at the beginning of a step."""

@@ -182,8 +182,9 @@ void Replica::Cut(const Variables& variables, bool whole, Shard* shard) {
   push.memory = std::shared_ptr<const char>(memory, bytes);
   push.bytes = bytes;
   push.size = size;
-  DensePushHeader header = {push.sequence, shard->pending, half ? kDenseHalf : 0u,
-                            static_cast<uint32_t>(Interval(*shard))};
+  const DensePushHeader header = {push.sequence, shard->pending,
+                                  static_cast<uint32_t>(half ? kDenseHalf : 0),
+                                  static_cast<uint32_t>(Interval(*shard))};
   DensePushWriter writer(bytes, header, shard->num_floats(), num_counters);
   const auto write = [&](const float* values, int64_t f, int64_t n) HET_REQUIRES(mutex_) {
     // Moved by what is sent, so that what rounding takes off is sent later.

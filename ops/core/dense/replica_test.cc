@@ -798,6 +798,8 @@ TEST(DenseShardTest, WhatWasNotSetIsNotThere) {
   EXPECT_REFUSED(empty.Set(state, 1), "owed holds 1 numbers");
   EXPECT_REFUSED(empty.Set({}, 0), "num_workers = 0");
   state.owed.clear();
+  EXPECT_REFUSED(empty.Set(state, 2, 0), "total = 0");
+  EXPECT_REFUSED(empty.Set(state, 2, NAN), "total = nan");
   state.clock = -1;
   EXPECT_REFUSED(empty.Set(state, 1), "clock = -1");
 }

@@ -26,18 +26,20 @@ int64_t DenseShard::num_blocks() const {
   return (static_cast<int64_t>(state_.floats.size()) + kBlock - 1) / kBlock;
 }
 
-Status DenseShard::Set(State state, int num_workers) {
+Status DenseShard::Set(State state, int num_workers, float total) {
   if (state.owed.size() > state.floats.size()) {
     return InvalidArgument("owed holds ", state.owed.size(), " numbers, more than the ",
                            state.floats.size(), " floats");
   }
   if (num_workers < 1) return InvalidArgument("num_workers = ", num_workers, " must be positive");
+  if (!(total > 0 && total <= 1)) return InvalidArgument("total = ", total, " must be in (0, 1]");
   if (state.clock < 0 || state.clock > kMaxClock) {
     return InvalidArgument("clock = ", state.clock, " must be in [0, ", kMaxClock, "]");
   }
   const WriterLock contents(&contents_);
   state_ = std::move(state);
   num_workers_ = num_workers;
+  total_ = num_workers == 1 ? 1 : total;
   locks_ = std::make_unique<Mutex[]>(num_blocks() + 1);
   clock_ = state_.clock;
   incarnation_ = RandomId();
@@ -129,8 +131,9 @@ void DenseShard::MergeBlock(const Contributions& contributions, const DenseShare
     }
   } else {
     for (int64_t i = b * kBlock; i < trained; ++i) {
-      const float at_once = shares.at_once * contributions[i];
-      const float rest = owed[i] + (contributions[i] - at_once);
+      const float counts = total_ * contributions[i];
+      const float at_once = shares.at_once * counts;
+      const float rest = owed[i] + (counts - at_once);
       const float merged = shares.of_owed * rest;
       owed[i] = rest - merged;
       values[i] += at_once + merged;

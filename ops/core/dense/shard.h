@@ -38,8 +38,10 @@ class DenseShard {
     int64_t clock = 0;              // steps that they hold
   };
 
-  // Replaces everything; replicas start anew from it. num_workers: that make steps from now on.
-  Status Set(State state, int num_workers);
+  // Replaces everything; replicas start anew from it.
+  //   num_workers: that make steps from now on. total: what a contribution to trained floats of one
+  //   of several workers counts in the end; 1: in full.
+  Status Set(State state, int num_workers, float total = 1);
 
   // Copies everything but the rest; floats with what is owed to them, and counters, each with all
   // merges of some moment of the call.
@@ -88,6 +90,7 @@ class DenseShard {
   // Where contents_ is shared, each block under its own lock.
   State state_ HET_GUARDED_BY(contents_);
   int num_workers_ HET_GUARDED_BY(contents_) = 1;
+  float total_ HET_GUARDED_BY(contents_) = 1;
   // (num_blocks() + 1), the last one of the counters.
   mutable std::unique_ptr<Mutex[]> locks_ HET_GUARDED_BY(contents_);
   std::atomic<int64_t> clock_{0};
