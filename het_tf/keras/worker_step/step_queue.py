@@ -53,7 +53,7 @@ class Window:
             self._generation = before
 
     def clear(self) -> None:
-        """Destroys the queues on all workers. No closure may be running."""
+        """Destroys the queues on all workers. Closures that are still running fail."""
         queues = [each for generation in self._made for each in self._queues(generation)]
         self._destroy([self._make_sent, *queues])
         self._made.clear()
@@ -65,6 +65,9 @@ class Window:
     def _destroy(self, queues: Sequence[Callable[[], tf.Tensor]]) -> None:
         def destroy() -> None:
             for make in queues:
+                # After an error, a step that waits for a server may still use the queue. TensorFlow
+                # crashes if such a step is cancelled while it waits for a destroyed queue.
+                tf.raw_ops.QueueCloseV2(handle=make(), cancel_pending_enqueues=True)
                 tf.raw_ops.DestroyResourceOp(resource=make(), ignore_lookup_error=True)
 
         visit(cluster_devices("worker"), destroy, lambda device, error: True)
