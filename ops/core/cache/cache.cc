@@ -83,7 +83,7 @@ void Cache::Trim() {
     if (line->pending > 0) counters_.Add(CacheCounter::kDirtyEvictions, 1);
     admission_.Evicted(HashKey(line->key), store_.Uses(*line));
     Unwatch(line);
-    store_.ClearResident(line);
+    store_.ClearResident(slot);
     Dismiss(slot);
   });
 }
@@ -92,7 +92,7 @@ void Cache::Trim() {
 // they saw; what they update goes up as a gradient.
 void Cache::ForgetRow(uint32_t slot) {
   Line* line = store_.line(slot);
-  store_.ClearResident(line);
+  store_.ClearResident(slot);
   Unwatch(line);
   line->clear(Line::kFull);
   line->base = 0;

@@ -76,9 +76,9 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
   };
 
   std::vector<char> answered(asked.slots.size());
-  const auto stay = [&](Line* line) HET_REQUIRES(mutex_) {
-    if (line->has(Line::kStays)) store_.SetResident(line);
-    line->clear(Line::kStays);
+  const auto stay = [&](uint32_t slot) HET_REQUIRES(mutex_) {
+    if (store_.line(slot)->has(Line::kStays)) store_.SetResident(slot);
+    store_.line(slot)->clear(Line::kStays);
   };
   int64_t refreshed = 0;  // by rows with slots, and by values
   std::vector<int64_t> to_merge;
@@ -88,7 +88,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
     answered[query] = 1;
     Line* line = store_.line(asked.slots[query]);
     line->clear(Line::kWatched);
-    stay(line);
+    stay(asked.slots[query]);
     refreshed += query < asked.num_bases();
   }
   const auto keep_rows = [&](int64_t first, int64_t last) HET_REQUIRES(mutex_) {
@@ -120,7 +120,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
       ++refreshed;
       if (line->pending == 0 && !since.Has(line->key)) {
         if (line->holds == 1) {
-          store_.ClearResident(line);
+          store_.ClearResident(asked.slots[query]);
           line->clear(Line::kFull);
         } else if (line->has(Line::kFull) && reply.value_rows[r].clock > line->base) {
           store_.InstallValue(asked.slots[query], reply.values + r * dim(), line->base);
@@ -165,7 +165,7 @@ void Cache::InstallReply(int shard, const Ticket::Asked& asked, bool watches,
     }
     kit_.InitRow(line->key, initial.data());
     merge_and_keep(slot, initial.data(), 0);
-    stay(line);
+    stay(slot);
   }
   if (!restarted) admission_.Spared(asked.num_bases() - refreshed);
   counters_.Add(CacheCounter::kStaleHits, refreshed);

@@ -102,7 +102,7 @@ void Cache::Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* ques
   // those queued travel with the request, and no other step may make one before its own.
   const bool reply_has_all = line->holds == 1 && (line->pending == 0 || Travels(*line));
   if (line->has(Line::kFull)) {
-    if (config_.capacity > 0) store_.SetResident(line);
+    if (config_.capacity > 0) store_.SetResident(slot);
     if (read_bound == kUnbounded) {
       admission_.Spared(1);
     } else if (questions->watches && line->has(Line::kWatched)) {

@@ -1,18 +1,23 @@
 // Which lines a full cache gives up.
 //
-// Victims are found by a hand that goes round the lines and takes the lowest sixteenth of those
-// that it passes. A candidate that was used since has another score and is passed over. So a victim
-// costs the reading of 16 lines, and no step looks at more than its victims take. Neighbours were
-// made together and are often hot together, so the hand takes long strides.
+// Victims are found by a hand that goes round what is known of the lines' scores and takes the
+// lowest sixteenth of those that it passes. Scores only grow, and what is known of one may be old:
+// a use does not write it, but a candidate's line is looked at before it goes. A candidate that was
+// used since is known better from then on. So a victim costs the reading of 16 numbers that lie
+// side by side, and of a line or few, and no step looks at more than its victims take. Neighbours
+// were made together and are often hot together, so the hand takes short runs far apart.
 //
-// The functions take the lines as an object: end(), beyond the last slot; Prefetch(slot); and
-// MayGo(slot, &score), whether there is a line that may go.
+// The functions take the lines as an object: end(), beyond the last slot; Known(slot, &score),
+// whether a line there counts for the capacity, and what is known of its score; MayGo(slot,
+// &score), whether it may go, and its score, known from then on; and Prefetch(slot) and
+// PrefetchLine(slot) for those.
 
 #ifndef HET_TF_OPS_CORE_CACHE_EVICTION_H_
 #define HET_TF_OPS_CORE_CACHE_EVICTION_H_
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "ops/core/cache/score.h"
@@ -60,7 +65,7 @@ class Eviction {
 
  private:
   struct Candidate {
-    int32_t weight;
+    int32_t weight;  // when the hand passed it
     uint32_t score;
     uint32_t slot;
     bool operator<(const Candidate& other) const {
@@ -70,55 +75,96 @@ class Eviction {
 
   static constexpr int64_t kLeast = 64;  // victims looked for at a time
   static constexpr int64_t kLinesPerVictim = 16;
+  static constexpr uint64_t kRun = 16;  // scores of a cache line
 
   int32_t Weight(uint32_t score) const { return Scoring::Weight(score, now_); }
 
-  // Makes the last candidate one that may go and was not used since it was found.
+  // Makes the last candidate one that may go and has the lowest score of those that the hand
+  // passed.
   template <typename Lines>
   bool FindCandidate(int64_t victims, const Lines& lines) {
-    int64_t passed = 0;
+    int64_t passed = 0;  // since something was learned of a line's score
     while (true) {
       while (!candidates_.empty()) {
-        const Candidate& candidate = candidates_.back();
-        uint32_t score;
-        const bool good = candidate.slot < lines.end() && lines.MayGo(candidate.slot, &score) &&
-                          score == candidate.score;
-        if (good) return true;
+        const Candidate candidate = candidates_.back();
+        if (candidates_.size() > kAhead) {
+          lines.PrefetchLine(candidates_[candidates_.size() - 1 - kAhead].slot);
+        }
+        uint32_t score = candidate.score;
+        const bool may_go = candidate.slot < lines.end() && lines.MayGo(candidate.slot, &score);
+        if (may_go && score == candidate.score) return true;
         candidates_.pop_back();
+        if (score != candidate.score) passed = 0;
+        if (may_go) KnowBetter({Scoring::Weight(score, passed_at_), score, candidate.slot});
       }
       if (passed >= lines.end()) return false;
       passed += Look(victims, lines);
     }
   }
 
+  // A candidate was used since the hand passed it, and is one still if it is below all others.
+  void KnowBetter(const Candidate& candidate) {
+    if (highest_ < candidate) return;
+    const auto lower = [](const Candidate& a, const Candidate& b) { return b < a; };
+    candidates_.insert(std::upper_bound(candidates_.begin(), candidates_.end(), candidate, lower),
+                       candidate);
+  }
+
   // Passes lines for so many victims; returns how many it passed.
   template <typename Lines>
   int64_t Look(int64_t victims, const Lines& lines) {
     const uint32_t end = lines.end();
-    const int64_t n = std::min<int64_t>(victims * kLinesPerVictim, end);
-    // All of them in turn, or evenly spread ones (multiples of the golden ratio).
-    const auto place = [&](uint64_t i) {
-      return n == end ? static_cast<uint32_t>(i % end) : ScaleHash(i * 0x9e3779b97f4a7c15ULL, end);
-    };
-    constexpr int kAhead = 12;
-    for (int64_t i = 0; i < n; ++i, ++hand_) {
-      lines.Prefetch(place(hand_ + kAhead));
-      const uint32_t slot = place(hand_);
+    const auto n = static_cast<int64_t>(std::min<uint64_t>(victims * kLinesPerVictim, end));
+    passed_at_ = now_;
+    int32_t limit = std::numeric_limits<int32_t>::max();
+    const auto pass = [&](uint32_t slot) {
       uint32_t score;
-      if (lines.MayGo(slot, &score)) candidates_.push_back({Weight(score), score, slot});
+      if (!lines.Known(slot, &score)) return;
+      const int32_t weight = Scoring::Weight(score, passed_at_);
+      if (weight <= limit) candidates_.push_back({weight, score, slot});
+    };
+    if (n == end) {
+      for (int64_t i = 0; i < n; ++i, ++hand_) pass(static_cast<uint32_t>(hand_ % end));
+      KeepLowest();
+    } else {
+      // Runs that are evenly spread (multiples of the golden ratio). The first say what is low.
+      const uint64_t runs = (end + kRun - 1) / kRun;
+      const auto place = [&](uint64_t run) {
+        return static_cast<uint32_t>(kRun * ScaleHash(run * 0x9e3779b97f4a7c15ULL, runs));
+      };
+      for (int64_t i = 0; i < n; i += kRun, ++hand_) {
+        lines.Prefetch(place(hand_ + kAhead));
+        if (i == kLeast * kLinesPerVictim && !candidates_.empty()) limit = KeepLowest();
+        const uint32_t first = place(hand_);
+        const auto last = static_cast<uint32_t>(std::min<uint64_t>(first + kRun, end));
+        for (uint32_t slot = first; slot < last; ++slot) pass(slot);
+      }
+      if (n <= kLeast * kLinesPerVictim) KeepLowest();
     }
     if (candidates_.empty()) return n;
-    const size_t keep = std::max<size_t>(1, candidates_.size() / kLinesPerVictim);
-    std::nth_element(candidates_.begin(), candidates_.begin() + (keep - 1), candidates_.end());
-    candidates_.resize(keep);
     std::sort(candidates_.rbegin(), candidates_.rend());  // the lowest is last
+    highest_ = candidates_.front();
     return n;
   }
+
+  // Of the candidates the lowest sixteenth stays. Returns the highest weight of them.
+  int32_t KeepLowest() {
+    if (candidates_.empty()) return 0;
+    const size_t keep = std::max<size_t>(1, candidates_.size() / kLinesPerVictim);
+    const auto highest = candidates_.begin() + (keep - 1);
+    std::nth_element(candidates_.begin(), highest, candidates_.end());
+    candidates_.resize(keep);
+    return candidates_.back().weight;
+  }
+
+  static constexpr size_t kAhead = 12;
 
   const Scoring scoring_;
   double time_ = 0;
   uint32_t now_ = 0;
   uint64_t hand_ = 0;
+  uint32_t passed_at_ = 0;  // now_ when the hand passed the candidates
+  Candidate highest_ = {};  // of them, at first
   std::vector<Candidate> candidates_;
 };
 

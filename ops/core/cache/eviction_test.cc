@@ -28,6 +28,7 @@ class Lines {
     for (const uint32_t key : keys) {
       const auto found = scores_.find(key);
       scores_[key] = found == scores_.end() ? eviction_.New(1) : eviction_.Used(found->second);
+      if (found == scores_.end()) known_[key] = scores_[key];
       end_ = std::max(end_, key + 1);
     }
     held_.insert(keys.begin(), keys.end());
@@ -40,6 +41,7 @@ class Lines {
     std::vector<uint32_t> victims;
     eviction_.Run(static_cast<int64_t>(scores_.size()) - capacity_, *this, [&](uint32_t key) {
       EXPECT_EQ(scores_.erase(key), 1u) << "evicted twice";
+      known_.erase(key);
       victims.push_back(key);
     });
     return victims;
@@ -48,27 +50,37 @@ class Lines {
   // For Eviction.
   uint32_t end() const { return end_; }
   void Prefetch(uint32_t key) const { EXPECT_LT(key, end_); }
-  bool MayGo(uint32_t key, uint32_t* score) const {
+  void PrefetchLine(uint32_t key) const { EXPECT_LT(key, end_); }
+  bool Known(uint32_t key, uint32_t* score) const {
     ++looks_;
-    const auto found = scores_.find(key);
-    if (found == scores_.end() || held_.count(key) != 0) return false;
+    const auto found = known_.find(key);
+    if (found == known_.end()) return false;
     *score = found->second;
     return true;
+  }
+  bool MayGo(uint32_t key, uint32_t* score) const {
+    ++line_looks_;
+    const auto found = scores_.find(key);
+    if (found == scores_.end()) return false;
+    known_[key] = *score = found->second;
+    return held_.count(key) == 0;
   }
 
   void Release() { held_.clear(); }
   bool Has(uint32_t key) const { return scores_.count(key) == 1; }
   size_t size() const { return scores_.size(); }
   int64_t looks() const { return looks_; }
+  int64_t line_looks() const { return line_looks_; }
   double uses(uint32_t key) const { return eviction_.Uses(scores_.at(key)); }
 
  private:
   Eviction eviction_;
   const int64_t capacity_;
   std::map<uint32_t, uint32_t> scores_;
+  mutable std::map<uint32_t, uint32_t> known_;
   std::set<uint32_t> held_;
   uint32_t end_ = 0;
-  mutable int64_t looks_ = 0;
+  mutable int64_t looks_ = 0, line_looks_ = 0;
 };
 
 TEST(LruTest, VictimsAreThoseOfAList) {
@@ -91,7 +103,7 @@ TEST(LruTest, VictimsAreThoseOfAList) {
 }
 
 // Whatever the number of lines: no step looks at more than 16 for each victim, or 1,024.
-TEST(EvictionTest, AVictimCostsTheReadingOfSixteenLines) {
+TEST(EvictionTest, AVictimCostsTheReadingOfSixteenScoresAndALine) {
   constexpr uint32_t kCapacity = 20000, kKeys = 21000;
   for (const Policy policy : {Policy::kLru, Policy::kLfu}) {
     Lines lines(policy, kCapacity);
@@ -106,6 +118,7 @@ TEST(EvictionTest, AVictimCostsTheReadingOfSixteenLines) {
     }
     EXPECT_LE(most, 16 * 64 + 64);
     EXPECT_LE(lines.looks(), (kKeys - kCapacity) * 20);
+    EXPECT_LE(lines.line_looks(), (kKeys - kCapacity) * 3);
   }
 }
 
@@ -224,10 +237,12 @@ TEST(LfuTest, WhatIsUsedMoreOftenThanTheVictimOutlastsIt) {
 
     uint32_t end() const { return 1; }
     void Prefetch(uint32_t) const {}
-    bool MayGo(uint32_t, uint32_t* out) const {
+    void PrefetchLine(uint32_t) const {}
+    bool Known(uint32_t, uint32_t* out) const {
       *out = score;
       return true;
     }
+    bool MayGo(uint32_t slot, uint32_t* out) const { return Known(slot, out); }
   };
   EXPECT_TRUE(Eviction(eviction).Outlasts(twice, false, OneLine{once}));
   EXPECT_FALSE(Eviction(eviction).Outlasts(once, false, OneLine{once}));

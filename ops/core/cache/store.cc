@@ -38,6 +38,7 @@ Store::Store(const RowKit& kit, const RowConfig& rows, const RowFormat& wire, Po
       eviction_(policy, std::max<int64_t>(capacity, 1)) {
   index_.Reserve(LinesExpected(capacity), [](uint32_t) { return uint64_t{0}; });
   dirty_.reserve(LinesExpected(capacity));
+  known_scores_.reserve(LinesExpected(capacity));
 }
 
 void Store::Prefetch(uint32_t slot) const { het_tf::Prefetch(lines_[slot], lines_.record_bytes()); }
@@ -72,6 +73,7 @@ Store::Found Store::Find(const UniqueIds& ids, const ParallelFor& parallel_for,
 
 uint32_t Store::Make(int64_t key, uint64_t hash, int uses) {
   const uint32_t slot = lines_.Allocate();
+  if (slot >= known_scores_.size()) known_scores_.resize(slot + 1, kNotResident);
   Line* made = line(slot);
   *made = Line{};
   made->key = key;

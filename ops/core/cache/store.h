@@ -76,13 +76,19 @@ class Store {
   // it does not stay.
   bool Unhold(uint32_t slot);
 
-  void SetResident(Line* line) {
-    if (!line->has(Line::kResident)) ++num_resident_;
-    line->set(Line::kResident);
+  void SetResident(uint32_t slot) {
+    Line* set = line(slot);
+    if (set->has(Line::kResident)) return;
+    ++num_resident_;
+    set->set(Line::kResident);
+    known_scores_[slot] = KnownScore(*set);
   }
-  void ClearResident(Line* line) {
-    if (line->has(Line::kResident)) --num_resident_;
-    line->clear(Line::kResident);
+  void ClearResident(uint32_t slot) {
+    Line* cleared = line(slot);
+    if (!cleared->has(Line::kResident)) return;
+    --num_resident_;
+    cleared->clear(Line::kResident);
+    known_scores_[slot] = kNotResident;
   }
   int64_t num_resident() const { return num_resident_; }
   bool has_room() const { return num_resident_ < capacity_; }
@@ -139,7 +145,10 @@ class Store {
   double Uses(const Line& line) const { return eviction_.Uses(line.score); }
 
   // Bytes of lines, rows, unsent updates and index.
-  int64_t memory_bytes() const { return lines_.bytes() + unsent_.bytes() + index_.bytes(); }
+  int64_t memory_bytes() const {
+    return lines_.bytes() + unsent_.bytes() + index_.bytes() +
+           known_scores_.size() * sizeof(uint32_t);
+  }
 
  private:
   static constexpr uint32_t kNoLine = 0xfffffffe;  // as dirty_at
@@ -151,16 +160,28 @@ class Store {
   void MakeDirty(uint32_t slot);
   void UpdateLine(uint32_t slot, const Gradient& gradient, float learning_rate, float* before);
 
+  static constexpr uint32_t kNotResident = 0;
+  // Another one for kNotResident, which looks as if the line had been used since.
+  static uint32_t KnownScore(const Line& line) {
+    return line.score == kNotResident ? kNotResident - 1 : line.score;
+  }
+
   // The lines as Eviction sees them.
   struct Evictable {
-    const Store* store;
+    Store* store;
 
     uint32_t end() const { return store->end(); }
-    void Prefetch(uint32_t slot) const { het_tf::Prefetch(store->line(slot)); }
+    void Prefetch(uint32_t slot) const { het_tf::Prefetch(&store->known_scores_[slot]); }
+    void PrefetchLine(uint32_t slot) const { het_tf::Prefetch(store->line(slot)); }
+    bool Known(uint32_t slot, uint32_t* score) const {
+      *score = store->known_scores_[slot];
+      return *score != kNotResident;
+    }
     bool MayGo(uint32_t slot, uint32_t* score) const {
       const Line& candidate = *store->line(slot);
-      *score = candidate.score;
-      return candidate.has(Line::kResident) && candidate.holds == 0;
+      if (!candidate.has(Line::kResident)) return false;
+      store->known_scores_[slot] = *score = KnownScore(candidate);
+      return candidate.holds == 0;
     }
   };
 
@@ -174,6 +195,7 @@ class Store {
   Unsent unsent_;
   Eviction eviction_;
   int64_t num_resident_ = 0;
+  std::vector<uint32_t> known_scores_;  // (end()): the score of a line that is resident, or older
   std::vector<uint32_t> dirty_;
 };
 

@@ -38,7 +38,7 @@ class StoreTest : public ::testing::Test {
     const uint32_t slot = store_->Make(key, HashKey(key), 1);
     Floats row(kit_.optimizer->row_dim(), value);
     store_->InstallFull(slot, row.data(), 5);
-    store_->SetResident(store_->line(slot));
+    store_->SetResident(slot);
     return slot;
   }
 
@@ -164,7 +164,7 @@ TEST_F(StoreTest, TrimEvictsWhatNobodyHolds) {
   Slots evicted;
   const auto evict = [&](uint32_t slot) {
     evicted.push_back(slot);
-    store_->ClearResident(store_->line(slot));
+    store_->ClearResident(slot);
   };
   store_->Trim(evict);
   EXPECT_TRUE(evicted.empty());
