@@ -50,7 +50,10 @@ def reconnect() -> None:
 
 
 def connected_addresses() -> dict[tuple[str, int], str]:
-    """Returns the addresses of the connected tasks by job and index (`get_server_def`)."""
+    """Returns the addresses of the connected tasks by job and index (`get_server_def`).
+
+    Without them, a strategy could not tell that a later one has connected to another cluster.
+    """
     connected = context.get_server_def()
     jobs = [] if connected is None else connected.cluster.job
     return {(job.name, index): address for job in jobs for index, address in job.tasks.items()}
@@ -77,7 +80,10 @@ def replace_handle(variable: tf.Variable, handle: tf.Tensor) -> None:
 
 
 def has_own_handle(variable: tf.Variable) -> bool:
-    """Whether a variable is a single resource (`_handle`), not composed of other variables."""
+    """Whether a variable is a single resource (`_handle`), not composed of other variables.
+
+    Recovery of a lost server replaces the handles of such variables (`replace_handle`).
+    """
     return isinstance(vars(variable).get("_handle"), tf.Tensor)
 
 
@@ -108,6 +114,38 @@ class SameCheckpointNode:
         if node is None:
             return super()._lookup_dependency(name, *args)  # type: ignore[misc]
         return node._lookup_dependency(name, *args)
+
+
+class CheckpointHooks:
+    """Mix-in for objects that act when `tf.train.Checkpoint` saves or restores them.
+
+    TensorFlow has no public way to add a part to an object, or to call an object before a restore.
+    Without this class, layers in lists would be missing in checkpoints, and a restore would start
+    before workers have sent their updates. List the mix-in first.
+    """
+
+    def checkpoint_children(self, save_type: str) -> dict[str, Any]:
+        """Returns more parts of this object by name. `save_type`: "checkpoint" or "savedmodel"."""
+        del save_type
+        return {}
+
+    def before_checkpoint_restore(self, path: str) -> None:
+        """Called for all objects before any object is restored."""
+
+    def before_checkpoint_copy(self) -> None:
+        """Called before an asynchronous save, which copies all variables and writes later."""
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        added = self.checkpoint_children(save_type)
+        return {**added, **super()._trackable_children(save_type, **kwargs)}  # type: ignore[misc]
+
+    def _checkpoint_adapter(self, path: str) -> Any:
+        self.before_checkpoint_restore(path)
+        return super()._checkpoint_adapter(path)  # type: ignore[misc]
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        self.before_checkpoint_copy()
+        super()._copy_trackable_to_cpu(object_map)  # type: ignore[misc]
 
 
 def register_checkpoint_saver(

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from het_tf.compat import keras_internals
+from het_tf.compat.tensorflow_internals import CheckpointHooks
 from het_tf.export import export_saved_model
 from het_tf.keras.trainer import ParameterServerTrainer
 from het_tf.layers.embedding import embeddings_of
@@ -85,7 +86,7 @@ else:
     _KerasModel = object
 
 
-class Saving(_KerasModel):
+class Saving(CheckpointHooks, _KerasModel):
     """Mix-in that flushes weights, slots and tables before they are read, saved or set.
 
     Part of `het_tf.keras.Model`. List the mix-in before the Keras model class.
@@ -93,17 +94,15 @@ class Saving(_KerasModel):
 
     _parameter_server_trainer: ParameterServerTrainer | None
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def checkpoint_children(self, save_type: str) -> dict[str, Any]:
         """Adds the layers in lists and dicts to the parts of TensorFlow's checkpoints."""
         self._check_open()  # TensorFlow aborts the process for variables of a closed cluster.
-        # TensorFlow has no public way to add a part to a trackable object.
-        children = super()._trackable_children(save_type, **kwargs)
-        return {**layers_in_containers(self), **children} if save_type == "checkpoint" else children
+        return layers_in_containers(self) if save_type == "checkpoint" else {}
 
-    def _checkpoint_adapter(self, path: str) -> Any:
-        """Flushes the workers. TensorFlow calls this method before it restores any object."""
+    def before_checkpoint_restore(self, path: str) -> None:
+        """Flushes the workers."""
+        del path
         self._sync(slots=True)
-        return super()._checkpoint_adapter(path)
 
     def get_weights(self) -> list[Any]:
         """Returns the weights as `keras.Model.get_weights`, with the updates of all workers.

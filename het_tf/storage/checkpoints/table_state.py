@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from het_tf.compat.tensorflow_internals import register_checkpoint_saver
+from het_tf.compat.tensorflow_internals import CheckpointHooks, register_checkpoint_saver
 from het_tf.runtime.current_strategy import current_strategy
 from het_tf.storage.checkpoints import shard_parts
 from het_tf.storage.checkpoints.increments import find_table, is_of_part
@@ -60,7 +60,7 @@ class _Shape(tf.train.experimental.PythonState):
             self.saved = shard_parts.check_parts({name: self._table}, self.path)[name]
 
 
-class TableState(tf.Module):
+class TableState(CheckpointHooks, tf.Module):
     """The rows of a table as a part of a checkpoint.
 
     Every shard writes its own rows into the checkpoint, and reads its own rows from it.
@@ -78,14 +78,14 @@ class TableState(tf.Module):
         self.flush = flush
         self.shape = _Shape(table)
 
-    def _checkpoint_adapter(self, path: str) -> None:
-        """Prepares a restore. TensorFlow calls this for all objects before it restores any."""
+    def before_checkpoint_restore(self, path: str) -> None:
+        """Prepares a restore."""
         _wait_until_reached()
         _check_variables(path, self._update_uid)
         self.shape.path, self.shape.saved = path, None
 
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Rejects asynchronous checkpoints. TensorFlow calls this before it writes one in a thread.
+    def before_checkpoint_copy(self) -> None:
+        """Rejects asynchronous checkpoints.
 
         TensorFlow would copy the variables first and write the rows later, after more updates.
 
