@@ -72,6 +72,27 @@ def test_what_is_owed_is_saved_and_restored(dense, tmp_path):
     np.testing.assert_allclose(total, np.full((4, 3), 7 - 60 * 8), atol=1e-2)
 
 
+def test_nothing_is_owed_to_other_variables_that_train_later(dense):
+    dense.dense_staleness = 5
+    x = np.ones((8 * 30, 4), np.float32)
+    with dense.scope():
+        inputs = keras.Input((4,))
+        layers = [
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name=name)
+            for name in ("first", "second")
+        ]
+        model = het_tf.keras.Model(inputs, keras.layers.Add()([layer(inputs) for layer in layers]))
+    for trained, frozen in (layers, layers[::-1]):
+        trained.trainable, frozen.trainable = True, False
+        with dense.scope():
+            model.compile(keras.optimizers.SGD(1.0), lambda y, p: p)
+        before = frozen.get_weights()[0]
+        model.fit(x, x[:, :1], batch_size=8, verbose=0)
+        np.testing.assert_array_equal(frozen.get_weights()[0], before)
+        total = trained.get_weights()[0][:, 0] + model.dense_owed.numpy()
+        np.testing.assert_allclose(total, -30 * np.ones(4), atol=1e-3)
+
+
 def test_what_is_written_back_keeps_to_constraints(dense):
     """Each worker's steps leave it at 0, and all of them together below."""
     dense.dense_staleness = 100

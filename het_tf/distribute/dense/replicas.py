@@ -148,7 +148,7 @@ class DenseReplicas(ReplicaOps):
         self._write_own(changed)
         # An existing replica would make its next step from the old values.
         self._destroy_on_workers()
-        self._set()
+        self._set([] if self._owed_changed() else self._replaced(changed))
 
     def note_steps(self) -> None:
         """Records that steps were made, so that the variables need a `write_back`."""
@@ -219,7 +219,7 @@ class DenseReplicas(ReplicaOps):
             if self._kinds is None:
                 with tf.init_scope():
                     self._decide_kinds()
-                    self._set()
+                    self._set([] if self._owed_changed() else self._changed())
         return ops.replica_handle(
             shared_name=self.name,
             dtypes=self._dtypes,
@@ -246,20 +246,22 @@ class DenseReplicas(ReplicaOps):
         assert self._kinds is not None
         return [i for i, kind in enumerate(self._kinds) if kind in kinds]
 
-    def _set(self) -> None:
-        """Fills the copy on the servers from the variables."""
+    def _set(self, replaced: list[int]) -> None:
+        """Fills the copy on the servers from the variables.
+
+        Args:
+          replaced: indices of variables with values of other code, to which nothing is owed.
+        """
         counted = self._read_counts()
         for own, count in counted.items():
             if count != self._counted[own]:
                 self._natives[own].assign(count)
         self._counted = counted
         values = [native.numpy() for native in self._natives]
-        # `owed` is void for variables that were changed, unless it was restored with them.
         owed = np.zeros(0, np.float32) if self._owed is None else self._owed.numpy()
-        if not self._owed_changed():
-            ends = np.cumsum([0, *(value.size for value in values)])
-            for i in self._changed():
-                owed[ends[i] : ends[i + 1]] = 0
+        ends = np.cumsum([0, *(value.size for value in values)])
+        for i in replaced:  # Trained variables are the first ones, in both.
+            owed[ends[i] : ends[i + 1]] = 0
         floats = _flat([values[i] for i in self._indices("float")], np.float32)
         counters = _flat([values[i] for i in self._indices("counter")], np.int64)
         packed = b"".join(
@@ -339,6 +341,24 @@ class DenseReplicas(ReplicaOps):
             return []
         differ = np.any(self._fingerprint != self._take_fingerprint(), axis=1)
         return np.flatnonzero(differ[: len(self._natives)]).tolist()
+
+    def _replaced(self, changed: list[int]) -> list[int]:
+        """Returns those of the changed variables that are more than rounded off.
+
+        `keras.callbacks.SwapEMAWeights` swaps weights and averages back and forth by additions.
+        """
+        merged = self._copy.floats()
+        ends = np.cumsum([0, *(shape.num_elements() for shape in self._shapes)])
+        replaced = []
+        for i in changed:
+            if self._roles[i] != "trainable":
+                continue
+            value = merged[ends[i] : ends[i + 1]].reshape(self._shapes[i])
+            constraint = self._constraints.get(i)
+            value = value if constraint is None else constraint(value)
+            if not np.allclose(self._natives[i].numpy(), value, rtol=1e-4, atol=1e-6):
+                replaced.append(i)
+        return replaced
 
     def _owed_changed(self) -> bool:
         """Whether other code than training has changed `owed`, such as a restored checkpoint."""

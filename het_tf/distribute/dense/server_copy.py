@@ -142,6 +142,14 @@ class DenseCopy:
                     total=total,
                 )
 
+    def floats(self) -> np.ndarray:
+        """Returns the merged floats, float32 [n]."""
+        parts = []
+        for shard, device in self._shards():
+            with tf.device(device):
+                parts.append(ops.dense_get(self._handle_op(shard)).floats.numpy())
+        return np.concatenate(parts)
+
     def destroy(self) -> None:
         """Frees the shards. Does not wait for a server that hangs, which frees them later."""
         self._freeing = [call_apart(self._destroy_on, server) for server in self.servers]

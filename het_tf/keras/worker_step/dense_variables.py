@@ -213,11 +213,14 @@ def _owed_of(
 
     The variable is an attribute of the model, so that a `tf.train.Checkpoint` of the model has it.
     """
-    size = sum(variable.value.shape.num_elements() for variable in trainable)
     owed = getattr(model, "dense_owed", None)
-    if owed is None or owed.shape != [size]:
+    owed_to = [variable.path for variable in trainable]
+    # Other layers may train since the last compile.
+    if owed is None or owed.owed_to != owed_to:
+        size = sum(variable.value.shape.num_elements() for variable in trainable)
         with strategy.scope():
             owed = tf.Variable(tf.zeros([size]), trainable=False, name="dense_owed")
+        owed.owed_to = owed_to
         model.dense_owed = owed
     return owed
 

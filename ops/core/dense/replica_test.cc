@@ -312,6 +312,53 @@ TEST(ReplicaTest, WhatIsOwedComesWithTheStepsThatFollow) {
   EXPECT_NEAR(owed[0], at_first * std::pow(0.75, 20), 0.01);
 }
 
+TEST(ReplicaTest, AWorkerAloneTakesOverWhatIsOwedByHalves) {
+  DenseShard::State state;
+  state.floats = {1, 2};
+  state.owed = {8, -4};
+  DenseShard shard;
+  ASSERT_OK(shard.Set(state, 1));
+  ReplicaConfig config;
+  config.num_floats = 2;
+  std::shared_ptr<Replica> replica;
+  ASSERT_OK(Replica::Create(config, &replica));
+  std::vector<float> values(2);
+  Replica::Variables variables;
+  variables.floats = {{values.data(), 2}};
+  Message message;
+  const auto settle = [&](int64_t steps) {
+    Replica::Must must;
+    bool started;
+    ASSERT_OK(replica->Settle(variables, steps, true, false, &must, &started));
+    while (must != Replica::Must::kNothing) {
+      std::shared_ptr<ReplicaTicket> ticket;
+      ASSERT_OK(replica->Request(
+          false,
+          [&](int, size_t bytes) {
+            message.resize(bytes / 8);
+            return reinterpret_cast<char*>(message.data());
+          },
+          &ticket));
+      Message answer;
+      size_t answer_bytes = 0;
+      ASSERT_OK(shard.Sync(reinterpret_cast<char*>(message.data()), message.size() * 8, SerialFor,
+                           [&](size_t bytes) {
+                             answer_bytes = bytes;
+                             answer.resize((bytes + 7) / 8);
+                             return reinterpret_cast<char*>(answer.data());
+                           }));
+      ASSERT_OK(
+          replica->Receive(ticket.get(), {{reinterpret_cast<char*>(answer.data()), answer_bytes}}));
+      ASSERT_OK(replica->Settle(variables, 0, false, false, &must, &started));
+    }
+  };
+  settle(0);
+  for (float& value : values) value += 10;
+  settle(1);
+  EXPECT_EQ(shard.Get().floats, (std::vector<float>{1 + 10 + 4, 2 + 10 - 2}));
+  EXPECT_EQ(shard.Get().owed, (std::vector<float>{4, -2}));
+}
+
 TEST(ReplicaTest, IntervalsGrowWithTheStepsThatWereMade) {
   System system(2, 1, 8, true, false, 37, 1, 0);
   for (int w = 0; w < 2; ++w) system.Begin(&system[w], 0);

@@ -123,21 +123,13 @@ void DenseShard::MergeBlock(const Contributions& contributions, const DenseShare
   const int64_t trained = std::clamp(num_trained(), b * kBlock, end);
   float* __restrict values = state_.floats.data();
   float* __restrict owed = state_.owed.data();
-  // Where nothing is ever owed, a sum of its own, so that it is rounded as one.
-  if (shares.at_once == 1 && shares.of_owed == 1) {
-    for (int64_t i = b * kBlock; i < trained; ++i) {
-      values[i] += owed[i] + contributions[i];
-      owed[i] = 0;
-    }
-  } else {
-    for (int64_t i = b * kBlock; i < trained; ++i) {
-      const float counts = total_ * contributions[i];
-      const float at_once = shares.at_once * counts;
-      const float rest = owed[i] + (counts - at_once);
-      const float merged = shares.of_owed * rest;
-      owed[i] = rest - merged;
-      values[i] += at_once + merged;
-    }
+  for (int64_t i = b * kBlock; i < trained; ++i) {
+    const float counts = total_ * contributions[i];
+    const float at_once = shares.at_once * counts;
+    const float rest = owed[i] + (counts - at_once);
+    const float merged = shares.of_owed * rest;
+    owed[i] = rest - merged;
+    values[i] += at_once + merged;
   }
   const float average = 1.0f / static_cast<float>(num_workers_);
   for (int64_t i = trained; i < end; ++i) values[i] += average * contributions[i];

@@ -7,7 +7,8 @@
 // over the pushes that follow: 1 / N is merged when it comes, the rest is owed, and a share of what
 // is owed is merged with every push, by which 1 / N of it is merged when every worker has pushed.
 // (Block momentum: Chen & Huo 2016, with the factor 1 - 1/N; SlowMo: Wang et al. 2020. What is owed
-// is their velocity, but for a factor.) A worker alone has nothing to spread.
+// is their velocity, but for a factor.) A worker alone has nothing to spread. What
+// workers that are gone are owed is merged by halves.
 
 #ifndef HET_TF_OPS_CORE_DENSE_SHARES_H_
 #define HET_TF_OPS_CORE_DENSE_SHARES_H_
@@ -25,7 +26,7 @@ struct DenseShares {
 
 // Of a push of a number of steps, of one of several workers, who pushes every `interval` steps.
 inline DenseShares SharesOf(int64_t steps, int64_t interval, int num_workers) {
-  if (num_workers == 1) return {1, 1};
+  if (num_workers == 1) return {1, 0.5};
   const double at_once = 1.0 / num_workers;
   const double pushes = static_cast<double>(steps) / static_cast<double>(std::max(steps, interval));
   const double left = std::pow(1 - at_once, pushes / num_workers);
