@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import threading
 import uuid
 
 import keras
@@ -14,6 +15,7 @@ from tracing import count_server_calls, graph_def, record_closures
 
 import het_tf
 import het_tf.keras
+from het_tf.keras.worker_step.step_queue import Window
 from het_tf.layers import HetEmbedding
 from het_tf.runtime.broadcast import cluster_devices, visit
 
@@ -561,3 +563,33 @@ def test_ids_of_the_shape_of_rows_are_looked_up_ahead(strategy, caplog):
     with caplog.at_level(logging.INFO, logger="absl"):
         model.fit(dataset, epochs=1, verbose=0)
     assert "are drawn by chance" not in caplog.text
+
+
+def test_what_waits_for_a_queue_ends_with_it(strategy):
+    """As a step may when `fit` ends by an error. TensorFlow crashes if the queue only goes."""
+    window = Window(1)
+    device = strategy.worker_device(0)
+
+    @tf.function
+    def reserve():
+        with tf.control_dependencies([window.reserve_op(), window.reserve_op()]):
+            return tf.constant(True)
+
+    errors = []
+
+    def wait():
+        try:
+            with tf.device(device):
+                reserve()
+        except tf.errors.OpError as error:
+            errors.append(error)
+
+    with window.of("waits", goes_on=True):
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        # It may not have begun to wait, and then finds another queue.
+        for _ in range(100):
+            if waiting.is_alive():
+                window.clear()
+                waiting.join(0.1)
+        assert errors

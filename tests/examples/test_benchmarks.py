@@ -256,7 +256,7 @@ def test_every_step_of_dense_workers_counts_once(staleness: int, monkeypatch: py
     monkeypatch.syspath_prepend(_BENCHMARKS)
     import dense_workers
 
-    workers, steps = 3, 20
+    workers, steps = 3, 60
     zeros = np.zeros(4, np.float32)
     dense = dense_workers.Replicas(workers, staleness, zeros, dense_workers.Sgd(1.0))
     for step in range(workers * steps):
@@ -270,6 +270,9 @@ def test_every_step_of_dense_workers_counts_once(staleness: int, monkeypatch: py
     np.testing.assert_allclose(total, zeros + workers * steps, rtol=1e-5)
     stats = dense.stats()
     assert stats["steps"] == stats["steps_sent"] == workers * steps
+    # After n own steps every n / 15 steps, and at most every k / 2.
+    most = steps if staleness < 4 else 30 + (steps - 30) // 2 + 1
+    assert stats["pushes"] <= workers * most
     dense.close()
 
 

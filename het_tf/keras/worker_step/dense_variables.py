@@ -160,9 +160,9 @@ class DenseVariables:
             seeds = [v for v in rest if is_seed(v)]
             others += [v for v in rest if not is_seed(v)]
             if strategy.dense_is_auto:  # Which variables a step assigns is not known yet.
-                for variable in model.non_trainable_variables:
-                    if id(variable) in _ids(others):
-                        check_assignable(variable.value)
+                for variable in rest:
+                    if not is_seed(variable):
+                        check_assignable(variable.value, "may assign")
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
         counts = [(own, variable.value) for variable, own in self._counts]
         constraints = [variable.constraint for variable in trainable]

@@ -357,6 +357,7 @@ TEST(ReplicaTest, AWorkerAloneTakesOverWhatIsOwedByHalves) {
   settle(1);
   EXPECT_EQ(shard.Get().floats, (std::vector<float>{1 + 10 + 4, 2 + 10 - 2}));
   EXPECT_EQ(shard.Get().owed, (std::vector<float>{4, -2}));
+  EXPECT_EQ(values, shard.Get().floats) << "it was told";
 }
 
 TEST(ReplicaTest, IntervalsGrowWithTheStepsThatWereMade) {

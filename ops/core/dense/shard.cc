@@ -40,6 +40,8 @@ Status DenseShard::Set(State state, int num_workers, float total) {
   state_ = std::move(state);
   num_workers_ = num_workers;
   total_ = num_workers == 1 ? 1 : total;
+  merges_apart_ = num_workers > 1 || std::any_of(state_.owed.begin(), state_.owed.end(),
+                                                 [](float owed) { return owed != 0; });
   locks_ = std::make_unique<Mutex[]>(num_blocks() + 1);
   clock_ = state_.clock;
   incarnation_ = RandomId();
@@ -206,8 +208,7 @@ Status DenseShard::Sync(const char* bytes, size_t size, const ParallelFor& paral
   const int64_t missed = reply.clock - request.header.clock - own_steps;
   const bool stale = request.header.read_bound != kUnbounded && missed > request.header.read_bound;
   const bool asks = (request.header.flags & kDenseAsk) != 0;
-  // With others, a contribution does not count here, at once, as it did there.
-  if (!asks && (starts || stale || (merged && num_workers_ > 1))) reply.flags |= kDenseValues;
+  if (!asks && (starts || stale || (merged && merges_apart_))) reply.flags |= kDenseValues;
   if (restarted) reply.flags |= kDenseRestarted;
   if (starts && !asks) {
     reply.flags |= kDenseRest;

@@ -91,6 +91,8 @@ class DenseShard {
   State state_ HET_GUARDED_BY(contents_);
   int num_workers_ HET_GUARDED_BY(contents_) = 1;
   float total_ HET_GUARDED_BY(contents_) = 1;
+  // Whether a push moves the values otherwise than its replica has moved, which has to hear of it.
+  bool merges_apart_ HET_GUARDED_BY(contents_) = false;
   // (num_blocks() + 1), the last one of the counters.
   mutable std::unique_ptr<Mutex[]> locks_ HET_GUARDED_BY(contents_);
   std::atomic<int64_t> clock_{0};
