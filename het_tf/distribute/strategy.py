@@ -105,7 +105,9 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if self.dense_is_auto:
             dense_staleness = _DENSE_STALENESS
         elif dense_staleness is not None:
-            dense_staleness = check_integer("dense_staleness", dense_staleness, 0, INT32_MAX)
+            dense_staleness = check_integer(
+                "dense_staleness", dense_staleness, 0, INT32_MAX, ', "auto" or None'
+            )
         self.dense_staleness: int | None = dense_staleness
         self.dense_wire_dtype = check_float_dtype("dense_wire_dtype", dense_wire_dtype)
         if not lost_after > 0:

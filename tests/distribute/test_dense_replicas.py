@@ -306,7 +306,7 @@ def test_auto_leaves_variables_without_a_rule_on_the_servers(dense, monkeypatch,
     ("arguments", "message"),
     [
         ({"dense_staleness": -1}, "dense_staleness"),
-        ({"dense_staleness": 1.5}, "dense_staleness"),
+        ({"dense_staleness": "fast"}, "dense_staleness must be .*\"auto\" or None, not 'fast'"),
         ({"dense_wire_dtype": "int8"}, "dense_wire_dtype must be .* not 'int8'"),
     ],
 )
