@@ -590,6 +590,7 @@ def test_what_waits_for_a_queue_ends_with_it(strategy):
         # It may not have begun to wait, and then finds another queue.
         for _ in range(100):
             if waiting.is_alive():
-                window.clear()
+                with window.of("waits", goes_on=True):
+                    window.clear()
                 waiting.join(0.1)
         assert errors

@@ -421,17 +421,17 @@ _MERGES: dict[str, Callable[[list[np.ndarray]], Any]] = {
 }
 
 
-def check_assignable(native: tf.Variable, assigns: str = "assigns") -> None:
-    """Raises a NoRuleError if there is no rule for a variable that a step assigns, or may."""
+def check_assignable(native: tf.Variable) -> None:
+    """Raises a NoRuleError if there is no rule for a variable that a step assigns."""
     if native.dtype not in (tf.float32, tf.int64):
         raise NoRuleError(
-            f"A step {assigns} the variable {native.name!r} of {native.dtype.name}; with"
+            f"A step assigns the variable {native.name!r} of {native.dtype.name}; with"
             " dense_staleness there is a rule for float32 (averaged over workers) and"
             " int64 (added). Use dense_staleness=None, or one of these dtypes."
         )
     if native.dtype == tf.float32 and np.isinf(native.numpy()).any():
         raise NoRuleError(
-            f"A step {assigns} the variable {native.name!r}, which holds infinity; with"
+            f"A step assigns the variable {native.name!r}, which holds infinity; with"
             " dense_staleness workers add to a variable what their steps change it by,"
             " and what is added to infinity is lost. Begin with a finite value, or use"
             " dense_staleness=None."

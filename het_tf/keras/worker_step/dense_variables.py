@@ -159,10 +159,11 @@ class DenseVariables:
             rest = [v for v in model.variables if id(v) not in known]
             seeds = [v for v in rest if is_seed(v)]
             others += [v for v in rest if not is_seed(v)]
-            if strategy.dense_is_auto:  # Which variables a step assigns is not known yet.
+            # Which variables a step assigns is not known yet. It may be any of these.
+            if strategy.dense_is_auto:
                 for variable in rest:
                     if not is_seed(variable):
-                        check_assignable(variable.value, "may assign")
+                        check_assignable(variable.value)
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
         counts = [(own, variable.value) for variable, own in self._counts]
         constraints = [variable.constraint for variable in trainable]
