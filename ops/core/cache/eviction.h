@@ -10,7 +10,9 @@
 // The functions take the lines as an object: end(), beyond the last slot; Known(slot, &score),
 // whether a line there counts for the capacity, and what is known of its score; MayGo(slot,
 // &score), whether it may go, and its score, known from then on; and Prefetch(slot) and
-// PrefetchLine(slot) for those.
+// PrefetchLine(slot) for those. A line that counts and may not go is not Known any more, and MayGo
+// gives another score, until the owner knows it again and calls LineMayGo: the lowest lines are
+// often those of the steps under way, which came last, and no look may find only them.
 
 #ifndef HET_TF_OPS_CORE_CACHE_EVICTION_H_
 #define HET_TF_OPS_CORE_CACHE_EVICTION_H_
@@ -42,6 +44,9 @@ class Eviction {
   uint32_t Used(uint32_t score) const { return scoring_.Used(score, now_); }
   uint32_t New(int uses) const { return scoring_.New(uses, now_); }
   double Uses(uint32_t score) const { return scoring_.Uses(score, now_); }
+
+  // Some line may go that could not before.
+  void LineMayGo() { none_may_go_ = false; }
 
   // Whether a line with that score would outlast the next victim.
   template <typename Lines>
@@ -83,8 +88,8 @@ class Eviction {
   // passed.
   template <typename Lines>
   bool FindCandidate(int64_t victims, const Lines& lines) {
-    int64_t passed = 0;  // since something was learned of a line's score
-    while (true) {
+    int64_t passed = 0;  // since something was learned of a line
+    while (!none_may_go_) {
       while (!candidates_.empty()) {
         const Candidate candidate = candidates_.back();
         if (candidates_.size() > kAhead) {
@@ -97,9 +102,10 @@ class Eviction {
         if (score != candidate.score) passed = 0;
         if (may_go) KnowBetter({Scoring::Weight(score, passed_at_), score, candidate.slot});
       }
-      if (passed >= lines.end()) return false;
-      passed += Look(victims, lines);
+      none_may_go_ = passed >= lines.end();
+      if (!none_may_go_) passed += Look(victims, lines);
     }
+    return false;
   }
 
   // A candidate was used since the hand passed it, and is one still if it is below all others.
@@ -163,6 +169,7 @@ class Eviction {
   double time_ = 0;
   uint32_t now_ = 0;
   uint64_t hand_ = 0;
+  bool none_may_go_ = false;
   uint32_t passed_at_ = 0;  // now_ when the hand passed the candidates
   Candidate highest_ = {};  // of them, at first
   std::vector<Candidate> candidates_;

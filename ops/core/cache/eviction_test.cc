@@ -62,11 +62,22 @@ class Lines {
     ++line_looks_;
     const auto found = scores_.find(key);
     if (found == scores_.end()) return false;
+    if (held_.count(key) == 1) {
+      known_.erase(key);
+      *score = 0;
+      return false;
+    }
     known_[key] = *score = found->second;
-    return held_.count(key) == 0;
+    return true;
   }
 
-  void Release() { held_.clear(); }
+  void Release() {
+    for (const uint32_t key : held_) {
+      if (Has(key)) known_[key] = scores_[key];
+    }
+    held_.clear();
+    eviction_.LineMayGo();
+  }
   bool Has(uint32_t key) const { return scores_.count(key) == 1; }
   size_t size() const { return scores_.size(); }
   int64_t looks() const { return looks_; }
@@ -120,6 +131,35 @@ TEST(EvictionTest, AVictimCostsTheReadingOfSixteenScoresAndALine) {
     EXPECT_LE(lines.looks(), (kKeys - kCapacity) * 20);
     EXPECT_LE(lines.line_looks(), (kKeys - kCapacity) * 3);
   }
+}
+
+// As with steps under way, whose lines came last and were used least.
+TEST(LfuTest, HeldLinesWithTheLowestScoresCostLittle) {
+  constexpr uint32_t kCapacity = 20000, kHeld = 5000, kSteps = 40;
+  Lines lines(Policy::kLfu, kCapacity);
+  std::vector<uint32_t> hot(kCapacity), held(kHeld);
+  for (uint32_t key = 0; key < kCapacity; ++key) hot[key] = key;
+  for (int use = 0; use < 8; ++use) lines.Use(hot);
+  for (uint32_t key = 0; key < kHeld; ++key) held[key] = kCapacity + key;
+  EXPECT_EQ(lines.Use(held, true).size(), kHeld);
+  const int64_t before = lines.looks();
+  for (uint32_t step = 0; step < kSteps; ++step) {
+    EXPECT_EQ(lines.Use({kCapacity + kHeld + step}, true).size(), 1u);
+  }
+  EXPECT_LE(lines.looks() - before, 2 * (kCapacity + kHeld));
+}
+
+// Nothing is looked at again while nothing may go.
+TEST(EvictionTest, LinesThatAreAllHeldAreLookedAtOnce) {
+  Lines lines(Policy::kLfu, 100);
+  std::vector<uint32_t> keys(2000);
+  for (uint32_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  EXPECT_TRUE(lines.Use(keys, true).empty());
+  const int64_t before = lines.looks();
+  for (int i = 0; i < 1000; ++i) EXPECT_TRUE(lines.Trim().empty());
+  EXPECT_EQ(lines.looks(), before);
+  lines.Release();
+  EXPECT_EQ(lines.Trim().size(), 1900u);
 }
 
 // Beyond the lines that one look takes in, victims are among the least used.

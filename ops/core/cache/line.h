@@ -32,6 +32,7 @@ struct Line {
     kQueued = 8,    // in an outbox
     kStays = 16,    // it becomes resident once it is full
     kWatched = 32,  // its shard sends it once it is beyond the bound (link/watch.h)
+    kPassedBy = 64,  // Eviction does not know it while it is held
   };
 
   bool has(uint16_t flag) const { return (flags & flag) != 0; }

@@ -88,7 +88,12 @@ uint32_t Store::Make(int64_t key, uint64_t hash, int uses) {
 
 bool Store::Unhold(uint32_t slot) {
   Line* held = line(slot);
-  return --held->holds == 0 && !held->has(Line::kResident);
+  if (--held->holds > 0) return false;
+  if (!held->has(Line::kResident)) return true;
+  if (held->has(Line::kPassedBy)) known_scores_[slot] = KnownScore(*held);
+  held->clear(Line::kPassedBy);
+  eviction_.LineMayGo();
+  return false;
 }
 
 void Store::Free(uint32_t slot) {

@@ -82,6 +82,7 @@ class Store {
     ++num_resident_;
     set->set(Line::kResident);
     known_scores_[slot] = KnownScore(*set);
+    if (set->holds == 0) eviction_.LineMayGo();
   }
   void ClearResident(uint32_t slot) {
     Line* cleared = line(slot);
@@ -160,7 +161,7 @@ class Store {
   void MakeDirty(uint32_t slot);
   void UpdateLine(uint32_t slot, const Gradient& gradient, float learning_rate, float* before);
 
-  static constexpr uint32_t kNotResident = 0;
+  static constexpr uint32_t kNotResident = 0;  // or held and passed by
   // Another one for kNotResident, which looks as if the line had been used since.
   static uint32_t KnownScore(const Line& line) {
     return line.score == kNotResident ? kNotResident - 1 : line.score;
@@ -178,10 +179,12 @@ class Store {
       return *score != kNotResident;
     }
     bool MayGo(uint32_t slot, uint32_t* score) const {
-      const Line& candidate = *store->line(slot);
+      Line& candidate = *store->line(slot);
       if (!candidate.has(Line::kResident)) return false;
-      store->known_scores_[slot] = *score = KnownScore(candidate);
-      return candidate.holds == 0;
+      const bool may_go = candidate.holds == 0;
+      if (!may_go) candidate.set(Line::kPassedBy);
+      store->known_scores_[slot] = *score = may_go ? KnownScore(candidate) : kNotResident;
+      return may_go;
     }
   };
 
@@ -195,7 +198,7 @@ class Store {
   Unsent unsent_;
   Eviction eviction_;
   int64_t num_resident_ = 0;
-  std::vector<uint32_t> known_scores_;  // (end()): the score of a line that is resident, or older
+  std::vector<uint32_t> known_scores_;  // (end()): what Eviction knows, the line's score or an older
   std::vector<uint32_t> dirty_;
 };
 
