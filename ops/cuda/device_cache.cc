@@ -106,7 +106,7 @@ DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream
       host_rows_(config.host_capacity, kit_.optimizer->row_dim()),
       leaving_device_(memory_.get()),
       rows_in_(config.rows.num_shards),
-      admission_(config.capacity, static_cast<int>(asker_.format().words(0)),
+      admission_(config.policy, config.capacity, static_cast<int>(asker_.format().words(0)),
                  kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards,
               {Link(), Watching(), Outbox(asker_.format(), kit_.optimizer->contribution_dim())}) {}

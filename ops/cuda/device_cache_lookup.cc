@@ -181,16 +181,15 @@ Status DeviceCache::MakeLines(DeviceTicket* ticket, std::vector<char>* has_line)
     const int uses = admission_.Missed(HashKey(found->miss_keys[j]));
     // As on the host, a row that another step has, too, stays.
     const bool shared = visitors_.shared(found->newcomers_here[j].visitor);
-    const bool worth = shared || admission_.Affords(uses, has_room);
+    const bool worth = shared || (admission_.Admits(uses, has_room) && admission_.Affords());
     found->newcomers_here[j].uses = worth ? std::max(uses, 1) : 0;
     if (worth) admission_.Ask(1);
   }
   HET_RETURN_IF_CUDA_ERROR(
       ToDevice(found->newcomers_here, sizeof(HetNewcomer) * m, found->newcomers));
-  const int32_t admission = admission_.rich() ? HET_ADMIT_IF_AS_MUCH : HET_ADMIT_IF_MORE;
   const HetSlots victims = {found->victims, &counts->first_slots};
-  HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &found->misses, m, found->newcomers, admission,
-                                     found->slots, &counts->evicted, scratch_.get(), stream_));
+  HET_RETURN_IF_CUDA_ERROR(het_evict(store_, &found->misses, m, found->newcomers, found->slots,
+                                     &counts->evicted, scratch_.get(), stream_));
   HET_RETURN_IF_CUDA_ERROR(het_count_missed_ids(&found->batch, &found->misses, &found->checks,
                                                 &counts->missed_ids, stream_));
   int64_t* evicted_keys = found->checks.bases;  // the host has them

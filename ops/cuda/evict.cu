@@ -49,7 +49,6 @@ struct Evict {
   StoreView store;
   HetList misses;
   const HetNewcomer* newcomers;
-  int32_t admission;
   const int32_t* sorted;
   const int32_t* order;
   int64_t m;
@@ -70,7 +69,7 @@ struct Evict {
     if (weight == kPinned) return false;
     if (store.scoring.policy == Policy::kLru) return true;
     const int32_t newcomer = Scoring::Weight(store.scoring.New(count, now), now);
-    return admission == HET_ADMIT_IF_AS_MUCH ? newcomer >= weight : newcomer > weight;
+    return newcomer >= weight;
   }
 
   HET_DEVICE void Pin(int32_t slot, int64_t key) const {
@@ -211,8 +210,8 @@ size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses) {
 }
 
 int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
-              const HetNewcomer* newcomers, int32_t admission, int32_t* slots, int64_t* num_evicted,
-              void* memory, HetStream stream) {
+              const HetNewcomer* newcomers, int32_t* slots, int64_t* num_evicted, void* memory,
+              HetStream stream) {
   const StoreView& view = store->view;
   Scratch scratch(memory);
   EvictScratch s(&scratch, view, num_misses);
@@ -222,7 +221,7 @@ int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
       Launch(ListBuckets{view, *misses, newcomers, s.buckets, s.iota}, num_misses, stream));
   HET_CUDA_RETURN_IF_ERROR(SortPairs(s.sort, &s.sort_bytes, s.buckets, s.sorted, s.iota, s.order,
                                      num_misses, s.bits, stream));
-  const Evict evict = {view,    *misses,    newcomers, admission,  s.sorted,
+  const Evict evict = {view,    *misses,    newcomers, s.sorted,
                        s.order, num_misses, slots,     num_evicted};
   return LaunchLanes<32>(evict, num_misses, stream);
 }

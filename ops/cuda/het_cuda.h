@@ -204,10 +204,6 @@ int het_count_missed_ids(const HetBatch* batch, const HetList* misses, const Het
                          int64_t* num_ids,  // (1): out
                          HetStream stream);
 
-// Which rows give way to a key without a line: those that were asked for less often lately, or as
-// often, too. (HET_LRU: any that is not pinned.)
-enum { HET_ADMIT_IF_MORE = 0, HET_ADMIT_IF_AS_MUCH = 1 };
-
 // A key that has no line.
 typedef struct {
   int32_t uses;     // how often it was asked for lately, at least 1; 0: it is to have no line
@@ -215,11 +211,11 @@ typedef struct {
 } HetNewcomer;
 
 // A slot for each miss, pinned: a line that is free or whose row is the least worth keeping of its
-// bucket, or its visitor. num_misses: of the list, as the host read it.
+// bucket, unless that row was asked for more often lately than the key (HET_LRU: whatever it is),
+// or its visitor. num_misses: of the list, as the host read it.
 size_t het_evict_scratch_bytes(const HetStore* store, int64_t num_misses);
 int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
               const HetNewcomer* newcomers,  // (num_misses)
-              int32_t admission,             // HET_ADMIT_...
               int32_t* slots,                // (num_keys): in and out
               int64_t* num_evicted,          // (1): out, the lines that were another key's
               void* scratch, HetStream stream);

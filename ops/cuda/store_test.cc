@@ -295,11 +295,11 @@ TEST(DeviceStoreTest, LruEvictsTheLongestUnused) {
 TEST(DeviceStoreTest, LfuKeepsWhatIsUsedMoreUntilItAges) {
   const DeviceStore store("sgd", 1, 2, HET_LFU);
   std::map<int64_t, float> evicted;
-  const auto use = [&](int64_t key, int32_t uses, int32_t admission) {
+  const auto use = [&](int64_t key, int32_t uses) {
     Step step(store, 1, {key});
     const bool missed = !step.miss_keys().empty();
     if (missed) {
-      step.MakeLines({uses}, admission);
+      step.MakeLines({uses});
       step.InstallMisses({{1}}, {0});
       evicted = step.evicted();
     }
@@ -307,20 +307,20 @@ TEST(DeviceStoreTest, LfuKeepsWhatIsUsedMoreUntilItAges) {
     step.Unpin();
     return has_line;
   };
-  for (int time = 0; time < 4; ++time) use(1, 1, HET_ADMIT_IF_AS_MUCH);
-  for (int time = 0; time < 2; ++time) use(2, 1, HET_ADMIT_IF_AS_MUCH);
-  EXPECT_FALSE(use(3, 1, HET_ADMIT_IF_AS_MUCH)) << "once is less than twice";
-  EXPECT_TRUE(use(3, 3, HET_ADMIT_IF_MORE));
+  for (int time = 0; time < 4; ++time) use(1, 1);
+  for (int time = 0; time < 2; ++time) use(2, 1);
+  EXPECT_FALSE(use(3, 1)) << "once is less than twice";
+  EXPECT_TRUE(use(3, 3));
   ASSERT_EQ(evicted.count(2), 1u);
   EXPECT_GT(evicted[2], 1);
   EXPECT_LE(evicted[2], 2);
-  EXPECT_TRUE(use(1, 1, HET_ADMIT_IF_AS_MUCH)) << "2 gave way";
+  EXPECT_TRUE(use(1, 1)) << "2 gave way";
   // A half-life is four capacities of uses.
-  for (int time = 0; time < 80; ++time) use(3, 1, HET_ADMIT_IF_AS_MUCH);
-  EXPECT_TRUE(use(4, 1, HET_ADMIT_IF_AS_MUCH)) << "1 has aged";
-  EXPECT_TRUE(use(3, 1, HET_ADMIT_IF_MORE));
-  for (int time = 0; time < 20; ++time) use(4, 1, HET_ADMIT_IF_MORE);
-  EXPECT_FALSE(use(5, 1, HET_ADMIT_IF_AS_MUCH));
+  for (int time = 0; time < 80; ++time) use(3, 1);
+  EXPECT_TRUE(use(4, 1)) << "1 has aged";
+  EXPECT_TRUE(use(3, 1));
+  for (int time = 0; time < 20; ++time) use(4, 1);
+  EXPECT_FALSE(use(5, 1));
 }
 
 TEST(DeviceStoreTest, VictimsLeaveWithTheirContributions) {

@@ -213,8 +213,7 @@ class Step {
   }
 
   // Lines for the misses. uses: (misses). Returns the contributions of the rows that gave way.
-  std::vector<PushedRow> MakeLines(const std::vector<int32_t>& uses,
-                                   int32_t admission = HET_ADMIT_IF_AS_MUCH) {
+  std::vector<PushedRow> MakeLines(const std::vector<int32_t>& uses) {
     cuda::Visitors* visitors = store_.visitors();
     visitors->Reserve(num_misses_);
     store_.ReserveVisitors(visitors->end());
@@ -225,7 +224,7 @@ class Step {
     const DeviceArray<int64_t> evicted(1);
     const DeviceArray<char> scratch(het_evict_scratch_bytes(store_.get(), num_misses_));
     EXPECT_CUDA(het_evict(store_.get(), &misses_.list, num_misses_, newcomers_there.get(),
-                          admission, slots_.get(), evicted.get(), scratch.get(), kStream));
+                          slots_.get(), evicted.get(), scratch.get(), kStream));
     num_evicted_ = evicted.Read()[0];
     const std::vector<int32_t> slots = this->slots(), index = miss_index();
     for (int64_t j = 0; j < num_misses_; ++j) {

@@ -30,7 +30,7 @@ Cache::Cache(const CacheConfig& config, RowKit kit)
       id_(RandomId()),
       asker_{id_, kit_.optimizer.get(), config.half},
       store_(kit_, config.rows, asker_.format(), config.policy, config.capacity),
-      admission_(config.capacity, static_cast<int>(asker_.format().words(0)),
+      admission_(config.policy, config.capacity, static_cast<int>(asker_.format().words(0)),
                  kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards) {}
 

@@ -30,9 +30,9 @@ int64_t Cache::MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full) {
     missed += ids.count(u);
     const int count = admission_.Missed(ids.hashes[u]);
     if (slot == Line::kNone) slot = store_.Make(ids.keys[u], ids.hashes[u], count);
-    if (store_.WouldStay(count, admission_.rich())) store_.line(slot)->set(Line::kStays);
+    if (admission_.Admits(count, store_.has_room())) store_.line(slot)->set(Line::kStays);
     // A row that nobody has updated costs nothing, so what stays need not be asked for in full.
-    if (store_.line(slot)->has(Line::kStays) && admission_.Affords(count, store_.has_room())) {
+    if (store_.line(slot)->has(Line::kStays) && admission_.Affords()) {
       (*asks_in_full)[u] = 1;
       admission_.Ask(1);
     }

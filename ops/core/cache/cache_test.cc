@@ -129,6 +129,7 @@ TEST(CacheTest, ATicketKeepsItsLinesWhateverTheCapacity) {
 
 TEST(CacheTest, EvictedDirtyRowsTravelWithTheNextMessage) {
   CacheConfig config = PlainConfig();
+  config.policy = Policy::kLru;
   config.capacity = 1;
   Cluster cluster(config);
   cluster.Step(0, {1}, {3});
@@ -377,6 +378,21 @@ TEST(CacheTest, LruKeepsTheMostRecentlyUsed) {
     cluster.Read(0, {key});
     ASSERT_EQ(cluster.count(CacheCounter::kHits), hits) << "step " << step;
   }
+}
+
+// A key that comes once drives nothing out, one that comes again does.
+TEST(CacheTest, AFullCacheAdmitsAKeyAtItsSecondLookup) {
+  CacheConfig config = PlainConfig();
+  config.capacity = 20;
+  Cluster cluster(config);
+  for (int64_t key = 0; key < 20; ++key) cluster.Read(0, {key});
+  for (int64_t key = 100; key < 150; ++key) cluster.Read(0, {key});
+  EXPECT_EQ(cluster.count(CacheCounter::kEvictions), 0);
+  cluster.Read(0, {149});
+  EXPECT_EQ(cluster.count(CacheCounter::kHits), 0);
+  EXPECT_EQ(cluster.count(CacheCounter::kEvictions), 1);
+  cluster.Read(0, {149});
+  EXPECT_EQ(cluster.count(CacheCounter::kHits), 1);
 }
 
 // One worker with any staleness gives what it gives without a cache; also when the work is split.

@@ -48,15 +48,6 @@ class Eviction {
   // Some line may go that could not before.
   void LineMayGo() { none_may_go_ = false; }
 
-  // Whether a line with that score would outlast the next victim.
-  template <typename Lines>
-  bool Outlasts(uint32_t score, bool or_equals, const Lines& lines) {
-    if (scoring_.policy == Policy::kLru) return true;
-    if (!FindCandidate(kLeast, lines)) return false;
-    const int32_t victim = Weight(candidates_.back().score);
-    return or_equals ? Weight(score) >= victim : Weight(score) > victim;
-  }
-
   // Calls evict(slot) until wanted lines are gone or none is left that may go.
   template <typename Lines, typename Evict>
   void Run(int64_t wanted, const Lines& lines, const Evict& evict) HET_NO_THREAD_SAFETY_ANALYSIS {
@@ -81,8 +72,6 @@ class Eviction {
   static constexpr int64_t kLeast = 64;  // victims looked for at a time
   static constexpr int64_t kLinesPerVictim = 16;
   static constexpr uint64_t kRun = 16;  // scores of a cache line
-
-  int32_t Weight(uint32_t score) const { return Scoring::Weight(score, now_); }
 
   // Makes the last candidate one that may go and has the lowest score of those that the hand
   // passed.

@@ -268,27 +268,5 @@ TEST(LfuTest, CountsHoldForMillionsOfHalfLives) {
   }
 }
 
-TEST(LfuTest, WhatIsUsedMoreOftenThanTheVictimOutlastsIt) {
-  Eviction eviction(Policy::kLfu, 2);
-  eviction.BeginUse(1);
-  const uint32_t once = eviction.New(1), twice = eviction.Used(once);
-  struct OneLine {
-    uint32_t score;
-
-    uint32_t end() const { return 1; }
-    void Prefetch(uint32_t) const {}
-    void PrefetchLine(uint32_t) const {}
-    bool Known(uint32_t, uint32_t* out) const {
-      *out = score;
-      return true;
-    }
-    bool MayGo(uint32_t slot, uint32_t* out) const { return Known(slot, out); }
-  };
-  EXPECT_TRUE(Eviction(eviction).Outlasts(twice, false, OneLine{once}));
-  EXPECT_FALSE(Eviction(eviction).Outlasts(once, false, OneLine{once}));
-  EXPECT_TRUE(Eviction(eviction).Outlasts(once, true, OneLine{once}));
-  EXPECT_FALSE(Eviction(eviction).Outlasts(once, true, OneLine{twice}));
-}
-
 }  // namespace
 }  // namespace het_tf

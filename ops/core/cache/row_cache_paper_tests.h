@@ -73,6 +73,7 @@ TYPED_TEST_P(PaperCodeFaults, RowsOfShardsWithoutKeysAreNotDropped) {
 // Table::Sync refuses a key that is not its own, so a wrong way fails at once.
 TYPED_TEST_P(PaperCodeFaults, PushesAfterEvictionsReachTheirShard) {
   CacheConfig config = WithStaleness(5, 3);
+  config.policy = Policy::kLru;
   config.capacity = 7;
   const ClusterOf<TypeParam> cluster(config);
   std::map<int64_t, int64_t> updates;

@@ -131,12 +131,6 @@ class Store {
 
   // ---- evict
 
-  // Whether a line that was asked for so often lately would stay, were it resident.
-  bool WouldStay(int uses, bool or_equals) {
-    if (has_room()) return true;
-    return capacity_ > 0 && eviction_.Outlasts(eviction_.New(uses), or_equals, Evictable{this});
-  }
-
   // Calls evict(slot) for lines that nobody holds until no more than the capacity are resident, or
   // no other may go. evict must make the line not resident.
   template <typename Evict>
