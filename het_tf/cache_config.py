@@ -51,10 +51,13 @@ class CacheConfig:
     below the limit: with a higher learning rate, choose a smaller bound.
 
     Attributes:
-      capacity: number of rows in the memory of a worker's host, from 1 to `2**31 - 1`. None: only
-        allowed with `device_capacity`. With `device_capacity`, the host keeps rows that the GPU has
-        evicted, so that they need a check and not a fetch when they are used again. A worker
-        without a GPU keeps all of its cached rows on the host.
+      capacity: number of rows in the memory of a worker's host, from 1 to `2**31 - 1`. None: as
+        many as fit into a quarter of the host's free memory, divided by the workers on the host.
+        All caches without a capacity share this memory: each may use what the others leave, and
+        always an equal part. The memory is taken as the caches fill. Workers log its size, and the
+        rows that it holds. With `device_capacity`, the host keeps rows that the GPU has evicted, so
+        that they need a check and not a fetch when they are used again, and None keeps none. A
+        worker without a GPU keeps all of its cached rows on the host.
       policy: eviction policy of a full cache. "lfu": least frequently used. A use counts half as
         much as a use that is `4 * capacity` key lookups younger. "lru": least recently used.
       staleness: default of `read_bound` and `write_bound`. None: unbounded. Default beside one of
@@ -105,11 +108,6 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.policy not in ("lfu", "lru"):
             raise ValueError(f'policy must be "lfu" or "lru", not {self.policy!r}')
-        if self.device_capacity is None and self.capacity is None:
-            raise ValueError(
-                "CacheConfig needs capacity, the rows that each worker keeps, such as"
-                " CacheConfig(capacity=100_000), or device_capacity"
-            )
         if self.capacity is not None:
             capacity = check_integer("capacity", self.capacity, 1, INT32_MAX)
             object.__setattr__(self, "capacity", capacity)

@@ -20,7 +20,8 @@ REGISTER_OP("Het>CacheHandle")
     .Attr("clock: {'count', 'lamport', 'drift'} = 'count'")
     .Attr("num_shards: int >= 1 = 1")
     .Attr("row_dtype: {'float32', 'bfloat16'} = 'float32'")
-    .Attr("capacity: int")
+    .Attr("capacity: int >= -1")
+    .Attr("workers_on_host: int >= 1 = 1")
     .Attr("device_capacity: int >= -1 = 0")
     .Attr("policy: {'lru', 'lfu'} = 'lfu'")
     .Attr("read_bound: int = -1")
@@ -38,7 +39,9 @@ shared_name: The cache's name; empty: private to this op.
 dim: As of the table, like optimizer, initializer, seed, clock, num_shards and row_dtype.
 capacity: Rows. 0: no cache. Every lookup fetches its rows, updates send gradients, and the shards
   apply the optimizer. With device_capacity those that are kept in the host's memory when they have
-  given way to others on the device; 0: none.
+  given way to others on the device; 0: none. -1: as many as fit into a quarter of the memory that
+  is free when the first such cache of the process is made, which all of them share.
+workers_on_host: Worker processes that share this host's memory.
 device_capacity: Rows in the memory of the device of this op; -1: as many as three quarters of the
   memory hold that TensorFlow has not handed out there. 0: rows are in the host's memory. In a build without CUDA the CPU is such a device, else GPUs are.
 policy: Which rows leave a full cache.

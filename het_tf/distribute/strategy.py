@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import time
@@ -157,6 +158,12 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def num_workers(self) -> int:
         """Number of worker tasks."""
         return sum(task_type == "worker" for task_type, _ in self._addresses)
+
+    @property
+    def workers_on_host(self) -> int:
+        """Largest number of worker tasks whose addresses name the same host."""
+        hosts = [a.rpartition(":")[0] for task, a in self._addresses.items() if task[0] == "worker"]
+        return max(collections.Counter(hosts).values(), default=1)
 
     @property
     def num_ps(self) -> int:

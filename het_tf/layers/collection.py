@@ -151,7 +151,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         self,
         feature_configs: Any,
         *,
-        cache: CacheConfig | None = None,
+        cache: CacheConfig | str | None = "auto",
         seed: int | None = None,
         nonfinite: str = "error",
         row_dtype: str = "float32",

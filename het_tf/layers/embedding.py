@@ -88,7 +88,7 @@ class HetEmbedding(keras.layers.Layer):
         output_dim: int | None = None,
         optimizer: optimizers.Optimizer | keras.optimizers.Optimizer | str | None = "same",
         seed: int | None = None,
-        cache: CacheConfig | None = None,
+        cache: CacheConfig | str | None = "auto",
         nonfinite: str = "error",
         row_dtype: str = "float32",
         wire_dtype: str = "float32",
@@ -126,9 +126,10 @@ class HetEmbedding(keras.layers.Layer):
             optimizer of `keras.optimizers` that has a row form, or the name of one.
           seed: int64 seed of the initial values. None: a random seed.
           cache: the cache of every worker under a parameter server strategy. None: workers fetch
-            rows and send gradients in every step. Without a strategy, only `device_capacity` has an
-            effect: rows in use are on this process's GPU. Updates reach the table on eviction or
-            `flush`.
+            rows and send gradients in every step. "auto": `CacheConfig()` under a
+            `HetParameterServerStrategy`, and None otherwise, since TensorFlow's own strategy does
+            not `flush`. Without a strategy, only `device_capacity` has an effect: rows in use are
+            on this process's GPU. Updates reach the table on eviction or `flush`.
           nonfinite: reaction to NaN or infinity in a gradient or its squares. "error": the step
             fails and changes nothing. "skip": the ids concerned are not updated and are counted.
           row_dtype: dtype of the values in the table. "bfloat16" halves their memory. Updates are
@@ -158,8 +159,8 @@ class HetEmbedding(keras.layers.Layer):
             seed = random.getrandbits(62)
         if nonfinite not in ("error", "skip"):
             raise ValueError(f'nonfinite must be "error" or "skip", not {nonfinite!r}')
-        if cache is not None and not isinstance(cache, CacheConfig):
-            raise ValueError(f"cache must be a het_tf.CacheConfig or None, not {cache!r}")
+        if cache is not None and cache != "auto" and not isinstance(cache, CacheConfig):
+            raise ValueError(f'cache must be a het_tf.CacheConfig, "auto" or None, not {cache!r}')
         pooling.check_combiner(combiner)
         if padding_id is not None:
             padding_id = check_integer("padding_id", padding_id, -INT64_MAX - 1, INT64_MAX)
@@ -357,7 +358,7 @@ class HetEmbedding(keras.layers.Layer):
             "embeddings_constraint": serialize(self.embeddings_constraint),
             "weights": serialize(weights),
             "seed": self.seed,
-            "cache": None if self.cache is None else serialize(self.cache),
+            "cache": serialize(self.cache),
             "nonfinite": self.nonfinite,
             "row_dtype": self.row_dtype,
             "wire_dtype": self.wire_dtype,

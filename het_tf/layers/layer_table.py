@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import lifetimes, ops, optimizers
+from het_tf.cache_config import CacheConfig
 from het_tf.layers.keras_parity import check_cache_hears
 from het_tf.optimizers.rows import constrained
 from het_tf.runtime.counters import with_ratios
@@ -49,6 +50,13 @@ class LayerTable:
             warn_of_idle_cluster(f"Layer {self._layer.name!r} is built")
 
     @property
+    def cache(self) -> CacheConfig | None:
+        """The config of the workers' caches, where the table was placed. None: without a cache."""
+        if self._layer.cache != "auto":
+            return self._layer.cache
+        return CacheConfig() if hasattr(self._strategy, "held") else None
+
+    @property
     def exists(self) -> bool:
         """Whether the table has been created."""
         return self._table is not None
@@ -86,14 +94,14 @@ class LayerTable:
         """Creates the table. It imports the rows of `replaced`, and slots of the same kind."""
         layer, devices = self._layer, self._devices
         if devices:
-            check_cache_hears(layer.name, layer.cache, layer.expiry, layer.key_ranges)
+            check_cache_hears(layer.name, self.cache, layer.expiry, layer.key_ranges)
         table = EmbeddingTable(
             layer.output_dim,
             # Rows have no slots until their optimizer is known.
             constrained(layer.optimizer or optimizers.SGD(), layer.embeddings_constraint),
             initializer=layer.row_initializer,
             seed=layer.seed,
-            clock=layer.cache.clock if layer.cache and devices else "count",
+            clock=self.cache.clock if self.cache and devices else "count",
             devices=devices,
             name=layer.name,
             input_dim=layer.input_dim,
@@ -108,7 +116,13 @@ class LayerTable:
             table.assign(np.arange(len(self.first_values)), self.first_values)
             self.first_values = None
         self._table = table
-        self._worker_cache = WorkerCache(table, layer.cache, layer.nonfinite, layer.wire_dtype)
+        self._worker_cache = WorkerCache(
+            table,
+            self.cache,
+            layer.nonfinite,
+            layer.wire_dtype,
+            workers_on_host=getattr(self._strategy, "workers_on_host", 1),
+        )
         if hasattr(self._strategy, "held"):
             self._strategy.held.register_cache(self._worker_cache)
         return table

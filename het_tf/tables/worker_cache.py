@@ -25,7 +25,7 @@ from het_tf.runtime.counters import names_of, sum_stats
 from het_tf.runtime.validation import check_float_dtype
 from het_tf.tables.table import NO_CACHE, EmbeddingTable
 
-# Value of the attribute `device_capacity` for as many rows as the device's memory allows.
+# Value of `capacity` and `device_capacity` in the ops for as many rows as memory allows.
 _AUTO = -1
 
 
@@ -210,6 +210,7 @@ class WorkerCache:
         config: CacheConfig | None,
         nonfinite: str = "error",
         wire_dtype: str = "float32",
+        workers_on_host: int = 1,
     ):
         """Stores the arguments. The first op creates the cache.
 
@@ -220,6 +221,7 @@ class WorkerCache:
             nothing. "skip": the keys concerned are skipped and counted.
           wire_dtype: dtype in messages of values, their gradients and their changes, "float32" or
             "bfloat16".
+          workers_on_host: largest number of workers that share the memory of a host.
 
         Raises:
           ValueError: `nonfinite` or `wire_dtype` is invalid, or there is no GPU for
@@ -239,8 +241,11 @@ class WorkerCache:
         if config is None:
             self._attributes |= NO_CACHE
         else:
-            capacity = 0 if config.capacity is None else config.capacity
+            capacity = config.capacity
+            if capacity is None:
+                capacity = _AUTO if config.device_capacity is None else 0
             self._attributes |= {"capacity": capacity, "policy": config.policy}
+            self._attributes["workers_on_host"] = workers_on_host
             workers = 1 if table.is_local else len(cluster_devices("worker"))
             self._attributes |= config.bound_attributes(max(workers, 1))
         devices = devices_of_rows(self.name, config, table.is_local)

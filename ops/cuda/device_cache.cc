@@ -109,7 +109,9 @@ DeviceCache::DeviceCache(const CacheConfig& config, RowKit kit, HetStream stream
       admission_(config.policy, config.capacity, static_cast<int>(asker_.format().words(0)),
                  kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards,
-              {Link(), Watching(), Outbox(asker_.format(), kit_.optimizer->contribution_dim())}) {}
+              {Link(), Watching(), Outbox(asker_.format(), kit_.optimizer->contribution_dim())}) {
+  admission_.Fill(config.capacity);
+}
 
 DeviceCache::~DeviceCache() {
   SetDevice(device_);

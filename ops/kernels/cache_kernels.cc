@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "ops/core/cache/cache.h"
+#include "ops/core/cache/memory_share.h"
+#include "ops/core/memory/free_memory.h"
 #include "ops/kernels/device_caches.h"
 #include "ops/kernels/device_ids.h"
 #include "ops/kernels/kernel_util.h"
@@ -25,6 +27,18 @@ using tensorflow::Tensor;
 std::string NameOf(Policy policy) { return policy == Policy::kLru ? "lru" : "lfu"; }
 std::string NameOf(Nonfinite nonfinite) { return nonfinite == Nonfinite::kSkip ? "skip" : "error"; }
 
+// What the caches without a capacity may use in this process, told when the first of them is made.
+MemoryShare* MemoryOfCaches(int64_t workers_on_host) {
+  constexpr int64_t kPartOfFree = 4;  // the rest is for input pipelines, tensors and other processes
+  constexpr int64_t kUnknown = int64_t{1} << 30;
+  static MemoryShare* const memory = [&] {
+    const int64_t free = FreeMemory();
+    const int64_t bytes = (free < 0 ? kUnknown : free / kPartOfFree) / workers_on_host;
+    return new MemoryShare(bytes);
+  }();
+  return memory;
+}
+
 class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
  public:
   explicit CacheHandleOp(OpKernelConstruction* context)
@@ -33,6 +47,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     std::string policy, dtype;
     bool skip;
     OP_REQUIRES_OK(context, context->GetAttr("capacity", &config_.capacity));
+    OP_REQUIRES_OK(context, context->GetAttr("workers_on_host", &workers_on_host_));
     OP_REQUIRES_OK(context, context->GetAttr("device_capacity", &device_capacity_));
     OP_REQUIRES_OK(context, context->GetAttr("read_bound", &config_.read_bound));
     OP_REQUIRES_OK(context, context->GetAttr("write_bound", &config_.write_bound));
@@ -80,7 +95,15 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
           StrCat("device_capacity = 0 on ", device_->name(), ": rows on the host are for its CPU"));
     }
     std::shared_ptr<Cache> made;
-    TF_RETURN_IF_ERROR(ToTf(Cache::Create(config_, &made)));
+    CacheConfig config = config_;
+    if (config.capacity == kSharedMemory) config.memory = MemoryOfCaches(workers_on_host_);
+    TF_RETURN_IF_ERROR(ToTf(Cache::Create(config, &made)));
+    if (config.memory != nullptr) {
+      LOG(INFO) << cinfo_.name() << " may grow to " << made->capacity() << " rows, in "
+                << (config.memory->bytes() >> 20)
+                << " MB that all caches of this process share: a quarter of the free memory"
+                << " divided by the workers on this host, " << workers_on_host_;
+    }
     *cache = std::move(made);
     return absl::OkStatus();
   }
@@ -88,6 +111,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
   tensorflow::DeviceBase* const device_;
   CacheConfig config_;
   int64_t device_capacity_ = 0;
+  int64_t workers_on_host_ = 1;
 };
 
 // A kernel that puts out one request for each shard.

@@ -57,7 +57,6 @@ NO_NUMBERS = [-0.1, NAN, INF, "1", True, 1024.5]
 ARGUMENTS = [
     *((lambda v=v: config(capacity=v), f"capacity {ROWS}, not {v!r}") for v in NO_INTEGERS),
     *((lambda v=v: drift(staleness=v), f"staleness {LENGTH}, not {v!r}") for v in NO_NUMBERS),
-    (het_tf.CacheConfig, "CacheConfig needs capacity, the rows that each worker keeps, such as"),
     (lambda: config(policy="fifo"), 'policy must be "lfu" or "lru", not \'fifo\''),
     (lambda: config(clock="vector"), 'clock must be "count", "lamport" or "drift", not \'vector\''),
     (lambda: config(staleness=-1), f"staleness {COUNT}, not -1"),
@@ -83,7 +82,7 @@ ARGUMENTS = [
     (lambda: layer(2**24 + 1), f"output_dim {DIM}, not 16777217"),
     *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in (2**63, -(2**63) - 1)),
     (lambda: layer(nonfinite="no"), 'nonfinite must be "error" or "skip", not \'no\''),
-    (lambda: layer(cache=100), "cache must be a het_tf.CacheConfig or None, not 100"),
+    (lambda: layer(cache=100), "cache must be a het_tf.CacheConfig, \"auto\" or None, not 100"),
     (
         lambda: layer(optimizer="adan"),
         "or the name of one: adagrad, adam, adamw, ftrl, lamb, lion, momentum, rmsprop, row_wise",

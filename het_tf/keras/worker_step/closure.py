@@ -200,9 +200,9 @@ class StepClosure:
         waits = replicas is not None and self._strategy.dense_staleness == 0
         travels = None if waits else replicas
         ahead = {
-            id(layer): layer.cache.steps_ahead(waits)
+            id(layer): cache.steps_ahead(waits)
             for layer in layers
-            if layer.cache is not None and layer.cache.steps_ahead(waits) > 0
+            if (cache := layer.stored.cache) is not None and cache.steps_ahead(waits) > 0
         }
         self.looks_ahead = bool(ahead)
         self.lookahead = max([*ahead.values(), 0 if travels is None else 1])

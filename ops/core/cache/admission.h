@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 
 #include "ops/core/cache/score.h"
 #include "ops/core/memory/sketch.h"
@@ -28,24 +29,30 @@ class Admission {
         admits_all_(policy == Policy::kLru),
         value_bytes_(static_cast<double>(sizeof(ReplyRow) + sizeof(float) * value_words)),
         slot_bytes_(static_cast<double>(sizeof(float) * slot_dim)),
-        most_credit_(slot_bytes_ * static_cast<double>(capacity)),
-        sketch_(capacity) {}
+        most_credit_(slot_bytes_ * static_cast<double>(capacity)) {}
+
+  // The cache is full, and holds that many rows. Until then every key is worth a line, and none is
+  // counted.
+  void Fill(int64_t capacity) {
+    if (enabled_ && sketch_ == nullptr) sketch_ = std::make_unique<Sketch>(capacity);
+  }
 
   void Prefetch(uint64_t hash) const {
-    if (enabled_) sketch_.Prefetch(hash);
+    if (sketch_ != nullptr) sketch_->Prefetch(hash);
   }
 
   // That many keys are looked up.
   void BeginUse(int64_t keys) {
-    if (enabled_) sketch_.Age(keys);
+    if (sketch_ != nullptr) sketch_->Age(keys);
   }
 
   // A key without a full line was looked up. Returns how often it was lately.
-  int Missed(uint64_t hash) { return enabled_ ? sketch_.Count(hash) : 1; }
+  int Missed(uint64_t hash) { return sketch_ == nullptr ? 1 : sketch_->Count(hash); }
 
   // A line that was used so often lately leaves.
   void Evicted(uint64_t hash, double uses) {
-    sketch_.AtLeast(hash, static_cast<int>(std::min(std::round(uses), double{Sketch::kMax})));
+    if (sketch_ == nullptr) return;
+    sketch_->AtLeast(hash, static_cast<int>(std::min(std::round(uses), double{Sketch::kMax})));
   }
 
   // Whether a row that was asked for so often lately gets a line. has_room: it drives nothing out.
@@ -78,7 +85,7 @@ class Admission {
 
   const bool enabled_, admits_all_;
   const double value_bytes_, slot_bytes_, most_credit_;
-  Sketch sketch_;
+  std::unique_ptr<Sketch> sketch_;  // nullptr: the cache was never full
   double credit_ = 0;  // bytes
 };
 

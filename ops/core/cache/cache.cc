@@ -17,8 +17,9 @@ Status Cache::Create(const CacheConfig& config, std::shared_ptr<Cache>* cache) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config.rows, &kit));
   HET_RETURN_IF_ERROR(config.Check());
-  if (config.capacity < 0 || config.capacity > 0x7fffffff) {
-    return InvalidArgument("capacity = ", config.capacity, " rows must be in [0, 2147483647]");
+  if (config.capacity == kSharedMemory ? config.memory == nullptr
+                                       : config.capacity < 0 || config.capacity > kMostRows) {
+    return InvalidArgument("capacity = ", config.capacity, " rows must be in [0, ", kMostRows, "]");
   }
   cache->reset(new Cache(config, std::move(kit)));
   return Status();
@@ -29,8 +30,8 @@ Cache::Cache(const CacheConfig& config, RowKit kit)
       kit_(std::move(kit)),
       id_(RandomId()),
       asker_{id_, kit_.optimizer.get(), config.half},
-      store_(kit_, config.rows, asker_.format(), config.policy, config.capacity),
-      admission_(config.policy, config.capacity, static_cast<int>(asker_.format().words(0)),
+      store_(kit_, config, asker_.format()),
+      admission_(config.policy, store_.capacity(), static_cast<int>(asker_.format().words(0)),
                  kit_.optimizer->slot_dim()),
       shards_(config.rows.num_shards) {}
 

@@ -84,6 +84,11 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   int dim() const override { return kit_.optimizer->dim(); }
   int num_shards() const override { return config_.rows.num_shards; }
   uint64_t id() const override { return id_; }
+  // Rows that it may keep, as things are.
+  int64_t capacity() {
+    MutexLock lock(&mutex_);
+    return store_.capacity();
+  }
 
   // ---- Lookup
 

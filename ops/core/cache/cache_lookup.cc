@@ -53,6 +53,7 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
   const UniqueIds& keys = made->ids();
   admission_.BeginUse(keys.num_keys());
   const Store::Found found = store_.Find(keys, parallel_for, &made->slots_);
+  if (!store_.has_room()) admission_.Fill(store_.capacity());
   std::vector<char> asks_in_full;  // (num_keys); empty: all lines are full
   const int64_t missed = found.full < keys.num_keys() ? MakeMissing(made.get(), &asks_in_full) : 0;
   Trim();
@@ -92,7 +93,7 @@ bool Cache::Watches(int shard) {
 void Cache::Unwatch(Line* line) {
   if (!line->has(Line::kWatched)) return;
   line->clear(Line::kWatched);
-  shards_[line->shard].watching.Left(1, config_.capacity / num_shards());
+  shards_[line->shard].watching.Left(1, store_.capacity() / num_shards());
 }
 
 // What a step must ask about one of its lines. in_full: MakeMissing's.
@@ -102,7 +103,7 @@ void Cache::Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* ques
   // those queued travel with the request, and no other step may make one before its own.
   const bool reply_has_all = line->holds == 1 && (line->pending == 0 || Travels(*line));
   if (line->has(Line::kFull)) {
-    if (config_.capacity > 0) store_.SetResident(slot);
+    if (config_.capacity != 0) store_.SetResident(slot);
     if (read_bound == kUnbounded) {
       admission_.Spared(1);
     } else if (questions->watches && line->has(Line::kWatched)) {

@@ -395,6 +395,39 @@ TEST(CacheTest, AFullCacheAdmitsAKeyAtItsSecondLookup) {
   EXPECT_EQ(cluster.count(CacheCounter::kHits), 1);
 }
 
+// Each may have what the others leave, and always an equal part.
+TEST(CacheTest, CachesWithoutACapacityShareMemory) {
+  constexpr int64_t kRowBytes = 3 * 64, kRows = 100;
+  MemoryShare memory(kRows * kRowBytes);
+  CacheConfig config = PlainConfig();
+  config.capacity = kSharedMemory;
+  config.memory = &memory;
+  Cluster cluster(config, 2);
+  const auto rows = [&](int cache) { return cluster.count(CacheCounter::kRows, cache); };
+  for (int64_t key = 0; key < 30; ++key) cluster.Read(1, {key});
+  cluster.Read(1, {0});  // A lookup says what the ones before have made.
+  for (int64_t key = 0; key < 300; ++key) cluster.Read(0, {key});
+  EXPECT_EQ(rows(0), 70);
+  EXPECT_EQ(rows(1), 30);
+  for (int64_t key = 30; key < 300; ++key) cluster.Read(1, {key});
+  cluster.Read(0, {0});
+  EXPECT_EQ(rows(0), 50);
+  EXPECT_EQ(rows(1), 50);
+  EXPECT_GE(cluster.count(CacheCounter::kEvictions, 0), 20);
+}
+
+TEST(MemoryShareTest, ACacheThatEndsLeavesItsPart) {
+  MemoryShare memory(100);
+  MemoryShare::Part first(&memory);
+  {
+    MemoryShare::Part second(&memory);
+    EXPECT_EQ(first.Allowed(40), 100);
+    EXPECT_EQ(second.Allowed(50), 60);
+    EXPECT_EQ(first.Allowed(60), 50);
+  }
+  EXPECT_EQ(first.Allowed(60), 100);
+}
+
 // One worker with any staleness gives what it gives without a cache; also when the work is split.
 TEST(CacheTest, OneWorkerIsLikeNoCache) {
   const std::string kAdam = "adam";

@@ -31,8 +31,10 @@ namespace het_tf {
 class Eviction {
  public:
   Eviction(Policy policy, int64_t capacity)
-      : scoring_{policy, Scoring::kHalfLifeInCapacities * static_cast<double>(capacity),
-                 Scoring::HostGains().data()} {}
+      : scoring_{policy, HalfLifeOf(capacity), Scoring::HostGains().data()} {}
+
+  // Of the lines, from now on.
+  void SetCapacity(int64_t capacity) { scoring_.half_life = HalfLifeOf(capacity); }
 
   // That many lines are about to be used.
   void BeginUse(int64_t lines) {
@@ -154,7 +156,11 @@ class Eviction {
 
   static constexpr size_t kAhead = 12;
 
-  const Scoring scoring_;
+  static double HalfLifeOf(int64_t capacity) {
+    return Scoring::kHalfLifeInCapacities * static_cast<double>(std::max<int64_t>(capacity, 1));
+  }
+
+  Scoring scoring_;
   double time_ = 0;
   uint32_t now_ = 0;
   uint64_t hand_ = 0;

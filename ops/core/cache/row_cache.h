@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/core/cache/memory_share.h"
 #include "ops/core/cache/score.h"
 #include "ops/core/link/ask.h"
 #include "ops/core/link/closures.h"
@@ -86,9 +87,13 @@ inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCo
     "pending",
     "memory_bytes"};
 
+constexpr int64_t kMostRows = 0x7fffffff;  // of a cache
+constexpr int64_t kSharedMemory = -1;     // as a capacity
+
 struct CacheConfig {
   RowConfig rows;
-  int64_t capacity = 0;       // rows; 0: no cache
+  int64_t capacity = 0;       // rows; 0: no cache; kSharedMemory: what fits into its part of memory
+  MemoryShare* memory = nullptr;  // with kSharedMemory; outlives the cache
   int64_t host_capacity = 0;  // rows that gave way on a device and are kept on the host
   Policy policy = Policy::kLfu;
   // Both in units of the clock.
@@ -107,7 +112,7 @@ struct CacheConfig {
   // updates in what a check says, which a shard does not know; rows that may miss nothing would
   // come again and again.
   bool watches() const {
-    return capacity > 0 && read_bound >= 1 && rows.clock != ClockRule::kLamport;
+    return capacity != 0 && read_bound >= 1 && rows.clock != ClockRule::kLamport;
   }
 
   // Whether a row that is pushed comes back: under Lamport clocks, and where the shard rounds what

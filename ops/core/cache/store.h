@@ -16,6 +16,8 @@
 
 #include "ops/core/cache/eviction.h"
 #include "ops/core/cache/line.h"
+#include "ops/core/cache/memory_share.h"
+#include "ops/core/cache/row_cache.h"
 #include "ops/core/cache/unsent.h"
 #include "ops/core/memory/arena.h"
 #include "ops/core/memory/index.h"
@@ -30,9 +32,8 @@ namespace het_tf {
 
 class Store {
  public:
-  // wire: how values travel. capacity: resident lines; 0: none stays.
-  Store(const RowKit& kit, const RowConfig& rows, const RowFormat& wire, Policy policy,
-        int64_t capacity);
+  // wire: how values travel.
+  Store(const RowKit& kit, const CacheConfig& config, const RowFormat& wire);
 
   Line* line(uint32_t slot) const { return reinterpret_cast<Line*>(lines_[slot]); }
   float* row(uint32_t slot) const {  // (row_dim)
@@ -92,6 +93,8 @@ class Store {
     known_scores_[slot] = kNotResident;
   }
   int64_t num_resident() const { return num_resident_; }
+  // How many may be. Where it is what fits into memory, Find looks what that is.
+  int64_t capacity() const { return capacity_; }
   bool has_room() const { return num_resident_ < capacity_; }
 
   // The line is clean, nobody holds it, nothing of it is under way.
@@ -152,6 +155,7 @@ class Store {
   // cache misses a key, in part hidden.
   static constexpr int64_t kKeyCycles = 150;
 
+  int64_t CapacityNow();
   void MakeDirty(uint32_t slot);
   void UpdateLine(uint32_t slot, const Gradient& gradient, float learning_rate, float* before);
 
@@ -185,12 +189,13 @@ class Store {
   const RowKit& kit_;
   const int dim_, row_dim_, num_shards_;
   const bool drift_;
-  const int64_t capacity_;
   Arena arena_;
   Index index_;
   Slab lines_;
   Unsent unsent_;
   Eviction eviction_;
+  MemoryShare::Part memory_;
+  int64_t capacity_;
   int64_t num_resident_ = 0;
   std::vector<uint32_t> known_scores_;  // (end()): what Eviction knows, the line's score or an older
   std::vector<uint32_t> dirty_;

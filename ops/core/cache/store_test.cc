@@ -17,9 +17,12 @@ using Floats = std::vector<float>;
 class StoreTest : public ::testing::Test {
  protected:
   void Make(const std::string& optimizer, int64_t capacity, bool half = false) {
-    const RowConfig rows = {2, optimizer, "zeros"};
-    EXPECT_OK(RowKit::Create(rows, &kit_));
-    store_ = std::make_unique<Store>(kit_, rows, RowFormat{2, half}, Policy::kLru, capacity);
+    CacheConfig config;
+    config.rows = {2, optimizer, "zeros"};
+    config.policy = Policy::kLru;
+    config.capacity = capacity;
+    EXPECT_OK(RowKit::Create(config.rows, &kit_));
+    store_ = std::make_unique<Store>(kit_, config, RowFormat{2, half});
   }
 
   static UniqueIds Ids(const std::vector<int64_t>& ids) {
@@ -176,9 +179,11 @@ TEST_F(StoreTest, TrimEvictsWhatNobodyHolds) {
 }
 
 TEST_F(StoreTest, ADriftClockCountsLengths) {
-  const RowConfig rows = {2, "sgd", "zeros", 0, ClockRule::kDrift};
-  EXPECT_OK(RowKit::Create(rows, &kit_));
-  store_ = std::make_unique<Store>(kit_, rows, RowFormat{2, false}, Policy::kLru, 2);
+  CacheConfig config;
+  config.rows = {2, "sgd", "zeros", 0, ClockRule::kDrift};
+  config.capacity = 2;
+  EXPECT_OK(RowKit::Create(config.rows, &kit_));
+  store_ = std::make_unique<Store>(kit_, config, RowFormat{2, false});
   const uint32_t slot = MakeFull(1, 0);
   Update({1}, {slot}, {3, 4});
   Update({1}, {slot}, {0, 0});
@@ -190,9 +195,11 @@ TEST_F(StoreTest, ADriftClockCountsLengths) {
 
 // A line that has nothing unsent carries no more than its row.
 TEST_F(StoreTest, CleanLinesAreLean) {
-  const RowConfig rows = {64, "row_wise_adagrad", "zeros"};
-  EXPECT_OK(RowKit::Create(rows, &kit_));
-  store_ = std::make_unique<Store>(kit_, rows, RowFormat{2, false}, Policy::kLru, 100000);
+  CacheConfig config;
+  config.rows = {64, "row_wise_adagrad", "zeros"};
+  config.capacity = 100000;
+  EXPECT_OK(RowKit::Create(config.rows, &kit_));
+  store_ = std::make_unique<Store>(kit_, config, RowFormat{2, false});
   const Floats row(65);
   for (int64_t key = 0; key < 100000; ++key) {
     store_->InstallFull(store_->Make(key, HashKey(key), 1), row.data(), 0);
