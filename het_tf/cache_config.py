@@ -19,8 +19,9 @@ _MAX_DRIFT = 2.0**10
 # Largest number of lines in a store. The other numbers are for rows without a line.
 _MAX_DEVICE_ROWS = 2**30
 
-# Largest number of steps whose rows and batches a worker holds at once.
+# Largest number of steps whose rows and batches a worker holds at once, given and chosen.
 _MAX_LOOKAHEAD = 1024
+_MAX_CHOSEN_LOOKAHEAD = 8
 
 # Default of `total_staleness` (docs/staleness_auc.md). For "count": the bound with the fewest bytes
 # among those with an AUC within one standard deviation of the AUC without a cache, on two data
@@ -75,13 +76,15 @@ class CacheConfig:
         excludes the other bounds and "lamport". Default without any bound: 4 with "count", 0.1 with
         "drift".
       lookahead: under `het_tf.keras.Model.fit`, the number of steps by which lookups run ahead,
-        while earlier steps compute. 0: a step looks up its rows when it begins. None: 1, or 0 with
-        `dense_staleness=0`, where every step waits for a message about the dense variables, which
-        also carries the rows. The bounds hold at the time of the lookup. Up to (lookahead + 1) / 2
-        steps share a message, but at most half of `write_bound`. No step waits for rows if the
-        steps of a message take longer than the message and its reply. A step waits while the
-        servers lack `write_bound` updates of one of its rows. The rows of all steps in the window
-        are kept, even beyond `capacity`.
+        while earlier steps compute. 0: a step looks up its rows when it begins. None: each worker
+        begins with 1, and adds 1, up to 8, as long as more than one step in 100 waits for its rows
+        (`het_tf.keras.Model.lookahead_stats`). With `device_capacity` it stays at 1. With
+        `dense_staleness=0` it is 0, since every step waits for a message about the dense variables,
+        which also carries the rows. The bounds hold at the time of the lookup. With a number, up to
+        (lookahead + 1) / 2 steps share a message, but at most half of `write_bound`. No step waits
+        for rows if the steps of a message take longer than the message and its reply. A step waits
+        while the servers lack `write_bound` updates of one of its rows. The rows of all steps in
+        the window are kept, even beyond `capacity`.
       device_capacity: number of rows in the memory of a worker's GPU, from 1 to `2**30`. A step
         with hits only then transfers only ids (MixCache: Guo et al., SIGIR 2021). "auto": as many
         rows as fit into three quarters of the memory that TensorFlow has not allocated when the
@@ -163,14 +166,16 @@ class CacheConfig:
         return self.total_staleness is None and self.read_bound is None
 
     def steps_ahead(self, waits: bool = False) -> int:
-        """Returns the number of steps by which lookups run ahead.
+        """Returns the largest number of steps by which lookups run ahead.
 
         Args:
           waits: whether every step waits for another message, which can also carry rows.
         """
-        if self.lookahead is None:
-            return 0 if waits else 1
-        return self.lookahead
+        if self.lookahead is not None:
+            return self.lookahead
+        if waits:
+            return 0
+        return _MAX_CHOSEN_LOOKAHEAD if self.device_capacity is None else 1
 
     def steps_per_message(self, write_bound: int) -> int:
         """Returns the number of steps whose lookups share a message.
@@ -181,7 +186,7 @@ class CacheConfig:
         Args:
           write_bound: value of `bound_attributes`.
         """
-        most = max(1, (self.steps_ahead() + 1) // 2)
+        most = 1 if self.lookahead is None else max(1, (self.lookahead + 1) // 2)
         if write_bound == UNBOUNDED or self.clock == "drift":
             return most
         return min(most, max(1, write_bound // 2))
@@ -189,17 +194,17 @@ class CacheConfig:
     def due_bound(self, write_bound: int, on_device: bool) -> int:
         """Returns the number of pending updates from which on a row is due.
 
-        The number is below `write_bound`, so that a row seldom reaches `write_bound` and steps
-        seldom wait.
+        On a host this is `write_bound`. The cache itself sends the updates of rows earlier for
+        which steps had to wait. On a device steps do not wait. The number is then so low that a row
+        does not exceed `write_bound`.
 
         Args:
           write_bound: value of `bound_attributes`.
-          on_device: whether rows are on a device. Steps do not wait there.
+          on_device: whether rows are on a device.
         """
         # Number of steps that may update the row before a due update is merged.
         steps = self.steps_ahead() + self.steps_per_message(write_bound) - 1
-        steps = max(0, steps if on_device else steps - 1)
-        if write_bound <= 0 or steps == 0:
+        if not on_device or write_bound <= 0 or steps <= 0:
             return write_bound
         return write_bound // 2 if self.clock == "drift" else max(1, write_bound - steps)
 

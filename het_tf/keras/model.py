@@ -223,7 +223,8 @@ class _ParameterServerFit(Saving):
           "steps": number of steps of all workers. "ahead_steps": steps whose rows were requested
           ahead (`CacheConfig.lookahead`), not when a layer was called. "waited_steps": number of
           "ahead_steps" that had to wait for their rows. "waited_seconds": total time of these
-          waits. Empty without `HetParameterServerStrategy`.
+          waits. "lookahead": the largest number of steps by which a worker's lookups ran ahead.
+          Empty without `HetParameterServerStrategy`.
         """
         trainer = self._parameter_server_trainer
         return {} if trainer is None else trainer.lookahead_stats()

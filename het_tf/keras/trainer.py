@@ -51,6 +51,7 @@ class ParameterServerTrainer:
         self._compiled = CompiledModel(model, strategy)
         self._epoch = 0  # Current epoch of the last `fit`.
         self._waits = np.zeros(4)  # Values of `lookahead_stats`.
+        self._lookahead = 0
         self._traffic = Traffic(strategy)
         self.one_batches = datasets.OneBatches()
 
@@ -92,7 +93,7 @@ class ParameterServerTrainer:
         model.stop_training = False
         with showing_status(callbacks):
             callbacks.on_train_begin()
-            self._waits = np.zeros(4)
+            self._waits, self._lookahead = np.zeros(4), 0
             if self._strategy.exactly_once:
                 self._strategy.flush()  # A numbered closure may push only its own updates.
             resuming = Resuming(model, self._strategy, callbacks)
@@ -285,6 +286,8 @@ class ParameterServerTrainer:
                 if training:
                     waited = result.steps, result.waited_steps, result.waited_seconds
                     self._waits += (result.steps, *(waited if closure.looks_ahead else (0, 0, 0)))
+                    if closure.looks_ahead:
+                        self._lookahead = max(self._lookahead, result.lookahead)
                 if training:
                     self._traffic.take(closure.caches, result.cache_reports, result.steps)
                 else:
@@ -348,7 +351,8 @@ class ParameterServerTrainer:
         """Returns the counters of the last `fit`. See `het_tf.keras.Model.lookahead_stats`."""
         *counts, seconds = self._waits.tolist()
         names = ("steps", "ahead_steps", "waited_steps")
-        return dict(zip(names, map(int, counts), strict=True)) | {"waited_seconds": seconds}
+        stats = dict(zip(names, map(int, counts), strict=True))
+        return stats | {"waited_seconds": seconds, "lookahead": self._lookahead}
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:

@@ -116,9 +116,11 @@ def predict_in_order(
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *in_order)
 
 
-_HEADER = 4  # worker index, steps, steps that waited for lookups, waiting time in microseconds
+# Worker index, steps, steps that waited for lookups, waiting time in microseconds, lookahead.
+_HEADER = 5
 
-Waited = tuple[tf.Tensor, tf.Tensor]  # number of steps that waited, waiting time in microseconds
+# Number of steps that waited, waiting time in microseconds, width of the window.
+Waited = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +132,7 @@ class ClosureResult:
       steps: number of steps made. Fewer than requested if the worker's data ended.
       waited_steps: number of steps that waited for their lookups.
       waited_seconds: waiting time of all steps together.
+      lookahead: number of steps by which lookups ran ahead.
       cache_reports: int64, reports of `StepClosure.caches` in their order (`report_ops`).
       metric_states: float64[all metric states], summed over the steps.
       step_logs: logs of the last step, except results of metrics that the step updates.
@@ -139,6 +142,7 @@ class ClosureResult:
     steps: int
     waited_steps: int
     waited_seconds: float
+    lookahead: int
     cache_reports: np.ndarray
     metric_states: np.ndarray
     step_logs: dict[str, Any]
@@ -211,7 +215,8 @@ class StepClosure:
         inline = find_keys if len(ahead) < len(layers) else None
         self._carries = inline is not None and waits
         self._inline = StepLookups(inline, replicas if self._carries else None)
-        self.window = Window(self.lookahead) if self.lookahead else None
+        given = [x.stored.cache.lookahead or 0 for x in layers if id(x) in ahead]
+        self.window = Window(self.lookahead, max([1, *given])) if self.lookahead else None
         self._ahead = None
         if self.window is not None:
             lookups = StepLookups(find_keys if ahead else None, travels)
@@ -247,6 +252,7 @@ class StepClosure:
             steps=int(header[1]),
             waited_steps=int(header[2]),
             waited_seconds=int(header[3]) * 1e-6,
+            lookahead=int(header[4]),
             cache_reports=reports,
             metric_states=states.view(np.float64),
             # A closure that made no step returns no logs.
@@ -343,7 +349,7 @@ class StepClosure:
 
         first = (tf.constant(0), states, logs, *source.first(num_steps > 0))
         steps, states, logs, *_ = tf.while_loop(cond, body, first, parallel_iterations=1)
-        return steps, states, logs, (tf.constant(0), tf.constant(0.0, tf.float64))
+        return steps, states, logs, (tf.constant(0), tf.constant(0.0, tf.float64), tf.constant(0))
 
     def _run_ahead(
         self,
@@ -360,7 +366,10 @@ class StepClosure:
         opened = [] if self._exchanging is None else [self._exchanging.open_loop_op()]
         with tf.control_dependencies([kept, *opened]):
             num_steps = tf.identity(num_steps)
-        count = num_steps - kept if ahead is None else num_steps + ahead - kept
+        if ahead is None:
+            count = num_steps - kept
+        else:
+            count = num_steps + tf.minimum(ahead, window.width) - kept
         run_beside(lambda: self._ahead.prepare_op(source, count))
         if self._exchanging is not None:
             with tf.control_dependencies(opened):
@@ -391,15 +400,17 @@ class StepClosure:
             return step + 1, optional, waits, seconds + waited, states, logs
 
         optional, waited = window.take_op()
-        waits = tf.cast(waited > 0, tf.int32)
-        first = (tf.constant(0), optional, waits, waited, states, logs)
+        first_waits = tf.cast(waited > 0, tf.int32)
+        first = (tf.constant(0), optional, first_waits, waited, states, logs)
         steps, _, waits, seconds, states, logs = tf.while_loop(
             cond, body, first, parallel_iterations=1
         )
+        # The first step waits in any window if no closure before has prepared it.
+        window.adapt_op(steps, waits - tf.where(kept > 0, 0, first_waits))
         if self._exchanging is not None:
             with tf.control_dependencies([steps]):
                 self._exchanging.close_loop_op()
-        return steps, states, logs, (waits, seconds * 1e6)
+        return steps, states, logs, (waits, seconds * 1e6, window.width)
 
     def _step(
         self, step: tf.Tensor, batch: Batch, lookups: list[Lookup], states: States

@@ -13,21 +13,31 @@ from het_tf import ops
 from het_tf.compat.function_graphs import handle_from_caller
 from het_tf.runtime.broadcast import cluster_devices, visit
 
+# One step in so many may wait for its rows before a window grows.
+_STEPS_PER_WAIT = 100
+
 
 class Window:
     """A bounded queue of prepared steps on every worker, kept between closures.
 
     `reserve_op` reserves a step's place before its preparation, and `take_op` frees the place. At
-    most `size` steps are therefore in preparation or prepared. A second queue has the steps whose
+    most `width` steps are therefore in preparation or prepared. A second queue has the steps whose
     lookups were sent (`send_op`, `receive_op`). A closure that succeeds leaves this queue empty.
+
+    The width of a worker's window grows from `start` to `size` as long as its steps wait
+    (`adapt_op`). A closure keeps the places beyond the width occupied.
 
     Attributes:
       size: largest number of steps.
+      width: int32 scalar, number of steps, in the graph of the closure (`open_op`).
     """
 
-    def __init__(self, size: int):
-        """Creates a window of `size` steps. Creates no queue."""
+    width: tf.Tensor
+
+    def __init__(self, size: int, start: int | None = None):
+        """Creates a window. Creates no queue. `start` None: the width is `size`."""
         self.size = size
+        self._start = size if start is None else start
         self._name = f"window/{uuid.uuid4().hex}"
         self._generation = ""
         self._made: set[str] = set()
@@ -56,6 +66,7 @@ class Window:
         """Destroys the queues on all workers. Closures that are still running fail."""
         queues = [each for generation in self._made for each in self._queues(generation)]
         self._destroy([self._make_sent, *queues])
+        visit(cluster_devices("worker"), self._destroy_pace, lambda device, error: True)
         self._made.clear()
 
     def _queues(self, generation: str) -> list[Callable[[], tf.Tensor]]:
@@ -107,7 +118,24 @@ class Window:
             component_types=[tf.variant],
         )
         with tf.control_dependencies([*freed, *forgotten]):
+            self.width, self._late = tf.unstack(self._pace_op())
+            beyond = tf.zeros(tf.reshape(self.size - self.width, [1]), tf.bool)
+            occupied = tf.raw_ops.QueueEnqueueManyV2(handle=self._places(), components=[beyond])
+        with tf.control_dependencies([occupied]):
             return tf.identity(kept)
+
+    def adapt_op(self, steps: tf.Tensor, waits: tf.Tensor) -> tf.Operation:
+        """Widens the window of the next closures if more than one step in 100 waits.
+
+        Args:
+          steps: int32 scalar, number of steps of this closure.
+          waits: int32 scalar, number of them that waited although others were prepared before.
+        """
+        late = tf.maximum(self._late + _STEPS_PER_WAIT * waits - steps, 0)
+        grows = tf.logical_and(late >= 2 * _STEPS_PER_WAIT, self.width < self.size)
+        width = self.width + tf.cast(grows, tf.int32)
+        pace = tf.stack([width, tf.where(grows, 0, late)])
+        return tf.raw_ops.AssignVariableOp(resource=self._make_pace(), value=pace)
 
     def send_op(self, components: Sequence[tf.Tensor]) -> tf.Operation:
         """Enqueues steps whose lookups were sent."""
@@ -159,6 +187,27 @@ class Window:
         with tf.control_dependencies(freed):
             step = tf.identity(step)
         return step, tf.where(ready, tf.zeros([], tf.float64), after - before)
+
+    def _pace_op(self) -> tf.Tensor:
+        """Returns int32[2]: the width, and a count of the waits beyond one in 100 steps."""
+        pace = self._make_pace()
+        return tf.cond(
+            tf.raw_ops.VarIsInitializedOp(resource=pace),
+            lambda: tf.raw_ops.ReadVariableOp(resource=pace, dtype=tf.int32),
+            lambda: tf.constant([self._start, 0]),
+        )
+
+    def _make_pace(self) -> tf.Tensor:
+        with tf.device("/device:CPU:0"):
+            return tf.raw_ops.VarHandleOp(
+                dtype=tf.int32,
+                shape=[2],
+                container=ops.CONTAINER,
+                shared_name=f"{self._name}/pace",
+            )
+
+    def _destroy_pace(self) -> None:
+        tf.raw_ops.DestroyResourceOp(resource=self._make_pace(), ignore_lookup_error=True)
 
     def _make_sent(self) -> tf.Tensor:
         # Built in the graph, because a handle from the coordinator costs a message per closure.
