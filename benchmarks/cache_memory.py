@@ -8,9 +8,10 @@ one update of each that is not sent (dirty). Bytes a row include the index and a
 leaves behind; the yardstick is value and slots, float32.
 
 Pauses: a cache of --cached rows is filled, then --steps steps look up and update --ids rows each,
-half of them cached and half new, so that every step evicts. The longest step is compared with the
-median step, in CPU time of the process, which other programs on the machine do not lengthen, and by
-the clock. So is a flush when one step's lines are dirty, which need not look at the others.
+half of them cached and half new, so that every step evicts (LRU admits every row). The longest step
+is compared with the median step, in CPU time of the process, which other programs on the machine do
+not lengthen, and by the clock. So is a flush when one step's lines are dirty, which need not look
+at the others.
 
 Exit status 1 if clean or dirty bytes exceed their limits, or the longest step its.
 """
@@ -53,7 +54,7 @@ def resident() -> int:
 
 def new_cache(rows: int, dim: int) -> one_process.Workers:
     """One worker whose cache sends nothing until it must."""
-    return one_process.Workers(1, dim, optimizers.RowWiseAdagrad(), rows)
+    return one_process.Workers(1, dim, optimizers.RowWiseAdagrad(), rows, policy="lru")
 
 
 def touch(workers: one_process.Workers, first: int, last: int, *, update: bool) -> None:

@@ -200,7 +200,10 @@ class _ParameterServerFit(Saving):
           **others: see `keras.Model.fit`.
 
         Returns:
-          The `History`.
+          The `History`. Under `HetParameterServerStrategy`, the logs of an epoch also have
+          "examples_per_s", "hit_rate" (share of ids whose row was in a cache), "MB_up_per_s",
+          "MB_down_per_s" and "waiting" (share of the time that the workers waited for rows), if
+          they are known.
 
         Raises:
           ValueError: the data does not fit the model, or a part of the model cannot be trained

@@ -18,11 +18,11 @@ from het_tf.distribute.closure_runner import ClosureRunner
 from het_tf.keras.callbacks.backup import Resuming
 from het_tf.keras.callbacks.callback_list import (
     Logs,
-    Traffic,
     batch_hooks,
     callback_list,
     showing_status,
 )
+from het_tf.keras.callbacks.traffic import Traffic
 from het_tf.keras.compiled_model import CompiledModel, check_callbacks
 from het_tf.keras.data import datasets
 from het_tf.keras.data.arguments import EvaluateArguments, FitArguments, PredictArguments
@@ -133,6 +133,7 @@ class ParameterServerTrainer:
                 self._epoch = epoch
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
+                self._traffic.begin_epoch()
                 if self._compiled.dense is not None:
                     self._compiled.dense.replicas.begin()
                 try:
@@ -152,6 +153,7 @@ class ParameterServerTrainer:
                         stacklevel=5,
                     )
                     break
+                logs.update(self._traffic.epoch_logs(_examples_of(model)))
                 self._flush_for_callbacks()
                 if validation.is_due(epoch):
                     logs.update(self._validate(validation, callbacks))
@@ -288,6 +290,7 @@ class ParameterServerTrainer:
                     self._waits += (result.steps, *(waited if closure.looks_ahead else (0, 0, 0)))
                     if closure.looks_ahead:
                         self._lookahead = max(self._lookahead, result.lookahead)
+                        self._traffic.take_wait(result.waited_seconds)
                 if training:
                     self._traffic.take(closure.caches, result.cache_reports, result.steps)
                 else:
@@ -386,3 +389,9 @@ class ParameterServerTrainer:
             except Exception:
                 logging.exception("could not flush the caches after training failed")
             raise
+
+
+def _examples_of(model: keras.Model) -> float | None:
+    """Returns the number of examples whose losses Keras averages. None: it averages none."""
+    loss = next((metric for metric in model.metrics if metric.name == "loss"), None)
+    return float(loss.count) if isinstance(loss, keras.metrics.Mean) else None

@@ -60,8 +60,11 @@ def test_every_hook_is_called_in_order(model, data):
     assert ends[-1] == 9
     assert [b - 1 for b in begins[1:]] == ends[:-1]
     assert set(recorder.logs[f"batch_end {ends[0]}"][0]) == {"loss", "mae"}
-    assert set(recorder.logs["epoch_end 3"][0]) == {"loss", "mae", "val_loss", "val_mae"}
-    assert recorder.logs["epoch_end 2"][0] == pytest.approx(recorder.logs["batch_end 9"][0])
+    logs = {"loss", "mae", "val_loss", "val_mae"}
+    assert set(recorder.logs["epoch_end 3"][0]) == logs | {"examples_per_s"}
+    last = recorder.logs["epoch_end 2"][0]
+    assert last.pop("examples_per_s") > 0
+    assert last == pytest.approx(recorder.logs["batch_end 9"][0])
 
 
 @pytest.mark.parametrize("looks", [False, True])
@@ -200,7 +203,7 @@ def test_csv_logger_has_a_line_per_epoch(model, data, tmp_path):
     logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     model.fit(*data, batch_size=16, epochs=2, callbacks=[logger], verbose=0)
     lines = (tmp_path / "log.csv").read_text().splitlines()
-    assert lines[0].startswith("epoch,loss,mae")
+    assert lines[0].startswith("epoch,examples_per_s,loss,mae")
     assert len(lines) == 3
 
 

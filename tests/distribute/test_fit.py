@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -28,13 +30,17 @@ def id_counter(strategy):
 def test_learns_and_counts_its_steps(classifier):
     x, y = sm.make_data(960)
     before = classifier.get_weights()
+    start = time.monotonic()
     history = classifier.fit(x, y, batch_size=32, epochs=4, verbose=0)
+    seconds = time.monotonic() - start
     losses = history.history["loss"]
     assert losses[-1] < 0.8 * losses[0]
     assert history.history["auc"][-1] > 0.9
     assert all(np.any(a != b) for a, b in zip(before, classifier.get_weights(), strict=True))
     assert int(classifier.optimizer.iterations.numpy()) == 4 * 30
     assert all("/job:ps" in v.value.device for v in classifier.variables)
+    # All examples of the epochs, in less than the time of fit.
+    assert sum(960 / rate for rate in history.history["examples_per_s"]) < seconds
 
 
 def counts_after_fit(model, *args, **kwargs):

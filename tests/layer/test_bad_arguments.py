@@ -82,7 +82,7 @@ ARGUMENTS = [
     (lambda: layer(2**24 + 1), f"output_dim {DIM}, not 16777217"),
     *((lambda v=v: layer(seed=v), f"seed {SEED}, not {v!r}") for v in (2**63, -(2**63) - 1)),
     (lambda: layer(nonfinite="no"), 'nonfinite must be "error" or "skip", not \'no\''),
-    (lambda: layer(cache=100), "cache must be a het_tf.CacheConfig, \"auto\" or None, not 100"),
+    (lambda: layer(cache=100), 'cache must be a het_tf.CacheConfig, "auto" or None, not 100'),
     (
         lambda: layer(optimizer="adan"),
         "or the name of one: adagrad, adam, adamw, ftrl, lamb, lion, momentum, rmsprop, row_wise",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import pytest
 import tensorflow as tf
 
@@ -42,3 +44,31 @@ def test_steps_of_a_closure_that_brings_its_batches_are_for_nobody_else(window):
         optional=step, output_types=[tf.int32], output_shapes=[[]]
     )
     assert (component, waited) == (8, 0)
+
+
+def test_a_window_grows_while_steps_wait():
+    window = Window(3, start=1)
+
+    def places():
+        assert window.open_op(keeps=False) == 0
+        return int(window.width)
+
+    assert places() == 1
+    window.reserve_op()
+    waiting = call_in_daemon(window.reserve_op)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        waiting.result(timeout=0.2)
+    window.open_op(keeps=False)  # Frees the places.
+    waiting.result(timeout=30)
+    window.adapt_op(100, 1)
+    assert places() == 1, "one step in 100"
+    for _ in range(3):
+        window.adapt_op(16, 1)
+        places()
+    assert places() == 2
+    for _ in range(10):
+        window.adapt_op(16, 16)
+        places()
+    assert places() == 3, "never beyond its size"
+    for _ in range(3):
+        call_in_daemon(window.reserve_op).result(timeout=30)

@@ -44,7 +44,7 @@ BAD_ATTRIBUTES = [
 ]
 BAD_TABLES = [({"shard": 2, "num_shards": 2}, r"shard = 2 must be in \[0, num_shards = 2\)")]
 BAD_CACHES = [
-    ({"capacity": -1}, r"capacity = -1 rows must be in \[0, 2147483647\]"),
+    ({"capacity": -2}, r"capacity = -2 rows must be in \[0, 2147483647\]"),
     ({"capacity": 2**31}, "capacity = 2147483648 rows must be"),
     ({"read_bound": -2}, r"read_bound = -2 must be in \[0, 2147483647\] \(-1: unbounded\)"),
     ({"write_bound": -2}, r"write_bound = -2 must be in \[0, 2147483647\] \(-1: unbounded\)"),

@@ -5,62 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from het_tf.distribute import HetParameterServerStrategy
-from het_tf.distribute.worker_state import Holder, counted_between
+from het_tf.keras.callbacks.traffic import Traffic
 from het_tf.keras.data.feeds import Feed
 from het_tf.layers.embedding import named_embeddings
-from het_tf.runtime.counters import Counts, add_up, with_ratios
-from het_tf.tables.worker_cache import WorkerCache
 from het_tf.top import StatusFile
-
-
-class Traffic:
-    """Rates of the last finished closure, from two consecutive reports of its worker."""
-
-    def __init__(self, strategy: HetParameterServerStrategy):
-        """Starts without rates."""
-        self._strategy = strategy
-        self._bytes = self._steps = 0
-        self._cached: Counts = {}
-
-    def take(self, holders: Sequence[Holder], reports: np.ndarray, steps: int) -> None:
-        """Records the reports of a finished closure.
-
-        Args:
-          holders: caches and replicas of the closure.
-          reports: result of `report_ops(holders)`.
-          steps: number of steps of the closure.
-        """
-        last = self._strategy.held.last_cache_reports
-        before = [last(holder) for holder in holders]
-        self._strategy.held.record_cache_reports(holders, reports)
-        counted = [
-            counted_between(old.values(), last(holder).values())
-            for holder, old in zip(holders, before, strict=True)
-        ]
-        self._bytes = sum(each.get("bytes_up", 0) + each.get("bytes_down", 0) for each in counted)
-        self._steps = steps
-        self._cached = add_up(
-            each
-            for holder, each in zip(holders, counted, strict=True)
-            if isinstance(holder, WorkerCache) and holder.config is not None
-        )
-
-    def rates(self) -> dict[str, float]:
-        """Returns "kB_per_step", and "hit_rate" if caches exist, for the progress bar."""
-        if not self._steps:
-            return {}
-        rates = {"kB_per_step": self._bytes / self._steps / 1000}
-        if self._cached:
-            rates["hit_rate"] = with_ratios(self._cached)["hit_rate"]
-        return rates
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
