@@ -328,10 +328,8 @@ Status Cache::MakeRoom(const RowTicket& row_ticket, const AllocateRequest& alloc
     });
     if (any) {
       store_.ForEachAhead(step.slots_, [&](uint32_t slot) HET_REQUIRES(mutex_) {
-        Line* line = store_.line(slot);
-        if (HasRoom(*line)) return;
-        lacks_room[line->shard] = 1;
-        line->set(Line::kHurried);
+        const Line& line = *store_.line(slot);
+        if (!HasRoom(line)) lacks_room[line.shard] = 1;
       });
     }
   }

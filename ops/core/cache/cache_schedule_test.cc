@@ -218,34 +218,5 @@ TEST(CacheScheduleTest, AnAcknowledgementMakesRoomForWhatItsPushHad) {
   EXPECT_EQ(room.num_requests(), 1) << "one update is under way, one waits";
 }
 
-TEST(CacheScheduleTest, ARowThatMadeAStepWaitIsPushedEarlier) {
-  CacheConfig config = PlainConfig();
-  config.write_bound = 4;
-  const Cluster cluster(config);
-  const auto pending = [&](int64_t key, int updates) {
-    for (int update = 0; update < updates; ++update) cluster.Step(0, {key}, {1});
-    return cluster.count(CacheCounter::kUpdates) - cluster.count(CacheCounter::kUpdatesPushed);
-  };
-  EXPECT_EQ(pending(1, 3), 3);
-  EXPECT_EQ(pending(2, 3), 6);
-  // The fourth update of row 1 has room, a fifth has none.
-  Cluster::Call fourth = cluster.Lookup(0, {1}), fifth = cluster.Lookup(0, {1});
-  for (Cluster::Call* step : {&fourth, &fifth}) {
-    cluster.Deliver(step);
-    cluster.Fill(step);
-  }
-  ASSERT_OK(cluster.Update(fourth, {1}));
-  Cluster::Call room = cluster.NewCall(0);
-  EXPECT_OK(cluster.cache()->MakeRoom(*fifth.ticket, Cluster::Into(&room), &room.ticket));
-  EXPECT_EQ(room.num_requests(), 1);
-  cluster.Deliver(&room);
-  cluster.Fill(&room);
-  ASSERT_OK(cluster.Update(fifth, {1}));
-  EXPECT_EQ(pending(9, 0), 4) << "one of row 1, three of row 2";
-  cluster.Step(0, {1}, {1});
-  EXPECT_EQ(pending(9, 1), 3 + 1) << "two updates of row 1 were on the way at once";
-  EXPECT_EQ(pending(2, 0), 3 + 1);
-}
-
 }  // namespace testing
 }  // namespace het_tf

@@ -15,9 +15,7 @@ bool Cache::Due(const Line& line) const {
   if (line.pending >= kMostPending) return true;
   if (config_.write_bound == kUnbounded) return false;
   const int64_t unsent = config_.rows.clock == ClockRule::kDrift ? line.units : line.pending;
-  // Few rows are updated so often that their updates have to be on the way before the bound.
-  const int64_t due = line.has(Line::kHurried) ? config_.write_bound / 2 : config_.when_due();
-  return unsent >= std::max<int64_t>(due, 1);
+  return unsent >= std::max<int64_t>(config_.when_due(), 1);
 }
 
 // Whether its shard has enough of the line's updates for another one.

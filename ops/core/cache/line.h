@@ -33,7 +33,6 @@ struct Line {
     kStays = 16,    // it becomes resident once it is full
     kWatched = 32,  // its shard sends it once it is beyond the bound (link/watch.h)
     kPassedBy = 64,  // Eviction does not know it while it is held
-    kHurried = 128,  // a step had to wait until its updates were merged
   };
 
   bool has(uint16_t flag) const { return (flags & flag) != 0; }

@@ -24,6 +24,7 @@
 
 #include "ops/core/memory/hash.h"
 #include "ops/core/memory/index.h"
+#include "ops/core/memory/prefetch.h"
 #include "ops/core/row/clock.h"
 
 namespace het_tf {
@@ -75,12 +76,21 @@ class WatchedRows {
     const uint32_t slot = index_.Find(hash, [&](uint32_t s) { return rows_[s].key == key; });
     return slot == Index::kNone ? nullptr : &rows_[slot];
   }
+  // Calls visit(i, row) for those of n keys that have a row, in order: as Find, with the memory's
+  // latency hidden. hash_of(i), key_of(i): of a key. visit may not end a watch.
+  template <typename HashOf, typename KeyOf, typename Visit>
+  void ForEachFound(int64_t n, const HashOf& hash_of, const KeyOf& key_of, const Visit& visit) {
+    VisitInBlocks(
+        n, [&](int64_t i) { return IndexedHash{&index_, hash_of(i)}; },
+        [&](int64_t, uint32_t slot) { PrefetchToWrite(&rows_[slot]); },
+        [&](int64_t i, uint32_t guess) {
+          const uint32_t slot = index_.Find(hash_of(i), guess,
+                                            [&](uint32_t s) { return rows_[s].key == key_of(i); });
+          if (slot != Index::kNone) visit(i, &rows_[slot]);
+        });
+  }
   // Begins a watch, or begins it anew.
   void Watch(uint64_t hash, int64_t key, int64_t base);
-  // The cache has pushed updates of a row, by which its clock went on.
-  void Pushed(uint64_t hash, int64_t key, int64_t clock) {
-    if (Row* row = Find(hash, key)) row->base = Advance(row->base, clock);
-  }
   // The watch of a row of these is over: this reply has it.
   void Send(Row* row, uint64_t reply);
   // The cache has taken all replies up to this one.

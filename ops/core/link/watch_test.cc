@@ -70,9 +70,25 @@ TEST(WatchedRowsTest, AWatchThatBeginsAnewIsNotSent) {
   rows.Seen(9);
   ASSERT_NE(Find(&rows, 1), nullptr);
   EXPECT_EQ(Find(&rows, 1)->base, 30);
-  rows.Pushed(HashKey(1), 1, 4);
-  rows.Pushed(HashKey(2), 2, 4);  // not watched
-  EXPECT_EQ(Find(&rows, 1)->base, 34);
+}
+
+TEST(WatchedRowsTest, SeveralAreFoundInOrder) {
+  WatchedRows rows;
+  std::vector<int64_t> keys, expected, found;
+  for (int64_t key = 0; key < 100; ++key) {
+    if (key % 3 == 0) Watch1(&rows, key, 10 * key);
+    keys.push_back(99 - key);
+  }
+  for (const int64_t key : keys) {
+    if (key % 3 == 0) expected.push_back(10 * key);
+  }
+  rows.ForEachFound(
+      100, [&](int64_t i) { return HashKey(keys[i]); }, [&](int64_t i) { return keys[i]; },
+      [&](int64_t i, WatchedRows::Row* row) {
+        EXPECT_EQ(row->key, keys[i]);
+        found.push_back(row->base);
+      });
+  EXPECT_EQ(found, expected);
 }
 
 // Beside a map, through growth and reuse of places.

@@ -69,12 +69,18 @@ void Table::SendWatched(const Stripe& stripe, int64_t bound, uint64_t reply,
       watched->Send(row, reply);
     }
   };
+  std::vector<int64_t> changed;
   const bool saw_all =
-      watched->size() == 0 || stripe.log.ForEachFrom(watched->place, [&](int64_t key) {
-        WatchedRows::Row* row = watched->Find(HashKey(key), key);
-        if (row != nullptr) look(row);
-      });
-  if (!saw_all) watched->ForEachWatched(look);
+      watched->size() == 0 ||
+      stripe.log.ForEachFrom(watched->place, [&](int64_t key) { changed.push_back(key); });
+  if (saw_all) {
+    watched->ForEachFound(
+        static_cast<int64_t>(changed.size()), [&](int64_t i) { return HashKey(changed[i]); },
+        [&](int64_t i) { return changed[i]; },
+        [&](int64_t, WatchedRows::Row* row) { look(row); });
+  } else {
+    watched->ForEachWatched(look);
+  }
   watched->place = stripe.log.end();
 }
 

@@ -235,13 +235,19 @@ void Table::Merge(const PushView& push, const std::vector<uint64_t>& hashes, con
           const uint32_t updates = is_gradient ? 1 : row.updates;
           char* record = FindOrAdmit(&stripe, hashes[r], row.key, updates, now, &newcomers);
           if (record != nullptr) MergeRow(record, row, floats, is_gradient);
-          // What the cache did itself it does not miss.
-          if (watched != nullptr) {
-            watched->Pushed(hashes[r], row.key,
-                            config_.clock == ClockRule::kDrift ? row.clock : updates);
-          }
         });
     Note(newcomers);
+    if (watched == nullptr) return;
+    // What the cache did itself it does not miss.
+    watched->ForEachFound(
+        groups.size(s), [&](int64_t i) { return hashes[rows[i]]; },
+        [&](int64_t i) { return push.rows[rows[i]].key; },
+        [&](int64_t i, WatchedRows::Row* row) {
+          const PushRow& pushed = push.rows[rows[i]];
+          const int64_t updates = rows[i] < push.num_gradients ? 1 : pushed.updates;
+          const bool drifts = config_.clock == ClockRule::kDrift;
+          row->base = Advance(row->base, drifts ? pushed.clock : updates);
+        });
   });
   counters_.Add(TableCounter::kPushesMerged, 1);
   counters_.Add(TableCounter::kRowsMerged, push.num_rows());
