@@ -23,9 +23,10 @@ of the shape of Criteo's (netns/criteo_shape.py), with Adagrad at one learning r
              environment, pinned
   no_cache   HetEmbedding without a cache
   s0, default, s100, unbounded
-             HetEmbedding with a cache of --capacity rows: staleness 0, CacheConfig's own bounds,
-             staleness 100, none: nothing is sent but misses, and with --batches that come again
-             and again nothing at all
+             HetEmbedding with a cache of --capacity rows, or without a number, as by default, what
+             a quarter of the free memory holds: staleness 0, CacheConfig's own bounds, staleness
+             100, none: nothing is sent but misses, and with --batches that come again and again
+             nothing at all
 
 The last five once for every --dense_staleness that HetParameterServerStrategy is given: a number,
 "none" (TensorFlow's own way, every dense variable on its server), or "default", which gives it none
@@ -99,7 +100,9 @@ _BATCHES = flags.DEFINE_integer(
 _BATCH = flags.DEFINE_integer("batch", 128, "samples of a step")
 _DIM = flags.DEFINE_integer("dim", 128, "columns of a row")
 _HIDDEN = flags.DEFINE_list("hidden", ["256", "256"], "widths of the hidden layers")
-_CAPACITY = flags.DEFINE_integer("capacity", criteo_shape.KEYS // 10, "rows of a worker's cache")
+_CAPACITY = flags.DEFINE_integer(
+    "capacity", None, f"rows of a worker's cache; a tenth of all are {criteo_shape.KEYS // 10}"
+)
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 0.05, "of Adagrad")
 _ROW_OPTIMIZER = flags.DEFINE_enum(
     "row_optimizer", "rowwise_adagrad", ["rowwise_adagrad", "adagrad"], "of HetEmbedding"

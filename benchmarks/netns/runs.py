@@ -37,7 +37,7 @@ class Sizes:
     batch: int
     dim: int
     hidden: tuple[int, ...]
-    capacity: int
+    capacity: int | None
     held_out: int
     learning_rate: float
     row_optimizer: str
