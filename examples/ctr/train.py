@@ -38,7 +38,9 @@ flags.DEFINE_float(
     "What a worker's cached row may miss or hold back, in updates (with --clock=drift a length);"
     " -1: anything; default: CacheConfig's own bounds.",
 )
-flags.DEFINE_integer("capacity", 10_000, "Rows a worker caches, in each of the two tables.")
+flags.DEFINE_integer(
+    "capacity", None, "Rows a worker caches, in each of the two tables; default: CacheConfig's own."
+)
 flags.DEFINE_enum("policy", "lfu", ["lfu", "lru"], "Which rows leave a full cache.")
 flags.DEFINE_enum("clock", "count", ["count", "lamport", "drift"], "How staleness is counted.")
 flags.DEFINE_integer("epochs", 4, "Passes over the ratings.")
