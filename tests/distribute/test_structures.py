@@ -25,6 +25,7 @@ def make_model(model_class, kind, outputs=1):
             combiner="sum",
             embeddings_initializer=keras.initializers.Constant(value),
             optimizer=het_tf.optimizers.SGD(0.1),
+            cache=None,  # A step reads the updates of all others, as in Keras.
             name=f"{key}_rows",
         )(inputs[key])
         for key, value, bound in (("user", 1.0, 1000), ("item", 5.0, 10))

@@ -189,7 +189,10 @@ void Cache::WritePush(Shard* shard, const PushHeader& header, char* bytes) {
   const Optimizer& optimizer = *kit_.optimizer;
   PushWriter writer(bytes, header, asker_.format(), optimizer.contribution_dim());
   for (size_t i = 0; i < shard->outbox.size(); ++i) {
-    if (i + 4 < shard->outbox.size()) store_.Prefetch(shard->outbox[i + 4]);
+    if (i + 8 < shard->outbox.size()) store_.Prefetch(shard->outbox[i + 8]);
+    if (i + 4 < shard->outbox.size()) {
+      store_.unsent().PrefetchSent(*store_.line(shard->outbox[i + 4]));
+    }
     const uint32_t slot = shard->outbox[i];
     Line* line = store_.line(slot);
     line->base = BaseAfterCut(*line);

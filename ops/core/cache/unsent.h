@@ -51,6 +51,14 @@ class Unsent {
       het_tf::Prefetch(records_[line.record], records_.record_bytes());
     }
   }
+  // What a push of the line reads.
+  void PrefetchSent(const Line& line) const {
+    if (TravelsAsGradients(line)) {
+      het_tf::Prefetch(gradients_[line.gradients], gradients_.record_bytes());
+    } else if (line.record != Line::kNone) {
+      het_tf::Prefetch(records_[line.record], records_.record_bytes());
+    }
+  }
   // One update of the line and its row (row_dim), prepared and counted as pending. Other lines may
   // be updated meanwhile.
   void Update(Line* line, float* row, const Gradient& gradient, float learning_rate);
