@@ -221,8 +221,7 @@ int het_evict(HetStore* store, const HetList* misses, int64_t num_misses,
       Launch(ListBuckets{view, *misses, newcomers, s.buckets, s.iota}, num_misses, stream));
   HET_CUDA_RETURN_IF_ERROR(SortPairs(s.sort, &s.sort_bytes, s.buckets, s.sorted, s.iota, s.order,
                                      num_misses, s.bits, stream));
-  const Evict evict = {view,    *misses,    newcomers, s.sorted,
-                       s.order, num_misses, slots,     num_evicted};
+  const Evict evict = {view, *misses, newcomers, s.sorted, s.order, num_misses, slots, num_evicted};
   return LaunchLanes<32>(evict, num_misses, stream);
 }
 

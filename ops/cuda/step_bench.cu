@@ -158,8 +158,7 @@ int Main(const char* path, int64_t n, int64_t rows, int32_t dim) {
     MUST(cuda::Copy(batch.num_keys, sizeof(int32_t), &num_keys, kStream));
     MUST(cuda::Synchronize(kStream));
     keys += num_keys;
-    MUST(het_evict(store, &misses, num_misses, newcomers, slots, num_evicted,
-                   scratch, kStream));
+    MUST(het_evict(store, &misses, num_misses, newcomers, slots, num_evicted, scratch, kStream));
     MUST(het_make(store, &misses, num_misses, newcomers, slots, kStream));
     MUST(cuda::Fill(0, sizeof(float) * n * info.row_stride, fresh, kStream));
     MUST(het_install(store, misses.index, slots, fresh, bases, num_misses, kStream));

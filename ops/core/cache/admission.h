@@ -70,9 +70,7 @@ class Admission {
   void GiveBack(int64_t rows) { Pay(-static_cast<double>(rows) * slot_bytes_); }
 
   // Rows that exist and were not sent, since the cached ones are good.
-  void Spared(int64_t rows) {
-    Pay(-static_cast<double>(rows) * value_bytes_ * (1 + kAllowance));
-  }
+  void Spared(int64_t rows) { Pay(-static_cast<double>(rows) * value_bytes_ * (1 + kAllowance)); }
   // Rows that came, where without a cache their values would have.
   void Came(int64_t with_slots, int64_t values) {
     Pay(-static_cast<double>(with_slots + values) * value_bytes_ * kAllowance);
@@ -86,7 +84,7 @@ class Admission {
   const bool enabled_, admits_all_;
   const double value_bytes_, slot_bytes_, most_credit_;
   std::unique_ptr<Sketch> sketch_;  // nullptr: the cache was never full
-  double credit_ = 0;  // bytes
+  double credit_ = 0;               // bytes
 };
 
 }  // namespace het_tf

@@ -26,12 +26,12 @@ struct Line {
   static constexpr uint32_t kNone = 0xffffffff;
 
   enum Flags : uint16_t {
-    kReadable = 1,  // the value may be read
-    kFull = 2,      // value and slots are good, own updates are made here
-    kResident = 4,  // stays when no ticket holds it; counts for the capacity
-    kQueued = 8,    // in an outbox
-    kStays = 16,    // it becomes resident once it is full
-    kWatched = 32,  // its shard sends it once it is beyond the bound (link/watch.h)
+    kReadable = 1,   // the value may be read
+    kFull = 2,       // value and slots are good, own updates are made here
+    kResident = 4,   // stays when no ticket holds it; counts for the capacity
+    kQueued = 8,     // in an outbox
+    kStays = 16,     // it becomes resident once it is full
+    kWatched = 32,   // its shard sends it once it is beyond the bound (link/watch.h)
     kPassedBy = 64,  // Eviction does not know it while it is held
   };
 

@@ -88,13 +88,13 @@ inline constexpr std::array<const char*, Counters<CacheCounter>::kSize> kCacheCo
     "memory_bytes"};
 
 constexpr int64_t kMostRows = 0x7fffffff;  // of a cache
-constexpr int64_t kSharedMemory = -1;     // as a capacity
+constexpr int64_t kSharedMemory = -1;      // as a capacity
 
 struct CacheConfig {
   RowConfig rows;
-  int64_t capacity = 0;       // rows; 0: no cache; kSharedMemory: what fits into its part of memory
+  int64_t capacity = 0;  // rows; 0: no cache; kSharedMemory: what fits into its part of memory
   MemoryShare* memory = nullptr;  // with kSharedMemory; outlives the cache
-  int64_t host_capacity = 0;  // rows that gave way on a device and are kept on the host
+  int64_t host_capacity = 0;      // rows that gave way on a device and are kept on the host
   Policy policy = Policy::kLfu;
   // Both in units of the clock.
   int64_t read_bound = kUnbounded;   // updates of others that a read may miss, beyond those unsent

@@ -197,7 +197,8 @@ class Store {
   MemoryShare::Part memory_;
   int64_t capacity_;
   int64_t num_resident_ = 0;
-  std::vector<uint32_t> known_scores_;  // (end()): what Eviction knows, the line's score or an older
+  std::vector<uint32_t>
+      known_scores_;  // (end()): what Eviction knows, the line's score or an older
   std::vector<uint32_t> dirty_;
 };
 

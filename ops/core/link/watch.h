@@ -84,8 +84,8 @@ class WatchedRows {
         n, [&](int64_t i) { return IndexedHash{&index_, hash_of(i)}; },
         [&](int64_t, uint32_t slot) { PrefetchToWrite(&rows_[slot]); },
         [&](int64_t i, uint32_t guess) {
-          const uint32_t slot = index_.Find(hash_of(i), guess,
-                                            [&](uint32_t s) { return rows_[s].key == key_of(i); });
+          const uint32_t slot =
+              index_.Find(hash_of(i), guess, [&](uint32_t s) { return rows_[s].key == key_of(i); });
           if (slot != Index::kNone) visit(i, &rows_[slot]);
         });
   }

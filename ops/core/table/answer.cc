@@ -76,8 +76,7 @@ void Table::SendWatched(const Stripe& stripe, int64_t bound, uint64_t reply,
   if (saw_all) {
     watched->ForEachFound(
         static_cast<int64_t>(changed.size()), [&](int64_t i) { return HashKey(changed[i]); },
-        [&](int64_t i) { return changed[i]; },
-        [&](int64_t, WatchedRows::Row* row) { look(row); });
+        [&](int64_t i) { return changed[i]; }, [&](int64_t, WatchedRows::Row* row) { look(row); });
   } else {
     watched->ForEachWatched(look);
   }
