@@ -194,9 +194,9 @@ class Store {
   Slab lines_;
   Unsent unsent_;
   Eviction eviction_;
-  MemoryShare::Part memory_;
-  int64_t capacity_;
   int64_t num_resident_ = 0;
+  MemoryShare::Part memory_;
+  int64_t capacity_;  // after what CapacityNow reads
   std::vector<uint32_t>
       known_scores_;  // (end()): what Eviction knows, the line's score or an older
   std::vector<uint32_t> dirty_;
