@@ -49,6 +49,7 @@ def read_counters(
     """All that het_tf counts, by the names in `measure.Epoch`."""
     dense = {f"dense_{name}": value for name, value in strategy.dense_stats().items()}
     ahead = {f"lookahead_{name}": value for name, value in model.lookahead_stats().items()}
+    ahead.pop("lookahead_lookahead", None)  # no count
     return embedding.cache_stats() | dense | ahead
 
 
