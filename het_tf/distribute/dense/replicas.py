@@ -217,9 +217,14 @@ class DenseReplicas(ReplicaOps):
         """Creates the handle of the current device's worker, before a function runs there."""
         with self._lock:
             if self._kinds is None:
-                with tf.init_scope():
-                    self._decide_kinds()
-                    self._set([] if self._owed_changed() else self._changed())
+                try:
+                    with tf.init_scope():
+                        self._decide_kinds()
+                        self._set([] if self._owed_changed() else self._changed())
+                except BaseException:
+                    # The worker of this thread may have died. The thread of another tries again.
+                    self._kinds = None
+                    raise
         return ops.replica_handle(
             shared_name=self.name,
             dtypes=self._dtypes,
