@@ -29,8 +29,8 @@ std::string NameOf(Nonfinite nonfinite) { return nonfinite == Nonfinite::kSkip ?
 
 // What the caches without a capacity may use in this process, told when the first of them is made.
 MemoryShare* MemoryOfCaches(int64_t workers_on_host) {
-  constexpr int64_t kPartOfFree =
-      4;  // the rest is for input pipelines, tensors and other processes
+  // The rest is for input pipelines, tensors and other processes.
+  constexpr int64_t kPartOfFree = 4;
   constexpr int64_t kUnknown = int64_t{1} << 30;
   static MemoryShare* const memory = [&] {
     const int64_t free = FreeMemory();

@@ -11,6 +11,7 @@ from faults import Warnings
 
 import het_tf
 import het_tf.keras
+from het_tf.distribute.dense.server_copy import DenseCopy
 
 
 @pytest.fixture
@@ -51,6 +52,28 @@ def test_every_step_counts_once(dense, staleness, wire):
         assert np.any(owed != 0)
         np.testing.assert_allclose(model.get_weights()[0] + owed, passes * once, atol=2e-3)
         assert int(model.optimizer.iterations.numpy()) == 90 * passes
+
+
+def test_a_worker_that_dies_while_it_sets_the_copy(dense, monkeypatch):
+    """Another worker sets the copy. It was left unset, and the next step failed."""
+    dense.dense_staleness = 5
+    model = integer_model(dense)
+    set_copy, failures = DenseCopy.set, []
+
+    def fails_once(*args):
+        if not failures:
+            # As TensorFlow says it when a worker dies.
+            said = "from /job:worker/replica:0/task:0: Socket closed"
+            failures.append(tf.errors.UnavailableError(None, None, said))
+            raise failures[0]
+        set_copy(*args)
+
+    monkeypatch.setattr(DenseCopy, "set", fails_once)
+    x = np.ones((8 * 60, 4), np.float32)
+    model.fit(x, np.zeros((len(x), 1)), batch_size=8, verbose=0)
+    assert failures
+    made = model.get_weights()[0] + model.dense_owed.numpy().reshape(4, 3)
+    np.testing.assert_allclose(made, -len(x) * np.ones((4, 3)), atol=2e-3)
 
 
 def test_what_is_owed_is_saved_and_restored(dense, tmp_path):

@@ -218,6 +218,21 @@ def test_bounds_in_the_unit_of_the_clock():
     assert drift(staleness=None).bound_attributes(2) == {"read_bound": -1, "write_bound": -1}
 
 
+def test_room_for_steps_costs_at_most_a_tenth_of_the_bound():
+    for lookahead, bound, due in [
+        (None, 2, 2),
+        (None, 100, 93),
+        (1, 100, 100),
+        (5, 100, 94),
+        (5, 20, 18),
+        (5, 9, 9),
+        (1, 0, 0),
+        (1, -1, -1),
+    ]:
+        assert config(lookahead=lookahead).due_bound(bound, on_device=False) == due
+    assert drift(staleness=1).due_bound(1000, on_device=False) == 900
+
+
 def test_a_total_is_shared_by_the_workers():
     for total, workers, read_bound, write_bound in [
         (10, 1, 10, 10),

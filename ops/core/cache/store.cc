@@ -18,10 +18,10 @@ size_t RoundUpTo8(size_t bytes) { return (bytes + 7) & ~size_t{7}; }
 // Index and list of dirty lines are made for all lines at once, those of steps under way included,
 // so that they do not grow while a step waits (benchmarks/cache_memory.py, longest step); but for
 // no more than this, since the index would take memory long before its lines do. A cache that takes
-// what memory there is may never need a part of it.
-constexpr int64_t kMostExpected = int64_t{1} << 25, kMostExpectedOfShared = int64_t{1} << 20;
+// what memory there is may be one of many small ones.
+constexpr int64_t kMostExpected = int64_t{1} << 25, kExpectedOfShared = int64_t{1} << 14;
 int64_t LinesExpected(const CacheConfig& config) {
-  if (config.capacity == kSharedMemory) return kMostExpectedOfShared;
+  if (config.capacity == kSharedMemory) return kExpectedOfShared;
   return std::min(config.capacity + config.capacity / 8 + 4096, kMostExpected);
 }
 

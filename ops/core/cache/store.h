@@ -196,9 +196,8 @@ class Store {
   Eviction eviction_;
   int64_t num_resident_ = 0;
   MemoryShare::Part memory_;
-  int64_t capacity_;  // after what CapacityNow reads
-  std::vector<uint32_t>
-      known_scores_;  // (end()): what Eviction knows, the line's score or an older
+  int64_t capacity_;                    // after what CapacityNow reads
+  std::vector<uint32_t> known_scores_;  // (end()), or older: what Eviction knows
   std::vector<uint32_t> dirty_;
 };
 
