@@ -416,9 +416,30 @@ TEST(CacheTest, CachesWithoutACapacityShareMemory) {
   EXPECT_GE(cluster.count(CacheCounter::kEvictions, 0), 20);
 }
 
+// Uses age by the rows that there is memory for.
+TEST(CacheTest, FrequentRowsSurviveAScanWithoutACapacity) {
+  constexpr int64_t kRowBytes = 3 * 64, kRows = 100, kHot = 50;
+  MemoryShare memory(kRows * kRowBytes);
+  CacheConfig config = PlainConfig();
+  config.capacity = kSharedMemory;
+  config.memory = &memory;
+  Cluster cluster(config);
+  for (int round = 0; round < 10; ++round) {
+    for (int64_t key = 0; key < kHot; ++key) cluster.Read(0, {key});
+  }
+  for (int64_t key = 1000; key < 1000 + kRows; ++key) {
+    cluster.Read(0, {key});
+    cluster.Read(0, {key});
+  }
+  EXPECT_GT(cluster.count(CacheCounter::kEvictions), kHot / 2);
+  const int64_t hits = cluster.count(CacheCounter::kHits);
+  for (int64_t key = 0; key < kHot; ++key) cluster.Read(0, {key});
+  EXPECT_EQ(cluster.count(CacheCounter::kHits) - hits, kHot);
+}
+
 TEST(MemoryShareTest, ACacheThatEndsLeavesItsPart) {
   MemoryShare memory(100);
-  MemoryShare::Part first(&memory);
+  MemoryShare::Part first(&memory), other(&memory);
   {
     MemoryShare::Part second(&memory);
     EXPECT_EQ(first.Allowed(40), 100);
@@ -426,6 +447,7 @@ TEST(MemoryShareTest, ACacheThatEndsLeavesItsPart) {
     EXPECT_EQ(first.Allowed(60), 50);
   }
   EXPECT_EQ(first.Allowed(60), 100);
+  EXPECT_EQ(other.Allowed(0), 50) << "an equal part of two";
 }
 
 // One worker with any staleness gives what it gives without a cache; also when the work is split.

@@ -47,6 +47,9 @@ class Eviction {
   uint32_t New(int uses) const { return scoring_.New(uses, now_); }
   double Uses(uint32_t score) const { return scoring_.Uses(score, now_); }
 
+  // How many lines the hand has passed: what victims have cost.
+  int64_t passed() const { return all_passed_; }
+
   // Some line may go that could not before.
   void LineMayGo() { none_may_go_ = false; }
 
@@ -113,6 +116,7 @@ class Eviction {
     const uint32_t end = lines.end();
     const auto n = static_cast<int64_t>(std::min<uint64_t>(victims * kLinesPerVictim, end));
     passed_at_ = now_;
+    all_passed_ += n;
     int32_t limit = std::numeric_limits<int32_t>::max();
     const auto pass = [&](uint32_t slot) {
       uint32_t score;
@@ -165,6 +169,7 @@ class Eviction {
   uint32_t now_ = 0;
   uint64_t hand_ = 0;
   bool none_may_go_ = false;
+  int64_t all_passed_ = 0;
   uint32_t passed_at_ = 0;  // now_ when the hand passed the candidates
   Candidate highest_ = {};  // of them, at first
   std::vector<Candidate> candidates_;

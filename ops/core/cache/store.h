@@ -140,6 +140,7 @@ class Store {
   void Trim(const Evict& evict) {
     eviction_.Run(num_resident_ - capacity_, Evictable{this}, evict);
   }
+  int64_t lines_passed() const { return eviction_.passed(); }
   double Uses(const Line& line) const { return eviction_.Uses(line.score); }
 
   // Bytes of lines, rows, unsent updates and index.

@@ -16,10 +16,11 @@ using Floats = std::vector<float>;
 
 class StoreTest : public ::testing::Test {
  protected:
-  void Make(const std::string& optimizer, int64_t capacity, bool half = false) {
+  void Make(const std::string& optimizer, int64_t capacity, bool half = false,
+            Policy policy = Policy::kLru) {
     CacheConfig config;
     config.rows = {2, optimizer, "zeros"};
-    config.policy = Policy::kLru;
+    config.policy = policy;
     config.capacity = capacity;
     EXPECT_OK(RowKit::Create(config.rows, &kit_));
     store_ = std::make_unique<Store>(kit_, config, RowFormat{2, half});
@@ -158,6 +159,30 @@ TEST_F(StoreTest, AnInstalledRowTakesUnsentUpdatesIn) {
       EXPECT_EQ(store_->line(slot)->base, 9);
     }
   }
+}
+
+// The lines of steps under way are the lowest, since they came last.
+TEST_F(StoreTest, HeldLinesDoNotMakeVictimsDearer) {
+  constexpr int64_t kCapacity = 20000, kHeld = 5000, kVictims = 40;
+  Make("sgd", kCapacity, false, Policy::kLfu);
+  const auto evict = [&](uint32_t slot) { store_->ClearResident(slot); };
+  std::vector<int64_t> hot(kCapacity);
+  for (int64_t key = 0; key < kCapacity; ++key) {
+    hot[key] = key;
+    store_->Unhold(MakeFull(key, 0));
+  }
+  for (int use = 0; use < 8; ++use) {
+    for (const uint32_t slot : Find(hot)) store_->Unhold(slot);
+  }
+  for (int64_t key = 0; key < kHeld; ++key) MakeFull(kCapacity + key, 0);
+  store_->Trim(evict);
+  const int64_t before = store_->lines_passed();
+  for (int64_t victim = 0; victim < kVictims; ++victim) {
+    MakeFull(kCapacity + kHeld + victim, 0);
+    store_->Trim(evict);
+    EXPECT_EQ(store_->num_resident(), kCapacity);
+  }
+  EXPECT_LE(store_->lines_passed() - before, 2 * (kCapacity + kHeld));
 }
 
 TEST_F(StoreTest, TrimEvictsWhatNobodyHolds) {
