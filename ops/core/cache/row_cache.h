@@ -101,7 +101,8 @@ struct CacheConfig {
   int64_t write_bound = kUnbounded;  // own updates of a row that a shard may lack
   int64_t due_bound = kUnbounded;    // at most that: with how many a row is due; unbounded: that
   Nonfinite nonfinite = Nonfinite::kError;
-  bool half = false;  // values, gradients and changes of values travel as bfloat16
+  bool half = false;         // values, gradients and changes of values travel as bfloat16
+  bool synchronous = false;  // the steps of all workers count as one, and both bounds are 0
 
   // Of what is the same for both kinds of caches.
   Status Check() const;
@@ -109,10 +110,10 @@ struct CacheConfig {
   int64_t when_due() const { return due_bound == kUnbounded ? write_bound : due_bound; }
 
   // Whether steps count on the watch of shards (link/watch.h). The paper's clock has pending
-  // updates in what a check says, which a shard does not know; rows that may miss nothing would
-  // come again and again.
+  // updates in what a check says, which a shard does not know. Rows that may miss nothing would
+  // come again and again, but where they change only between two steps.
   bool watches() const {
-    return capacity != 0 && read_bound >= 1 && rows.clock != ClockRule::kLamport;
+    return capacity != 0 && (read_bound >= 1 || synchronous) && rows.clock != ClockRule::kLamport;
   }
 
   // Whether a row that is pushed comes back: under Lamport clocks, and where the shard rounds what

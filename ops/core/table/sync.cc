@@ -11,17 +11,12 @@
 #include "ops/core/simd.h"
 #include "ops/core/table/record.h"
 #include "ops/core/table/reservation.h"
+#include "ops/core/table/step_part.h"
 #include "ops/core/table/table.h"
 #include "ops/core/wire/reply.h"
 #include "ops/core/wire/request.h"
 
 namespace het_tf {
-
-// The hash of every key of a request, computed once.
-struct Table::HashedRequest {
-  std::vector<std::vector<uint64_t>> pushes;  // (num_pushes), (rows) each
-  std::vector<uint64_t> queries;              // (num_queries)
-};
 
 Status Table::CheckRequest(const RequestView& request, const ParallelFor& parallel_for,
                            HashedRequest* hashed) const {
@@ -125,11 +120,7 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
   const ReaderLockWithRoom held(this, num_pushed * record_bytes_);
   const std::shared_ptr<Sessions::Session> session = sessions_.Of(request.header.cache_id);
   MutexLock lock(&session->mutex);
-  // The cache knows rows that are no longer here, or what it has pushed was forgotten: what it
-  // pushes belongs to them, and what it holds must be replaced.
-  const bool restarted =
-      request.header.incarnation != 0 &&
-      (request.header.incarnation != incarnation_ || request.header.session != session->number);
+  const bool restarted = IsRestarted(request.header, *session);
   bool counted = false;
   if (!restarted) {
     for (size_t p = 0; p < request.pushes.size(); ++p) {

@@ -129,6 +129,21 @@ class Table {
   Status Sync(const char* request, size_t bytes, const ParallelFor& parallel_for,
               const std::function<char*(size_t)>& allocate);
 
+  // ---- Steps of several workers that count as one (step.cc, step/barrier.h)
+
+  // A worker's part of a step.
+  struct StepPart;
+  // Takes a worker's request, and merges nothing yet. member: of the workers; the order in which
+  // gradients are added up. bytes: (size), aligned to 8, live as long as the owner. Only with
+  // clocks that count.
+  Status Collect(int64_t member, const char* bytes, size_t size, std::shared_ptr<const void> owner,
+                 const ParallelFor& parallel_for, std::shared_ptr<StepPart>* part);
+  // Merges what all requests push that were collected since the last step.
+  Status MergeStep(const ParallelFor& parallel_for);
+  // Answers a worker's request, as Sync does.
+  Status AnswerStep(const StepPart& part, const ParallelFor& parallel_for,
+                    const std::function<char*(size_t)>& allocate);
+
   // ---- Snapshots
 
   // Rows of one of so many parts of about the same size, in no particular order, as of one moment;
@@ -429,6 +444,23 @@ class Table {
   Status MergeRows(const PushView& push, const std::vector<uint64_t>& hashes, Watch* watch,
                    const ParallelFor& parallel_for) HET_REQUIRES_SHARED(contents_);
 
+  // Whether a cache knows rows that are no longer here, or what it has pushed was forgotten: what
+  // it pushes belongs to them, and what it holds must be replaced.
+  bool IsRestarted(const RequestHeader& header, const Sessions::Session& session) const
+      HET_REQUIRES_SHARED(contents_) {
+    return header.incarnation != 0 &&
+           (header.incarnation != incarnation_ || header.session != session.number);
+  }
+
+  struct PushedTogether;
+  struct PushedRow;
+  Status MergeTogether(const std::vector<std::shared_ptr<StepPart>>& parts,
+                       const ParallelFor& parallel_for) HET_REQUIRES_SHARED(contents_);
+  // Those of a stripe, which is locked. rows: (num_rows), numbers of the rows.
+  void MergeStripe(const PushedTogether& together, const int32_t* rows, int64_t num_rows,
+                   int64_t stripe);
+  void MergeRows(char* record, const PushedTogether& together, const std::vector<PushedRow>& rows);
+
   // Answers a request (answer.cc). session: of the cache.
   void Answer(const RequestView& request, const std::vector<uint64_t>& hashes, bool restarted,
               bool counted, Sessions::Session* session, const ParallelFor& parallel_for,
@@ -509,6 +541,10 @@ class Table {
   Sessions sessions_;
   Closures closures_;
   std::atomic<bool> watches_{false};  // whether a cache ever had rows watched
+
+  Mutex step_mutex_;
+  // Of a step that is not merged yet.
+  std::vector<std::shared_ptr<StepPart>> step_parts_ HET_GUARDED_BY(step_mutex_);
 
   mutable Counters<TableCounter> counters_;
   std::array<std::atomic<int64_t>, kMissedBuckets> missed_{};
