@@ -176,6 +176,12 @@ replica_stats = _library.het_replica_stats
 replica_report = _library.het_replica_report
 replica_counter_names = _library.het_replica_counter_names
 
+step_handle = functools.partial(_library.het_step_handle, container=CONTAINER)
+step_begin = _library.het_step_begin
+step_leave = _library.het_step_leave
+step_waiting = _library.het_step_waiting
+serve_step = _library.het_serve_step
+
 apply_adagrad = _library.het_apply_adagrad
 apply_adam = _library.het_apply_adam
 

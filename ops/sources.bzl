@@ -78,11 +78,13 @@ OP_SOURCES = [
     "ops/kernels/rows_file_kernels.cc",
     "ops/kernels/served_resource.cc",
     "ops/kernels/serving_kernels.cc",
+    "ops/kernels/step_kernels.cc",
     "ops/kernels/table_kernels.cc",
     "ops/kernels/trained_kernels.cc",
     "ops/pooling_ops.cc",
     "ops/process_ops.cc",
     "ops/serving_ops.cc",
+    "ops/step_ops.cc",
     "ops/table_ops.cc",
     "ops/trained_ops.cc",
 ]
