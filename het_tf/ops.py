@@ -179,6 +179,7 @@ replica_counter_names = _library.het_replica_counter_names
 step_handle = functools.partial(_library.het_step_handle, container=CONTAINER)
 step_begin = _library.het_step_begin
 step_leave = _library.het_step_leave
+step_join = _library.het_step_join
 step_waiting = _library.het_step_waiting
 serve_step = _library.het_serve_step
 

@@ -27,6 +27,7 @@ REGISTER_OP("Het>CacheHandle")
     .Attr("read_bound: int = -1")
     .Attr("write_bound: int = -1")
     .Attr("due_bound: int = -1")
+    .Attr("synchronous: bool = false")
     .Attr("nonfinite: {'error', 'skip'} = 'error'")
     .Attr("wire_dtype: {'float32', 'bfloat16'} = 'float32'")
     .SetIsStateful()
@@ -49,6 +50,7 @@ read_bound: What a read may miss of other workers' updates beyond those not yet 
   clock: updates, or lengths of 2^-14 under a drift clock; -1: unbounded.
 write_bound: What a shard may lack of a row's updates, in the same units; -1: unbounded.
 due_bound: With what of them a row is due, at most write_bound; -1: that.
+synchronous: Whether the steps of all workers count as one (ServeStep). The bounds must be 0.
 nonfinite: Whether NaN or infinity in a key's gradient fails the update, which then changes nothing,
   or skips that key and counts it.
 wire_dtype: Of values, their gradients and their changes in messages. What goes up is rounded

@@ -49,12 +49,31 @@ round: Scalar.
 members: [members].
 )doc");
 
+REGISTER_OP("Het>StepJoin")
+    .Input("steps: resource")
+    .Input("round: int64")
+    .Input("member: int64")
+    .Input("worker: int64")
+    .Output("joined: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 0, 0, 0}));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+A worker is going to send the messages of a member.
+
+round: Scalar, as member and worker.
+joined: Scalar. False: it may not, since the round is over, or the member has left.
+)doc");
+
 REGISTER_OP("Het>StepWaiting")
     .Input("steps: resource")
     .Output("round: int64")
     .Output("step: int64")
     .Output("absent: int64")
-    .Output("present: int64")
+    .Output("workers: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
@@ -66,7 +85,7 @@ REGISTER_OP("Het>StepWaiting")
 The step that the members of the round are at.
 
 absent: [members], whose messages have not come.
-present: [members], who wait for them.
+workers: [members], who have joined as these; -1: nobody has.
 )doc");
 
 REGISTER_OP("Het>ServeStep")

@@ -64,6 +64,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         lost_after: float = probes.LOST_AFTER,
         back_within: float = 600.0,
         exactly_once: bool = False,
+        synchronous: bool = False,
     ):
         """Connects to the cluster. Waits until every task answers, and logs the missing tasks.
 
@@ -90,6 +91,10 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             even if steps run again because their worker died. All updates are then pushed at the
             end of their closure (`steps_per_execution` steps), for any write bound, and batches
             pass through the training program. Dense variables are not affected.
+          synchronous: whether the steps of all workers count as one, as in TensorFlow's synchronous
+            strategies: `het_tf.keras.Model.fit` trains with the gradient of the mean loss over the
+            batches of all workers, and every step sees all steps before it. Staleness bounds are
+            then 0.
 
         Raises:
           TypeError: `cluster_resolver` is not a cluster resolver.
@@ -118,6 +123,15 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             raise ValueError(f"back_within must not be negative, not {back_within!r}")
         self.back_within = back_within
         self.exactly_once = exactly_once
+        self.synchronous = synchronous
+        if synchronous:
+            for name, value, default in (
+                ("exactly_once", exactly_once, False),
+                ("dense_staleness", "auto" if self.dense_is_auto else dense_staleness, "auto"),
+                ("dense_wire_dtype", dense_wire_dtype, "float32"),
+            ):
+                if value != default:
+                    raise ValueError(f"{name} = {value!r} and synchronous=True exclude each other")
         self.closure_numbers = ClosureNumbers()
         self._addresses = _checked_addresses(cluster_resolver)
         self._address = cluster_resolver.cluster_spec().as_dict().get("chief", [""])[0]

@@ -12,9 +12,12 @@ from absl import logging
 
 from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
+from het_tf.distribute.closure_runner import ClosureRunner
 from het_tf.distribute.dense.replicas import NoRuleError
 from het_tf.distribute.failures.connection import lookup_table_error
+from het_tf.distribute.step_rounds import StepRounds
 from het_tf.keras.data.batch_structure import components_of
+from het_tf.keras.data.feeds import Filler, Pass, SynchronousFiller
 from het_tf.keras.worker_step.closure import PredictClosure, StepClosure
 from het_tf.keras.worker_step.dense_variables import (
     DenseVariables,
@@ -113,6 +116,7 @@ class CompiledModel:
       closures: functions that run on the workers, by purpose and element spec.
       dense: variables that the workers replicate. None before `build`, or without replicas.
       sums: sums of the metrics over closures. None before `build`.
+      rounds: rounds of synchronous steps. None before `build`, and of a strategy without them.
     """
 
     def __init__(self, model: keras.Model, strategy: HetParameterServerStrategy):
@@ -125,6 +129,7 @@ class CompiledModel:
         self.closures: dict[Any, Any] = {}  # `StepClosure` or `PredictClosure`.
         self.dense: DenseVariables | None = None
         self.sums: MetricSums | None = None
+        self.rounds: StepRounds | None = None
 
     @property
     def is_of_lost_servers(self) -> bool:
@@ -161,6 +166,9 @@ class CompiledModel:
             self.dense = self._dense_variables()
             if self.dense is not None:
                 self._strategy.held.register_replicas(self.dense.replicas)
+            if self._strategy.synchronous:
+                health = self._strategy.health
+                self.rounds = StepRounds(health.down_workers, self._strategy.num_workers)
             self._is_built = True
         check_inputs(model, element_spec)
         check_lookup_tables(model)
@@ -196,11 +204,17 @@ class CompiledModel:
         """Returns the closure function of training steps, or of the steps of `evaluate`."""
         key = (training, _hashable(element_spec))
         if key not in self.closures:
-            dense = self.dense if training else None
+            dense, rounds = (self.dense, self.rounds) if training else (None, None)
             self.closures[key] = StepClosure(
-                self._model, self._strategy, element_spec, training, dense
+                self._model, self._strategy, element_spec, training, dense, rounds
             )
         return self.closures[key]
+
+    def filler(self, runner: ClosureRunner, data: Pass, fn: Any, training: bool) -> Filler:
+        """Returns an object that schedules the closures of a pass."""
+        if self.rounds is None or not training:
+            return Filler(runner, data, fn)
+        return SynchronousFiller(runner, data, fn, self.rounds, self.dense.replicas)
 
     def predict_closure(self, element_spec: Any) -> PredictClosure:
         """Returns the closure function of `predict`."""

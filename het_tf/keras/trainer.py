@@ -26,7 +26,7 @@ from het_tf.keras.callbacks.traffic import Traffic
 from het_tf.keras.compiled_model import CompiledModel, check_callbacks
 from het_tf.keras.data import datasets
 from het_tf.keras.data.arguments import EvaluateArguments, FitArguments, PredictArguments
-from het_tf.keras.data.feeds import Feed, Validation, eval_feed, fill, predict_feed, train_feed
+from het_tf.keras.data.feeds import Feed, Validation, eval_feed, predict_feed, train_feed
 from het_tf.keras.worker_step.closure import predict_in_order
 from het_tf.keras.worker_step.dense_variables import averages_weights
 from het_tf.keras.worker_step.metrics import without_names
@@ -277,8 +277,9 @@ class ParameterServerTrainer:
             closure.steps_of(data),
             ClosureRunner(self._strategy, numbered=numbered) as runner,
         ):
+            filler = compiled.filler(runner, data, fn, training)
             while True:
-                fill(runner, data, fn, should_stop())
+                filler.fill(should_stop())
                 if not runner.in_flight:
                     break
                 work, packed = runner.wait()
@@ -295,7 +296,7 @@ class ParameterServerTrainer:
                     self._traffic.take(closure.caches, result.cache_reports, result.steps)
                 else:
                     self._strategy.held.record_cache_reports(closure.caches, result.cache_reports)
-                data.finished(work, result.worker, result.steps)
+                filler.finished(work, result.worker, result.steps, result.refused)
                 if not result.steps:
                     continue
                 last, data.has_begun = result, True

@@ -122,6 +122,7 @@ class LayerTable:
             layer.nonfinite,
             layer.wire_dtype,
             workers_on_host=getattr(self._strategy, "workers_on_host", 1),
+            synchronous=getattr(self._strategy, "synchronous", False),
         )
         if hasattr(self._strategy, "held"):
             self._strategy.held.register_cache(self._worker_cache)

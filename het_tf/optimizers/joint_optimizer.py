@@ -226,6 +226,35 @@ def _is_deposit(tensor: tf.Tensor) -> bool:
     return hasattr(tensor, _DEPOSIT)
 
 
+class StepEnd(Protocol):
+    """The end of a synchronous step, between the gradients and the step of the optimizer.
+
+    Attributes:
+      share: float32 scalar, by which the gradients of rows are multiplied.
+    """
+
+    share: tf.Tensor
+
+    def mean_of(self, gradients: Sequence[Any]) -> list[Any]:
+        """Sends the updates of the step's rows. Returns the means of gradients over all workers."""
+        ...
+
+
+_step_end: contextvars.ContextVar[StepEnd | None] = contextvars.ContextVar(
+    "het_tf_step_end", default=None
+)
+
+
+@contextlib.contextmanager
+def ending_with(end: StepEnd) -> Iterator[None]:
+    """Context of a synchronous step, which an optimizer ends."""
+    token = _step_end.set(end)
+    try:
+        yield
+    finally:
+        _step_end.reset(token)
+
+
 _compiled: contextvars.ContextVar[JointOptimizer | None] = contextvars.ContextVar(
     "het_tf_compiled_optimizer", default=None
 )
@@ -461,6 +490,11 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         )
         if scale is not None:
             rows = [(r, [call.map(lambda g: g / scale) for call in calls]) for r, calls in rows]
+        if (end := _step_end.get()) is not None:
+            rows = [(r, [call.map(lambda g: g * end.share) for call in calls]) for r, calls in rows]
+            self._training_of(rows)()
+            self._step(end.mean_of(grads), variables)
+            return
         if rows and step.global_clipnorm:
             grads, rows = self._clip(grads, rows, 1.0 if scale is None else scale)
         train = self._training_of(rows)

@@ -211,6 +211,7 @@ class WorkerCache:
         nonfinite: str = "error",
         wire_dtype: str = "float32",
         workers_on_host: int = 1,
+        synchronous: bool = False,
     ):
         """Stores the arguments. The first op creates the cache.
 
@@ -222,6 +223,7 @@ class WorkerCache:
           wire_dtype: dtype in messages of values, their gradients and their changes, "float32" or
             "bfloat16".
           workers_on_host: largest number of workers that share the memory of a host.
+          synchronous: whether the steps of all workers count as one. The bounds are then 0.
 
         Raises:
           ValueError: `nonfinite` or `wire_dtype` is invalid, or there is no GPU for
@@ -248,6 +250,9 @@ class WorkerCache:
             self._attributes["workers_on_host"] = workers_on_host
             workers = 1 if table.is_local else len(cluster_devices("worker"))
             self._attributes |= config.bound_attributes(max(workers, 1))
+            if synchronous:
+                bounds = {"read_bound": 0, "write_bound": 0, "synchronous": True}
+                self._attributes |= bounds
         devices = devices_of_rows(self.name, config, table.is_local)
         self.on_device = bool(devices)
         if self.on_device and table.is_local:
@@ -262,7 +267,7 @@ class WorkerCache:
         # The same rule as CacheConfig::watches in ops/core/cache/row_cache.h, on host and device.
         self.is_watched = (
             self._attributes.get("read_bound", 0) > 0 and self._attributes["clock"] != "lamport"
-        )
+        ) or "synchronous" in self._attributes
         bounds = {} if table.is_local else {"read_bound": 0}
         self._handles = Handles(
             self._attributes, self._attributes | bounds, devices, config, table.is_local

@@ -53,6 +53,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
     OP_REQUIRES_OK(context, context->GetAttr("read_bound", &config_.read_bound));
     OP_REQUIRES_OK(context, context->GetAttr("write_bound", &config_.write_bound));
     OP_REQUIRES_OK(context, context->GetAttr("due_bound", &config_.due_bound));
+    OP_REQUIRES_OK(context, context->GetAttr("synchronous", &config_.synchronous));
     OP_REQUIRES_OK(context, context->GetAttr("policy", &policy));
     OP_REQUIRES_OK(context, GetNonfinite(context, &skip));
     OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &dtype));
@@ -84,6 +85,7 @@ class CacheHandleOp : public tensorflow::ResourceOpKernel<CacheResource> {
         .Same("read_bound", existing.read_bound, config_.read_bound)
         .Same("write_bound", existing.write_bound, config_.write_bound)
         .Same("due_bound", existing.due_bound, config_.due_bound)
+        .Same("synchronous", existing.synchronous, config_.synchronous)
         .Same("nonfinite", NameOf(existing.nonfinite), NameOf(config_.nonfinite))
         .Same("wire_dtype", NameOfDtype(existing.half), NameOfDtype(config_.half))
         .status();

@@ -93,6 +93,22 @@ class StepLeaveOp : public StepKernel {
   }
 };
 
+class StepJoinOp : public StepKernel {
+ public:
+  using StepKernel::StepKernel;
+
+  absl::Status Compute(OpKernelContext* context, StepResource* steps) override {
+    int64_t round = 0, member = 0, worker = 0;
+    TF_RETURN_IF_ERROR(GetScalar(context, "round", &round));
+    TF_RETURN_IF_ERROR(GetScalar(context, "member", &member));
+    TF_RETURN_IF_ERROR(GetScalar(context, "worker", &worker));
+    Tensor* joined;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &joined));
+    joined->scalar<bool>()() = steps->barrier.Join(round, member, worker);
+    return absl::OkStatus();
+  }
+};
+
 class StepWaitingOp : public StepKernel {
  public:
   using StepKernel::StepKernel;
@@ -105,7 +121,7 @@ class StepWaitingOp : public StepKernel {
     TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &out));
     out->scalar<int64_t>()() = waiting.step;
     int output = 2;
-    for (const auto* members : {&waiting.absent, &waiting.present}) {
+    for (const auto* members : {&waiting.absent, &waiting.workers}) {
       TF_RETURN_IF_ERROR(
           context->allocate_output(output++, {static_cast<int64_t>(members->size())}, &out));
       std::copy(members->begin(), members->end(), out->flat<int64_t>().data());
@@ -261,6 +277,7 @@ class ServeStepOp : public AsyncOpKernel {
 REGISTER_STEP_KERNEL("StepHandle", StepHandleOp);
 REGISTER_STEP_KERNEL("StepBegin", StepBeginOp);
 REGISTER_STEP_KERNEL("StepLeave", StepLeaveOp);
+REGISTER_STEP_KERNEL("StepJoin", StepJoinOp);
 REGISTER_STEP_KERNEL("StepWaiting", StepWaitingOp);
 REGISTER_STEP_KERNEL("ServeStep", ServeStepOp);
 #undef REGISTER_STEP_KERNEL

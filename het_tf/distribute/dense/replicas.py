@@ -66,6 +66,7 @@ class DenseReplicas(ReplicaOps):
         counts_in_full: bool = True,
         constraints: Sequence[Callable[[tf.Tensor], tf.Tensor] | None] = (),
         counts: Sequence[tuple[tf.Variable, tf.Variable]] = (),
+        same: Sequence[tf.Variable] = (),
     ):
         """Stores the variables. Creates no replica.
 
@@ -88,6 +89,8 @@ class DenseReplicas(ReplicaOps):
           counts: pairs of int64 variables. The first counts a worker's own steps, and `write_back`
             stores the mean. The second is one of `others` and counts all workers' steps. If other
             code than training changes the second, the first is set to the same value.
+          same: variables that synchronous steps keep the same on all workers. If there are some,
+            `write_back` stores everything.
 
         Raises:
           NoRuleError: a variable has no rule. The message names the variable.
@@ -100,6 +103,7 @@ class DenseReplicas(ReplicaOps):
             "seed": seeds,
             "other": others,
             "count": [own for own, _ in counts],
+            "same": same,
         }
         all_natives = [native for natives in roles.values() for native in natives]
         self._roles = [role for role, natives in roles.items() for _ in natives]
@@ -111,6 +115,8 @@ class DenseReplicas(ReplicaOps):
         super().__init__(name, all_natives, DenseCopy(name, floats, self._staleness))
         self._owed = owed
         self._counts_in_full = counts_in_full
+        self._are_same = bool(same)
+        self.steps_together = 0
         self._constraints = dict(enumerate(constraints))
         places = {id(native): i for i, native in enumerate(self._natives)}
         # Index of every count of own steps -> index of the count of all workers' steps.
@@ -150,6 +156,16 @@ class DenseReplicas(ReplicaOps):
         self._destroy_on_workers()
         self._set([] if self._owed_changed() else self._replaced(changed))
 
+    def note_together(self, steps: int) -> None:
+        """Records synchronous steps that all workers have made, or those that made most."""
+        self.steps_together += steps
+
+    def restart(self) -> None:
+        """Restarts all replicas with the values of those that made most steps."""
+        self.write_back(slots=True)
+        self._destroy_on_workers()
+        self._set([])
+
     def note_steps(self) -> None:
         """Records that steps were made, so that the variables need a `write_back`."""
         self._values_behind = self._slots_behind = True
@@ -164,7 +180,7 @@ class DenseReplicas(ReplicaOps):
           slots: whether to update the optimizers' slots, too. If not, seeds are the only updated
             variables of which workers have their own. Later random numbers then differ.
         """
-        slots = slots and self._slots_behind
+        slots = (slots or self._are_same) and self._slots_behind
         if not (self._values_behind or slots):
             return
         changed = self._changed()
@@ -274,6 +290,7 @@ class DenseReplicas(ReplicaOps):
         )
         rest = np.frombuffer(packed, np.uint8)
         steps = max(counted.values(), default=0)
+        self.steps_together = 0
         total = 1.0 if self._counts_in_full else self._workers**-0.5
         self._copy.set(floats, owed, counters, rest, steps, self._workers, total)
         self._fingerprint = self._take_fingerprint()
@@ -310,7 +327,8 @@ class DenseReplicas(ReplicaOps):
             lambda: ops.replica_own(self._handle_op(), seeds_only=only),
         )
         reads = visit(cluster_devices("worker"), read, self._strategy.health.is_lost)
-        owns = [own for own, steps in reads.values() if steps > 0]
+        least = max([1, *(steps for _, steps in reads.values())]) if self._are_same else 1
+        owns = [own for own, steps in reads.values() if steps >= least]
         if not owns:
             return {}
         merged = {}
@@ -421,6 +439,7 @@ _MERGES: dict[str, Callable[[list[np.ndarray]], Any]] = {
     "slot": lambda values: np.mean(values, axis=0, dtype=np.float64).astype(np.float32),
     "least": lambda values: np.min(values, axis=0),
     "count": lambda values: np.rint(np.mean(values, axis=0)).astype(np.int64),
+    "same": lambda values: values[0],
     # The states of all workers are derived from the first worker's state.
     "seed": lambda values: values[0],
 }

@@ -92,6 +92,16 @@ class ClusterHealth:
                 except Exception as error:
                     raise self.explain(error) from error
 
+    def down_workers(self) -> set[int]:
+        """Returns workers that refuse connections or are lost. Only while `monitor` is started.
+
+        A silent worker may be busy until it counts as lost.
+        """
+        failing = self.monitor.failing()
+        refused = {t for t, state in failing.items() if state is probes.TaskState.REFUSED}
+        down = refused | set(self.monitor.lost("worker"))
+        return {i for task_type, i in down if task_type == "worker"}
+
     def raise_if_ps_lost(self) -> None:
         """Raises an error if a parameter server is lost. Works only while `monitor` is started.
 

@@ -23,8 +23,9 @@ from het_tf.compat.errors import Cause, cause_of, node_named
 from het_tf.compat.tensorflow_internals import use_own_executor
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.distribute.dense.replicas import DenseReplicas
 from het_tf.distribute.failures.connection import lookup_table_error
-from het_tf.distribute.failures.probes import TaskState
+from het_tf.distribute.step_rounds import StepRounds
 from het_tf.keras.data import datasets
 from het_tf.keras.data.arguments import FitArguments
 from het_tf.keras.data.batch_structure import components_of, spec_of
@@ -41,11 +42,13 @@ class Work:
       index: number of the closure within its pass, counted from 0.
       args: arguments of `on_batches` or `on_iterator`.
       steps: number of steps that the closure should run.
+      member: number of the closure in its round of synchronous steps. None: it is in no round.
     """
 
     index: int
     args: tuple[Any, ...]
     steps: int
+    member: int | None = None
 
 
 class Pass(abc.ABC):
@@ -65,6 +68,13 @@ class Pass(abc.ABC):
     @abc.abstractmethod
     def next_work(self, in_flight: int) -> Work | None:
         """Returns the next closure's work. None: no work, or none until other closures finish."""
+
+    @abc.abstractmethod
+    def next_round(self, members: int) -> list[Work]:
+        """Returns the work of a round of synchronous steps, for at most so many members.
+
+        Empty: the pass has ended. No closure is in flight.
+        """
 
     @abc.abstractmethod
     def finished(self, work: Work, worker: int, steps: int) -> None:
@@ -167,13 +177,25 @@ class _StreamPass(Pass):
                 self._held = batch
                 break
             group.append(batch)
-        if not group:
-            return None
-        work = Work(
-            self._index, tuple(tf.stack(parts) for parts in zip(*group, strict=True)), len(group)
-        )
+        return self._work(group) if group else None
+
+    def _work(self, group: list[list[tf.Tensor]]) -> Work:
+        stacked = tuple(tf.stack(parts) for parts in zip(*group, strict=True))
+        work = Work(self._index, stacked, len(group))
         self._index += 1
         return work
+
+    def next_round(self, members: int) -> list[Work]:
+        groups: list[list[list[tf.Tensor]]] = [[] for _ in range(members)]
+        for i in range(members * self._steps_per_closure):
+            group, batch = groups[i % members], self._next_batch()
+            if batch is None:
+                break
+            if group and any(a.shape != b.shape for a, b in zip(group[0], batch, strict=True)):
+                self._held = batch
+                break
+            group.append(batch)
+        return [self._work(group) for group in groups if group]
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         del work, worker, steps  # A closure runs all batches sent with it.
@@ -285,12 +307,6 @@ class _WorkerPass(Pass):
     def _unfinished(self) -> set[int]:
         return set(range(self._reading.strategy.num_workers)) - self._ended
 
-    def _down(self) -> set[int]:
-        """Returns workers that are down. A silent worker may be busy until it counts as lost."""
-        health = self._reading.strategy.health.monitor
-        refused = {t for t, state in health.failing().items() if state is TaskState.REFUSED}
-        return {i for task_type, i in refused | set(health.lost("worker")) if task_type == "worker"}
-
 
 class _CountedPass(_WorkerPass):
     """A given number of steps. Any free worker runs the next closure."""
@@ -307,11 +323,17 @@ class _CountedPass(_WorkerPass):
         self._remaining -= steps
         return self._work(steps)
 
+    def next_round(self, members: int) -> list[Work]:
+        steps = min(members * self._reading.per_closure, self._remaining)
+        self._remaining -= steps
+        each, more = divmod(steps, members)
+        return [self._work(each + (m < more)) for m in range(min(members, steps))]
+
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._remaining += work.steps - steps
         if steps < work.steps:  # A repeating dataset ends only if it is empty.
             self._ended.add(worker)
-            if not self._unfinished() - self._down():
+            if not self._unfinished() - self._reading.strategy.health.down_workers():
                 raise ValueError("The datasets of all workers are empty.")
             time.sleep(_IDLE_WAIT)
 
@@ -335,7 +357,7 @@ class _SharesPass(_WorkerPass):
                 self._on_end(self._steps)
             return None
         if self._ended:
-            if unfinished <= self._down():
+            if unfinished <= self._reading.strategy.health.down_workers():
                 logging.warning(
                     "worker(s) %s are down: the rest of their share of the data is not read",
                     sorted(unfinished),
@@ -346,6 +368,12 @@ class _SharesPass(_WorkerPass):
                 return None
         return self._work(self._reading.per_closure)
 
+    def next_round(self, members: int) -> list[Work]:
+        first = self.next_work(0)
+        if first is None:
+            return []
+        return [first, *(self._work(self._reading.per_closure) for _ in range(1, members))]
+
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._steps += steps
         if steps < work.steps:
@@ -354,16 +382,93 @@ class _SharesPass(_WorkerPass):
             time.sleep(_IDLE_WAIT)
 
 
-def fill(runner: ClosureRunner, data: Pass, fn: Any, stop: bool) -> None:
-    """Schedules closures of `fn` for the work of a pass while the runner has room.
+class Filler:
+    """Schedules closures for the work of a pass while the runner has room."""
 
-    With `stop`, schedules one closure at a time until a step was made, as Keras stops after a step.
-    """
-    while runner.has_room and not (stop and (data.has_begun or runner.in_flight)):
-        work = data.next_work(runner.in_flight)
-        if work is None:
+    def __init__(self, runner: ClosureRunner, data: Pass, fn: Any):
+        """Stores the runner of the closures, the pass over the data, and the closures' function."""
+        self._runner, self._data, self._fn = runner, data, fn
+
+    def fill(self, stop: bool) -> None:
+        """Schedules closures.
+
+        With `stop`, schedules one closure at a time until a step was made, as Keras stops after a
+        step.
+        """
+        runner, data = self._runner, self._data
+        while runner.has_room and not (stop and (data.has_begun or runner.in_flight)):
+            work = data.next_work(runner.in_flight)
+            if work is None:
+                return
+            runner.schedule(self._fn, work.args, work)
+
+    def finished(self, work: Work, worker: int, steps: int, refused: bool) -> None:
+        """Records that a closure has ended.
+
+        Args:
+          work: work of the closure.
+          worker: worker that ran the closure.
+          steps: number of its steps.
+          refused: whether the worker may not make synchronous steps.
+        """
+        del refused
+        self._data.finished(work, worker, steps)
+
+
+class SynchronousFiller(Filler):
+    """Schedules the closures of rounds of synchronous steps, one round after the other."""
+
+    def __init__(
+        self,
+        runner: ClosureRunner,
+        data: Pass,
+        fn: Any,
+        rounds: StepRounds,
+        made: DenseReplicas,
+    ):
+        """Stores the arguments. `made`: counts the steps that the workers have made together."""
+        super().__init__(runner, data, fn)
+        runner.on_poll = rounds.drop_lost
+        self._rounds, self._made = rounds, made
+        self._longest = 0  # Largest number of steps of a closure of the round.
+        self._steps: list[int] = []  # Made by closures of the round that have ended.
+
+    def fill(self, stop: bool) -> None:
+        """Schedules the next round, if none runs. With `stop`, only if no step was made yet.
+
+        Raises:
+          ValueError: no worker has made a step of the last round.
+        """
+        if self._runner.in_flight or (stop and self._data.has_begun):
             return
-        runner.schedule(fn, work.args, work)
+        if self._steps:
+            self._end_round()
+        members = self._rounds.live_workers
+        work = self._data.next_round(members)
+        if not work:
+            return
+        self._longest = max(each.steps for each in work)
+        self._rounds.begin(len(work))
+        turns = self._rounds.turns(self._made.steps_together)
+        for member, (each, turn) in enumerate(zip(work, turns, strict=True)):
+            work_of_member = dataclasses.replace(each, member=member)
+            self._runner.schedule(self._fn, (*each.args, turn), work_of_member)
+
+    def finished(self, work: Work, worker: int, steps: int, refused: bool) -> None:
+        """Records that a closure has ended. The other members do not wait for it."""
+        if not refused:
+            self._data.finished(work, worker, steps)
+        self._steps.append(steps)
+        if steps < self._longest and self._runner.in_flight:
+            self._rounds.leave([work.member])
+
+    def _end_round(self) -> None:
+        steps, self._steps = self._steps, []
+        if max(steps) == 0:
+            raise ValueError("The datasets of all workers are empty.")
+        self._made.note_together(max(steps))
+        if min(steps) < max(steps) or len(steps) < self._rounds.live_workers:
+            self._made.restart()  # Some workers lack steps.
 
 
 def train_feed(

@@ -14,9 +14,10 @@ import tensorflow as tf
 from het_tf.compat.function_graphs import run_beside
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closure_runner import ClosureRunner
+from het_tf.distribute.step_rounds import StepRounds
 from het_tf.distribute.worker_state import Holder, report_ops, reports_size
 from het_tf.keras.data.batch_structure import Batch, read_weights, stacked_signature, take_batch
-from het_tf.keras.data.feeds import Pass, StreamFeed, fill
+from het_tf.keras.data.feeds import Filler, Pass, StreamFeed
 from het_tf.keras.worker_step.batched_lookups import (
     SharedLookups,
     StepLookups,
@@ -29,8 +30,10 @@ from het_tf.keras.worker_step.lookahead import Source, StepsAhead
 from het_tf.keras.worker_step.metrics import MetricScope
 from het_tf.keras.worker_step.model_step import ModelStep, States, on_one_replica
 from het_tf.keras.worker_step.step_queue import Window
+from het_tf.keras.worker_step.synchronous import EndOfStep, Prepared, Synchronous
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.lookahead import Lookup
+from het_tf.optimizers.joint_optimizer import ending_with
 
 
 class PredictClosure:
@@ -94,8 +97,9 @@ def predict_in_order(
     handed_on = done = 0  # Numbers of closures and steps passed to callbacks.
     with ClosureRunner(closure.strategy) as runner:
         data = feed.start(steps_per_closure)
+        filler = Filler(runner, data, closure.on_batches)
         while True:
-            fill(runner, data, closure.on_batches, should_stop())
+            filler.fill(should_stop())
             if not runner.in_flight:
                 break
             work, stacked = runner.wait()
@@ -116,11 +120,13 @@ def predict_in_order(
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *in_order)
 
 
-# Worker index, steps, steps that waited for lookups, waiting time in microseconds, lookahead.
-_HEADER = 5
+# Worker index, steps, steps that waited for lookups, waiting time in microseconds, lookahead,
+# whether a worker was refused.
+_HEADER = 6
 
-# Number of steps that waited, waiting time in microseconds, width of the window.
-Waited = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+# Number of steps that waited, waiting time in microseconds, width of the window, and whether the
+# worker may not make synchronous steps.
+Waited = tuple[tf.Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +139,7 @@ class ClosureResult:
       waited_steps: number of steps that waited for their lookups.
       waited_seconds: waiting time of all steps together.
       lookahead: number of steps by which lookups ran ahead.
+      refused: whether the worker may not make the synchronous steps of the closure.
       cache_reports: int64, reports of `StepClosure.caches` in their order (`report_ops`).
       metric_states: float64[all metric states], summed over the steps.
       step_logs: logs of the last step, except results of metrics that the step updates.
@@ -143,6 +150,7 @@ class ClosureResult:
     waited_steps: int
     waited_seconds: float
     lookahead: int
+    refused: bool
     cache_reports: np.ndarray
     metric_states: np.ndarray
     step_logs: dict[str, Any]
@@ -165,6 +173,7 @@ class StepClosure:
         element_spec: Any,
         training: bool,
         dense: DenseVariables | None = None,
+        rounds: StepRounds | None = None,
     ):
         """Creates the functions, traced on first use.
 
@@ -174,6 +183,7 @@ class StepClosure:
           element_spec: spec of one batch.
           training: whether to run `train_step`. False: `test_step`.
           dense: variables that workers replicate, for training.
+          rounds: rounds of synchronous training steps.
         """
         self._dense = dense
         self._model = model
@@ -187,11 +197,17 @@ class StepClosure:
         if self._trained is not None:
             self.caches.append(dense.replicas)
         self._num_states = sum(int(np.prod(v.shape)) for v in self._model_step.metrics)
-        self._plan_lookups()
+        self._synchronous: Synchronous | None = None
+        if rounds is None:
+            self._plan_lookups()
+        else:
+            self._plan_synchronous(rounds)
         self._once = training and strategy.exactly_once
         signature = stacked_signature(element_spec)
         if self._once:
             signature += [tf.TensorSpec([], tf.int64)] * 2  # results of ClosureNumbers.take
+        if self._synchronous is not None:
+            signature += [tf.TensorSpec([4], tf.int64)]  # StepRounds.turns
         self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
         self.on_iterator = tf.function(self._on_iterator, autograph=False)
 
@@ -228,6 +244,15 @@ class StepClosure:
                 self.window, self._element_spec, lookups, self._is_ahead, per_message
             )
 
+    def _plan_synchronous(self, rounds: StepRounds) -> None:
+        """Every step looks up the rows of the next one."""
+        find_keys = find_keys_fn(self._model, self._element_spec)
+        self._synchronous = Synchronous(self._model, self._element_spec, find_keys, rounds)
+        self.looks_ahead, self.lookahead, self.window, self._ahead = False, 0, None, None
+        self._is_ahead = lambda layer: True
+        self._exchanging, self._carries = None, False
+        self._inline = StepLookups(None, None)
+
     @contextlib.contextmanager
     def steps_of(self, data: Pass) -> Iterator[None]:
         """Context of a pass. Prepared steps in this context belong to the batches of the pass."""
@@ -253,6 +278,7 @@ class StepClosure:
             waited_steps=int(header[2]),
             waited_seconds=int(header[3]) * 1e-6,
             lookahead=int(header[4]),
+            refused=bool(header[5]),
             cache_reports=reports,
             metric_states=states.view(np.float64),
             # A closure that made no step returns no logs.
@@ -264,21 +290,28 @@ class StepClosure:
     def _on_batches(self, *stacked: tf.Tensor) -> tf.Tensor:
         """Runs steps over the closure's batches. Every component is stacked over the steps.
 
-        With `exactly_once`, the closure's number and `done` are two more arguments.
+        With `exactly_once`, the closure's number and `done` are two more arguments. Of synchronous
+        steps, the turn is one more (`StepRounds.turns`).
         """
-        closure = None
+        closure = turn = None
         if self._once:
             stacked, closure = stacked[:-2], stacked[-2:]
+        if self._synchronous is not None:
+            stacked, turn = stacked[:-1], stacked[-1]
         source = Source(
             first=lambda wanted: (),
             has=lambda: tf.constant(True),
             get=lambda i: take_batch(self._element_spec, stacked, i),
             next=lambda more: (),
         )
-        return self._loop(source, tf.shape(stacked[0])[0], None, closure)
+        return self._loop(source, tf.shape(stacked[0])[0], None, closure, turn)
 
     def _on_iterator(
-        self, iterator: tf.data.Iterator, num_steps: tf.Tensor, ahead: tf.Tensor
+        self,
+        iterator: tf.data.Iterator,
+        num_steps: tf.Tensor,
+        ahead: tf.Tensor,
+        turn: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Runs up to `num_steps` steps over batches of the worker's own dataset.
 
@@ -292,7 +325,7 @@ class StepClosure:
             get=lambda i, batch: batch.get_value(),
             next=lambda more, batch: (tf.cond(more, iterator.get_next_as_optional, lambda: batch),),
         )
-        return self._loop(source, num_steps, ahead)
+        return self._loop(source, num_steps, ahead, turn=turn)
 
     def _loop(
         self,
@@ -300,6 +333,7 @@ class StepClosure:
         num_steps: tf.Tensor,
         ahead: tf.Tensor | None,
         closure: tuple[tf.Tensor, tf.Tensor] | None = None,
+        turn: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Builds the closure. `ahead` None: only steps of this closure are prepared."""
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -315,8 +349,13 @@ class StepClosure:
         self._model_step.read_constants()
         # The shape is unknown, because tracing the loop's body determines the number of logs.
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
-        run = self._run_inline if self.window is None else self._run_ahead
-        steps, states, logs, waited = run(source, num_steps, ahead, states, logs)
+        if turn is not None:
+            steps, states, logs, waited = self._run_together(
+                self._synchronous, source, num_steps, turn, states, logs
+            )
+        else:
+            run = self._run_inline if self.window is None else self._run_ahead
+            steps, states, logs, waited = run(source, num_steps, ahead, states, logs)
         with tf.control_dependencies([steps]):
             if self._dense is not None:
                 self._dense.replicas.settle_op(tf.cast(steps > 0, tf.int64), reads=False)
@@ -349,7 +388,63 @@ class StepClosure:
 
         first = (tf.constant(0), states, logs, *source.first(num_steps > 0))
         steps, states, logs, *_ = tf.while_loop(cond, body, first, parallel_iterations=1)
-        return steps, states, logs, (tf.constant(0), tf.constant(0.0, tf.float64), tf.constant(0))
+        return steps, states, logs, _no_wait()
+
+    def _run_together(
+        self,
+        together: Synchronous,
+        source: Source,
+        num_steps: tf.Tensor,
+        turn: tf.Tensor,
+        states: States,
+        logs: tf.Tensor,
+    ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
+        """Runs synchronous steps, if the worker may make them (`StepRounds.turns`)."""
+        replicas = self._dense.replicas
+        round_number, member, members, made = tf.unstack(turn)
+        # A worker that was started since, or made fewer steps, has other dense variables.
+        made_here = replicas.report_op()[2 + replicas.counter_names.index("steps")]
+        joined = together.rounds.join_op(round_number, member)
+        allowed = tf.logical_and(tf.equal(made, made_here), joined)
+        wanted = tf.logical_and(allowed, num_steps > 0)
+        carry = source.first(wanted)
+        there = tf.logical_and(wanted, source.has(*carry))
+        prepared = together.prepare(there, lambda: source.get(tf.constant(0), *carry))
+        found = together.look_up(prepared)
+
+        def body(
+            step: tf.Tensor,
+            there: tf.Tensor,
+            components: list[tf.Tensor],
+            found: list[tf.Tensor],
+            states: States,
+            logs: tf.Tensor,
+            carry: tuple[Any, ...],
+        ) -> Any:
+            del logs
+            more = step + 1 < num_steps
+            carry = source.next(more, *carry)
+            more = tf.logical_and(more, source.has(*carry))
+            following = together.prepare(more, lambda: source.get(step + 1, *carry))
+            lookups = together.lookups(found)
+            place = (round_number, member, step)
+            end = EndOfStep(together, place, members, following, lookups)
+            batch = together.batch(Prepared(there, components, []))
+            with ending_with(end):
+                states, logs = self._step(step, batch, lookups, states)
+            return step + 1, more, following.components, end.made(), states, logs, carry
+
+        first = (tf.constant(0), there, prepared.components, found, states, logs, carry)
+        shapes = tf.nest.map_structure(_shape_of, first)
+        shapes = (*shapes[:2], together.shapes, *shapes[3:])
+        steps, _, _, _, states, logs, _ = tf.while_loop(
+            lambda step, there, *_: there,
+            body,
+            first,
+            shape_invariants=shapes,
+            parallel_iterations=1,
+        )
+        return steps, states, logs, (*_no_wait()[:3], tf.logical_not(allowed))
 
     def _run_ahead(
         self,
@@ -410,7 +505,7 @@ class StepClosure:
         if self._exchanging is not None:
             with tf.control_dependencies([steps]):
                 self._exchanging.close_loop_op()
-        return steps, states, logs, (waits, seconds * 1e6, window.width)
+        return steps, states, logs, (waits, seconds * 1e6, window.width, tf.constant(0))
 
     def _step(
         self, step: tf.Tensor, batch: Batch, lookups: list[Lookup], states: States
@@ -429,3 +524,11 @@ class StepClosure:
             carrier = look_up if self._carries else None
             self._dense.replicas.settle_op(made, reads=True, carrier=carrier)
         return self._model_step.trace(batch, lookups, states)
+
+
+def _no_wait() -> Waited:
+    return tf.constant(0), tf.constant(0.0, tf.float64), tf.constant(0), tf.constant(0)
+
+
+def _shape_of(tensor: Any) -> Any:
+    return tensor.shape if tf.is_tensor(tensor) else tf.type_spec_from_value(tensor)

@@ -136,7 +136,7 @@ class DenseVariables:
         self._accumulating = counted_variable(optimizer)
         # Pairs: count of all workers' steps, count of the worker's own steps.
         self._counts: list[tuple[keras.Variable, tf.Variable]] = []
-        for variable in map(counted_variable, counting):
+        for variable in [] if strategy.synchronous else map(counted_variable, counting):
             if variable is not None and id(variable) not in _ids([v for v, _ in self._counts]):
                 with strategy.scope():
                     own = tf.Variable(variable.value, trainable=False, name="own_iterations")
@@ -164,6 +164,13 @@ class DenseVariables:
                 for variable in rest:
                     if not is_seed(variable):
                         check_assignable(variable.value)
+        if strategy.synchronous:
+            # Moving statistics are of each worker's batches. All else the workers change alike.
+            averaged = [v for v in others if v.dtype == "float32" and not v.trainable]
+            same = [v.value for v in (*trainable, *slots, *least, *others) if v not in averaged]
+            seed_states, means = [v.value for v in seeds], [v.value for v in averaged]
+            self.replicas = DenseReplicas(strategy, None, [], means, [], seed_states, [], same=same)
+            return
         natives = [[v.value for v in kind] for kind in (trainable, slots, least, seeds, others)]
         counts = [(own, variable.value) for variable, own in self._counts]
         constraints = [variable.constraint for variable in trainable]

@@ -22,6 +22,14 @@ void StepBarrier::Begin(int64_t round, int64_t num_members) {
   for (const Done& done : dones) done(FailedPrecondition("the round of the step is over"));
 }
 
+bool StepBarrier::Join(int64_t round, int64_t member, int64_t worker) {
+  MutexLock lock(&mutex_);
+  const auto found = members_.find(member);
+  if (round != round_ || found == members_.end()) return false;
+  found->second.worker = worker;
+  return true;
+}
+
 Status StepBarrier::CheckLocked(int64_t round, int64_t member, int64_t step) const {
   if (round != round_) {
     return FailedPrecondition("round = ", round, " of the steps is over: this is round ", round_);
@@ -124,7 +132,9 @@ StepBarrier::Waiting StepBarrier::waiting() const {
   MutexLock lock(&mutex_);
   Waiting waiting = {round_, step_, {}, {}};
   for (const auto& [number, member] : members_) {
-    (member.has_arrived ? waiting.present : waiting.absent).push_back(number);
+    if (member.has_arrived) continue;
+    waiting.absent.push_back(number);
+    waiting.workers.push_back(member.worker);
   }
   return waiting;
 }

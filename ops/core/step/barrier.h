@@ -29,6 +29,10 @@ class StepBarrier {
   // Who waits is told that the round is over. num_members: numbered from 0.
   void Begin(int64_t round, int64_t num_members);
 
+  // A worker is going to send the messages of a member. Whether it may: not if the round is over, or
+  // the member has left.
+  bool Join(int64_t round, int64_t member, int64_t worker);
+
   // Whether a member's message of a step may be taken: not if its round is over, or it has left.
   Status Check(int64_t round, int64_t member, int64_t step) const;
 
@@ -48,12 +52,14 @@ class StepBarrier {
     int64_t round = 0;
     int64_t step = 0;
     std::vector<int64_t> absent;
-    std::vector<int64_t> present;
+    std::vector<int64_t> workers;  // of these; kNobody: none has joined
   };
+  static constexpr int64_t kNobody = -1;
   Waiting waiting() const;
 
  private:
   struct Member {
+    int64_t worker = kNobody;
     bool has_arrived = false;
     Done done;  // of its last message; empty: given up
   };

@@ -309,6 +309,8 @@ TEST(StepBarrierTest, TheLastToArriveMergesThenAllAreAnswered) {
     for (const int member : {2, 0}) barrier.Arrive(1, member, step, merge, log.Done());
     EXPECT_EQ(barrier.waiting().step, step);
     EXPECT_EQ(barrier.waiting().absent, std::vector<int64_t>{1});
+    EXPECT_EQ(barrier.waiting().workers, std::vector<int64_t>{step == 0 ? StepBarrier::kNobody : 7});
+    EXPECT_TRUE(barrier.Join(1, 1, 7));
     EXPECT_EQ(merges, step);
     EXPECT_EQ(log.statuses.size(), 3u * step);
     barrier.Arrive(1, 1, step, merge, log.Done());
@@ -336,6 +338,8 @@ TEST(StepBarrierTest, AMemberThatLeavesIsNotWaitedFor) {
   barrier.Leave(1, 2);
   EXPECT_EQ(log.statuses.size(), 1u);
   EXPECT_REFUSED(barrier.Check(1, 2, 1), "member = 2 takes no part in round 1");
+  EXPECT_FALSE(barrier.Join(1, 2, 7));
+  EXPECT_FALSE(barrier.Join(2, 0, 7));
   EXPECT_OK(barrier.Check(1, 0, 1));
   EXPECT_REFUSED(barrier.Check(1, 0, 2), "step = 2 of member 0");
   EXPECT_REFUSED(barrier.Check(1, 0, -1), "step = -1");

@@ -1,0 +1,165 @@
+"""Rounds of synchronous steps: closures that make the steps of all workers together.
+
+See docs/protocol.md, section 9. A round has one closure for each member, and every member makes the
+same number of steps. In every step, all members wait on the parameter servers for each other.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from het_tf import ops
+from het_tf.runtime.broadcast import cluster_devices
+from het_tf.tables.table import EmbeddingTable
+
+_NOBODY = -1  # Worker of a member that no closure has joined as yet.
+
+
+class StepRounds:
+    """The rounds of one training. The methods in the first part run eagerly on the coordinator.
+
+    Attributes:
+      number: number of the current round. 0: none has begun.
+      members: number of members with which the current round began.
+    """
+
+    def __init__(self, down: Callable[[], set[int]], num_workers: int):
+        """Creates the places where members wait, on the parameter servers.
+
+        Args:
+          down: returns the workers that are down or lost.
+          num_workers: number of workers of the cluster.
+        """
+        self._name = f"steps/{uuid.uuid4().hex}"
+        self._servers = cluster_devices("ps")
+        self._down = down
+        self._num_workers = num_workers
+        self.number = 0
+        self.members = 0
+
+    @property
+    def live_workers(self) -> int:
+        """Number of workers that are not down, at least 1."""
+        return max(1, self._num_workers - len(self._down()))
+
+    def turns(self, made: int) -> list[tf.Tensor]:
+        """Returns an argument for the closure of each member.
+
+        Args:
+          made: number of steps that a worker's replica of the dense variables must have made. On a
+            worker with another number, such as one that was started since, the closure makes none.
+
+        Returns:
+          int64 [4]: numbers of the round and of the member, number of members, `made`.
+        """
+        return [
+            tf.constant([self.number, member, self.members, made], tf.int64)
+            for member in range(self.members)
+        ]
+
+    def begin(self, members: int) -> None:
+        """Begins the next round. All closures of the round before have ended."""
+        self.number, self.members = self.number + 1, members
+        for server in self._servers:
+            with tf.device(server):
+                ops.step_begin(self._handle_op(), self.number, members)
+
+    def leave(self, members: Sequence[int]) -> None:
+        """The other members do not wait for these members any longer."""
+        for server in self._servers:
+            with tf.device(server):
+                ops.step_leave(self._handle_op(), self.number, tf.constant(members, tf.int64))
+
+    def drop_lost(self) -> None:
+        """Makes the members of lost workers leave the round, so that the others go on."""
+        down = self._down()
+        if not down:
+            return
+        with tf.device(self._servers[0]):
+            _, _, absent, workers = ops.step_waiting(self._handle_op())
+        absent, workers = absent.numpy().tolist(), workers.numpy().tolist()
+        lost = [m for m, worker in zip(absent, workers, strict=True) if worker in down]
+        # If every live worker has a member already, nobody can join as one of the others.
+        unjoined = [m for m, worker in zip(absent, workers, strict=True) if worker == _NOBODY]
+        running = self.members - len(lost) - len(unjoined)
+        if running >= self._num_workers - len(down):
+            lost += unjoined
+        if lost:
+            logging.warning(
+                "workers %s are down: the steps of this round go on without %d of %d members",
+                sorted(down),
+                len(lost),
+                self.members,
+            )
+            self.leave(lost)
+
+    # Ops.
+
+    def join_op(self, round_number: tf.Tensor, member: tf.Tensor) -> tf.Tensor:
+        """Returns whether this worker may make the steps of a member, bool scalar."""
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        with tf.device(self._servers[0]):
+            return ops.step_join(self._handle_op(), round_number, member, tf.cast(worker, tf.int64))
+
+    def exchange_op(
+        self,
+        place: Sequence[tf.Tensor],
+        tables: Sequence[EmbeddingTable],
+        requests: Sequence[Sequence[tf.Tensor]],
+        numbers: tf.Tensor,
+    ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
+        """Sends a member's messages of a step, and waits for the messages of all members.
+
+        Args:
+          place: int64 scalars, number of the round, member and step.
+          tables: table of each request. A table may occur several times.
+          requests: uint8 [bytes], by table and server.
+          numbers: float32 [numbers].
+
+        Returns:
+          The replies, uint8 [bytes], by table and server, and the mean of `numbers` over the
+          members.
+        """
+        header = _bytes_of(tf.stack([tf.cast(x, tf.int64) for x in place]))
+        count = len(self._servers)
+        ends = np.linspace(0, numbers.shape[0], count + 1).astype(int)
+        messages = [
+            ops.pack_frames([header, *of_server, _bytes_of(numbers[first:last])])
+            for of_server, first, last in zip(
+                list(zip(*requests, strict=True)) or [()] * count, ends, ends[1:], strict=False
+            )
+        ]
+        replies = ops.await_replies(
+            ops.call_servers(
+                messages,
+                devices=self._servers,
+                functions=[self._serving(shard, tables) for shard in range(count)],
+            ),
+            n=count,
+        )
+        frames = [ops.unpack_frames(reply, n=len(tables) + 1) for reply in replies]
+        of_tables = [list(of_table) for of_table in zip(*(f[:-1] for f in frames), strict=True)]
+        parts = [tf.bitcast(tf.reshape(f[-1], [-1, 4]), tf.float32) for f in frames]
+        return of_tables, tf.ensure_shape(tf.concat(parts, 0), numbers.shape)
+
+    def _serving(
+        self, shard: int, tables: Sequence[EmbeddingTable]
+    ) -> tf.types.experimental.Callable:
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8)], autograph=False)
+        def serve(message: tf.Tensor) -> tf.Tensor:
+            handles = [table.handle_op(shard) for table in tables]
+            return ops.serve_step(self._handle_op(), handles, message)
+
+        return serve.get_concrete_function()
+
+    def _handle_op(self) -> tf.Tensor:
+        return ops.step_handle(shared_name=self._name)
+
+
+def _bytes_of(numbers: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tf.bitcast(numbers, tf.uint8), [-1])
