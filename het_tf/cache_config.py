@@ -160,6 +160,22 @@ class CacheConfig:
             return check_number(name, value, 0.0, _MAX_DRIFT, unbounded)
         return check_integer(name, value, 0, INT32_MAX, unbounded)
 
+    def check_synchronous(self, layer: str) -> None:
+        """Raises a ValueError if the workers of synchronous steps cannot have this cache."""
+        given = [(name, getattr(self, name)) for name in _BOUNDS[1:]]
+        if self.total_staleness != _DEFAULT_TOTAL.get(self.clock):
+            given.append(("total_staleness", self.total_staleness))
+        wrong = [(n, v) for n, v in given if v is not _UNSET and v]
+        if self.clock != "count":
+            wrong.append(("clock", self.clock))
+        if self.device_capacity is not None:
+            wrong.append(("device_capacity", self.device_capacity))
+        for name, value in wrong:
+            raise ValueError(
+                f"layer {layer} has a cache with {name} = {value!r}, which synchronous=True of the"
+                " strategy excludes: rows are then on the host, and miss no update"
+            )
+
     @property
     def is_unbounded(self) -> bool:
         """Whether a cached row is never fetched again."""

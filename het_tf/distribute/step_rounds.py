@@ -100,9 +100,8 @@ class StepRounds:
 
     # Ops.
 
-    def join_op(self, round_number: tf.Tensor, member: tf.Tensor) -> tf.Tensor:
-        """Returns whether this worker may make the steps of a member, bool scalar."""
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+    def join_op(self, round_number: tf.Tensor, member: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+        """Returns whether a worker may make the steps of a member, bool scalar."""
         with tf.device(self._servers[0]):
             return ops.step_join(self._handle_op(), round_number, member, tf.cast(worker, tf.int64))
 

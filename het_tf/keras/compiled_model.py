@@ -27,6 +27,7 @@ from het_tf.keras.worker_step.dense_variables import (
 )
 from het_tf.keras.worker_step.metrics import MetricSums, check_resets_to_zero, metric_variables
 from het_tf.layers.embedding import embeddings_of
+from het_tf.optimizers.joint_optimizer import innermost, scaler_of
 
 
 def check_one_gpu(strategy: HetParameterServerStrategy) -> None:
@@ -88,6 +89,8 @@ def check_optimizers(model: keras.Model, strategy: HetParameterServerStrategy) -
             f"gradient_accumulation_steps={steps} does not work with exactly_once=True: a worker "
             "that dies takes the gradients along that it had accumulated. Use larger batches."
         )
+    if strategy.synchronous:
+        _check_synchronous(model.optimizer, steps)
     for optimizer in optimizers_of(model):
         if optimizer is not model.optimizer and has_own(optimizer):
             raise ValueError(
@@ -95,6 +98,26 @@ def check_optimizers(model: keras.Model, strategy: HetParameterServerStrategy) -
                 " under HetParameterServerStrategy only the one can that the model is compiled"
                 " with."
             )
+
+
+def _check_synchronous(optimizer: keras.optimizers.Optimizer, accumulated: int) -> None:
+    clip = innermost(optimizer).global_clipnorm
+    if clip:
+        raise ValueError(
+            f"global_clipnorm={clip!r} does not work with synchronous=True: no worker knows the"
+            " norm of all gradients of rows. Use clipnorm or clipvalue, which are of each variable"
+            " and row."
+        )
+    if accumulated:
+        raise ValueError(
+            f"gradient_accumulation_steps={accumulated!r} does not work with synchronous=True:"
+            " more workers, or larger batches, have the same effect."
+        )
+    if scaler_of(optimizer) is not None:
+        raise ValueError(
+            "A LossScaleOptimizer does not work with synchronous=True: whether a step is skipped"
+            " depends on the gradients of all workers. Use mixed_bfloat16, which needs no scale."
+        )
 
 
 def check_callbacks(model: keras.Model, callbacks: keras.callbacks.CallbackList) -> None:
@@ -180,6 +203,8 @@ class CompiledModel:
 
     def _dense_variables(self) -> DenseVariables | None:
         model, strategy = self._model, self._strategy
+        if strategy.synchronous:
+            return DenseVariables(model, strategy, trains=True)
         if strategy.dense_staleness is not None:
             try:
                 return DenseVariables(model, strategy, trains=True)

@@ -93,6 +93,16 @@ class LayerTable:
     def make(self, replaced: EmbeddingTable | None) -> EmbeddingTable:
         """Creates the table. It imports the rows of `replaced`, and slots of the same kind."""
         layer, devices = self._layer, self._devices
+        synchronous = getattr(self._strategy, "synchronous", False)
+        if synchronous:
+            if self.cache is not None:
+                self.cache.check_synchronous(layer.name)
+            if layer.wire_dtype != "float32":
+                raise ValueError(
+                    f"layer {layer.name} has wire_dtype = {layer.wire_dtype!r}, which"
+                    " synchronous=True of the strategy excludes: rounded gradients would make"
+                    " another row of it on each worker"
+                )
         if devices:
             check_cache_hears(layer.name, self.cache, layer.expiry, layer.key_ranges)
         table = EmbeddingTable(
@@ -122,7 +132,7 @@ class LayerTable:
             layer.nonfinite,
             layer.wire_dtype,
             workers_on_host=getattr(self._strategy, "workers_on_host", 1),
-            synchronous=getattr(self._strategy, "synchronous", False),
+            synchronous=synchronous,
         )
         if hasattr(self._strategy, "held"):
             self._strategy.held.register_cache(self._worker_cache)

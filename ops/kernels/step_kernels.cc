@@ -135,8 +135,8 @@ class StepCall {
  public:
   static absl::Status Read(OpKernelContext* context, std::shared_ptr<StepCall>* call) {
     const auto made = std::make_shared<StepCall>();
-    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-        context, tensorflow::HandleFromInput(context, 0), &made->steps_));
+    TF_RETURN_IF_ERROR(tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0),
+                                                  &made->steps_));
     made->tables_ = std::make_shared<std::vector<RefCountPtr<TableResource>>>();
     for (int i = 1; i + 1 < context->num_inputs(); ++i) {
       made->tables_->emplace_back();
@@ -148,13 +148,13 @@ class StepCall {
     made->pool_ = PoolOf(context);
     const size_t num_tables = made->tables_->size();
     std::vector<Frame>& frames = made->frames_;
-    TF_RETURN_IF_ERROR(ToTf(UnpackFrames(made->bytes_->data(), made->bytes_->size(),
-                                         num_tables + 2, &frames)));
+    TF_RETURN_IF_ERROR(
+        ToTf(UnpackFrames(made->bytes_->data(), made->bytes_->size(), num_tables + 2, &frames)));
     int64_t header[3];
     if (frames[0].size != sizeof(header) || frames.back().size % sizeof(float) != 0) {
-      return absl::InvalidArgumentError(
-          StrCat("message of a step has a header of ", frames[0].size, " bytes, not ",
-                 sizeof(header), ", and ", frames.back().size, " bytes of floats"));
+      return absl::InvalidArgumentError(StrCat("message of a step has a header of ", frames[0].size,
+                                               " bytes, not ", sizeof(header), ", and ",
+                                               frames.back().size, " bytes of floats"));
     }
     std::memcpy(header, frames[0].bytes, sizeof(header));
     made->round = header[0];
@@ -240,11 +240,10 @@ class ServeStepOp : public AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     std::shared_ptr<StepCall> call;
-    OP_REQUIRES_OK_ASYNC(context,
-                         OrOutOfMemory(*this, [&] { return StepCall::Read(context, &call); }),
+    OP_REQUIRES_OK_ASYNC(
+        context, OrOutOfMemory(*this, [&] { return StepCall::Read(context, &call); }), done);
+    OP_REQUIRES_OK_ASYNC(context, OrOutOfMemory(*this, [&] { return ToTf(call->Collect()); }),
                          done);
-    OP_REQUIRES_OK_ASYNC(context,
-                         OrOutOfMemory(*this, [&] { return ToTf(call->Collect()); }), done);
     CancellationManager* const cancellation = context->cancellation_manager();
     tensorflow::CancellationToken token = CancellationManager::kInvalidToken;
     bool is_cancelled = false;
@@ -262,8 +261,7 @@ class ServeStepOp : public AsyncOpKernel {
             if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
             context->SetStatus(ToTf(status));
             if (status.ok()) {
-              context->SetStatus(
-                  OrOutOfMemory(*this, [&] { return call->Answer(context); }));
+              context->SetStatus(OrOutOfMemory(*this, [&] { return call->Answer(context); }));
             }
             done();
           });

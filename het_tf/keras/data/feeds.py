@@ -431,20 +431,22 @@ class SynchronousFiller(Filler):
         runner.on_poll = rounds.drop_lost
         self._rounds, self._made = rounds, made
         self._longest = 0  # Largest number of steps of a closure of the round.
-        self._steps: list[int] = []  # Made by closures of the round that have ended.
+        # Made by the closures of the round that have ended. -1: refused.
+        self._steps: list[int] = []
+        self._again: list[Work] = []  # Of closures that were refused.
 
     def fill(self, stop: bool) -> None:
-        """Schedules the next round, if none runs. With `stop`, only if no step was made yet.
-
-        Raises:
-          ValueError: no worker has made a step of the last round.
-        """
-        if self._runner.in_flight or (stop and self._data.has_begun):
+        """Schedules the next round, if none runs. With `stop`, only if no step was made yet."""
+        if self._runner.in_flight:
             return
         if self._steps:
             self._end_round()
+        if stop and self._data.has_begun:
+            return
         members = self._rounds.live_workers
-        work = self._data.next_round(members)
+        work, self._again = self._again[:members], self._again[members:]
+        if len(work) < members:
+            work += self._data.next_round(members - len(work))
         if not work:
             return
         self._longest = max(each.steps for each in work)
@@ -456,19 +458,19 @@ class SynchronousFiller(Filler):
 
     def finished(self, work: Work, worker: int, steps: int, refused: bool) -> None:
         """Records that a closure has ended. The other members do not wait for it."""
-        if not refused:
+        if refused:
+            self._again.append(work)
+        else:
             self._data.finished(work, worker, steps)
-        self._steps.append(steps)
+        self._steps.append(-1 if refused else steps)
         if steps < self._longest and self._runner.in_flight:
             self._rounds.leave([work.member])
 
     def _end_round(self) -> None:
         steps, self._steps = self._steps, []
-        if max(steps) == 0:
-            raise ValueError("The datasets of all workers are empty.")
-        self._made.note_together(max(steps))
+        self._made.note_together(max(0, *steps))
         if min(steps) < max(steps) or len(steps) < self._rounds.live_workers:
-            self._made.restart()  # Some workers lack steps.
+            self._made.restart()  # Some workers lack steps, or have begun since.
 
 
 def train_feed(

@@ -307,11 +307,7 @@ class StepClosure:
         return self._loop(source, tf.shape(stacked[0])[0], None, closure, turn)
 
     def _on_iterator(
-        self,
-        iterator: tf.data.Iterator,
-        num_steps: tf.Tensor,
-        ahead: tf.Tensor,
-        turn: tf.Tensor | None = None,
+        self, iterator: tf.data.Iterator, num_steps: tf.Tensor, ahead: tf.Tensor, *turn: tf.Tensor
     ) -> tf.Tensor:
         """Runs up to `num_steps` steps over batches of the worker's own dataset.
 
@@ -325,7 +321,7 @@ class StepClosure:
             get=lambda i, batch: batch.get_value(),
             next=lambda more, batch: (tf.cond(more, iterator.get_next_as_optional, lambda: batch),),
         )
-        return self._loop(source, num_steps, ahead, turn=turn)
+        return self._loop(source, num_steps, ahead, None, *turn)
 
     def _loop(
         self,
@@ -351,7 +347,7 @@ class StepClosure:
         logs = tf.compat.v1.placeholder_with_default(tf.zeros([0], tf.float64), [None])
         if turn is not None:
             steps, states, logs, waited = self._run_together(
-                self._synchronous, source, num_steps, turn, states, logs
+                self._synchronous, source, num_steps, (worker, turn), states, logs
             )
         else:
             run = self._run_inline if self.window is None else self._run_ahead
@@ -395,16 +391,17 @@ class StepClosure:
         together: Synchronous,
         source: Source,
         num_steps: tf.Tensor,
-        turn: tf.Tensor,
+        worker_turn: tuple[tf.Tensor, tf.Tensor],
         states: States,
         logs: tf.Tensor,
     ) -> tuple[tf.Tensor, States, tf.Tensor, Waited]:
         """Runs synchronous steps, if the worker may make them (`StepRounds.turns`)."""
         replicas = self._dense.replicas
+        worker, turn = worker_turn
         round_number, member, members, made = tf.unstack(turn)
         # A worker that was started since, or made fewer steps, has other dense variables.
         made_here = replicas.report_op()[2 + replicas.counter_names.index("steps")]
-        joined = together.rounds.join_op(round_number, member)
+        joined = together.rounds.join_op(round_number, member, worker)
         allowed = tf.logical_and(tf.equal(made, made_here), joined)
         wanted = tf.logical_and(allowed, num_steps > 0)
         carry = source.first(wanted)

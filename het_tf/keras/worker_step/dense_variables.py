@@ -166,8 +166,10 @@ class DenseVariables:
                         check_assignable(variable.value)
         if strategy.synchronous:
             # Moving statistics are of each worker's batches. All else the workers change alike.
-            averaged = [v for v in others if v.dtype == "float32" and not v.trainable]
-            same = [v.value for v in (*trainable, *slots, *least, *others) if v not in averaged]
+            averaged = [v for v in others if v.dtype == "float32"]
+            known = _ids(averaged)
+            rest = [v for v in (*least, *others) if id(v) not in known]
+            same = [v.value for v in (*trainable, *slots, *rest)]
             seed_states, means = [v.value for v in seeds], [v.value for v in averaged]
             self.replicas = DenseReplicas(strategy, None, [], means, [], seed_states, [], same=same)
             return

@@ -29,8 +29,8 @@ class StepBarrier {
   // Who waits is told that the round is over. num_members: numbered from 0.
   void Begin(int64_t round, int64_t num_members);
 
-  // A worker is going to send the messages of a member. Whether it may: not if the round is over, or
-  // the member has left.
+  // A worker is going to send the messages of a member. Whether it may: not if the round is over,
+  // or the member has left.
   bool Join(int64_t round, int64_t member, int64_t worker);
 
   // Whether a member's message of a step may be taken: not if its round is over, or it has left.

@@ -309,7 +309,8 @@ TEST(StepBarrierTest, TheLastToArriveMergesThenAllAreAnswered) {
     for (const int member : {2, 0}) barrier.Arrive(1, member, step, merge, log.Done());
     EXPECT_EQ(barrier.waiting().step, step);
     EXPECT_EQ(barrier.waiting().absent, std::vector<int64_t>{1});
-    EXPECT_EQ(barrier.waiting().workers, std::vector<int64_t>{step == 0 ? StepBarrier::kNobody : 7});
+    EXPECT_EQ(barrier.waiting().workers,
+              std::vector<int64_t>{step == 0 ? StepBarrier::kNobody : 7});
     EXPECT_TRUE(barrier.Join(1, 1, 7));
     EXPECT_EQ(merges, step);
     EXPECT_EQ(log.statuses.size(), 3u * step);

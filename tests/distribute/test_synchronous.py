@@ -1,0 +1,163 @@
+"""Synchronous steps: those of all workers count as one."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import program_runner
+import pytest
+import tensorflow as tf
+
+import het_tf
+
+BATCH = 8
+
+
+@pytest.fixture
+def together(strategy):
+    """The strategy, synchronous for one test."""
+    strategy.synchronous = True
+    yield strategy
+    strategy.synchronous = False
+
+
+def examples(num_batches, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 60, (num_batches * BATCH, 3)).astype(np.int64)
+    return ids, ((ids < 30).sum(1, keepdims=True) > 1).astype(np.float32)
+
+
+def make(optimizer, rows, cache="auto"):
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((3,), dtype="int64")
+    embedding = het_tf.layers.HetEmbedding(4, optimizer=rows, seed=3, cache=cache, name="rows")
+    hidden = keras.layers.Dense(8, activation="relu")(keras.layers.Flatten()(embedding(ids)))
+    model = het_tf.keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(hidden))
+    model.compile(optimizer, "binary_crossentropy", steps_per_execution=6)
+    return model
+
+
+def state_of(model):
+    rows = model.get_layer("rows").table.export()
+    order = np.argsort(rows.keys)
+    dense = [w.numpy() for layer in model.layers[2:] for w in layer.weights]
+    return [rows.keys[order], rows.values[order], rows.slots[order], *dense]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rows", "cache"),
+    [
+        (lambda: keras.optimizers.Adam(0.01), "adam", "auto"),
+        (lambda: keras.optimizers.SGD(0.3, momentum=0.9), "adagrad", het_tf.CacheConfig(10)),
+        (lambda: keras.optimizers.Adagrad(0.1), "row_wise_adagrad", None),
+    ],
+)
+def test_training_equals_keras_on_batches_of_all_workers(together, optimizer, rows, cache):
+    workers = together.num_workers
+    x, y = examples(2 * workers * 13)
+    alone = make(optimizer(), rows)
+    losses = alone.fit(x, y, batch_size=BATCH * workers, shuffle=False, epochs=2, verbose=0)
+    with together.scope():
+        model = make(optimizer(), rows, cache)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    seen = model.fit(data, epochs=2, verbose=0)
+    np.testing.assert_allclose(seen.history["loss"], losses.history["loss"], rtol=1e-5)
+    for actual, expected in zip(state_of(model), state_of(alone), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    assert int(model.optimizer.iterations.numpy()) == 2 * 2 * 13
+    stats = model.get_layer("rows").cache_stats()
+    assert stats["pending"] == stats["updates_lost"] == 0
+
+
+def test_ends_of_data_differ(together):
+    """Workers without data are not waited for, and train as the others from the next round on."""
+
+    def share(context):
+        x, y = examples(5 + 9 * context.input_pipeline_id)
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+    with together.scope():
+        model = make(keras.optimizers.Adam(0.01), "adagrad")
+    batches = sum(5 + 9 * i for i in range(together.num_workers))
+    longest = 5 + 9 * (together.num_workers - 1)
+    seen = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda i, logs: seen.append(i))
+    history = model.fit(
+        share, epochs=2, verbose=0, callbacks=[count], validation_data=examples(2, seed=1)
+    )
+    assert seen.count(batches - 1) == 2
+    assert longest <= int(model.optimizer.iterations.numpy()) / 2 <= batches
+    assert history.history["loss"][1] < history.history["loss"][0]
+
+
+def test_callbacks_stop_and_change_the_rate(together):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch >= 20
+
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.0 if epoch else 0.1)
+    x, y = examples(30 * together.num_workers)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    with together.scope():
+        model = make(keras.optimizers.SGD(0.1), "adagrad")
+    model.fit(data, verbose=0, callbacks=[Stop()])
+    steps = int(model.optimizer.iterations.numpy())
+    assert steps % 6 == 0
+    assert steps < 30
+    model.fit(data, epochs=1, verbose=0, callbacks=[rates])
+    before = state_of(model)
+    model.fit(data, epochs=2, initial_epoch=1, verbose=0, callbacks=[rates])
+    for now, then in zip(state_of(model)[1:2], before[1:2], strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert int(model.optimizer.iterations.numpy()) == steps + 60
+
+
+def test_a_step_on_one_worker_counts_for_all(together):
+    x, y = examples(4)
+    with together.scope():
+        model = make(keras.optimizers.Adam(0.01), "adam")
+    alone = make(keras.optimizers.Adam(0.01), "adam")
+    for first in range(0, len(x), BATCH):
+        part = slice(first, first + BATCH)
+        model.train_on_batch(x[part], y[part])
+        alone.train_on_batch(x[part], y[part])
+    for actual, expected in zip(state_of(model), state_of(alone), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        (het_tf.CacheConfig(staleness=4), "read_bound = 4"),
+        (het_tf.CacheConfig(clock="drift"), "clock = 'drift'"),
+        (het_tf.CacheConfig(total_staleness=8), "total_staleness = 8"),
+    ],
+)
+def test_caches_with_staleness_are_refused(together, cache, said):
+    refused = pytest.raises(ValueError, match=f"layer rows has a cache with {said}")
+    with together.scope(), refused:
+        make(keras.optimizers.SGD(), "sgd", cache)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (lambda: keras.optimizers.SGD(global_clipnorm=1.0), "global_clipnorm=1.0"),
+        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), "accumulation_steps=2"),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "LossScale"),
+    ],
+)
+def test_optimizers_of_whole_steps_are_refused(together, optimizer, said):
+    with together.scope():
+        model = make(optimizer(), "sgd")
+    with pytest.raises(ValueError, match=f"{said}.*synchronous=True"):
+        model.fit(*examples(2), verbose=0)
+
+
+def test_workers_that_die_hang_and_come_back():
+    seen = program_runner.result_of("synchronous_program.py")
+    assert seen["live"] == [3, 2, 3, 2, 3]
+    assert seen["replicas"] == 3
+    assert seen["replicas_are_same"]
+    assert seen["reads_are_rows"]
+    assert seen["losses"][-1] < 0.8 * seen["losses"][0]
