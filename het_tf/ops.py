@@ -133,6 +133,7 @@ cache_flush = _library.het_cache_flush
 cache_begin_closure = _library.het_cache_begin_closure
 cache_commit_closure = _library.het_cache_commit_closure
 cache_end_closure = _library.het_cache_end_closure
+cache_push = _library.het_cache_push
 cache_clear = _library.het_cache_clear
 cache_stats = _library.het_cache_stats
 cache_report = _library.het_cache_report
@@ -182,6 +183,7 @@ step_leave = _library.het_step_leave
 step_join = _library.het_step_join
 step_waiting = _library.het_step_waiting
 serve_step = _library.het_serve_step
+plan = _library.het_plan
 
 apply_adagrad = _library.het_apply_adagrad
 apply_adam = _library.het_apply_adam

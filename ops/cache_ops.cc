@@ -241,6 +241,17 @@ runs it again: a shard was replaced meanwhile, and lost what it should have merg
 closure: From CacheBeginClosure.
 )doc");
 
+REGISTER_OP("Het>CachePush")
+    .Input("cache: resource")
+    .Input("keys: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 1}); })
+    .Doc(R"doc(
+The unsent updates of those of the keys that have some travel with the next request.
+
+keys: [keys].
+)doc");
+
 REGISTER_OP("Het>CacheClear")
     .Input("cache: resource")
     .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })

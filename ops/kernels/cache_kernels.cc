@@ -347,6 +347,16 @@ class CacheUpdateOp : public CacheKernel {
   }
 };
 
+class CachePushOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    const Tensor& keys = context->input(1);
+    return ToTf(cache->PushRows(keys.flat<int64_t>().data(), keys.NumElements()));
+  }
+};
+
 class CacheClearOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
@@ -398,6 +408,7 @@ REGISTER_CACHE_KERNEL("CacheFlush", CacheFlushOp);
 REGISTER_CACHE_KERNEL("CacheBeginClosure", CacheBeginClosureOp);
 REGISTER_CACHE_KERNEL("CacheCommitClosure", CacheCommitClosureOp);
 REGISTER_CACHE_KERNEL("CacheEndClosure", CacheEndClosureOp);
+REGISTER_CACHE_KERNEL("CachePush", CachePushOp);
 REGISTER_CACHE_KERNEL("CacheClear", CacheClearOp);
 REGISTER_CACHE_KERNEL("CacheStats", CacheStatsOp);
 REGISTER_CACHE_KERNEL("CacheReport", CacheReportOp);

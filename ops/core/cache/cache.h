@@ -110,6 +110,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
                   std::shared_ptr<RowTicket>* made) override;
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
+  Status PushRows(const int64_t* keys, int64_t num_keys) override;
 
   // ---- Closures
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/core/cache/cache.h"
+#include "ops/core/memory/hash.h"
 
 namespace het_tf {
 
@@ -49,6 +50,16 @@ Status Cache::UpdateSummed(Ticket* ticket, const GradientSums& sums, float learn
       [this](const Line& line) { return Due(line); }, &due);
   for (const uint32_t slot : due) Enqueue(slot);
   own_.Add(updates, sums.num_nonfinite());
+  return Status();
+}
+
+Status Cache::PushRows(const int64_t* keys, int64_t num_keys) {
+  MutexLock lock(&mutex_);
+  TakeReleased();
+  for (int64_t i = 0; i < num_keys; ++i) {
+    const uint32_t slot = store_.Find(HashKey(keys[i]), keys[i]);
+    if (slot != Line::kNone && store_.line(slot)->pending > 0) Enqueue(slot);
+  }
   return Status();
 }
 

@@ -224,6 +224,13 @@ class RowCache {
   virtual Status Flush(bool all, const AllocateRequest& allocate,
                        std::shared_ptr<RowTicket>* ticket) = 0;
 
+  // The unsent updates of those of the keys that have some travel with the next request. keys:
+  // (num_keys). Of a cache on the host.
+  virtual Status PushRows(const int64_t* keys, int64_t num_keys) {
+    (void)keys;
+    return FailedPrecondition("rows on a device are not pushed by key: ", num_keys, " keys");
+  }
+
   // ---- Closures
 
   // closure: a run of that number, until nobody holds it any more. Cancelled while another one is.

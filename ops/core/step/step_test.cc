@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ops/core/cache/cache_testing.h"
+#include "ops/core/plan/planner.h"
 #include "ops/core/step/barrier.h"
 #include "ops/core/step/sum.h"
 #include "ops/core/table/table.h"
@@ -221,6 +222,82 @@ TEST_P(StepScheduleTest, WorkersReadWhatOneProcessWouldRead) {
   }
 }
 
+// With a plan of who trains what, a worker pushes a row only when another worker needs it.
+TEST_P(StepScheduleTest, PlannedWorkersReadWhatOneProcessWouldRead) {
+  constexpr int kSteps = kSanitized ? 15 : 40;
+  for (uint64_t seed = 0; seed < (kSanitized ? 6 : 20); ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    constexpr int kWorkers[] = {2, 3, 8, 24};
+    const int num_workers = kWorkers[Below(&random, 4)];
+    const int dim = GetParam().is_exact ? 1 : 3;
+    CacheConfig config =
+        StepConfig(GetParam().optimizer, dim, static_cast<int>(1 + Below(&random, 3)));
+    config.capacity = Chance(&random, 0.2) ? 0 : 1 + Below(&random, 40);
+    config.write_bound = kUnbounded;
+    config.policy = Chance(&random, 0.5) ? Policy::kLru : Policy::kLfu;
+    Cluster cluster(config, num_workers);
+    Union all(config.rows);
+    // Of another size than the caches.
+    Planner planner({num_workers, Chance(&random, 0.3) ? 0 : 1 + Below(&random, 40)});
+    const int64_t share = 1 + Below(&random, 3), width = 1 + Below(&random, 4);
+    const int64_t num_keys = 10 + Below(&random, 200);
+    const std::vector<int32_t> tables(width);
+    std::vector<int32_t> columns(width);
+    std::iota(columns.begin(), columns.end(), 0);
+    std::vector<Cluster::Call> calls;
+    for (int step = 0; step < kSteps; ++step) {
+      Ids keys(num_workers * share * width);
+      for (int64_t& key : keys) key = Below(&random, 1 + Below(&random, num_keys));
+      Planner::Step plan;
+      planner.Plan({keys.data(), num_workers * share, tables, columns}, SerialFor, &plan);
+      StepMessages messages(&cluster);
+      calls.clear();
+      std::vector<Ids> ids(num_workers);
+      for (int64_t e = 0; e < num_workers * share; ++e) {
+        Ids& of_worker = ids[plan.worker_of[e]];
+        of_worker.insert(of_worker.end(), keys.begin() + e * width, keys.begin() + (e + 1) * width);
+      }
+      for (int w = 0; w < num_workers; ++w) {
+        ASSERT_EQ(ids[w].size(), static_cast<size_t>(share * width));
+        Ids due;
+        for (const Planner::TableKey& key : plan.due[w]) due.push_back(key.key);
+        EXPECT_OK(cluster.cache(w)->PushRows(due.data(), static_cast<int64_t>(due.size())));
+        calls.push_back(cluster.Lookup(w, ids[w]));
+        messages.Collect(calls.back());
+      }
+      messages.Merge();
+      for (int w = 0; w < num_workers; ++w) {
+        messages.Answer(&calls[w]);
+        ExpectNear(cluster.Fill(&calls[w]), all.Read(ids[w]), GetParam().is_exact,
+                   "step " + std::to_string(step) + ", worker " + std::to_string(w));
+        if (HasFatalFailure()) return;
+      }
+      const float rate = GetParam().is_exact ? 1 : 0.1f;
+      for (int w = 0; w < num_workers; ++w) {
+        Floats gradients(ids[w].size() * dim);
+        for (float& g : gradients) g = static_cast<float>(Below(&random, 9) - 4);
+        EXPECT_OK(cluster.Update(calls[w], gradients, rate));
+        all.Add(ids[w], gradients);
+      }
+      all.Step(rate);
+    }
+    calls.clear();
+    StepMessages last(&cluster);
+    for (int w = 0; w < num_workers; ++w) {
+      calls.push_back(cluster.CutFlush(w, /*all=*/true));
+      last.Collect(calls.back());
+    }
+    last.Merge();
+    const TableRows actual = cluster.Rows(), expected = Snapshot(all.table());
+    ASSERT_EQ(actual.size(), expected.size());
+    for (const auto& [key, row] : expected) {
+      ExpectNear(actual.at(key).value, row.value, GetParam().is_exact,
+                 "key " + std::to_string(key));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Optimizers, StepScheduleTest, ::testing::ValuesIn(kCases));
 
 TEST(StepTest, RowsThatNobodyElseTrainedAreNotSent) {
@@ -249,6 +326,23 @@ TEST(StepTest, RowsThatNobodyElseTrainedAreNotSent) {
   EXPECT_EQ(step(shared), 2) << "key 1, to both";
   EXPECT_EQ(step(apart), 1) << "key 1, to worker 0, which lacks what worker 1 did last";
   EXPECT_EQ(step(apart), 0);
+}
+
+TEST(StepTest, OnlyUnsentUpdatesArePushedByKey) {
+  CacheConfig config = StepConfig("sgd", 1, 1);
+  config.write_bound = kUnbounded;
+  Cluster cluster(config);
+  cluster.Step(0, {1, 2}, {1, 1});
+  cluster.Read(0, {3});
+  const auto push = [&](const Ids& keys) {
+    EXPECT_OK(cluster.cache(0)->PushRows(keys.data(), static_cast<int64_t>(keys.size())));
+    cluster.Flush(0, /*all=*/false);
+    return cluster.count(CacheCounter::kRowsPushed);
+  };
+  EXPECT_EQ(push({3, 4}), 0) << "3 was not trained, 4 is not there";
+  EXPECT_EQ(push({1, 1}), 1);
+  EXPECT_EQ(push({1}), 1);
+  EXPECT_EQ(cluster.table()->size(), 1);
 }
 
 TEST(StepTest, WhatAnotherClockOrAClosurePushesIsRefused) {
@@ -442,6 +536,7 @@ TEST(StepSumTest, AMemberCountsOnceAndSizesMustAgree) {
   std::vector<float> mean(2);
   EXPECT_OK(sum.Read(2, mean.data()));
   EXPECT_EQ(mean, (std::vector<float>{2, 4}));
+  mean.resize(3);
   EXPECT_REFUSED(sum.Read(3, mean.data()), "asks for 3 numbers, the step had 2");
 }
 
