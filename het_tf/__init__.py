@@ -5,6 +5,7 @@ An implementation of HET (Miao et al., VLDB 2022, arXiv 2112.07221) for TensorFl
 
 from het_tf import (
     checkpoint,
+    data,
     distribute,
     initializers,
     interop,
@@ -28,6 +29,7 @@ __all__ = [
     "KeyRange",
     "TableExport",
     "checkpoint",
+    "data",
     "distribute",
     "export_saved_model",
     "initializers",

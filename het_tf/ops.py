@@ -184,6 +184,7 @@ step_join = _library.het_step_join
 step_waiting = _library.het_step_waiting
 serve_step = _library.het_serve_step
 plan = _library.het_plan
+plan_counts = _library.het_plan_counts
 
 apply_adagrad = _library.het_apply_adagrad
 apply_adam = _library.het_apply_adam

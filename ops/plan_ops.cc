@@ -23,7 +23,7 @@ REGISTER_OP("Het>Plan")
     .Attr("capacity: int >= 0")
     .Attr("synchronous: bool")
     .Attr("tables: list(int) >= 1")
-    .Attr("scored: list(int) >= 1")
+    .Attr("scored: list(int)")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 2}));
@@ -43,12 +43,23 @@ next_planner: Scalar, for the next step.
 workers: [examples].
 due_tables: [due], with due_keys the rows whose updates `worker` pushes at the end of the step
   before, since another worker needs them.
-counts: Keys of the scored columns, and how many of them the shadow of their worker holds.
+counts: Keys, and how many of them the shadow of their worker holds.
 worker: Of which due rows are wanted.
 capacity: Rows that every worker caches; 0: as many as there are.
 synchronous: Whether a row is a hit only while no other worker has trained it since.
 tables: Of each column.
-scored: Columns whose rows decide.
+scored: Columns whose rows decide. None: workers get examples in turn.
+)doc");
+
+REGISTER_OP("Het>PlanCounts")
+    .Output("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The counts of all plans that were made in this process.
 )doc");
 
 }  // namespace

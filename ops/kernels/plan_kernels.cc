@@ -1,3 +1,4 @@
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +22,9 @@ struct PlannerState {
 
   Planner planner;
 };
+
+// Of all plans in this process.
+std::atomic<int64_t> planned_keys{0}, planned_hits{0};
 
 class PlanOp : public OpKernel {
  public:
@@ -76,6 +80,8 @@ class PlanOp : public OpKernel {
     TF_RETURN_IF_ERROR(context->allocate_output(4, {2}, &out));
     out->flat<int64_t>()(0) = step.num_keys;
     out->flat<int64_t>()(1) = step.num_hits;
+    planned_keys += step.num_keys;
+    planned_hits += step.num_hits;
     return absl::OkStatus();
   }
 
@@ -84,6 +90,19 @@ class PlanOp : public OpKernel {
   std::vector<int32_t> tables_, scored_;
 };
 
+class PlanCountsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* counts;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {2}, &counts));
+    counts->flat<int64_t>()(0) = planned_keys;
+    counts->flat<int64_t>()(1) = planned_hits;
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("Het>PlanCounts").Device(tensorflow::DEVICE_CPU), PlanCountsOp);
 REGISTER_KERNEL_BUILDER(Name("Het>Plan").Device(tensorflow::DEVICE_CPU), PlanOp);
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import program_runner
@@ -161,3 +163,33 @@ def test_workers_that_die_hang_and_come_back():
     assert seen["replicas_are_same"]
     assert seen["reads_are_rows"]
     assert seen["losses"][-1] < 0.8 * seen["losses"][0]
+
+
+def test_location_aware_input_trains_the_same_with_fewer_rows(together):
+    """The union of a step's batches is the same, so that the training is, too."""
+    workers = together.num_workers
+    rng = np.random.default_rng(0)
+    user = rng.integers(0, 30 * workers, workers * BATCH * 40)
+    x = np.stack([user, 1000 + user, 2000 + rng.integers(0, 500, len(user))], 1).astype(np.int64)
+    y = (user % 2).astype(np.float32)[:, None]
+    alone = make(keras.optimizers.Adam(0.01), "adagrad")
+    alone.fit(x, y, batch_size=BATCH * workers, shuffle=False, verbose=0)
+
+    def share(context, is_aware):
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
+        if not is_aware:
+            return data.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return het_tf.data.location_aware(data, lambda x, y: x, context, synchronous=True)
+
+    sent = []
+    for is_aware in (False, True):
+        with together.scope():
+            model = make(keras.optimizers.Adam(0.01), "adagrad")
+        model.fit(functools.partial(share, is_aware=is_aware), verbose=0)
+        for actual, expected in zip(state_of(model), state_of(alone), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+        sent.append(model.get_layer("rows").table.stats()["rows_sent"])
+    assert sent[1] < 0.8 * sent[0]
+    planned = het_tf.data.plan_stats(together)
+    assert planned["ids"] == x.size
+    assert 0.3 * x.size < planned["planned_hits"] < x.size

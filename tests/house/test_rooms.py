@@ -20,7 +20,7 @@ ROOMS = [
     ["layers", "distribute"],
     ["checkpoint", "server"],
     ["export", "interop"],
-    ["serving", "keras", "datasets"],
+    ["serving", "keras", "datasets", "data"],
 ]
 LINE = {room: line for line, rooms in enumerate(ROOMS) for room in rooms}
 

@@ -55,8 +55,7 @@ void Planner::Plan(const Keys& keys, const ParallelFor& parallel_for, Step* step
   ++now_;
   Find(keys, parallel_for);
   Score(keys, parallel_for);
-  Assign(keys.num_examples, step);
-  step->num_keys = keys.num_examples * static_cast<int64_t>(keys.scored.size());
+  Assign(keys, step);
   Advance(keys, step);
 }
 
@@ -101,8 +100,7 @@ void Planner::Score(const Keys& keys, const ParallelFor& parallel_for) {
         };
         for (const int32_t c : keys.scored) {
           if (rows[c] == Index::kNone) continue;
-          const Row& row = rows_[rows[c]];
-          sums += spread[(config_.synchronous ? row.fresh : row.cached) >> group & 0xff];
+          sums += spread[HitsOf(rows_[rows[c]]) >> group & 0xff];
           if (++in_lane == kMostInLane) take();
         }
         take();
@@ -113,13 +111,16 @@ void Planner::Score(const Keys& keys, const ParallelFor& parallel_for) {
 
 // In the order of the examples: the worker with the highest score that has room; of several the
 // first after the one that got the example before.
-void Planner::Assign(int64_t num_examples, Step* step) {
+void Planner::Assign(const Keys& keys, Step* step) {
   const int num_workers = config_.num_workers;
+  const int64_t num_examples = keys.num_examples;
+  const auto columns = static_cast<int64_t>(keys.tables.size());
   std::vector<int64_t> room(num_workers);
   for (int w = 0; w < num_workers; ++w) {
     room[w] = num_examples / num_workers + (w < num_examples % num_workers ? 1 : 0);
   }
   step->worker_of.resize(num_examples);
+  step->num_keys = num_examples * columns;
   step->num_hits = 0;
   for (int64_t e = 0; e < num_examples; ++e) {
     const int32_t* scores = scores_.data() + e * num_workers;
@@ -130,7 +131,9 @@ void Planner::Assign(int64_t num_examples, Step* step) {
     }
     --room[best];
     step->worker_of[e] = best;
-    step->num_hits += scores[best];
+    for (int64_t i = e * columns; i < (e + 1) * columns; ++i) {
+      if (found_[i] != Index::kNone) step->num_hits += HitsOf(rows_[found_[i]]) >> best & 1;
+    }
     rotation_ = best + 1 == num_workers ? 0 : best + 1;
   }
 }

@@ -52,7 +52,7 @@ class Planner {
 
   struct Step {
     std::vector<int32_t> worker_of;  // (num_examples); workers have as many, or the first one more
-    int64_t num_keys = 0;            // of the scored columns
+    int64_t num_keys = 0;
     int64_t num_hits = 0;            // of these: the worker has the row
     // Of the step before: by worker, the keys whose updates it pushes at its end. Another worker
     // trains them in the same step or in this one, or the worker's shadow has evicted them.
@@ -82,8 +82,10 @@ class Planner {
 
   void Find(const Keys& keys, const ParallelFor& parallel_for);
   void Score(const Keys& keys, const ParallelFor& parallel_for);
-  void Assign(int64_t num_examples, Step* step);
+  void Assign(const Keys& keys, Step* step);
   void Advance(const Keys& keys, Step* step);
+  // Workers for which a row is a hit, a bit each.
+  uint64_t HitsOf(const Row& row) const { return config_.synchronous ? row.fresh : row.cached; }
   uint32_t FindOrMake(const TableKey& key);
   void Cache(uint32_t row, int worker);
   void Evict(int worker);

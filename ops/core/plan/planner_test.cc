@@ -95,7 +95,7 @@ TEST(PlannerTest, TablesAndColumnsAreKeptApart) {
   two.scored = {1};
   EXPECT_EQ(two.Plan({9, 8, 9, 7}), (Workers{0, 1}));
   EXPECT_EQ(two.step.num_hits, 2);
-  EXPECT_EQ(two.step.num_keys, 2);
+  EXPECT_EQ(two.step.num_keys, 4);
 }
 
 TEST(PlannerTest, WhatOthersTrainNextIsDue) {
