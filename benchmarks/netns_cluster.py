@@ -27,8 +27,11 @@ of the shape of Criteo's (netns/criteo_shape.py), with Adagrad at one learning r
              a quarter of the free memory holds: staleness 0, CacheConfig's own bounds, staleness
              100, none: nothing is sent but misses, and with --batches that come again and again
              nothing at all
+  synchronous, herald
+             HetParameterServerStrategy(synchronous=True), with a cache; batches in turn, or by
+             het_tf.data.location_aware
 
-The last five once for every --dense_staleness that HetParameterServerStrategy is given: a number,
+The last ones once for every --dense_staleness that HetParameterServerStrategy is given: a number,
 "none" (TensorFlow's own way, every dense variable on its server), or "default", which gives it none
 at all. HetEmbedding has row-wise Adagrad, its own default, unless --row_optimizer=adagrad gives it
 tf_keras's.
@@ -72,14 +75,16 @@ from typing import Any
 from absl import app, flags
 from netns import criteo_shape, measure, network, report, runs, tf_keras_environment
 from netns.job import Job
-from netns.runs import ALONE, CACHES, TF_KERAS, VARIANTS, Run, Setting, Sizes
+from netns.runs import ALONE, CACHES, SYNCHRONOUS, TF_KERAS, VARIANTS, Run, Setting, Sizes
 
 _WORKERS = flags.DEFINE_integer("workers", 2, "worker tasks", lower_bound=1)
 _SERVERS = flags.DEFINE_integer("servers", 2, "parameter server tasks", lower_bound=1)
 _RATES = flags.DEFINE_list("rates", ["none", "1gbit"], "of every host: none, or as tc takes it")
 _DELAY = flags.DEFINE_string("delay", "none", "of a packet from host to host: none, or e.g. 1ms")
 _VARIANTS = flags.DEFINE_list(
-    "variants", [v for v in VARIANTS if v != "unbounded"], f"of {', '.join(VARIANTS)}"
+    "variants",
+    [v for v in VARIANTS if v not in ("unbounded", *SYNCHRONOUS)],
+    f"of {', '.join(VARIANTS)}",
 )
 _DENSE_STALENESS = flags.DEFINE_list(
     "dense_staleness", ["default", "64"], "of HetParameterServerStrategy; default: not given"
@@ -172,7 +177,9 @@ def job_of(setting: Setting, folder: pathlib.Path) -> Job:
         if setting.lookahead is not None:
             cache["lookahead"] = setting.lookahead
     strategy: dict[str, Any] = {}
-    if setting.dense_staleness != "default":
+    if setting.variant in SYNCHRONOUS:
+        strategy["synchronous"] = True
+    elif setting.dense_staleness != "default":
         bound = setting.dense_staleness
         strategy["dense_staleness"] = None if bound == "none" else int(bound)
         strategy["dense_wire_dtype"] = setting.dense_wire_dtype
@@ -193,6 +200,7 @@ def job_of(setting: Setting, folder: pathlib.Path) -> Job:
         cache=cache,
         strategy=strategy,
         wire_dtype=setting.wire_dtype,
+        location_aware=setting.variant == "herald",
     )
 
 

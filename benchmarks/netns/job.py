@@ -42,6 +42,7 @@ class Job:
       cache: arguments of CacheConfig, or None.
       strategy: further arguments of HetParameterServerStrategy.
       wire_dtype: of HetEmbedding.
+      location_aware: whether examples go to the worker that caches most of their rows.
     """
 
     train: str
@@ -60,6 +61,7 @@ class Job:
     cache: dict[str, Any] | None
     strategy: dict[str, Any]
     wire_dtype: str
+    location_aware: bool = False
 
     def to_json(self) -> str:
         """For `from_json`."""

@@ -20,7 +20,10 @@ CACHES: dict[str, dict[str, Any]] = {
     "default": {},
     "s100": {"staleness": 100},
     "unbounded": {"staleness": None},
+    "synchronous": {},
+    "herald": {},
 }
+SYNCHRONOUS = ("synchronous", "herald")
 VARIANTS = (ALONE, TF_KERAS, NO_CACHE, *CACHES)
 
 
@@ -88,6 +91,8 @@ class Setting:
             "default": "het_tf, default bounds",
             "s100": "het_tf, staleness 100",
             "unbounded": "het_tf, no bound of staleness",
+            "synchronous": "het_tf, synchronous",
+            "herald": "het_tf, synchronous, location-aware",
         }
         label = names[self.variant]
         if self.lookahead is not None:
@@ -103,7 +108,7 @@ class Setting:
     @property
     def looks_ahead(self) -> bool:
         """Whether rows are looked up before the step that needs them (`CacheConfig.lookahead`)."""
-        return self.variant in CACHES and self.lookahead != 0
+        return self.variant in CACHES and self.lookahead != 0 and self.variant not in SYNCHRONOUS
 
     @property
     def training(self) -> tuple[Any, ...]:

@@ -67,8 +67,20 @@ def main(job: Job) -> None:
         lambda keys: np.asarray(embedding.table.lookup(keys)),
         lambda: read_counters(strategy, model, embedding),
     )
+
+    def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        if not job.location_aware:
+            return wide_deep.worker_data(job, context.input_pipeline_id)
+        return het_tf.data.location_aware(
+            wide_deep.all_data(job),
+            lambda ids, labels: ids,
+            context,
+            batch_size=job.batch,
+            synchronous=True,
+        )
+
     model.fit(
-        lambda context: wide_deep.worker_data(job, context.input_pipeline_id),
+        share,
         epochs=job.epochs,
         steps_per_epoch=job.steps,
         callbacks=[callback],

@@ -42,7 +42,12 @@ def build(keras: Any, embedding: Any, total: Callable[[Any], Any], job: Job) -> 
     return keras.Model(ids, keras.layers.Activation("sigmoid")(logit)), layers
 
 
-def worker_data(job: Job, index: int) -> tf.data.Dataset:
+def all_data(job: Job) -> tf.data.Dataset:
+    """Endless batches of all workers, (ids, labels), in the order of the file."""
+    return worker_data(job, None)
+
+
+def worker_data(job: Job, index: int | None) -> tf.data.Dataset:
     """Endless batches of a worker, (ids, labels): every `workers`-th of the file."""
     record = job.batch * (FIELDS + 1)
 
@@ -54,7 +59,9 @@ def worker_data(job: Job, index: int) -> tf.data.Dataset:
 
     # Files are read where the worker is, so no batch crosses the network.
     data = tf.data.FixedLengthRecordDataset(job.train, 4 * record)
-    return data.shard(job.workers, index).repeat().map(parse).prefetch(2)
+    if index is not None:
+        data = data.shard(job.workers, index)
+    return data.repeat().map(parse).prefetch(2)
 
 
 class HeldOut:
