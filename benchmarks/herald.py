@@ -98,12 +98,14 @@ class SynchronousWorkers:
                 capacity=capacity,
                 policy=_POLICY.value,
                 read_bound=0,
-                write_bound=-1 if pushes_on_demand else 0,
+                write_bound=0,
                 synchronous=True,
                 **row,
             )
             for worker in range(workers)
         ]
+        for cache in self._caches:
+            ops.cache_keep(cache, pushes_on_demand)
         self._steps = ops.step_handle(shared_name=name)
         ops.step_begin(self._steps, 1, workers)
         self._pool = concurrent.futures.ThreadPoolExecutor(workers)

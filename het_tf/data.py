@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from het_tf import ops
 from het_tf.runtime.broadcast import cluster_devices, visit
+from het_tf.runtime.planned_batch import PlannedBatch
 
 _MOST_WORKERS = 64
 _ENOUGH = 0.95  # of the hits that all columns give
@@ -24,6 +25,7 @@ def location_aware(
     capacity: int | None = None,
     fields: Sequence[int] | None = None,
     synchronous: bool = False,
+    on_demand: bool = False,
 ) -> tf.data.Dataset:
     """Gives every example to the worker that caches most of its rows (Herald, NSDI 2024).
 
@@ -54,14 +56,19 @@ def location_aware(
       fields: columns that decide, numbered over all tensors of `ids`. None: all columns.
       synchronous: whether the strategy is synchronous. A row is then a hit only until another
         worker trains it.
+      on_demand: whether workers push the updates of a row only when another worker needs the row,
+        or when it leaves the cache. `ids` must then return exactly the ids that the model's layers
+        look up; otherwise `fit` raises an error. Needs `synchronous`.
 
     Returns:
-      The worker's batches.
+      The worker's batches. With `on_demand`, batches that only `het_tf.keras.Model.fit` can read.
 
     Raises:
       ValueError: `batch_size` is unknown, or an argument is out of range. The message names it.
     """
     workers = context.num_input_pipelines
+    if on_demand and not synchronous:
+        raise ValueError("on_demand=True needs synchronous=True, in location_aware and strategy")
     if workers > _MOST_WORKERS:
         raise ValueError(f"location_aware plans for at most {_MOST_WORKERS} workers, not {workers}")
     if capacity is not None and capacity < 1:
@@ -75,9 +82,10 @@ def location_aware(
     if workers == 1:
         return dataset
 
-    def plan(planner: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
+    def plan(state: tuple[tf.Tensor, tf.Tensor], element: Any) -> tuple[Any, Any]:
+        planner, step = state
         keys, tables = _keys_of(ids, element)
-        planner, of_example, *_ = ops.plan(
+        planner, of_example, _, due, _ = ops.plan(
             planner,
             keys,
             num_workers=workers,
@@ -89,9 +97,13 @@ def location_aware(
         )
         mine = tf.reshape(tf.where(of_example == context.input_pipeline_id), [-1])
         batch = tf.nest.map_structure(lambda x: tf.gather(x, mine), element)
-        return planner, (batch, tf.size(mine) > 0)
+        if on_demand:
+            own_keys = tf.reshape(tf.gather(keys, mine), [-1])
+            batch = PlannedBatch(batch, own_keys, due, step)
+        return (planner, step + 1), (batch, tf.size(mine) > 0)
 
-    planned = dataset.rebatch(workers * size).scan(tf.raw_ops.OptionalNone(), plan)
+    first = tf.raw_ops.OptionalNone(), tf.constant(0, tf.int64)
+    planned = dataset.rebatch(workers * size).scan(first, plan)
     # The last step may have fewer examples than there are workers.
     planned = planned.filter(lambda batch, has_examples: has_examples)
     return planned.map(lambda batch, has_examples: batch)

@@ -134,6 +134,7 @@ cache_begin_closure = _library.het_cache_begin_closure
 cache_commit_closure = _library.het_cache_commit_closure
 cache_end_closure = _library.het_cache_end_closure
 cache_push = _library.het_cache_push
+cache_keep = _library.het_cache_keep
 cache_clear = _library.het_cache_clear
 cache_stats = _library.het_cache_stats
 cache_report = _library.het_cache_report

@@ -252,6 +252,18 @@ The unsent updates of those of the keys that have some travel with the next requ
 keys: [keys].
 )doc");
 
+REGISTER_OP("Het>CacheKeep")
+    .Input("cache: resource")
+    .Input("keeps: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0, 0}); })
+    .Doc(R"doc(
+Whether updates stay in the cache until CachePush. If not, all unsent updates travel with the next
+request.
+
+keeps: Scalar. A flush of everything sets it to false.
+)doc");
+
 REGISTER_OP("Het>CacheClear")
     .Input("cache: resource")
     .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })

@@ -65,7 +65,8 @@ REGISTER_OP("Het>StepJoin")
 A worker is going to send the messages of a member.
 
 round: Scalar, as member and worker.
-joined: Scalar. False: it may not, since the round is over, or the member has left.
+joined: Scalar. False: it may not, since the round is over, the member has left, or a step of the
+  round is merged.
 )doc");
 
 REGISTER_OP("Het>StepWaiting")
@@ -104,10 +105,10 @@ REGISTER_OP("Het>ServeStep")
 Takes a member's message of a step, and answers when all members have sent theirs and what they push
 is merged.
 
-message: [bytes], of PackFrames: int64 [3] as bytes, which are round, member and step; then the
-  request to each table; then float32 [numbers] as bytes.
+message: [bytes], of PackFrames: int64 [4] as bytes, which are round, member, step, and whether the
+  member leaves after this step; then the request to each table; then float32 [numbers] as bytes.
 reply: [bytes], for UnpackFrames: the reply of each table, then float32 [numbers] as bytes, the mean
-  over the members.
+  over the members with which the round began.
 )doc");
 
 }  // namespace

@@ -71,9 +71,6 @@ class ClosureRunner:
             while ...:
                 if runner.has_room: runner.schedule(fn, args, tag)
                 else: tag, result = runner.wait()
-
-    Attributes:
-      on_poll: called about once in a second of waiting.
     """
 
     def __init__(
@@ -94,7 +91,6 @@ class ClosureRunner:
         self._max_in_flight = max_in_flight or 2 * strategy.num_workers
         self._in_flight = 0
         self._numbered = numbered
-        self.on_poll: Callable[[], None] = lambda: None
         self._numbers: dict[int, int] = {}  # Numbers of closures in flight, by `id(tag)`.
         self._scheduling: concurrent.futures.Future[None] | None = None  # The last `schedule`.
         self._finished: queue.SimpleQueue[tuple[Any, Any, Exception | None]] = queue.SimpleQueue()
@@ -178,8 +174,7 @@ class ClosureRunner:
                 return get(timeout=_POLL)
             except (queue.Empty, concurrent.futures.TimeoutError):
                 try:
-                    self._strategy.health.raise_if_ps_lost()
-                    self.on_poll()
+                    self._strategy.health.poll()
                 except tf.errors.UnavailableError:
                     self._abandoned.set()  # The closures in flight may never end.
                     raise

@@ -6,6 +6,7 @@ same number of steps. In every step, all members wait on the parameter servers f
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,8 @@ import tensorflow as tf
 from absl import logging
 
 from het_tf import ops
-from het_tf.runtime.broadcast import cluster_devices
+from het_tf.runtime import deferred_destroy
+from het_tf.runtime.broadcast import cluster_devices, visit
 from het_tf.tables.table import EmbeddingTable
 
 _NOBODY = -1  # Worker of a member that no closure has joined as yet.
@@ -38,6 +40,8 @@ class StepRounds:
         self._name = f"steps/{uuid.uuid4().hex}"
         self._servers = cluster_devices("ps")
         self._down = down
+        self._absent: tuple[int, set[int]] = (0, set())  # At the last poll: step, members.
+        deferred_destroy.destroy_after(self, functools.partial(_destroy, self._name, self._servers))
         self._num_workers = num_workers
         self.number = 0
         self.members = 0
@@ -47,18 +51,20 @@ class StepRounds:
         """Number of workers that are not down, at least 1."""
         return max(1, self._num_workers - len(self._down()))
 
-    def turns(self, made: int) -> list[tf.Tensor]:
+    def turns(self, made: int, plan_step: int) -> list[tf.Tensor]:
         """Returns an argument for the closure of each member.
 
         Args:
           made: number of steps that a worker's replica of the dense variables must have made. On a
             worker with another number, such as one that was started since, the closure makes none.
+          plan_step: step of the plan that the first batch of every member must have. -1: workers
+            push all updates.
 
         Returns:
-          int64 [4]: numbers of the round and of the member, number of members, `made`.
+          int64 [5]: numbers of the round and of the member, number of members, `made`, `plan_step`.
         """
         return [
-            tf.constant([self.number, member, self.members, made], tf.int64)
+            tf.constant([self.number, member, self.members, made, plan_step], tf.int64)
             for member in range(self.members)
         ]
 
@@ -76,12 +82,15 @@ class StepRounds:
                 ops.step_leave(self._handle_op(), self.number, tf.constant(members, tf.int64))
 
     def drop_lost(self) -> None:
-        """Makes the members of lost workers leave the round, so that the others go on."""
+        """Makes the members of lost workers leave the round, so that the others go on.
+
+        Called about once in a second. A member leaves if it is absent at the same step twice.
+        """
         down = self._down()
         if not down:
             return
         with tf.device(self._servers[0]):
-            _, _, absent, workers = ops.step_waiting(self._handle_op())
+            _, step, absent, workers = ops.step_waiting(self._handle_op())
         absent, workers = absent.numpy().tolist(), workers.numpy().tolist()
         lost = [m for m, worker in zip(absent, workers, strict=True) if worker in down]
         # If every live worker has a member already, nobody can join as one of the others.
@@ -89,6 +98,9 @@ class StepRounds:
         running = self.members - len(lost) - len(unjoined)
         if running >= self._num_workers - len(down):
             lost += unjoined
+        # A worker that has just been started again may count as down for some seconds.
+        before, self._absent = self._absent, (int(step), set(lost))
+        lost = [m for m in lost if before[0] == self._absent[0] and m in before[1]]
         if lost:
             logging.warning(
                 "workers %s are down: the steps of this round go on without %d of %d members",
@@ -98,7 +110,22 @@ class StepRounds:
             )
             self.leave(lost)
 
+    def abort(self) -> None:
+        """Ends the round. Members that wait get an error."""
+        self.begin(1)
+
     # Ops.
+
+    def leave_op(
+        self, round_number: tf.Tensor, member: tf.Tensor, leaves: tf.Tensor
+    ) -> list[tf.Operation]:
+        """Makes a member leave that makes no step. `leaves`: bool scalar, whether it does."""
+        members = tf.fill([tf.cast(leaves, tf.int32)], member)
+        left = []
+        for server in self._servers:
+            with tf.device(server):
+                left.append(ops.step_leave(self._handle_op(), round_number, members))
+        return left
 
     def join_op(self, round_number: tf.Tensor, member: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
         """Returns whether a worker may make the steps of a member, bool scalar."""
@@ -115,7 +142,8 @@ class StepRounds:
         """Sends a member's messages of a step, and waits for the messages of all members.
 
         Args:
-          place: int64 scalars, number of the round, member and step.
+          place: int64 scalars, number of the round, member and step, and whether the step is the
+            member's last (1) or not (0).
           tables: table of each request. A table may occur several times.
           requests: uint8 [bytes], by table and server.
           numbers: float32 [numbers].
@@ -162,3 +190,11 @@ class StepRounds:
 
 def _bytes_of(numbers: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(numbers, tf.uint8), [-1])
+
+
+def _destroy(name: str, servers: Sequence[str]) -> None:
+    def destroy() -> None:
+        handle = ops.step_handle(shared_name=name)
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+    visit(servers, destroy, is_lost=lambda device, error: True)

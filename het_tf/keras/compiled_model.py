@@ -239,6 +239,7 @@ class CompiledModel:
         """Returns an object that schedules the closures of a pass."""
         if self.rounds is None or not training:
             return Filler(runner, data, fn)
+        self._strategy.health.on_poll = self.rounds.drop_lost
         return SynchronousFiller(runner, data, fn, self.rounds, self.dense.replicas)
 
     def predict_closure(self, element_spec: Any) -> PredictClosure:

@@ -296,7 +296,7 @@ class ParameterServerTrainer:
                     self._traffic.take(closure.caches, result.cache_reports, result.steps)
                 else:
                     self._strategy.held.record_cache_reports(closure.caches, result.cache_reports)
-                filler.finished(work, result.worker, result.steps, result.refused)
+                filler.finished(work, result.worker, result.steps, result.refused, result.plan_step)
                 if not result.steps:
                     continue
                 last, data.has_begun = result, True

@@ -64,6 +64,10 @@ class CallGradients:
         """Returns the gradients with `change` applied to each tensor."""
         return dataclasses.replace(self, gradients=[change(g) for g in self.gradients])
 
+    def shared(self, share: tf.Tensor) -> CallGradients:
+        """See `het_tf.optimizers.joint_optimizer.RowGradients.shared`."""
+        return dataclasses.replace(self.map(lambda g: g * share), sends=False)
+
     def are_finite(self) -> tf.Tensor:
         """Returns whether all gradients are finite, bool scalar."""
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in self.gradients])

@@ -34,6 +34,10 @@ class RowGradients(Protocol):
         """Returns the gradients with `change` applied to each tensor."""
         ...
 
+    def shared(self, share: tf.Tensor) -> RowGradients:
+        """Returns the gradients of a synchronous step, which sends their updates at its end."""
+        ...
+
     def are_finite(self) -> tf.Tensor:
         """Returns whether all gradients are finite, bool scalar."""
         ...
@@ -491,7 +495,7 @@ class JointOptimizer(SameCheckpointNode, keras.optimizers.Optimizer):
         if scale is not None:
             rows = [(r, [call.map(lambda g: g / scale) for call in calls]) for r, calls in rows]
         if (end := _step_end.get()) is not None:
-            rows = [(r, [call.map(lambda g: g * end.share) for call in calls]) for r, calls in rows]
+            rows = [(r, [call.shared(end.share) for call in calls]) for r, calls in rows]
             self._training_of(rows)()
             self._step(end.mean_of(grads), variables)
             return

@@ -345,6 +345,18 @@ class WorkerCache:
         """
         return ops.cache_flush(self._handle_op(), num_shards=self.table.num_shards, all=False)
 
+    def keep_op(self, keeps: tf.Tensor, keys: tf.Tensor) -> tf.Operation:
+        """Decides which updates the next request pushes.
+
+        Args:
+          keeps: bool scalar, whether updates stay until their row is pushed by key or leaves the
+            cache. False: the next request pushes all unsent updates.
+          keys: int64 [keys], rows whose updates the next request pushes.
+        """
+        cache = self._handle_op()
+        with tf.control_dependencies([ops.cache_keep(cache, keeps)]):
+            return ops.cache_push(cache, keys)
+
     def make_room_op(self, ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Builds the requests that must be acknowledged before an update (write back-pressure).
 

@@ -357,6 +357,17 @@ class CachePushOp : public CacheKernel {
   }
 };
 
+class CacheKeepOp : public CacheKernel {
+ public:
+  using CacheKernel::CacheKernel;
+
+  absl::Status Compute(OpKernelContext* context, RowCache* cache) override {
+    bool keeps = false;
+    TF_RETURN_IF_ERROR(GetScalar(context, "keeps", &keeps));
+    return ToTf(cache->KeepUpdates(keeps));
+  }
+};
+
 class CacheClearOp : public CacheKernel {
  public:
   using CacheKernel::CacheKernel;
@@ -409,6 +420,7 @@ REGISTER_CACHE_KERNEL("CacheBeginClosure", CacheBeginClosureOp);
 REGISTER_CACHE_KERNEL("CacheCommitClosure", CacheCommitClosureOp);
 REGISTER_CACHE_KERNEL("CacheEndClosure", CacheEndClosureOp);
 REGISTER_CACHE_KERNEL("CachePush", CachePushOp);
+REGISTER_CACHE_KERNEL("CacheKeep", CacheKeepOp);
 REGISTER_CACHE_KERNEL("CacheClear", CacheClearOp);
 REGISTER_CACHE_KERNEL("CacheStats", CacheStatsOp);
 REGISTER_CACHE_KERNEL("CacheReport", CacheReportOp);

@@ -190,7 +190,8 @@ inline absl::Status GetMatrix(tensorflow::OpKernelContext* context, const char* 
 // Bytes of a message tensor, where the core's readers want them: aligned to 8.
 class AlignedBytes {
  public:
-  explicit AlignedBytes(const tensorflow::Tensor& tensor) : size_(tensor.NumElements()) {
+  explicit AlignedBytes(const tensorflow::Tensor& tensor)
+      : tensor_(tensor), size_(tensor.NumElements()) {
     data_ = reinterpret_cast<const char*>(tensor.flat<uint8_t>().data());
     if (reinterpret_cast<uintptr_t>(data_) % 8 != 0) {
       copy_.resize((size_ + 7) / 8);
@@ -203,6 +204,7 @@ class AlignedBytes {
   size_t size() const { return size_; }
 
  private:
+  const tensorflow::Tensor tensor_;  // shares the buffer, so that it lives as long
   const char* data_;
   size_t size_;
   std::vector<uint64_t> copy_;

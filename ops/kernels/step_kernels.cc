@@ -69,11 +69,13 @@ class StepBeginOp : public StepKernel {
     int64_t round = 0, num_members = 0;
     TF_RETURN_IF_ERROR(GetScalar(context, "round", &round));
     TF_RETURN_IF_ERROR(GetScalar(context, "num_members", &num_members));
-    if (num_members < 1) {
+    constexpr int64_t kMostMembers = 1 << 16;
+    if (num_members < 1 || num_members > kMostMembers) {
       return absl::InvalidArgumentError(
-          StrCat("num_members = ", num_members, " must be at least 1"));
+          StrCat("num_members = ", num_members, " must be in [1, ", kMostMembers, "]"));
     }
     steps->barrier.Begin(round, num_members);
+    steps->sum.Begin(num_members);
     return absl::OkStatus();
   }
 };
@@ -143,14 +145,13 @@ class StepCall {
       TF_RETURN_IF_ERROR(tensorflow::LookupResource(
           context, tensorflow::HandleFromInput(context, i), &made->tables_->back()));
     }
-    made->tensor_ = context->input(context->num_inputs() - 1);
-    made->bytes_ = std::make_shared<AlignedBytes>(made->tensor_);
+    made->bytes_ = std::make_shared<AlignedBytes>(context->input(context->num_inputs() - 1));
     made->pool_ = PoolOf(context);
     const size_t num_tables = made->tables_->size();
     std::vector<Frame>& frames = made->frames_;
     TF_RETURN_IF_ERROR(
         ToTf(UnpackFrames(made->bytes_->data(), made->bytes_->size(), num_tables + 2, &frames)));
-    int64_t header[3];
+    int64_t header[4];
     if (frames[0].size != sizeof(header) || frames.back().size % sizeof(float) != 0) {
       return absl::InvalidArgumentError(StrCat("message of a step has a header of ", frames[0].size,
                                                " bytes, not ", sizeof(header), ", and ",
@@ -160,6 +161,7 @@ class StepCall {
     made->round = header[0];
     made->member = header[1];
     made->step = header[2];
+    made->is_last = header[3] != 0;
     *call = made;
     return absl::OkStatus();
   }
@@ -184,8 +186,7 @@ class StepCall {
   StepBarrier::Merge merge() const {
     return [steps = steps_.get(), tables = tables_, pool = pool_] {
       for (const auto& table : *tables) HET_RETURN_IF_ERROR(table->table->MergeStep(pool));
-      steps->sum.Merge();
-      return Status();
+      return steps->sum.Merge();
     };
   }
 
@@ -220,6 +221,7 @@ class StepCall {
   }
 
   int64_t round = 0, member = 0, step = 0;
+  bool is_last = false;
 
  private:
   const float* floats() const { return reinterpret_cast<const float*>(frames_.back().bytes); }
@@ -227,7 +229,6 @@ class StepCall {
 
   RefCountPtr<StepResource> steps_;
   std::shared_ptr<std::vector<RefCountPtr<TableResource>>> tables_;
-  Tensor tensor_;
   std::shared_ptr<AlignedBytes> bytes_;
   std::vector<Frame> frames_;
   std::vector<std::shared_ptr<Table::StepPart>> parts_;
@@ -255,7 +256,7 @@ class ServeStepOp : public AsyncOpKernel {
     // Not in the thread of whoever came last, which would answer one after the other.
     auto* const workers = context->device()->tensorflow_cpu_worker_threads()->workers;
     call->barrier().Arrive(
-        call->round, call->member, call->step, call->merge(),
+        call->round, call->member, call->step, call->is_last, call->merge(),
         [this, context, call, cancellation, token, workers, done](const Status& status) {
           workers->Schedule([this, context, call, cancellation, token, done, status] {
             if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);

@@ -71,6 +71,65 @@ def test_training_equals_keras_on_batches_of_all_workers(together, optimizer, ro
     assert stats["pending"] == stats["updates_lost"] == 0
 
 
+class OwnCall(het_tf.keras.Model):
+    """A model whose ids only its call shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = het_tf.layers.HetEmbedding(4, optimizer="same", seed=3, name="rows")
+        self.dense = keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, ids):
+        return self.dense(keras.ops.sum(self.rows(ids), axis=1))
+
+
+def test_rests_of_batches_and_rows_that_are_looked_up_late(together):
+    """The last step has fewer batches than there are workers."""
+    workers = together.num_workers
+    x, y = examples(3 * workers + workers - 1)
+
+    def compiled():
+        keras.utils.set_random_seed(1)
+        model = OwnCall()
+        model.compile(keras.optimizers.SGD(0.3, weight_decay=0.1), "binary_crossentropy")
+        return model
+
+    alone = compiled()
+    losses = alone.fit(x, y, batch_size=BATCH * workers, shuffle=False, epochs=2, verbose=0)
+    with together.scope():
+        model = compiled()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    seen = model.fit(data, epochs=2, verbose=0)
+    np.testing.assert_allclose(seen.history["loss"], losses.history["loss"], rtol=1e-5)
+    rows, expected = (m.rows.table.lookup(np.arange(60)) for m in (model, alone))
+    np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-6)
+    assert int(model.optimizer.iterations.numpy()) == 2 * 4
+
+
+def test_callbacks_may_evaluate_flush_and_raise_while_members_end_unevenly(together):
+    def share(context):
+        x, y = examples(2 + 3 * context.input_pipeline_id)
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+    class Interrupt(keras.callbacks.Callback):
+        def __init__(self, stops):
+            super().__init__()
+            self.stops = stops
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.evaluate(*examples(1), verbose=0)
+            together.flush()
+            if self.stops:
+                raise RuntimeError("stopped by the test")
+
+    with together.scope():
+        model = make(keras.optimizers.Adam(0.01), "adagrad")
+    model.fit(share, verbose=0, callbacks=[Interrupt(False)])
+    with pytest.raises(RuntimeError, match="stopped by the test"):
+        model.fit(share, verbose=0, callbacks=[Interrupt(True)])
+    model.fit(share, verbose=0)
+
+
 def test_ends_of_data_differ(together):
     """Workers without data are not waited for, and train as the others from the next round on."""
 
@@ -175,21 +234,43 @@ def test_location_aware_input_trains_the_same_with_fewer_rows(together):
     alone = make(keras.optimizers.Adam(0.01), "adagrad")
     alone.fit(x, y, batch_size=BATCH * workers, shuffle=False, verbose=0)
 
-    def share(context, is_aware):
+    def share(context, is_aware, on_demand=False):
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
         if not is_aware:
             return data.shard(context.num_input_pipelines, context.input_pipeline_id)
-        return het_tf.data.location_aware(data, lambda x, y: x, context, synchronous=True)
+        return het_tf.data.location_aware(
+            data, lambda x, y: x, context, synchronous=True, on_demand=on_demand
+        )
 
-    sent = []
-    for is_aware in (False, True):
+    before = het_tf.data.plan_stats(together)
+    sent, pushed = [], []
+    for how in ({"is_aware": False}, {"is_aware": True}, {"is_aware": True, "on_demand": True}):
         with together.scope():
             model = make(keras.optimizers.Adam(0.01), "adagrad")
-        model.fit(functools.partial(share, is_aware=is_aware), verbose=0)
+        model.fit(functools.partial(share, **how), verbose=0)
         for actual, expected in zip(state_of(model), state_of(alone), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-        sent.append(model.get_layer("rows").table.stats()["rows_sent"])
+        stats = model.get_layer("rows").table.stats()
+        sent.append(stats["rows_sent"])
+        pushed.append(stats["rows_merged"])
     assert sent[1] < 0.8 * sent[0]
-    planned = het_tf.data.plan_stats(together)
-    assert planned["ids"] == x.size
-    assert 0.3 * x.size < planned["planned_hits"] < x.size
+    assert sent[2] < 1.05 * sent[1]
+    assert pushed[2] < 0.8 * pushed[1]
+    planned = {k: v - before[k] for k, v in het_tf.data.plan_stats(together).items()}
+    assert planned["ids"] == 2 * x.size
+    assert 0.3 < planned["planned_hits"] / planned["ids"] < 1
+
+
+def test_a_plan_must_have_the_ids_of_the_layers(together):
+    x, y = examples(6 * together.num_workers)
+
+    def share(context):
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
+        return het_tf.data.location_aware(
+            data, lambda x, y: x[:, :2], context, synchronous=True, on_demand=True
+        )
+
+    with together.scope():
+        model = make(keras.optimizers.SGD(0.1), "sgd")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="returns other ids than the model"):
+        model.fit(share, verbose=0)

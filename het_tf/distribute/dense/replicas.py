@@ -423,6 +423,7 @@ class DenseReplicas(ReplicaOps):
         self._destroy_on_workers()
         self._copy.destroy()
         self._kinds = None
+        self.steps_together = 0
         self._functions.pop("pull", None)  # It depends on `_kinds`.
 
     def _destroy_on_workers(self) -> None:

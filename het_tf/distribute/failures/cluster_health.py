@@ -43,6 +43,7 @@ class ClusterHealth:
       addresses: of the worker and ps tasks.
       monitor: probes all tasks between its `start` and `stop`.
       lost_after: seconds for which a task must leave every probe unanswered until it is lost.
+      on_poll: called about once in a second while this process waits for closures.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ClusterHealth:
         """
         self.addresses = addresses
         self.lost_after = lost_after
+        self.on_poll: Callable[[], None] = lambda: None
         self._describe_log = describe_log
         self._on_worker_lost = on_worker_lost
         self.monitor = probes.HealthMonitor(addresses, self._task_down, lost_after)
@@ -88,9 +90,14 @@ class ClusterHealth:
                 try:
                     return waiting.result(timeout=_POLL)
                 except concurrent.futures.TimeoutError:
-                    self.raise_if_ps_lost()
+                    self.poll()
                 except Exception as error:
                     raise self.explain(error) from error
+
+    def poll(self) -> None:
+        """Raises as `raise_if_ps_lost`, then calls `on_poll`. For loops that wait for closures."""
+        self.raise_if_ps_lost()
+        self.on_poll()
 
     def down_workers(self) -> set[int]:
         """Returns workers that refuse connections or are lost. Only while `monitor` is started.

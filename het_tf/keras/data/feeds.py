@@ -30,6 +30,7 @@ from het_tf.keras.data import datasets
 from het_tf.keras.data.arguments import FitArguments
 from het_tf.keras.data.batch_structure import components_of, spec_of
 from het_tf.keras.data.datasets import worker_dataset_fn
+from het_tf.runtime.planned_batch import PlannedBatch
 
 _IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their shares
 
@@ -42,13 +43,11 @@ class Work:
       index: number of the closure within its pass, counted from 0.
       args: arguments of `on_batches` or `on_iterator`.
       steps: number of steps that the closure should run.
-      member: number of the closure in its round of synchronous steps. None: it is in no round.
     """
 
     index: int
     args: tuple[Any, ...]
     steps: int
-    member: int | None = None
 
 
 class Pass(abc.ABC):
@@ -165,6 +164,7 @@ class _StreamPass(Pass):
         self._index = 0
         # A batch whose shape differs from the previous batch: the first of the next closure.
         self._held: list[tf.Tensor] | None = None
+        self._held_step: list[list[tf.Tensor]] = []  # Batches of a step of the next round.
 
     def next_work(self, in_flight: int) -> Work | None:
         del in_flight
@@ -186,16 +186,26 @@ class _StreamPass(Pass):
         return work
 
     def next_round(self, members: int) -> list[Work]:
-        groups: list[list[list[tf.Tensor]]] = [[] for _ in range(members)]
-        for i in range(members * self._steps_per_closure):
-            group, batch = groups[i % members], self._next_batch()
-            if batch is None:
+        # All members make the same number of steps. The last batches may be for fewer members.
+        steps: list[list[list[tf.Tensor]]] = []
+        while len(steps) < self._steps_per_closure:
+            step, self._held_step = self._held_step, []
+            while len(step) < members and (batch := self._next_batch()) is not None:
+                step.append(batch)
+            if not step:
                 break
-            if group and any(a.shape != b.shape for a, b in zip(group[0], batch, strict=True)):
-                self._held = batch
+            fits = len(step) == members and all(
+                a.shape == b.shape
+                for before, batch in zip(steps[0] if steps else [], step, strict=False)
+                for a, b in zip(before, batch, strict=True)
+            )
+            if steps and not fits:
+                self._held_step = step
                 break
-            group.append(batch)
-        return [self._work(group) for group in groups if group]
+            steps.append(step)
+            if not fits:
+                break
+        return [self._work(list(group)) for group in zip(*steps, strict=True)]
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         del work, worker, steps  # A closure runs all batches sent with it.
@@ -251,6 +261,8 @@ class WorkerFeed(Feed):
         make = worker_dataset_fn(fn, strategy.num_workers, repeat=steps is not None)
         self._datasets = strategy.coordinator.create_per_worker_dataset(make)
         self.element_spec = spec_of(self._datasets)
+        if isinstance(self.element_spec, PlannedBatch):
+            self.element_spec = self.element_spec.batch
         self.num_steps = steps
         self._iterator = iter(self._datasets) if endless else None
         self._name = uuid.uuid4().hex
@@ -324,10 +336,12 @@ class _CountedPass(_WorkerPass):
         return self._work(steps)
 
     def next_round(self, members: int) -> list[Work]:
-        steps = min(members * self._reading.per_closure, self._remaining)
-        self._remaining -= steps
-        each, more = divmod(steps, members)
-        return [self._work(each + (m < more)) for m in range(min(members, steps))]
+        members = min(members, self._remaining)
+        if members == 0:
+            return []
+        each = min(self._reading.per_closure, self._remaining // members)
+        self._remaining -= members * each
+        return [self._work(each) for _ in range(members)]
 
     def finished(self, work: Work, worker: int, steps: int) -> None:
         self._remaining += work.steps - steps
@@ -402,7 +416,7 @@ class Filler:
                 return
             runner.schedule(self._fn, work.args, work)
 
-    def finished(self, work: Work, worker: int, steps: int, refused: bool) -> None:
+    def finished(self, work: Work, worker: int, steps: int, refused: bool, plan_step: int) -> None:
         """Records that a closure has ended.
 
         Args:
@@ -410,8 +424,9 @@ class Filler:
           worker: worker that ran the closure.
           steps: number of its steps.
           refused: whether the worker may not make synchronous steps.
+          plan_step: number of the next step of the worker's planned input. -1: there is no plan.
         """
-        del refused
+        del refused, plan_step
         self._data.finished(work, worker, steps)
 
 
@@ -428,12 +443,11 @@ class SynchronousFiller(Filler):
     ):
         """Stores the arguments. `made`: counts the steps that the workers have made together."""
         super().__init__(runner, data, fn)
-        runner.on_poll = rounds.drop_lost
         self._rounds, self._made = rounds, made
-        self._longest = 0  # Largest number of steps of a closure of the round.
         # Made by the closures of the round that have ended. -1: refused.
         self._steps: list[int] = []
         self._again: list[Work] = []  # Of closures that were refused.
+        self._plan_steps: dict[int, int] = {}  # The next one of each worker's plan.
 
     def fill(self, stop: bool) -> None:
         """Schedules the next round, if none runs. With `stop`, only if no step was made yet."""
@@ -449,22 +463,32 @@ class SynchronousFiller(Filler):
             work += self._data.next_round(members - len(work))
         if not work:
             return
-        self._longest = max(each.steps for each in work)
         self._rounds.begin(len(work))
-        turns = self._rounds.turns(self._made.steps_together)
-        for member, (each, turn) in enumerate(zip(work, turns, strict=True)):
-            work_of_member = dataclasses.replace(each, member=member)
-            self._runner.schedule(self._fn, (*each.args, turn), work_of_member)
+        turns = self._rounds.turns(self._made.steps_together, self._planned_step)
+        try:
+            for each, turn in zip(work, turns, strict=True):
+                self._runner.schedule(self._fn, (*each.args, turn), each)
+        except BaseException:
+            self._rounds.abort()  # Those that were scheduled would wait for the others.
+            raise
 
-    def finished(self, work: Work, worker: int, steps: int, refused: bool) -> None:
-        """Records that a closure has ended. The other members do not wait for it."""
+    @property
+    def _planned_step(self) -> int:
+        """Step of the plan that all workers come to next. -1: there is none, or it differs."""
+        steps = set(self._plan_steps.values())
+        is_known = len(self._plan_steps) == self._rounds.live_workers
+        return steps.pop() if is_known and len(steps) == 1 else -1
+
+    def finished(self, work: Work, worker: int, steps: int, refused: bool, plan_step: int) -> None:
+        """Records that a closure has ended."""
+        self._plan_steps.pop(worker, None)
+        if steps > 0:
+            self._plan_steps[worker] = plan_step
         if refused:
             self._again.append(work)
         else:
             self._data.finished(work, worker, steps)
         self._steps.append(-1 if refused else steps)
-        if steps < self._longest and self._runner.in_flight:
-            self._rounds.leave([work.member])
 
     def _end_round(self) -> None:
         steps, self._steps = self._steps, []

@@ -30,10 +30,11 @@ from het_tf.keras.worker_step.lookahead import Source, StepsAhead
 from het_tf.keras.worker_step.metrics import MetricScope
 from het_tf.keras.worker_step.model_step import ModelStep, States, on_one_replica
 from het_tf.keras.worker_step.step_queue import Window
-from het_tf.keras.worker_step.synchronous import EndOfStep, Prepared, Synchronous
+from het_tf.keras.worker_step.synchronous import EndOfStep, Synchronous
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.lookahead import Lookup
 from het_tf.optimizers.joint_optimizer import ending_with
+from het_tf.runtime.planned_batch import PlannedBatch, unplanned
 
 
 class PredictClosure:
@@ -121,11 +122,11 @@ def predict_in_order(
 
 
 # Worker index, steps, steps that waited for lookups, waiting time in microseconds, lookahead,
-# whether a worker was refused.
-_HEADER = 6
+# whether the worker was refused, next step of its plan.
+_HEADER = 7
 
-# Number of steps that waited, waiting time in microseconds, width of the window, and whether the
-# worker may not make synchronous steps.
+# Number of steps that waited, waiting time in microseconds, width of the window, whether the worker
+# may not make synchronous steps, and the next step of its plan.
 Waited = tuple[tf.Tensor, ...]
 
 
@@ -140,6 +141,7 @@ class ClosureResult:
       waited_seconds: waiting time of all steps together.
       lookahead: number of steps by which lookups ran ahead.
       refused: whether the worker may not make the synchronous steps of the closure.
+      plan_step: number of the next step of the worker's planned input. -1: there is no plan.
       cache_reports: int64, reports of `StepClosure.caches` in their order (`report_ops`).
       metric_states: float64[all metric states], summed over the steps.
       step_logs: logs of the last step, except results of metrics that the step updates.
@@ -151,6 +153,7 @@ class ClosureResult:
     waited_seconds: float
     lookahead: int
     refused: bool
+    plan_step: int
     cache_reports: np.ndarray
     metric_states: np.ndarray
     step_logs: dict[str, Any]
@@ -207,7 +210,7 @@ class StepClosure:
         if self._once:
             signature += [tf.TensorSpec([], tf.int64)] * 2  # results of ClosureNumbers.take
         if self._synchronous is not None:
-            signature += [tf.TensorSpec([4], tf.int64)]  # StepRounds.turns
+            signature += [tf.TensorSpec([5], tf.int64)]  # StepRounds.turns
         self.on_batches = tf.function(self._on_batches, input_signature=signature, autograph=False)
         self.on_iterator = tf.function(self._on_iterator, autograph=False)
 
@@ -279,6 +282,7 @@ class StepClosure:
             waited_seconds=int(header[3]) * 1e-6,
             lookahead=int(header[4]),
             refused=bool(header[5]),
+            plan_step=int(header[6]),
             cache_reports=reports,
             metric_states=states.view(np.float64),
             # A closure that made no step returns no logs.
@@ -315,10 +319,16 @@ class StepClosure:
         read, because the iterator cannot return a batch twice.
         """
         none = tf.experimental.Optional.empty(iterator.element_spec)
+        is_planned = isinstance(iterator.element_spec, PlannedBatch)
+
+        def get(i: tf.Tensor, batch: tf.experimental.Optional) -> Any:
+            return batch.get_value().batch if is_planned else batch.get_value()
+
         source = Source(
             first=lambda wanted: (tf.cond(wanted, iterator.get_next_as_optional, lambda: none),),
             has=lambda batch: batch.has_value(),
-            get=lambda i, batch: batch.get_value(),
+            get=get,
+            planned=(lambda i, batch: batch.get_value()) if is_planned else None,
             next=lambda more, batch: (tf.cond(more, iterator.get_next_as_optional, lambda: batch),),
         )
         return self._loop(source, num_steps, ahead, None, *turn)
@@ -398,7 +408,8 @@ class StepClosure:
         """Runs synchronous steps, if the worker may make them (`StepRounds.turns`)."""
         replicas = self._dense.replicas
         worker, turn = worker_turn
-        round_number, member, members, made = tf.unstack(turn)
+        round_number, member, members, made, plan_step = tf.unstack(turn)
+        read = source.planned or (lambda *state: unplanned(source.get(*state)))
         # A worker that was started since, or made fewer steps, has other dense variables.
         made_here = replicas.report_op()[2 + replicas.counter_names.index("steps")]
         joined = together.rounds.join_op(round_number, member, worker)
@@ -406,8 +417,13 @@ class StepClosure:
         wanted = tf.logical_and(allowed, num_steps > 0)
         carry = source.first(wanted)
         there = tf.logical_and(wanted, source.has(*carry))
-        prepared = together.prepare(there, lambda: source.get(tf.constant(0), *carry))
-        found = together.look_up(prepared)
+        prepared = together.prepare(there, lambda: read(tf.constant(0), *carry))
+        # A worker that was started since has another part of its plan before it.
+        follows = tf.logical_or(plan_step < 0, tf.equal(prepared.step, plan_step))
+        there = tf.logical_and(there, follows)
+        allowed = tf.logical_and(allowed, tf.logical_or(tf.logical_not(prepared.there), follows))
+        keeps = plan_step >= 0 if source.planned is not None else None
+        found = together.look_up(dataclasses.replace(prepared, there=there), keeps)
 
         def body(
             step: tf.Tensor,
@@ -422,13 +438,12 @@ class StepClosure:
             more = step + 1 < num_steps
             carry = source.next(more, *carry)
             more = tf.logical_and(more, source.has(*carry))
-            following = together.prepare(more, lambda: source.get(step + 1, *carry))
+            following = together.prepare(more, lambda: read(step + 1, *carry))
             lookups = together.lookups(found)
-            place = (round_number, member, step)
-            end = EndOfStep(together, place, members, following, lookups)
-            batch = together.batch(Prepared(there, components, []))
+            place = (round_number, member, step, tf.logical_not(more))
+            end = EndOfStep(together, place, members, following, lookups, keeps)
             with ending_with(end):
-                states, logs = self._step(step, batch, lookups, states)
+                states, logs = self._step(step, together.batch(components), lookups, states)
             return step + 1, more, following.components, end.made(), states, logs, carry
 
         first = (tf.constant(0), there, prepared.components, found, states, logs, carry)
@@ -441,7 +456,14 @@ class StepClosure:
             shape_invariants=shapes,
             parallel_iterations=1,
         )
-        return steps, states, logs, (*_no_wait()[:3], tf.logical_not(allowed))
+        with tf.control_dependencies(
+            together.rounds.leave_op(round_number, member, tf.equal(steps, 0))
+        ):
+            steps = tf.identity(steps)
+        # The steps of a plan have successive numbers.
+        made_steps = prepared.step + tf.cast(steps, tf.int64)
+        next_step = tf.where(prepared.step < 0, prepared.step, made_steps)
+        return steps, states, logs, (*_no_wait()[:3], tf.logical_not(allowed), next_step)
 
     def _run_ahead(
         self,
@@ -502,7 +524,7 @@ class StepClosure:
         if self._exchanging is not None:
             with tf.control_dependencies([steps]):
                 self._exchanging.close_loop_op()
-        return steps, states, logs, (waits, seconds * 1e6, window.width, tf.constant(0))
+        return steps, states, logs, (waits, seconds * 1e6, window.width, *_no_wait()[3:])
 
     def _step(
         self, step: tf.Tensor, batch: Batch, lookups: list[Lookup], states: States
@@ -524,7 +546,8 @@ class StepClosure:
 
 
 def _no_wait() -> Waited:
-    return tf.constant(0), tf.constant(0.0, tf.float64), tf.constant(0), tf.constant(0)
+    none = tf.constant(0)
+    return none, tf.constant(0.0, tf.float64), none, none, tf.constant(-1)
 
 
 def _shape_of(tensor: Any) -> Any:

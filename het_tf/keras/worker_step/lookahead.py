@@ -13,6 +13,7 @@ from het_tf.keras.worker_step.batched_lookups import Calls, Request, StepLookups
 from het_tf.keras.worker_step.step_queue import Window
 from het_tf.layers.embedding import HetEmbedding
 from het_tf.layers.lookahead import Lookup, Room
+from het_tf.runtime.planned_batch import PlannedBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +25,14 @@ class Source:
       has: state -> whether there is a batch.
       get: index of the batch, state -> the batch.
       next: whether another batch is wanted, state -> the next state.
+      planned: as `get`, with the plan of the batch. None: there is no plan.
     """
 
     first: Callable[[tf.Tensor], tuple[Any, ...]]
     has: Callable[..., tf.Tensor]
     get: Callable[..., Batch]
     next: Callable[..., tuple[Any, ...]]
+    planned: Callable[..., PlannedBatch] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

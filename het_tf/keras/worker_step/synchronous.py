@@ -19,6 +19,9 @@ from het_tf.keras.data.batch_structure import Batch, components_of, with_compone
 from het_tf.keras.worker_step.batched_lookups import Keys, Request, StepLookups, requests_op
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
 from het_tf.layers.lookahead import Call, Lookup, Room
+from het_tf.runtime.planned_batch import PlannedBatch, fingerprint
+
+_NO_PLAN = np.int64(-1)
 
 
 def layers_of_keys(find_keys: Callable[[Any], Keys], element_spec: Any) -> list[HetEmbedding]:
@@ -42,11 +45,15 @@ class Prepared:
       there: bool scalar, whether the step exists.
       components: components of the batch.
       keys: int64 [keys], by call.
+      due: int64 [keys], rows whose updates are pushed before the step looks up its rows.
+      step: int64 scalar, number of the step in the plan. -1: there is no plan.
     """
 
     there: tf.Tensor
     components: list[tf.Tensor]
     keys: list[tf.Tensor]
+    due: tf.Tensor
+    step: tf.Tensor
 
 
 class Synchronous:
@@ -72,7 +79,7 @@ class Synchronous:
         # Layers whose keys only their call shows. Their updates travel with the step's message.
         self._others = [x for x in embeddings_of(model) if x.built and id(x) not in ahead]
 
-    def prepare(self, there: tf.Tensor, get: Callable[[], Batch]) -> Prepared:
+    def prepare(self, there: tf.Tensor, get: Callable[[], PlannedBatch]) -> Prepared:
         """Reads the batch of a step and finds its keys, if the step exists.
 
         Args:
@@ -81,13 +88,18 @@ class Synchronous:
         """
 
         def once(_: tf.Tensor, *__: tf.Tensor) -> list[tf.Tensor]:
-            batch = get()
-            components = [tf.identity(x) for x in components_of(batch)]
-            keys = self._find_keys(with_components(self._element_spec, components))
-            return [tf.constant(False), *components, *(tf.reshape(k, [-1]) for _, k in keys)]
+            planned = get()
+            components = [tf.identity(x) for x in components_of(planned.batch)]
+            found = self._find_keys(with_components(self._element_spec, components))
+            keys = [tf.reshape(k, [-1]) for _, k in found]
+            with tf.control_dependencies([_check_plan(planned, keys)]):
+                step = tf.identity(planned.step)
+            return [tf.constant(False), *components, *keys, planned.due, step]
 
         specs = components_of(self._element_spec)
-        specs += [tf.TensorSpec([None], tf.int64)] * len(self._layers)
+        count = len(specs)
+        specs += [tf.TensorSpec([None], tf.int64)] * (len(self._layers) + 1)
+        specs += [tf.TensorSpec([], tf.int64)]
         # A loop, because tf.cond does not pass on captures from the function's caller.
         _, *found = tf.while_loop(
             lambda more, *_: more,
@@ -96,22 +108,28 @@ class Synchronous:
             shape_invariants=[there.shape, *(spec.shape for spec in specs)],
             parallel_iterations=1,
         )
-        count = len(specs) - len(self._layers)
-        return Prepared(there, found[:count], found[count:])
+        *keys, due, step = found[count:]
+        return Prepared(there, found[:count], keys, due, tf.where(there, step, _NO_PLAN))
 
     @property
     def shapes(self) -> list[tf.TensorShape]:
         """Shapes of the components of a batch."""
         return [spec.shape for spec in components_of(self._element_spec)]
 
-    def batch(self, prepared: Prepared) -> Batch:
-        """Returns the batch of a step that exists."""
-        return with_components(self._element_spec, prepared.components)
+    def batch(self, components: Sequence[tf.Tensor]) -> Batch:
+        """Returns the batch of a step that exists, from its components."""
+        return with_components(self._element_spec, components)
 
-    def look_up(self, prepared: Prepared) -> list[tf.Tensor]:
-        """Looks up the rows of a closure's first step. Returns `tensors_of` the lookups."""
+    def look_up(self, prepared: Prepared, keeps: tf.Tensor | None) -> list[tf.Tensor]:
+        """Looks up the rows of a closure's first step. Returns `_tensors_of` the lookups.
+
+        Args:
+          prepared: the step.
+          keeps: as for `exchange`.
+        """
         lookups = StepLookups(None, None)
-        requests = self._requests_op(prepared)
+        with tf.control_dependencies(self._keep_ops(prepared, keeps)):
+            requests = self._requests_op(prepared)
         replies, _ = lookups.receive_op(lookups.call_op(requests))
         return _tensors_of(lookups.install_op(requests, replies))
 
@@ -129,15 +147,35 @@ class Synchronous:
         keys = zip(self._layers, prepared.keys, strict=True)
         return requests_op([Call(layer, k, False) for layer, k in keys])
 
+    def _keep_ops(self, following: Prepared, keeps: tf.Tensor | None) -> list[tf.Operation]:
+        """Pushes the due rows, with the next request. At the end of a closure, all rows."""
+        if keeps is None:
+            return []
+        keeps = tf.logical_and(keeps, following.there)
+        due = tf.where(keeps, tf.size(following.due), 0)
+        caches = {id(layer): layer.worker_cache for layer in self._layers}
+        return [cache.keep_op(keeps, following.due[:due]) for cache in caches.values()]
+
     def exchange(
-        self, place: Sequence[tf.Tensor], following: Prepared, numbers: tf.Tensor
+        self,
+        place: Sequence[tf.Tensor],
+        following: Prepared,
+        numbers: tf.Tensor,
+        keeps: tf.Tensor | None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Sends the updates of a step, and looks up the rows of the next step.
+
+        Args:
+          place: as for `StepRounds.exchange_op`.
+          following: the next step.
+          numbers: float32 [numbers].
+          keeps: bool scalar, whether rows are pushed when the plan says so. None: there is no plan.
 
         Returns:
           Tensors of the next step's lookups, and the mean of `numbers` over the members.
         """
-        requests = self._requests_op(following)
+        with tf.control_dependencies(self._keep_ops(following, keeps)):
+            requests = self._requests_op(following)
         pushes = [layer.worker_cache.flush_request_op() for layer in self._others]
         tables = [x.layer.table for x in requests] + [x.table for x in self._others]
         messages = [x.requests for x in requests] + [messages for _, messages in pushes]
@@ -168,17 +206,20 @@ class EndOfStep:
         members: tf.Tensor,
         following: Prepared,
         lookups: Sequence[Lookup],
+        keeps: tf.Tensor | None,
     ):
         """Stores the arguments.
 
         Args:
           synchronous: builds the exchange.
-          place: int64 scalars, number of the round, member and step.
+          place: as for `StepRounds.exchange_op`.
           members: int64 scalar, number of members.
           following: the worker's next step.
           lookups: lookups of the step.
+          keeps: as for `Synchronous.exchange`.
         """
         self._lookups = list(lookups)
+        self._keeps = keeps
         self._synchronous = synchronous
         self._place = place
         self._following = following
@@ -219,7 +260,7 @@ class EndOfStep:
         updates = [update for lookup in self._lookups[:1] for update in lookup.room.updates()]
         with tf.control_dependencies([numbers, *updates]):
             self.tensors, mean = self._synchronous.exchange(
-                self._place, self._following, tf.identity(numbers)
+                self._place, self._following, tf.identity(numbers), self._keeps
             )
         sizes = [int(np.prod(g.shape)) for g in dense]
         parts = iter(tf.split(mean, sizes) if sizes else [])
@@ -230,6 +271,21 @@ class EndOfStep:
             else:
                 means.append(tf.cast(tf.reshape(next(parts), gradient.shape), gradient.dtype))
         return means
+
+
+def _check_plan(planned: PlannedBatch, keys: Sequence[tf.Tensor]) -> tf.Operation:
+    """Returns an op that fails if a plan has other keys than the layers look up."""
+    looked_up = tf.concat([*keys, tf.zeros([0], tf.int64)], 0)
+    are_same = tf.equal(fingerprint(planned.keys), fingerprint(looked_up))
+    return tf.debugging.Assert(
+        tf.logical_or(planned.step < 0, are_same),
+        [
+            "ids of location_aware returns other ids than the model's layers look up, which"
+            " on_demand=True needs. Numbers of ids:",
+            tf.size(planned.keys),
+            tf.size(looked_up),
+        ],
+    )
 
 
 def _tensors_of(lookups: Sequence[Lookup]) -> list[tf.Tensor]:

@@ -111,6 +111,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Status Flush(bool all, const AllocateRequest& allocate,
                std::shared_ptr<RowTicket>* ticket) override;
   Status PushRows(const int64_t* keys, int64_t num_keys) override;
+  Status KeepUpdates(bool keeps) override;
 
   // ---- Closures
 
@@ -154,7 +155,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Status UpdateSummed(Ticket* ticket, const GradientSums& gradients, float learning_rate,
                       const ParallelFor& parallel_for);
 
-  bool Due(const Line& line) const;
+  bool Due(const Line& line) const HET_REQUIRES(mutex_);
   bool HasRoom(const Line& line) const;
   void TakeReleased() HET_REQUIRES(mutex_);
   void Trim() HET_REQUIRES(mutex_);
@@ -199,6 +200,7 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   Store store_ HET_GUARDED_BY(mutex_);
   Admission admission_ HET_GUARDED_BY(mutex_);
   std::vector<Shard> shards_ HET_GUARDED_BY(mutex_);  // (num_shards)
+  bool keeps_updates_ HET_GUARDED_BY(mutex_) = false;
   Counters<CacheCounter> counters_;
   OwnUpdates own_ HET_GUARDED_BY(mutex_){&counters_};
 

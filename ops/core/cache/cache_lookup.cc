@@ -359,6 +359,7 @@ Status Cache::Flush(bool all, const AllocateRequest& allocate, std::shared_ptr<R
   }
   Trim();
   if (all) {
+    keeps_updates_ = false;
     for (const uint32_t slot : store_.dirty()) Enqueue(slot);
   }
   const Link::Carry carry = all ? Link::Carry::kAll : Link::Carry::kAwaited;

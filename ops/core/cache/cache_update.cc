@@ -14,7 +14,7 @@ bool Cache::Due(const Line& line) const {
   if (!line.has(Line::kFull)) return true;
   constexpr int64_t kMostPending = 1 << 30;  // of 32 bits in a message
   if (line.pending >= kMostPending) return true;
-  if (config_.write_bound == kUnbounded) return false;
+  if (config_.write_bound == kUnbounded || keeps_updates_) return false;
   const int64_t unsent = config_.rows.clock == ClockRule::kDrift ? line.units : line.pending;
   return unsent >= std::max<int64_t>(config_.when_due(), 1);
 }
@@ -47,9 +47,19 @@ Status Cache::UpdateSummed(Ticket* ticket, const GradientSums& sums, float learn
   std::vector<uint32_t> due;
   const int64_t updates = store_.Update(
       ticket->ids(), ticket->slots_, sums, learning_rate, parallel_for,
-      [this](const Line& line) { return Due(line); }, &due);
+      [this](const Line& line) HET_REQUIRES(mutex_) { return Due(line); }, &due);
   for (const uint32_t slot : due) Enqueue(slot);
   own_.Add(updates, sums.num_nonfinite());
+  return Status();
+}
+
+Status Cache::KeepUpdates(bool keeps) {
+  MutexLock lock(&mutex_);
+  TakeReleased();
+  keeps_updates_ = keeps;
+  if (!keeps) {
+    for (const uint32_t slot : store_.dirty()) Enqueue(slot);
+  }
   return Status();
 }
 

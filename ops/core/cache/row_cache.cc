@@ -13,9 +13,9 @@ Status CacheConfig::Check() const {
   };
   HET_RETURN_IF_ERROR(check("read_bound", read_bound, "unbounded"));
   HET_RETURN_IF_ERROR(check("write_bound", write_bound, "unbounded"));
-  if (synchronous && (read_bound != 0 || (write_bound != 0 && write_bound != kUnbounded))) {
-    return InvalidArgument("read_bound = ", read_bound, " must be 0, and write_bound = ",
-                           write_bound, " 0 or -1, where the steps of all workers count as one");
+  if (synchronous && (read_bound != 0 || write_bound != 0)) {
+    return InvalidArgument("read_bound = ", read_bound, ", write_bound = ", write_bound,
+                           " must be 0 where the steps of all workers count as one");
   }
   return check("due_bound", due_bound, "that of write_bound");
 }

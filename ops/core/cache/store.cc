@@ -34,7 +34,7 @@ Store::Store(const RowKit& kit, const CacheConfig& config, const RowFormat& wire
       num_shards_(config.rows.num_shards),
       drift_(config.rows.clock == ClockRule::kDrift),
       lines_(RoundUpTo8(sizeof(Line) + sizeof(float) * row_dim_), &arena_),
-      unsent_(*kit.optimizer, wire, &arena_),
+      unsent_(*kit.optimizer, wire, config.synchronous, &arena_),
       eviction_(config.policy, config.capacity),
       memory_(config.capacity == kSharedMemory ? config.memory : nullptr),
       capacity_(memory_ ? CapacityNow() : config.capacity) {

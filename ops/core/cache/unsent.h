@@ -7,6 +7,7 @@
 #ifndef HET_TF_OPS_CORE_CACHE_UNSENT_H_
 #define HET_TF_OPS_CORE_CACHE_UNSENT_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -20,10 +21,11 @@ namespace het_tf {
 
 class Unsent {
  public:
-  // wire: how values travel.
-  Unsent(const Optimizer& optimizer, const RowFormat& wire, Arena* arena)
+  // wire: how values travel. adds_up: whether shards add up the gradients of several workers, so
+  // that a single update must travel as one.
+  Unsent(const Optimizer& optimizer, const RowFormat& wire, bool adds_up, Arena* arena)
       : optimizer_(optimizer),
-        max_gradients_(MaxGradients(optimizer, wire)),
+        max_gradients_(std::max(MaxGradients(optimizer, wire), adds_up ? 1 : 0)),
         records_(sizeof(float) * optimizer.record_dim(), arena),
         gradients_(sizeof(KeptGradient) + sizeof(float) * optimizer.dim(), arena) {}
 

@@ -1,6 +1,7 @@
 #include "ops/core/step/barrier.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,7 @@ void StepBarrier::Begin(int64_t round, int64_t num_members) {
 bool StepBarrier::Join(int64_t round, int64_t member, int64_t worker) {
   MutexLock lock(&mutex_);
   const auto found = members_.find(member);
-  if (round != round_ || found == members_.end()) return false;
+  if (round != round_ || found == members_.end() || step_ > 0) return false;
   found->second.worker = worker;
   return true;
 }
@@ -37,9 +38,9 @@ Status StepBarrier::CheckLocked(int64_t round, int64_t member, int64_t step) con
   if (members_.count(member) == 0) {
     return FailedPrecondition("member = ", member, " takes no part in round ", round_);
   }
-  if (step < 0 || step > step_) {
-    return InvalidArgument("step = ", step, " of member ", member, ", but step ", step_,
-                           " is not merged yet");
+  if (step != step_) {
+    return FailedPrecondition("step = ", step, " of member ", member, ", but the round is at step ",
+                              step_);
   }
   return Status();
 }
@@ -49,27 +50,26 @@ Status StepBarrier::Check(int64_t round, int64_t member, int64_t step) const {
   return CheckLocked(round, member, step);
 }
 
-void StepBarrier::Arrive(int64_t round, int64_t member, int64_t step, const Merge& merge,
-                         Done done) {
+void StepBarrier::Arrive(int64_t round, int64_t member, int64_t step, bool is_last,
+                         const Merge& merge, Done done) {
   Done replaced;
   Status status;
-  bool is_over = false;
   {
     MutexLock lock(&mutex_);
     status = CheckLocked(round, member, step);
-    is_over = !status.ok() || step < step_;
-    if (!is_over) {
+    if (status.ok()) {
       Member& arrived = members_[member];
       arrived.has_arrived = true;
+      arrived.is_last = is_last;
       replaced = std::exchange(arrived.done, std::move(done));
       merge_ = merge;
     }
   }
   if (replaced) replaced(FailedPrecondition("the message of member ", member, " came again"));
-  if (is_over) {
-    done(status);
-  } else {
+  if (status.ok()) {
     OpenIfAllAreThere();
+  } else {
+    done(status);
   }
 }
 
@@ -107,7 +107,7 @@ void StepBarrier::OpenIfAllAreThere() {
       if (merges_ || members_.empty()) return;
       if (std::any_of(members_.begin(), members_.end(), is_absent)) return;
       merges_ = true;
-      merge = merge_;
+      merge = std::exchange(merge_, nullptr);
       round = round_;
     }
     const Status status = merge();
@@ -118,9 +118,11 @@ void StepBarrier::OpenIfAllAreThere() {
       if (round != round_)
         continue;  // those of the step were told; perhaps all of the next are there
       ++step_;
-      for (auto& entry : members_) {
-        entry.second.has_arrived = false;
-        if (entry.second.done) dones.push_back(std::exchange(entry.second.done, nullptr));
+      for (auto entry = members_.begin(); entry != members_.end();) {
+        Member& member = entry->second;
+        member.has_arrived = false;
+        if (member.done) dones.push_back(std::exchange(member.done, nullptr));
+        entry = member.is_last ? members_.erase(entry) : std::next(entry);
       }
     }
     for (const Done& done : dones) done(status);

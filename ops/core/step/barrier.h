@@ -30,16 +30,17 @@ class StepBarrier {
   void Begin(int64_t round, int64_t num_members);
 
   // A worker is going to send the messages of a member. Whether it may: not if the round is over,
-  // or the member has left.
+  // the member has left, or a step of the round is merged.
   bool Join(int64_t round, int64_t member, int64_t worker);
 
   // Whether a member's message of a step may be taken: not if its round is over, or it has left.
   Status Check(int64_t round, int64_t member, int64_t step) const;
 
-  // A member has sent all that it has for a step. merge: the same for all members. done: when all
-  // have and it is merged; at once if that is so already: then the message came again. Of two
-  // messages of a member the first is told that it was replaced.
-  void Arrive(int64_t round, int64_t member, int64_t step, const Merge& merge, Done done);
+  // A member has sent all that it has for a step. is_last: it leaves when the step is merged. merge:
+  // the same for all members. done: when all have arrived and the step is merged. Of two messages of
+  // a member the first is told that it was replaced.
+  void Arrive(int64_t round, int64_t member, int64_t step, bool is_last, const Merge& merge,
+              Done done);
 
   // The member's message is not waited for any more; what it has sent counts.
   void GiveUp(int64_t round, int64_t member, int64_t step);
@@ -61,6 +62,7 @@ class StepBarrier {
   struct Member {
     int64_t worker = kNobody;
     bool has_arrived = false;
+    bool is_last = false;
     Done done;  // of its last message; empty: given up
   };
 

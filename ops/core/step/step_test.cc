@@ -136,6 +136,7 @@ constexpr Case kCases[] = {
     {"adagrad", false},
     {"row_wise_adagrad", false},
     {"momentum momentum=0.9", false},
+    {"sgd l2=0.5 weight_decay=0.1", false},
     {"adam", false},
     {"ftrl", false},
 };
@@ -234,7 +235,6 @@ TEST_P(StepScheduleTest, PlannedWorkersReadWhatOneProcessWouldRead) {
     CacheConfig config =
         StepConfig(GetParam().optimizer, dim, static_cast<int>(1 + Below(&random, 3)));
     config.capacity = Chance(&random, 0.2) ? 0 : 1 + Below(&random, 40);
-    config.write_bound = kUnbounded;
     config.policy = Chance(&random, 0.5) ? Policy::kLru : Policy::kLfu;
     Cluster cluster(config, num_workers);
     Union all(config.rows);
@@ -262,6 +262,9 @@ TEST_P(StepScheduleTest, PlannedWorkersReadWhatOneProcessWouldRead) {
         ASSERT_EQ(ids[w].size(), static_cast<size_t>(share * width));
         Ids due;
         for (const Planner::TableKey& key : plan.due[w]) due.push_back(key.key);
+        // Now and then all unsent updates are pushed, as at the end of a closure.
+        EXPECT_OK(cluster.cache(w)->KeepUpdates(step % 13 != 12));
+        EXPECT_OK(cluster.cache(w)->KeepUpdates(true));
         EXPECT_OK(cluster.cache(w)->PushRows(due.data(), static_cast<int64_t>(due.size())));
         calls.push_back(cluster.Lookup(w, ids[w]));
         messages.Collect(calls.back());
@@ -329,9 +332,8 @@ TEST(StepTest, RowsThatNobodyElseTrainedAreNotSent) {
 }
 
 TEST(StepTest, OnlyUnsentUpdatesArePushedByKey) {
-  CacheConfig config = StepConfig("sgd", 1, 1);
-  config.write_bound = kUnbounded;
-  Cluster cluster(config);
+  Cluster cluster(StepConfig("sgd", 1, 1));
+  EXPECT_OK(cluster.cache()->KeepUpdates(true));
   cluster.Step(0, {1, 2}, {1, 1});
   cluster.Read(0, {3});
   const auto push = [&](const Ids& keys) {
@@ -343,6 +345,14 @@ TEST(StepTest, OnlyUnsentUpdatesArePushedByKey) {
   EXPECT_EQ(push({1, 1}), 1);
   EXPECT_EQ(push({1}), 1);
   EXPECT_EQ(cluster.table()->size(), 1);
+  EXPECT_OK(cluster.cache()->KeepUpdates(false));
+  EXPECT_EQ(push({}), 2) << "all that is unsent";
+  cluster.Step(0, {1, 5}, {1, 1});
+  EXPECT_EQ(push({}), 4) << "the write bound holds again";
+  EXPECT_OK(cluster.cache()->KeepUpdates(true));
+  cluster.Flush(0);
+  cluster.Step(0, {1}, {1});
+  EXPECT_EQ(push({}), 5) << "a flush of everything ends it";
 }
 
 TEST(StepTest, WhatAnotherClockOrAClosurePushesIsRefused) {
@@ -400,22 +410,39 @@ TEST(StepBarrierTest, TheLastToArriveMergesThenAllAreAnswered) {
   const auto merge = [&] { return ++merges, Status(); };
   Log log;
   for (int step = 0; step < 3; ++step) {
-    for (const int member : {2, 0}) barrier.Arrive(1, member, step, merge, log.Done());
+    for (const int member : {2, 0}) barrier.Arrive(1, member, step, false, merge, log.Done());
     EXPECT_EQ(barrier.waiting().step, step);
     EXPECT_EQ(barrier.waiting().absent, std::vector<int64_t>{1});
     EXPECT_EQ(barrier.waiting().workers,
               std::vector<int64_t>{step == 0 ? StepBarrier::kNobody : 7});
-    EXPECT_TRUE(barrier.Join(1, 1, 7));
+    EXPECT_EQ(barrier.Join(1, 1, 7), step == 0) << "nobody joins a round that is under way";
     EXPECT_EQ(merges, step);
     EXPECT_EQ(log.statuses.size(), 3u * step);
-    barrier.Arrive(1, 1, step, merge, log.Done());
+    barrier.Arrive(1, 1, step, false, merge, log.Done());
     EXPECT_EQ(merges, step + 1);
     EXPECT_EQ(log.statuses.size(), 3u * (step + 1));
   }
-  barrier.Arrive(1, 1, 2, merge, log.Done());  // came again
-  EXPECT_EQ(merges, 3);
-  EXPECT_EQ(log.statuses.size(), 10u);
   for (const Status& status : log.statuses) EXPECT_OK(status);
+  barrier.Arrive(1, 1, 2, false, merge, log.Done());
+  EXPECT_EQ(merges, 3);
+  EXPECT_REFUSED(log.statuses.back(), "step = 2 of member 1, but the round is at step 3");
+}
+
+TEST(StepBarrierTest, AMemberLeavesAfterItsLastStep) {
+  StepBarrier barrier;
+  barrier.Begin(1, 2);
+  int merges = 0;
+  const auto merge = [&] { return ++merges, Status(); };
+  Log log;
+  barrier.Arrive(1, 0, 0, true, merge, log.Done());
+  EXPECT_EQ(merges, 0);
+  barrier.Arrive(1, 1, 0, false, merge, log.Done());
+  EXPECT_EQ(merges, 1);
+  barrier.Arrive(1, 1, 1, true, merge, log.Done());
+  EXPECT_EQ(merges, 2);
+  EXPECT_EQ(log.statuses.size(), 3u);
+  for (const Status& status : log.statuses) EXPECT_OK(status);
+  EXPECT_TRUE(barrier.waiting().absent.empty());
 }
 
 TEST(StepBarrierTest, AMemberThatLeavesIsNotWaitedFor) {
@@ -423,8 +450,8 @@ TEST(StepBarrierTest, AMemberThatLeavesIsNotWaitedFor) {
   barrier.Begin(1, 3);
   const auto merge = [] { return Status(); };
   Log log, gone;
-  barrier.Arrive(1, 0, 0, merge, log.Done());
-  barrier.Arrive(1, 1, 0, merge, gone.Done());
+  barrier.Arrive(1, 0, 0, false, merge, log.Done());
+  barrier.Arrive(1, 1, 0, false, merge, gone.Done());
   barrier.Leave(1, 1);
   ASSERT_EQ(gone.statuses.size(), 1u);
   EXPECT_REFUSED(gone.statuses[0], "member 1 takes no part");
@@ -447,15 +474,15 @@ TEST(StepBarrierTest, AMessageThatIsGivenUpOrReplacedStillCounts) {
   barrier.Begin(1, 2);
   const auto merge = [] { return Status(); };
   Log first, second, other;
-  barrier.Arrive(1, 0, 0, merge, first.Done());
-  barrier.Arrive(1, 0, 0, merge, second.Done());
+  barrier.Arrive(1, 0, 0, false, merge, first.Done());
+  barrier.Arrive(1, 0, 0, false, merge, second.Done());
   ASSERT_EQ(first.statuses.size(), 1u);
   EXPECT_REFUSED(first.statuses[0], "came again");
   barrier.GiveUp(1, 0, 0);
   ASSERT_EQ(second.statuses.size(), 1u);
   EXPECT_EQ(second.statuses[0].code(), Code::kCancelled);
   barrier.GiveUp(1, 0, 0);
-  barrier.Arrive(1, 1, 0, merge, other.Done());
+  barrier.Arrive(1, 1, 0, false, merge, other.Done());
   ASSERT_EQ(other.statuses.size(), 1u);
   EXPECT_OK(other.statuses[0]);
 }
@@ -465,14 +492,14 @@ TEST(StepBarrierTest, ANewRoundEndsTheOldOne) {
   const auto merge = [] { return Status(); };
   Log old, now;
   barrier.Begin(1, 2);
-  barrier.Arrive(1, 0, 0, merge, old.Done());
+  barrier.Arrive(1, 0, 0, false, merge, old.Done());
   barrier.Begin(2, 1);
   ASSERT_EQ(old.statuses.size(), 1u);
   EXPECT_REFUSED(old.statuses[0], "round of the step is over");
-  barrier.Arrive(1, 1, 0, merge, old.Done());
+  barrier.Arrive(1, 1, 0, false, merge, old.Done());
   ASSERT_EQ(old.statuses.size(), 2u);
   EXPECT_REFUSED(old.statuses[1], "round = 1 of the steps is over: this is round 2");
-  barrier.Arrive(2, 0, 0, merge, now.Done());
+  barrier.Arrive(2, 0, 0, false, merge, now.Done());
   ASSERT_EQ(now.statuses.size(), 1u);
   EXPECT_OK(now.statuses[0]);
 }
@@ -482,8 +509,8 @@ TEST(StepBarrierTest, AllHearOfAMergeThatFailed) {
   barrier.Begin(1, 2);
   const auto merge = [] { return ResourceExhausted("no memory"); };
   Log log;
-  barrier.Arrive(1, 0, 0, merge, log.Done());
-  barrier.Arrive(1, 1, 0, merge, log.Done());
+  barrier.Arrive(1, 0, 0, false, merge, log.Done());
+  barrier.Arrive(1, 1, 0, false, merge, log.Done());
   ASSERT_EQ(log.statuses.size(), 2u);
   for (const Status& status : log.statuses) EXPECT_REFUSED(status, "no memory");
 }
@@ -494,6 +521,7 @@ TEST(StepBarrierTest, ThreadsStayInStep) {
   StepBarrier barrier;
   barrier.Begin(1, kMembers);
   StepSum sum;
+  sum.Begin(kMembers);
   std::atomic<int> merges{0};
   RunThreads(kMembers, [&](int member) {
     for (int step = 0; step < kSteps; ++step) {
@@ -504,11 +532,10 @@ TEST(StepBarrierTest, ThreadsStayInStep) {
       std::condition_variable changed;
       bool is_done = false;
       const auto merge = [&] {
-        sum.Merge();
         ++merges;
-        return Status();
+        return sum.Merge();
       };
-      barrier.Arrive(1, member, step, merge, [&](const Status& status) {
+      barrier.Arrive(1, member, step, false, merge, [&](const Status& status) {
         EXPECT_OK(status);
         std::lock_guard<std::mutex> lock(mutex);
         is_done = true;
@@ -518,7 +545,11 @@ TEST(StepBarrierTest, ThreadsStayInStep) {
       changed.wait(lock, [&] { return is_done; });
       std::vector<float> mean(2);
       EXPECT_OK(sum.Read(2, mean.data()));
-      EXPECT_EQ(mean, (std::vector<float>{static_cast<float>(step), step < 100 ? 2.5f : 2.0f}));
+      const int left = step < 100 ? kMembers : kMembers - 1;  // of six
+      const float steps = static_cast<float>(step) * left / kMembers;
+      const float members = static_cast<float>(left * (left - 1)) / 2 / kMembers;
+      EXPECT_FLOAT_EQ(mean[0], steps);
+      EXPECT_FLOAT_EQ(mean[1], members);
     }
   });
   EXPECT_EQ(merges, kSteps);
@@ -526,16 +557,23 @@ TEST(StepBarrierTest, ThreadsStayInStep) {
 
 TEST(StepSumTest, AMemberCountsOnceAndSizesMustAgree) {
   StepSum sum;
+  sum.Begin(2);
   const std::vector<float> one = {1, 2}, three = {3, 6};
   EXPECT_OK(sum.Collect(0, one.data(), 2));
   EXPECT_OK(sum.Collect(0, one.data(), 2));
   EXPECT_REFUSED(sum.Collect(1, one.data(), 1),
                  "member 1 of a step adds up 1 numbers, the others 2");
   EXPECT_OK(sum.Collect(1, three.data(), 2));
-  sum.Merge();
+  EXPECT_OK(sum.Merge());
   std::vector<float> mean(2);
   EXPECT_OK(sum.Read(2, mean.data()));
   EXPECT_EQ(mean, (std::vector<float>{2, 4}));
+  EXPECT_OK(sum.Collect(0, one.data(), 2));  // of a step that never ends
+  sum.Begin(2);
+  for (const int member : {0, 1}) EXPECT_OK(sum.Collect(member, three.data(), 2));
+  EXPECT_OK(sum.Merge());
+  EXPECT_OK(sum.Read(2, mean.data()));
+  EXPECT_EQ(mean, three);
   mean.resize(3);
   EXPECT_REFUSED(sum.Read(3, mean.data()), "asks for 3 numbers, the step had 2");
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <set>
 #include <vector>
 
@@ -17,6 +18,13 @@ namespace het_tf {
 // Safe for concurrent use.
 class StepSum {
  public:
+  // Begins a round of so many members, and forgets what was added in a step that did not end.
+  void Begin(int64_t num_members) {
+    MutexLock lock(&mutex_);
+    num_members_ = num_members;
+    members_.clear();
+  }
+
   // Adds a member's floats, in any order of the members: sums are doubles, so that the order does
   // not show. A member that comes again in a step adds nothing. floats: (size).
   Status Collect(int64_t member, const float* floats, size_t size) {
@@ -25,19 +33,25 @@ class StepSum {
       return InvalidArgument("member ", member, " of a step adds up ", size,
                              " numbers, the others ", next_.size());
     }
-    if (!members_.insert(member).second) return Status();
-    if (members_.size() == 1) next_.assign(size, 0);
+    if (members_.count(member) != 0) return Status();
+    if (members_.empty()) next_.assign(size, 0);
+    members_.insert(member);
     for (size_t i = 0; i < size; ++i) next_[i] += floats[i];
     return Status();
   }
 
-  // Ends the step: the mean over its members is what they get.
-  void Merge() {
+  // Ends the step: its members get the mean over the members with which the round began. Those that
+  // have left add zeros, as their rows do.
+  Status Merge() try {
     MutexLock lock(&mutex_);
+    if (members_.empty()) return Status();
     mean_.resize(next_.size());
-    const double count = members_.empty() ? 1 : static_cast<double>(members_.size());
+    const auto count = static_cast<double>(num_members_);
     for (size_t i = 0; i < next_.size(); ++i) mean_[i] = static_cast<float>(next_[i] / count);
     members_.clear();
+    return Status();
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("out of memory for the sum of a step");
   }
 
   // Of the last step that has ended. mean: (size).
@@ -59,6 +73,7 @@ class StepSum {
 
  private:
   mutable Mutex mutex_;
+  int64_t num_members_ HET_GUARDED_BY(mutex_) = 1;
   std::vector<double> next_ HET_GUARDED_BY(mutex_);
   std::set<int64_t> members_ HET_GUARDED_BY(mutex_);  // that have added theirs
   std::vector<float> mean_ HET_GUARDED_BY(mutex_);
