@@ -120,7 +120,7 @@ class SynchronousWorkers:
             ops.cache_push(cache, due[worker])
             unique_ids = ops.unique_ids(tf.constant(ids[worker].ravel(), tf.int64))
             ticket, (request,) = ops.cache_lookup(cache, unique_ids, num_shards=1)
-            place = tf.constant([1, worker, number], tf.int64)
+            place = tf.constant([1, worker, number, 0], tf.int64)
             header = tf.reshape(tf.bitcast(place, tf.uint8), [-1])
             message = ops.pack_frames([header, request, tf.zeros([0], tf.uint8)])
             reply = ops.serve_step(self._steps, [self._table], message)

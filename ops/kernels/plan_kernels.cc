@@ -37,12 +37,12 @@ class PlanOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("scored", &scored_));
     OP_REQUIRES_OK(context, ToTf(Planner::Check(config_)));
     OP_REQUIRES(context, worker_ < config_.num_workers,
-                absl::InvalidArgumentError(StrCat("worker = ", worker_, " of ",
-                                                  config_.num_workers, " workers")));
+                absl::InvalidArgumentError(
+                    StrCat("worker = ", worker_, " of ", config_.num_workers, " workers")));
     for (const int32_t column : scored_) {
       OP_REQUIRES(context, column >= 0 && column < static_cast<int32_t>(tables_.size()),
-                  absl::InvalidArgumentError(StrCat("scored holds column ", column, " of ",
-                                                    tables_.size(), " columns")));
+                  absl::InvalidArgumentError(
+                      StrCat("scored holds column ", column, " of ", tables_.size(), " columns")));
     }
   }
 

@@ -68,15 +68,14 @@ void Planner::Find(const Keys& keys, const ParallelFor& parallel_for) {
     const auto key_at = [&](int64_t i) {
       return TableKey{keys.tables[i % columns], keys.keys[first * columns + i]};
     };
-    VisitInBlocks(
-        (last - first) * columns,
-        [&](int64_t i) { return IndexedHash{&index_, HashOf(key_at(i))}; },
-        [&](int64_t, uint32_t row) { Prefetch(&rows_[row]); },
-        [&](int64_t i, uint32_t guess) {
-          const TableKey key = key_at(i);
-          found_[first * columns + i] = index_.Find(
-              HashOf(key), guess, [&](uint32_t row) { return rows_[row].key == key; });
-        });
+    VisitInBlocks((last - first) * columns,
+                  [&](int64_t i) { return IndexedHash{&index_, HashOf(key_at(i))}; },
+                  [&](int64_t, uint32_t row) { Prefetch(&rows_[row]); },
+                  [&](int64_t i, uint32_t guess) {
+                    const TableKey key = key_at(i);
+                    found_[first * columns + i] = index_.Find(
+                        HashOf(key), guess, [&](uint32_t row) { return rows_[row].key == key; });
+                  });
   });
 }
 
@@ -149,9 +148,8 @@ void Planner::Advance(const Keys& keys, Step* step) {
     const uint64_t bit = uint64_t{1} << worker;
     for (int64_t c = 0; c < columns; ++c) {
       const int64_t i = e * columns + c;
-      const uint32_t r = found_[i] != Index::kNone
-                             ? found_[i]
-                             : FindOrMake({keys.tables[c], keys.keys[i]});
+      const uint32_t r =
+          found_[i] != Index::kNone ? found_[i] : FindOrMake({keys.tables[c], keys.keys[i]});
       Row& row = rows_[r];
       if (row.trained_at != now_) {
         row.trained_at = now_;
@@ -234,9 +232,8 @@ void Planner::Evict(int worker) {
     free_.push_back(use.row);
   }
   if (static_cast<int64_t>(uses.size()) <= 4 * config_.capacity) return;
-  uses.erase(std::remove_if(
-                 uses.begin(), uses.end(),
-                 [&](const Use& use) { return used_at(use.row, worker) != use.step; }),
+  uses.erase(std::remove_if(uses.begin(), uses.end(),
+                            [&](const Use& use) { return used_at(use.row, worker) != use.step; }),
              uses.end());
 }
 

@@ -53,7 +53,7 @@ class Planner {
   struct Step {
     std::vector<int32_t> worker_of;  // (num_examples); workers have as many, or the first one more
     int64_t num_keys = 0;
-    int64_t num_hits = 0;            // of these: the worker has the row
+    int64_t num_hits = 0;  // of these: the worker has the row
     // Of the step before: by worker, the keys whose updates it pushes at its end. Another worker
     // trains them in the same step or in this one, or the worker's shadow has evicted them.
     std::vector<std::vector<TableKey>> due;  // (num_workers)
@@ -69,7 +69,7 @@ class Planner {
  private:
   struct Row {
     TableKey key = {};
-    uint64_t cached = 0;    // workers, a bit each
+    uint64_t cached = 0;  // workers, a bit each
     uint64_t fresh = 0;
     uint64_t trainers = 0;  // in step trained_at
     uint32_t trained_at = 0;
@@ -97,14 +97,14 @@ class Planner {
   Index index_;
   std::vector<Row> rows_;
   std::vector<uint32_t> free_;
-  std::vector<uint32_t> used_at_;  // (rows, num_workers): the last step; 0: not cached
+  std::vector<uint32_t> used_at_;      // (rows, num_workers): the last step; 0: not cached
   std::vector<std::deque<Use>> uses_;  // (num_workers), the oldest first; a later use voids them
   std::vector<int64_t> num_cached_;    // (num_workers)
   uint32_t now_ = 0;
   int rotation_ = 0;
   // Of the step that is planned.
-  std::vector<uint32_t> found_;   // (num_examples, columns)
-  std::vector<int32_t> scores_;   // (num_examples, num_workers)
+  std::vector<uint32_t> found_;    // (num_examples, columns)
+  std::vector<int32_t> scores_;    // (num_examples, num_workers)
   std::vector<uint32_t> trained_;  // rows
   // Of the last step that was planned, without what the next one adds.
   std::vector<std::vector<TableKey>> due_;  // (num_workers)

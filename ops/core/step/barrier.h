@@ -36,9 +36,9 @@ class StepBarrier {
   // Whether a member's message of a step may be taken: not if its round is over, or it has left.
   Status Check(int64_t round, int64_t member, int64_t step) const;
 
-  // A member has sent all that it has for a step. is_last: it leaves when the step is merged. merge:
-  // the same for all members. done: when all have arrived and the step is merged. Of two messages of
-  // a member the first is told that it was replaced.
+  // A member has sent all that it has for a step. is_last: it leaves when the step is merged.
+  // merge: the same for all members. done: when all have arrived and the step is merged. Of two
+  // messages of a member the first is told that it was replaced.
   void Arrive(int64_t round, int64_t member, int64_t step, bool is_last, const Merge& merge,
               Done done);
 
