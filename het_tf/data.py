@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from het_tf import ops
 from het_tf.runtime.broadcast import cluster_devices, visit
+from het_tf.runtime.current_strategy import current_strategy
 from het_tf.runtime.planned_batch import PlannedBatch
 
 _MOST_WORKERS = 64
@@ -24,7 +25,6 @@ def location_aware(
     batch_size: int | None = None,
     capacity: int | None = None,
     fields: Sequence[int] | None = None,
-    synchronous: bool = False,
     on_demand: bool = False,
 ) -> tf.data.Dataset:
     """Gives every example to the worker that caches most of its rows (Herald, NSDI 2024).
@@ -32,7 +32,8 @@ def location_aware(
     All workers read the same examples and make the same plan, without a message. A step of all
     workers is `num_input_pipelines` batches. Every worker gets as many examples of a step, and each
     example is in the batch of one worker. The plan keeps a shadow of every worker's cache. If a
-    shadow differs from the cache, the worker fetches a row that the plan took for cached.
+    shadow differs from the cache, the worker fetches a row that the plan took for cached. Under a
+    strategy with `synchronous=True`, the shadow loses a row when another worker trains it.
 
     Use it in a function of a `tf.distribute.InputContext`:
 
@@ -54,11 +55,9 @@ def location_aware(
       batch_size: number of examples of a batch. None: the static batch dimension of the dataset.
       capacity: rows that a worker caches, of all layers together. None: all.
       fields: columns that decide, numbered over all tensors of `ids`. None: all columns.
-      synchronous: whether the strategy is synchronous. A row is then a hit only until another
-        worker trains it.
       on_demand: whether workers push the updates of a row only when another worker needs the row,
         or when it leaves the cache. `ids` must then return exactly the ids that the model's layers
-        look up; otherwise `fit` raises an error. Needs `synchronous`.
+        look up; otherwise `fit` raises an error. Needs a strategy with `synchronous=True`.
 
     Returns:
       The worker's batches. With `on_demand`, batches that only `het_tf.keras.Model.fit` can read.
@@ -67,8 +66,9 @@ def location_aware(
       ValueError: `batch_size` is unknown, or an argument is out of range. The message names it.
     """
     workers = context.num_input_pipelines
+    synchronous = _is_synchronous()
     if on_demand and not synchronous:
-        raise ValueError("on_demand=True needs synchronous=True, in location_aware and strategy")
+        raise ValueError("on_demand=True needs HetParameterServerStrategy(..., synchronous=True)")
     if workers > _MOST_WORKERS:
         raise ValueError(f"location_aware plans for at most {_MOST_WORKERS} workers, not {workers}")
     if capacity is not None and capacity < 1:
@@ -116,7 +116,6 @@ def telling_fields(
     workers: int = 8,
     batch_size: int | None = None,
     steps: int = 50,
-    synchronous: bool = False,
 ) -> list[int]:
     """Finds the columns that decide which worker should train an example.
 
@@ -129,7 +128,6 @@ def telling_fields(
       workers: number of workers.
       batch_size: as for `location_aware`.
       steps: number of steps that are planned.
-      synchronous: as for `location_aware`.
 
     Returns:
       Numbers of columns for `fields` of `location_aware`, the most telling one first.
@@ -156,7 +154,7 @@ def telling_fields(
                 num_workers=workers,
                 worker=0,
                 capacity=0,
-                synchronous=synchronous,
+                synchronous=_is_synchronous(),
                 tables=tables,
                 scored=scored,
             )
@@ -190,6 +188,10 @@ def plan_stats(strategy: Any) -> dict[str, int]:
     counts = visit(cluster_devices("worker"), ops.plan_counts, strategy.health.is_lost)
     ids, hits = max((tuple(c.tolist()) for c in counts.values()), default=(0, 0))
     return {"ids": ids, "planned_hits": hits}
+
+
+def _is_synchronous() -> bool:
+    return bool(getattr(current_strategy(), "synchronous", False))
 
 
 def _batch_size_of(dataset: tf.data.Dataset) -> int | None:

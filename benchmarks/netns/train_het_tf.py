@@ -76,7 +76,6 @@ def main(job: Job) -> None:
             lambda ids, labels: ids,
             context,
             batch_size=job.batch,
-            synchronous=True,
         )
 
     model.fit(

@@ -7,6 +7,7 @@ same number of steps. In every step, all members wait on the parameter servers f
 from __future__ import annotations
 
 import functools
+import math
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -20,6 +21,10 @@ from het_tf.runtime.broadcast import cluster_devices, visit
 from het_tf.tables.table import EmbeddingTable
 
 _NOBODY = -1  # Worker of a member that no closure has joined as yet.
+_POLLS_TO_LEAVE = 2  # A worker that has just been started again may count as down for some seconds.
+# TensorFlow connects to a restarted worker only when no closure runs, and the others wait for it.
+_POLLS_TO_JOIN = 15
+_CONNECT_TIMEOUT = 2.0  # seconds
 
 
 class StepRounds:
@@ -30,17 +35,27 @@ class StepRounds:
       members: number of members with which the current round began.
     """
 
-    def __init__(self, down: Callable[[], set[int]], num_workers: int):
+    def __init__(
+        self,
+        down: Callable[[], set[int]],
+        is_connected: Callable[[int, float], bool],
+        num_workers: int,
+    ):
         """Creates the places where members wait, on the parameter servers.
 
         Args:
           down: returns the workers that are down or lost.
+          is_connected: whether this process is connected to a worker that is up. The second
+            argument is a timeout in seconds.
           num_workers: number of workers of the cluster.
         """
         self._name = f"steps/{uuid.uuid4().hex}"
         self._servers = cluster_devices("ps")
         self._down = down
-        self._absent: tuple[int, set[int]] = (0, set())  # At the last poll: step, members.
+        self._is_connected = is_connected
+        self._disconnected: set[int] = set()  # Workers that were down since they were connected.
+        self._place = (0, 0)  # Round and step at the last poll.
+        self._absences: dict[int, int] = {}  # Polls at this place at which a member was absent.
         deferred_destroy.destroy_after(self, functools.partial(_destroy, self._name, self._servers))
         self._num_workers = num_workers
         self.number = 0
@@ -48,8 +63,13 @@ class StepRounds:
 
     @property
     def live_workers(self) -> int:
-        """Number of workers that are not down, at least 1."""
-        return max(1, self._num_workers - len(self._down()))
+        """Number of workers that this process is connected to, at least 1. No closure runs."""
+        down = self._down()
+        self._disconnected |= down
+        for worker in sorted(self._disconnected - down):
+            if self._is_connected(worker, _CONNECT_TIMEOUT):
+                self._disconnected.remove(worker)
+        return max(1, self._num_workers - len(self._disconnected))
 
     def turns(self, made: int, plan_step: int) -> list[tf.Tensor]:
         """Returns an argument for the closure of each member.
@@ -84,29 +104,34 @@ class StepRounds:
     def drop_lost(self) -> None:
         """Makes the members of lost workers leave the round, so that the others go on.
 
-        Called about once in a second. A member leaves if it is absent at the same step twice.
+        Called about once in a second. A member leaves if it is absent in several calls at one step:
+        if its worker is down, or if no worker has joined as this member.
         """
         down = self._down()
-        if not down:
-            return
+        self._disconnected |= down
         with tf.device(self._servers[0]):
-            _, step, absent, workers = ops.step_waiting(self._handle_op())
-        absent, workers = absent.numpy().tolist(), workers.numpy().tolist()
-        lost = [m for m, worker in zip(absent, workers, strict=True) if worker in down]
-        # If every live worker has a member already, nobody can join as one of the others.
-        unjoined = [m for m, worker in zip(absent, workers, strict=True) if worker == _NOBODY]
-        running = self.members - len(lost) - len(unjoined)
-        if running >= self._num_workers - len(down):
-            lost += unjoined
-        # A worker that has just been started again may count as down for some seconds.
-        before, self._absent = self._absent, (int(step), set(lost))
-        lost = [m for m in lost if before[0] == self._absent[0] and m in before[1]]
+            number, step, absent, workers = (
+                x.numpy().tolist() for x in ops.step_waiting(self._handle_op())
+            )
+        place = (number, step)
+        if place != self._place or len(absent) == self.members:  # Or nobody waits.
+            self._place, self._absences = place, {}
+        lost = []
+        for member, worker in zip(absent, workers, strict=True):
+            absences = self._absences[member] = self._absences.get(member, 0) + 1
+            patience = math.inf
+            if worker in down or (worker == _NOBODY and down):
+                patience = _POLLS_TO_LEAVE
+            elif worker == _NOBODY:
+                patience = _POLLS_TO_JOIN
+            if absences >= patience:
+                lost.append(member)
         if lost:
             logging.warning(
-                "workers %s are down: the steps of this round go on without %d of %d members",
-                sorted(down),
+                "%d of %d members do not make the next steps; workers that are down: %s",
                 len(lost),
                 self.members,
+                sorted(down) or "none",
             )
             self.leave(lost)
 

@@ -14,6 +14,7 @@ from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closure_runner import ClosureRunner
 from het_tf.distribute.dense.replicas import NoRuleError
+from het_tf.distribute.failures.cluster_health import runs_ops
 from het_tf.distribute.failures.connection import lookup_table_error
 from het_tf.distribute.step_rounds import StepRounds
 from het_tf.keras.data.batch_structure import components_of
@@ -190,8 +191,12 @@ class CompiledModel:
             if self.dense is not None:
                 self._strategy.held.register_replicas(self.dense.replicas)
             if self._strategy.synchronous:
-                health = self._strategy.health
-                self.rounds = StepRounds(health.down_workers, self._strategy.num_workers)
+                strategy = self._strategy
+                self.rounds = StepRounds(
+                    strategy.health.down_workers,
+                    lambda worker, timeout: runs_ops(strategy.worker_device(worker), timeout),
+                    strategy.num_workers,
+                )
             self._is_built = True
         check_inputs(model, element_spec)
         check_lookup_tables(model)

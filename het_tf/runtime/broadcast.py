@@ -21,6 +21,9 @@ CHECK_INTERVAL = 30.0
 _TRIES = 5
 _PAUSE = 0.25
 
+# Text of TensorFlow's error for a function that a task does not know.
+_NOT_REGISTERED = "nor a name of a function registered"
+
 # The job of the training program; see het_tf.distribute.failures.connection.
 COORDINATOR = "localhost"
 
@@ -47,7 +50,18 @@ def traced_by_device(build_ops: Callable[[], Any]) -> Callable[[], Any]:
     `get_concrete_function`, because TensorFlow does not count traces there.
     """
     function = tf.function(build_ops, autograph=False)
-    return lambda: function.get_concrete_function()()
+
+    def call() -> Any:
+        nonlocal function
+        try:
+            return function.get_concrete_function()()
+        except tf.errors.NotFoundError as error:
+            # TensorFlow does not register a function on a worker to which it reconnects meanwhile.
+            if _NOT_REGISTERED in error.message:
+                function = tf.function(build_ops, autograph=False)
+            raise
+
+    return call
 
 
 def visit(

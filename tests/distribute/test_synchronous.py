@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import het_tf
+from het_tf.keras.data.feeds import StreamFeed
 
 BATCH = 8
 
@@ -130,6 +131,25 @@ def test_callbacks_may_evaluate_flush_and_raise_while_members_end_unevenly(toget
     model.fit(share, verbose=0)
 
 
+def test_members_of_a_round_make_as_many_steps(together):
+    """Batches of another shape, and those that are too few for all members, are of other rounds."""
+    sizes = [4, 4, 4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4]
+    starts = np.cumsum([0, *sizes[:-1]])
+    dataset = tf.data.Dataset.from_generator(
+        lambda: (np.arange(first, first + n) for first, n in zip(starts, sizes, strict=True)),
+        output_signature=tf.TensorSpec([None], tf.int64),
+    )
+    rounds, data = [], StreamFeed(dataset).start(steps_per_closure=2)
+    for members in (3, 3, 2, 2, 2, 2, 2, 2):
+        if work := data.next_round(members):
+            rounds.append([each.args[0].numpy()[:, 0].tolist() for each in work])
+    assert rounds == [
+        [[0, 12], [4, 16], [8, 20]],
+        [[24], [28], [32]],  # batches of 4, 4 and 2
+        [[34, 42], [38, 46]],
+    ]
+
+
 def test_ends_of_data_differ(together):
     """Workers without data are not waited for, and train as the others from the next round on."""
 
@@ -238,9 +258,7 @@ def test_location_aware_input_trains_the_same_with_fewer_rows(together):
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
         if not is_aware:
             return data.shard(context.num_input_pipelines, context.input_pipeline_id)
-        return het_tf.data.location_aware(
-            data, lambda x, y: x, context, synchronous=True, on_demand=on_demand
-        )
+        return het_tf.data.location_aware(data, lambda x, y: x, context, on_demand=on_demand)
 
     before = het_tf.data.plan_stats(together)
     sent, pushed = [], []
@@ -266,9 +284,7 @@ def test_a_plan_must_have_the_ids_of_the_layers(together):
 
     def share(context):
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
-        return het_tf.data.location_aware(
-            data, lambda x, y: x[:, :2], context, synchronous=True, on_demand=True
-        )
+        return het_tf.data.location_aware(data, lambda x, y: x[:, :2], context, on_demand=True)
 
     with together.scope():
         model = make(keras.optimizers.SGD(0.1), "sgd")

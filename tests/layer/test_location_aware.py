@@ -97,9 +97,7 @@ def test_telling_fields_are_those_that_go_together():
     user = rng.integers(0, 30, 4000)
     x = np.stack([rng.integers(0, 3, 4000), user * 7 + 10**6, rng.integers(0, 10**5, 4000)], 1)
     dataset = tf.data.Dataset.from_tensor_slices(x).batch(10)
-    fields = het_tf.data.telling_fields(
-        dataset, lambda x: x, workers=4, batch_size=10, steps=60, synchronous=True
-    )
+    fields = het_tf.data.telling_fields(dataset, lambda x: x, workers=4, batch_size=10, steps=60)
     assert fields[0] == 1
     assert 2 not in fields
 
@@ -110,6 +108,7 @@ def test_telling_fields_are_those_that_go_together():
         ({"capacity": 0}, "capacity must be at least 1, not 0"),
         ({"fields": [3]}, "fields holds 3, but ids has 3 columns"),
         ({"batch_size": None}, "batch dimension of the dataset is unknown"),
+        ({"on_demand": True}, "on_demand=True needs HetParameterServerStrategy"),
     ],
 )
 def test_bad_arguments_are_named(arguments, said):

@@ -204,7 +204,7 @@ class ClusterHealth:
             if error is None or not _is_stale_worker_error(error):
                 return False
             # The end of one worker may fail a call on another worker.
-            if _runs_ops(device):
+            if runs_ops(device):
                 return None
         what = "was restarted" if state is probes.TaskState.UP else state.value
         logging.warning("not flushed: worker %d at %s %s", index, address, what)
@@ -218,7 +218,7 @@ class ClusterHealth:
                 raise ServerLostError(*self._ps_lost_message(task, state))
 
 
-def _runs_ops(device: str) -> bool:
+def runs_ops(device: str, timeout: float = CHECK_INTERVAL) -> bool:
     """Whether a device runs ops: its task is still the process to which this one connected."""
 
     def run() -> None:
@@ -226,7 +226,7 @@ def _runs_ops(device: str) -> bool:
             tf.zeros([]).numpy()
 
     try:
-        call_apart(run).result(timeout=CHECK_INTERVAL)
+        call_apart(run).result(timeout=timeout)
     except (tf.errors.OpError, concurrent.futures.TimeoutError):
         return False
     return True

@@ -189,7 +189,7 @@ class _StreamPass(Pass):
         # All members make the same number of steps. The last batches may be for fewer members.
         steps: list[list[list[tf.Tensor]]] = []
         while len(steps) < self._steps_per_closure:
-            step, self._held_step = self._held_step, []
+            step, self._held_step = self._held_step[:members], self._held_step[members:]
             while len(step) < members and (batch := self._next_batch()) is not None:
                 step.append(batch)
             if not step:
@@ -200,7 +200,7 @@ class _StreamPass(Pass):
                 for a, b in zip(before, batch, strict=True)
             )
             if steps and not fits:
-                self._held_step = step
+                self._held_step = [*step, *self._held_step]
                 break
             steps.append(step)
             if not fits:
@@ -439,14 +439,14 @@ class SynchronousFiller(Filler):
         data: Pass,
         fn: Any,
         rounds: StepRounds,
-        made: DenseReplicas,
+        replicas: DenseReplicas,
     ):
-        """Stores the arguments. `made`: counts the steps that the workers have made together."""
+        """Stores the arguments. `replicas` count the steps that the workers make together."""
         super().__init__(runner, data, fn)
-        self._rounds, self._made = rounds, made
+        self._rounds, self._replicas = rounds, replicas
         # Made by the closures of the round that have ended. -1: refused.
         self._steps: list[int] = []
-        self._again: list[Work] = []  # Of closures that were refused.
+        self._refused: list[Work] = []  # Of refused closures.
         self._plan_steps: dict[int, int] = {}  # The next one of each worker's plan.
 
     def fill(self, stop: bool) -> None:
@@ -458,13 +458,13 @@ class SynchronousFiller(Filler):
         if stop and self._data.has_begun:
             return
         members = self._rounds.live_workers
-        work, self._again = self._again[:members], self._again[members:]
+        work, self._refused = self._refused[:members], self._refused[members:]
         if len(work) < members:
             work += self._data.next_round(members - len(work))
         if not work:
             return
         self._rounds.begin(len(work))
-        turns = self._rounds.turns(self._made.steps_together, self._planned_step)
+        turns = self._rounds.turns(self._replicas.steps_together, self._planned_step)
         try:
             for each, turn in zip(work, turns, strict=True):
                 self._runner.schedule(self._fn, (*each.args, turn), each)
@@ -485,16 +485,16 @@ class SynchronousFiller(Filler):
         if steps > 0:
             self._plan_steps[worker] = plan_step
         if refused:
-            self._again.append(work)
+            self._refused.append(work)
         else:
             self._data.finished(work, worker, steps)
         self._steps.append(-1 if refused else steps)
 
     def _end_round(self) -> None:
         steps, self._steps = self._steps, []
-        self._made.note_together(max(0, *steps))
+        self._replicas.note_together(max(0, *steps))
         if min(steps) < max(steps) or len(steps) < self._rounds.live_workers:
-            self._made.restart()  # Some workers lack steps, or have begun since.
+            self._replicas.restart()  # Some workers lack steps, or have begun since.
 
 
 def train_feed(

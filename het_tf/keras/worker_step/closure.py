@@ -30,7 +30,7 @@ from het_tf.keras.worker_step.lookahead import Source, StepsAhead
 from het_tf.keras.worker_step.metrics import MetricScope
 from het_tf.keras.worker_step.model_step import ModelStep, States, on_one_replica
 from het_tf.keras.worker_step.step_queue import Window
-from het_tf.keras.worker_step.synchronous import EndOfStep, Synchronous
+from het_tf.keras.worker_step.synchronous import EndOfStep, SynchronousSteps
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.lookahead import Lookup
 from het_tf.optimizers.joint_optimizer import ending_with
@@ -200,7 +200,7 @@ class StepClosure:
         if self._trained is not None:
             self.caches.append(dense.replicas)
         self._num_states = sum(int(np.prod(v.shape)) for v in self._model_step.metrics)
-        self._synchronous: Synchronous | None = None
+        self._synchronous: SynchronousSteps | None = None
         if rounds is None:
             self._plan_lookups()
         else:
@@ -250,7 +250,7 @@ class StepClosure:
     def _plan_synchronous(self, rounds: StepRounds) -> None:
         """Every step looks up the rows of the next one."""
         find_keys = find_keys_fn(self._model, self._element_spec)
-        self._synchronous = Synchronous(self._model, self._element_spec, find_keys, rounds)
+        self._synchronous = SynchronousSteps(self._model, self._element_spec, find_keys, rounds)
         self.looks_ahead, self.lookahead, self.window, self._ahead = False, 0, None, None
         self._is_ahead = lambda layer: True
         self._exchanging, self._carries = None, False
@@ -398,7 +398,7 @@ class StepClosure:
 
     def _run_together(
         self,
-        together: Synchronous,
+        together: SynchronousSteps,
         source: Source,
         num_steps: tf.Tensor,
         worker_turn: tuple[tf.Tensor, tf.Tensor],
@@ -422,8 +422,8 @@ class StepClosure:
         follows = tf.logical_or(plan_step < 0, tf.equal(prepared.step, plan_step))
         there = tf.logical_and(there, follows)
         allowed = tf.logical_and(allowed, tf.logical_or(tf.logical_not(prepared.there), follows))
-        keeps = plan_step >= 0 if source.planned is not None else None
-        found = together.look_up(dataclasses.replace(prepared, there=there), keeps)
+        keeps_updates = plan_step >= 0 if source.planned is not None else None
+        found = together.look_up(dataclasses.replace(prepared, there=there), keeps_updates)
 
         def body(
             step: tf.Tensor,
@@ -441,10 +441,10 @@ class StepClosure:
             following = together.prepare(more, lambda: read(step + 1, *carry))
             lookups = together.lookups(found)
             place = (round_number, member, step, tf.logical_not(more))
-            end = EndOfStep(together, place, members, following, lookups, keeps)
+            end = EndOfStep(together, place, members, following, lookups, keeps_updates)
             with ending_with(end):
                 states, logs = self._step(step, together.batch(components), lookups, states)
-            return step + 1, more, following.components, end.made(), states, logs, carry
+            return step + 1, more, following.components, end.next_lookups(), states, logs, carry
 
         first = (tf.constant(0), there, prepared.components, found, states, logs, carry)
         shapes = tf.nest.map_structure(_shape_of, first)

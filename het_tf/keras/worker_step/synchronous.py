@@ -38,7 +38,7 @@ def layers_of_keys(find_keys: Callable[[Any], Keys], element_spec: Any) -> list[
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PreparedStep:
     """The batch of a step, and the keys that the step looks up. Empty if there is no such step.
 
     Attributes:
@@ -56,7 +56,7 @@ class Prepared:
     step: tf.Tensor
 
 
-class Synchronous:
+class SynchronousSteps:
     """Builds the exchanges of a closure's synchronous steps.
 
     Attributes:
@@ -79,7 +79,7 @@ class Synchronous:
         # Layers whose keys only their call shows. Their updates travel with the step's message.
         self._others = [x for x in embeddings_of(model) if x.built and id(x) not in ahead]
 
-    def prepare(self, there: tf.Tensor, get: Callable[[], PlannedBatch]) -> Prepared:
+    def prepare(self, there: tf.Tensor, get: Callable[[], PlannedBatch]) -> PreparedStep:
         """Reads the batch of a step and finds its keys, if the step exists.
 
         Args:
@@ -109,7 +109,7 @@ class Synchronous:
             parallel_iterations=1,
         )
         *keys, due, step = found[count:]
-        return Prepared(there, found[:count], keys, due, tf.where(there, step, _NO_PLAN))
+        return PreparedStep(there, found[:count], keys, due, tf.where(there, step, _NO_PLAN))
 
     @property
     def shapes(self) -> list[tf.TensorShape]:
@@ -120,15 +120,15 @@ class Synchronous:
         """Returns the batch of a step that exists, from its components."""
         return with_components(self._element_spec, components)
 
-    def look_up(self, prepared: Prepared, keeps: tf.Tensor | None) -> list[tf.Tensor]:
+    def look_up(self, prepared: PreparedStep, keeps_updates: tf.Tensor | None) -> list[tf.Tensor]:
         """Looks up the rows of a closure's first step. Returns `_tensors_of` the lookups.
 
         Args:
           prepared: the step.
-          keeps: as for `exchange`.
+          keeps_updates: as for `exchange`.
         """
         lookups = StepLookups(None, None)
-        with tf.control_dependencies(self._keep_ops(prepared, keeps)):
+        with tf.control_dependencies(self._keep_ops(prepared, keeps_updates)):
             requests = self._requests_op(prepared)
         replies, _ = lookups.receive_op(lookups.call_op(requests))
         return _tensors_of(lookups.install_op(requests, replies))
@@ -143,25 +143,27 @@ class Synchronous:
             for layer, unique, ticket in zip(self._layers, unique_ids, tickets, strict=True)
         ]
 
-    def _requests_op(self, prepared: Prepared) -> list[Request]:
+    def _requests_op(self, prepared: PreparedStep) -> list[Request]:
         keys = zip(self._layers, prepared.keys, strict=True)
         return requests_op([Call(layer, k, False) for layer, k in keys])
 
-    def _keep_ops(self, following: Prepared, keeps: tf.Tensor | None) -> list[tf.Operation]:
+    def _keep_ops(
+        self, following: PreparedStep, keeps_updates: tf.Tensor | None
+    ) -> list[tf.Operation]:
         """Pushes the due rows, with the next request. At the end of a closure, all rows."""
-        if keeps is None:
+        if keeps_updates is None:
             return []
-        keeps = tf.logical_and(keeps, following.there)
-        due = tf.where(keeps, tf.size(following.due), 0)
+        keeps_updates = tf.logical_and(keeps_updates, following.there)
+        due = tf.where(keeps_updates, tf.size(following.due), 0)
         caches = {id(layer): layer.worker_cache for layer in self._layers}
-        return [cache.keep_op(keeps, following.due[:due]) for cache in caches.values()]
+        return [cache.keep_op(keeps_updates, following.due[:due]) for cache in caches.values()]
 
     def exchange(
         self,
         place: Sequence[tf.Tensor],
-        following: Prepared,
+        following: PreparedStep,
         numbers: tf.Tensor,
-        keeps: tf.Tensor | None,
+        keeps_updates: tf.Tensor | None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Sends the updates of a step, and looks up the rows of the next step.
 
@@ -169,12 +171,13 @@ class Synchronous:
           place: as for `StepRounds.exchange_op`.
           following: the next step.
           numbers: float32 [numbers].
-          keeps: bool scalar, whether rows are pushed when the plan says so. None: there is no plan.
+          keeps_updates: bool scalar, whether rows are pushed when the plan says so. None: there is
+            no plan.
 
         Returns:
           Tensors of the next step's lookups, and the mean of `numbers` over the members.
         """
-        with tf.control_dependencies(self._keep_ops(following, keeps)):
+        with tf.control_dependencies(self._keep_ops(following, keeps_updates)):
             requests = self._requests_op(following)
         pushes = [layer.worker_cache.flush_request_op() for layer in self._others]
         tables = [x.layer.table for x in requests] + [x.table for x in self._others]
@@ -201,12 +204,12 @@ class EndOfStep:
 
     def __init__(
         self,
-        synchronous: Synchronous,
+        synchronous: SynchronousSteps,
         place: Sequence[tf.Tensor],
         members: tf.Tensor,
-        following: Prepared,
+        following: PreparedStep,
         lookups: Sequence[Lookup],
-        keeps: tf.Tensor | None,
+        keeps_updates: tf.Tensor | None,
     ):
         """Stores the arguments.
 
@@ -216,10 +219,10 @@ class EndOfStep:
           members: int64 scalar, number of members.
           following: the worker's next step.
           lookups: lookups of the step.
-          keeps: as for `Synchronous.exchange`.
+          keeps_updates: as for `SynchronousSteps.exchange`.
         """
         self._lookups = list(lookups)
-        self._keeps = keeps
+        self._keeps = keeps_updates
         self._synchronous = synchronous
         self._place = place
         self._following = following
@@ -227,7 +230,7 @@ class EndOfStep:
         self.share = 1.0 / tf.cast(members, tf.float32)
         self.tensors: list[tf.Tensor] | None = None
 
-    def made(self) -> list[tf.Tensor]:
+    def next_lookups(self) -> list[tf.Tensor]:
         """Returns `tensors`.
 
         Raises:

@@ -127,6 +127,28 @@ class StepMessages {
   std::vector<Part> parts_;
 };
 
+// The step after the last one: everything is pushed, and nothing looked up.
+void PushEverything(const Cluster* cluster, const std::vector<int>& workers) {
+  StepMessages messages(cluster);
+  std::vector<Cluster::Call> calls;
+  for (const int w : workers) {
+    calls.push_back(cluster->CutFlush(w, /*all=*/true));
+    messages.Collect(calls.back());
+  }
+  messages.Merge();
+}
+
+void ExpectRowsOf(const Union& all, const Cluster& cluster, bool exactly) {
+  const TableRows actual = cluster.Rows(), expected = Snapshot(all.table());
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [key, row] : expected) {
+    ASSERT_EQ(actual.count(key), 1u) << key;
+    const TableRow& found = actual.at(key);
+    ExpectNear(found.value, row.value, exactly, "key " + std::to_string(key));
+    ExpectNear(found.slots, row.slots, exactly, "slots of key " + std::to_string(key));
+  }
+}
+
 struct Case {
   const char* optimizer;
   bool is_exact;
@@ -204,22 +226,8 @@ TEST_P(StepScheduleTest, WorkersReadWhatOneProcessWouldRead) {
       }
       all.Step(rate);
     }
-    calls.clear();
-    StepMessages last(&cluster);
-    for (const int w : workers) {
-      calls.push_back(cluster.CutFlush(w, /*all=*/true));
-      last.Collect(calls.back());
-    }
-    last.Merge();
-    const TableRows actual = cluster.Rows(), expected = Snapshot(all.table());
-    ASSERT_EQ(actual.size(), expected.size());
-    for (const auto& [key, row] : expected) {
-      ASSERT_EQ(actual.count(key), 1u) << key;
-      const TableRow& found = actual.at(key);
-      ExpectNear(found.value, row.value, GetParam().is_exact, "key " + std::to_string(key));
-      ExpectNear(found.slots, row.slots, GetParam().is_exact,
-                 "slots of key " + std::to_string(key));
-    }
+    PushEverything(&cluster, workers);
+    ExpectRowsOf(all, cluster, GetParam().is_exact);
   }
 }
 
@@ -237,6 +245,8 @@ TEST_P(StepScheduleTest, PlannedWorkersReadWhatOneProcessWouldRead) {
     config.capacity = Chance(&random, 0.2) ? 0 : 1 + Below(&random, 40);
     config.policy = Chance(&random, 0.5) ? Policy::kLru : Policy::kLfu;
     Cluster cluster(config, num_workers);
+    std::vector<int> workers(num_workers);
+    std::iota(workers.begin(), workers.end(), 0);
     Union all(config.rows);
     // Of another size than the caches.
     Planner planner({num_workers, Chance(&random, 0.3) ? 0 : 1 + Below(&random, 40)});
@@ -285,19 +295,8 @@ TEST_P(StepScheduleTest, PlannedWorkersReadWhatOneProcessWouldRead) {
       }
       all.Step(rate);
     }
-    calls.clear();
-    StepMessages last(&cluster);
-    for (int w = 0; w < num_workers; ++w) {
-      calls.push_back(cluster.CutFlush(w, /*all=*/true));
-      last.Collect(calls.back());
-    }
-    last.Merge();
-    const TableRows actual = cluster.Rows(), expected = Snapshot(all.table());
-    ASSERT_EQ(actual.size(), expected.size());
-    for (const auto& [key, row] : expected) {
-      ExpectNear(actual.at(key).value, row.value, GetParam().is_exact,
-                 "key " + std::to_string(key));
-    }
+    PushEverything(&cluster, workers);
+    ExpectRowsOf(all, cluster, GetParam().is_exact);
   }
 }
 

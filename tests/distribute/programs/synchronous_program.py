@@ -88,7 +88,8 @@ def main():
         wait_for(WORKERS)
         cluster.process("worker", 2).send_signal(signal.SIGSTOP)
         wait_for(WORKERS - 1)
-        cluster.process("worker", 2).send_signal(signal.SIGCONT)
+        cluster.kill_worker(2)
+        cluster.restart_worker(2)
         wait_for(WORKERS)
         watch.done.set()
 
