@@ -21,6 +21,7 @@ from het_tf.keras.worker_step.batched_lookups import lookups_of_call
 from het_tf.layers.embedding import embeddings_of
 from het_tf.optimizers.joint_optimizer import JointOptimizer, compiled_with
 from het_tf.runtime.current_strategy import servers_named, warn_of_idle_cluster
+from het_tf.runtime.planned_batch import check_plain
 from het_tf.storage.checkpoints.table_state import FlushedFirst
 
 
@@ -216,6 +217,7 @@ class _ParameterServerFit(Saving):
         trainer = self._trainer_to_run()
         self._prepare_rows()
         if trainer is None:
+            check_plain(x)
             return super().fit(**vars(arguments))
         return trainer.fit(arguments)
 

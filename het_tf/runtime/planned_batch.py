@@ -1,4 +1,4 @@
-"""Batches of `het_tf.data.location_aware(on_demand=True)`, as `fit` reads them."""
+"""Batches of `het_tf.data` with what `fit` must know about them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class PlannedBatch(NamedTuple):
-    """A batch, and what its plan says.
+    """A batch of `location_aware(on_demand=True)`, and what its plan says.
 
     Attributes:
       batch: the batch.
@@ -21,6 +21,36 @@ class PlannedBatch(NamedTuple):
     keys: tf.Tensor
     due: tf.Tensor
     step: tf.Tensor
+
+
+class PhasedBatch(NamedTuple):
+    """A batch of `hot_batches`.
+
+    Attributes:
+      batch: the batch.
+      phase: the examples of all batches of a hot phase, in its first batch. Otherwise no examples.
+      hot: bool scalar, whether the batch is of a hot phase.
+    """
+
+    batch: Any
+    phase: Any
+    hot: tf.Tensor
+
+
+def batch_spec(element_spec: Any) -> Any:
+    """Returns the spec of the batch in an element of a dataset."""
+    is_more = isinstance(element_spec, (PlannedBatch, PhasedBatch))
+    return element_spec.batch if is_more else element_spec
+
+
+def check_plain(x: Any) -> None:
+    """Raises ValueError if `x` is a dataset of `PlannedBatch` or `PhasedBatch`."""
+    if isinstance(x, tf.data.Dataset) and batch_spec(x.element_spec) is not x.element_spec:
+        raise ValueError(
+            "x is a dataset of hot_batches or location_aware(on_demand=True), which is the share of"
+            " a worker: under HetParameterServerStrategy, pass a function of a"
+            " tf.distribute.InputContext that returns it"
+        )
 
 
 def unplanned(batch: Any) -> PlannedBatch:

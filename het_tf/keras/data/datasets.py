@@ -23,6 +23,7 @@ from het_tf.keras.data.batch_structure import (
 )
 from het_tf.layers.features import tuple_like
 from het_tf.runtime.broadcast import cluster_devices, traced_by_device
+from het_tf.runtime.planned_batch import check_plain
 
 _LOOKED_AT = 2  # batches whose shapes are compared, as in Keras
 
@@ -129,6 +130,7 @@ def as_dataset(
     """
     if isinstance(x, tf.data.Dataset):
         check_alone(y, sample_weight, batch_size, "a tf.data.Dataset")
+        check_plain(x)
         return x
     if is_python_source(x):
         check_alone(y, sample_weight, batch_size, f"a {type(x).__name__}")

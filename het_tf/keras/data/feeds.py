@@ -30,7 +30,7 @@ from het_tf.keras.data import datasets
 from het_tf.keras.data.arguments import FitArguments
 from het_tf.keras.data.batch_structure import components_of, spec_of
 from het_tf.keras.data.datasets import worker_dataset_fn
-from het_tf.runtime.planned_batch import PlannedBatch
+from het_tf.runtime.planned_batch import batch_spec
 
 _IDLE_WAIT = 0.005  # seconds between empty closures while other workers finish their shares
 
@@ -260,9 +260,7 @@ class WorkerFeed(Feed):
         self._steps = steps
         make = worker_dataset_fn(fn, strategy.num_workers, repeat=steps is not None)
         self._datasets = strategy.coordinator.create_per_worker_dataset(make)
-        self.element_spec = spec_of(self._datasets)
-        if isinstance(self.element_spec, PlannedBatch):
-            self.element_spec = self.element_spec.batch
+        self.element_spec = batch_spec(spec_of(self._datasets))
         self.num_steps = steps
         self._iterator = iter(self._datasets) if endless else None
         self._name = uuid.uuid4().hex
@@ -513,7 +511,14 @@ def train_feed(
         raise ValueError("class_weight and sample_weight cannot be given together.")
 
     def weighed(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return dataset if class_weight is None else datasets.weigh_classes(dataset, class_weight)
+        if class_weight is None:
+            return dataset
+        if batch_spec(dataset.element_spec) is not dataset.element_spec:
+            raise ValueError(
+                "class_weight cannot be given with hot_batches or location_aware(on_demand=True):"
+                " give the dataset sample weights"
+            )
+        return datasets.weigh_classes(dataset, class_weight)
 
     if datasets.is_dataset_function(x):
         datasets.check_alone(y, sample_weight, batch_size, "a function")

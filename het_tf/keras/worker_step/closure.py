@@ -26,15 +26,17 @@ from het_tf.keras.worker_step.batched_lookups import (
     shared,
 )
 from het_tf.keras.worker_step.dense_variables import DenseVariables
-from het_tf.keras.worker_step.lookahead import Source, StepsAhead
+from het_tf.keras.worker_step.hot_phases import HotPhases
+from het_tf.keras.worker_step.lookahead import StepsAhead
 from het_tf.keras.worker_step.metrics import MetricScope
 from het_tf.keras.worker_step.model_step import ModelStep, States, on_one_replica
+from het_tf.keras.worker_step.source import Source
 from het_tf.keras.worker_step.step_queue import Window
 from het_tf.keras.worker_step.synchronous import EndOfStep, SynchronousSteps
 from het_tf.layers.embedding import embeddings_of
 from het_tf.layers.lookahead import Lookup
 from het_tf.optimizers.joint_optimizer import ending_with
-from het_tf.runtime.planned_batch import PlannedBatch, unplanned
+from het_tf.runtime.planned_batch import PhasedBatch, PlannedBatch, unplanned
 
 
 class PredictClosure:
@@ -234,6 +236,7 @@ class StepClosure:
         inline = find_keys if len(ahead) < len(layers) else None
         self._carries = inline is not None and waits
         self._inline = StepLookups(inline, replicas if self._carries else None)
+        self._phases = HotPhases(self._model, self._element_spec, find_keys)
         given = [x.stored.cache.lookahead or 0 for x in layers if id(x) in ahead]
         self.window = Window(self.lookahead, max([1, *given])) if self.lookahead else None
         self._ahead = None
@@ -244,7 +247,7 @@ class StepClosure:
                 + [(self.lookahead + 1) // 2]
             )
             self._ahead = StepsAhead(
-                self.window, self._element_spec, lookups, self._is_ahead, per_message
+                self.window, self._element_spec, lookups, self._is_ahead, per_message, self._phases
             )
 
     def _plan_synchronous(self, rounds: StepRounds) -> None:
@@ -320,15 +323,20 @@ class StepClosure:
         """
         none = tf.experimental.Optional.empty(iterator.element_spec)
         is_planned = isinstance(iterator.element_spec, PlannedBatch)
+        is_phased = isinstance(iterator.element_spec, PhasedBatch)
 
-        def get(i: tf.Tensor, batch: tf.experimental.Optional) -> Any:
-            return batch.get_value().batch if is_planned else batch.get_value()
+        def element(i: tf.Tensor, batch: tf.experimental.Optional) -> Any:
+            return batch.get_value()
+
+        def batch_in(i: tf.Tensor, batch: tf.experimental.Optional) -> Batch:
+            return batch.get_value().batch
 
         source = Source(
             first=lambda wanted: (tf.cond(wanted, iterator.get_next_as_optional, lambda: none),),
             has=lambda batch: batch.has_value(),
-            get=get,
-            planned=(lambda i, batch: batch.get_value()) if is_planned else None,
+            get=batch_in if is_planned or is_phased else element,
+            planned=element if is_planned else None,
+            phased=element if is_phased and self._training else None,
             next=lambda more, batch: (tf.cond(more, iterator.get_next_as_optional, lambda: batch),),
         )
         return self._loop(source, num_steps, ahead, None, *turn)
@@ -389,7 +397,8 @@ class StepClosure:
 
         def body(step: tf.Tensor, states: States, logs: tf.Tensor, *carry: Any) -> Any:
             del logs
-            states, logs = self._step(step, source.get(step, *carry), [], states)
+            batch = self._phases.batch_op(source, step, *carry)
+            states, logs = self._step(step, batch, [], states)
             return step + 1, states, logs, *source.next(step + 1 < num_steps, *carry)
 
         first = (tf.constant(0), states, logs, *source.first(num_steps > 0))

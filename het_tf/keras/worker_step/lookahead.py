@@ -10,29 +10,11 @@ import tensorflow as tf
 
 from het_tf.keras.data.batch_structure import Batch, components_of, with_components
 from het_tf.keras.worker_step.batched_lookups import Calls, Request, StepLookups
+from het_tf.keras.worker_step.hot_phases import HotPhases
+from het_tf.keras.worker_step.source import Source
 from het_tf.keras.worker_step.step_queue import Window
 from het_tf.layers.embedding import HetEmbedding
 from het_tf.layers.lookahead import Lookup, Room
-from het_tf.runtime.planned_batch import PlannedBatch
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Batches of a loop. The loop carries the source's state from step to step.
-
-    Attributes:
-      first: whether a first batch is wanted -> the first state.
-      has: state -> whether there is a batch.
-      get: index of the batch, state -> the batch.
-      next: whether another batch is wanted, state -> the next state.
-      planned: as `get`, with the plan of the batch. None: there is no plan.
-    """
-
-    first: Callable[[tf.Tensor], tuple[Any, ...]]
-    has: Callable[..., tf.Tensor]
-    get: Callable[..., Batch]
-    next: Callable[..., tuple[Any, ...]]
-    planned: Callable[..., PlannedBatch] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +83,7 @@ class StepsAhead:
         lookups: StepLookups,
         wanted: Callable[[HetEmbedding], bool],
         per_message: int,
+        phases: HotPhases,
     ):
         """Stores the arguments.
 
@@ -110,12 +93,14 @@ class StepsAhead:
           lookups: lookups of the steps.
           wanted: whether to look up a layer's rows ahead.
           per_message: number of steps that share a message, at most `window.size`.
+          phases: phases of the source's batches.
         """
         self._window = window
         self._element_spec = element_spec
         self._lookups = lookups
         self._wanted = wanted
         self._per_message = per_message
+        self._phases = phases
         self._sent: _Sent | None = None  # Traced by `_send_ahead`, for `_receive_ahead`.
         self._layers: list[HetEmbedding] = []  # Traced layers, in the order of the calls.
 
@@ -137,7 +122,7 @@ class StepsAhead:
 
         def request(i: tf.Tensor, carry: Sequence[Any]) -> tuple[list[tf.Tensor], list[Request]]:
             with tf.control_dependencies([window.reserve_op()]):
-                batch = source.get(i, *carry)
+                batch = self._phases.batch_op(source, i, *carry)
                 components = [tf.identity(x) for x in components_of(batch)]
                 batch = with_components(batch, components)
                 requests = self._lookups.request_op(batch, self._wanted)

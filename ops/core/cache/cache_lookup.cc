@@ -59,10 +59,13 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
   Trim();
   CountLookup(keys.num_ids(), keys.num_keys(), found.full, keys.num_ids() - missed, &counters_);
 
-  const int64_t read_bound = fresh || config_.capacity == 0 ? 0 : config_.read_bound;
+  // Whoever keeps updates trains alone, unless the steps of all count as one.
+  const bool is_alone = keeps_updates_ && !config_.synchronous;
+  int64_t read_bound = is_alone ? kUnbounded : config_.read_bound;
+  if (fresh || config_.capacity == 0) read_bound = 0;
   std::vector<Questions> questions(num_shards());
   for (int s = 0; s < num_shards(); ++s) {
-    questions[s].watches = !fresh && Watches(s);
+    questions[s].watches = !fresh && !is_alone && Watches(s);
     questions[s].checks.reserve(found.full / num_shards() + 16);
   }
   size_t u = 0;
@@ -325,7 +328,7 @@ Status Cache::MakeRoom(const RowTicket& row_ticket, const AllocateRequest& alloc
   MutexLock lock(&mutex_);
   TakeReleased();
   std::vector<char> lacks_room(num_shards());
-  if (config_.write_bound != kUnbounded && !own_.in_closure()) {
+  if (config_.write_bound != kUnbounded && !keeps_updates_ && !own_.in_closure()) {
     const bool any = std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) {
       return !shard.outbox.empty() || shard.link.acknowledged() < shard.link.cut();
     });

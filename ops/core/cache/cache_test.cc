@@ -199,6 +199,49 @@ TEST(CacheTest, ReadBoundLimitsWhatAReadMisses) {
 }
 
 // Own pushes move the base along, so that they do not count as what a read misses.
+TEST(CacheTest, WhoKeepsUpdatesTrainsAloneUntilThisEnds) {
+  for (const int64_t bound : {0, 3}) {
+    CacheConfig config = PlainConfig(2);
+    SetStaleness(&config, bound);
+    Cluster cluster(config, 2);
+    for (int w = 0; w < 2; ++w) {
+      cluster.Step(w, {1, 2, 3}, {1, 1, 1});
+      cluster.Flush(w);
+    }
+    Cluster::Call first = cluster.Lookup(0, {1, 2, 3}, /*fresh=*/true);
+    cluster.Deliver(&first);
+    EXPECT_EQ(cluster.Fill(&first), Floats(3, -2));
+    ASSERT_OK(cluster.cache(0)->KeepUpdates(true));
+    for (int step = 1; step <= 10; ++step) {
+      cluster.Step(1, {1, 3}, {1, 1});
+      cluster.Flush(1);
+      Cluster::Call call = cluster.Lookup(0, {1, 2});
+      EXPECT_EQ(call.num_requests(), 0);
+      EXPECT_EQ(cluster.Fill(&call)[0], -1 - step);  // of the other's updates, none since
+      ASSERT_OK(cluster.Update(call, {1, 1}));
+      EXPECT_EQ(cluster.CutFlush(0, /*all=*/false).num_requests(), 0);
+      std::shared_ptr<RowTicket> made;
+      Cluster::Call room = cluster.NewCall(0);
+      ASSERT_OK(cluster.cache(0)->MakeRoom(*call.ticket, Cluster::Into(&room), &made));
+      EXPECT_EQ(room.num_requests(), 0);
+    }
+    EXPECT_EQ(cluster.Read(0, {4}), Floats{0});  // a row that is not here is fetched
+    EXPECT_EQ(cluster.count(CacheCounter::kPending), 20);
+    EXPECT_EQ(cluster.Rows().at(1).value, Floats{-12});
+    ASSERT_OK(cluster.cache(0)->KeepUpdates(false));
+    // Everything travels with one message to each shard, and then the bounds hold.
+    EXPECT_EQ(cluster.Read(0, {1, 2, 3}), (Floats{-22, -12, -12}));
+    EXPECT_EQ(cluster.count(CacheCounter::kPending), 0);
+    EXPECT_EQ(cluster.Rows().at(1).value, Floats{-22});
+    for (int step = 0; step < 5; ++step) {
+      cluster.Step(0, {1}, {1});
+      EXPECT_LE(cluster.count(CacheCounter::kPending), std::max<int64_t>(bound, 1));
+      ASSERT_OK(cluster.cache(0)->KeepUpdates(false));  // changes nothing
+      EXPECT_GE(cluster.count(CacheCounter::kPending), 1);
+    }
+  }
+}
+
 TEST(CacheTest, ALoneWriterIsNeverSentItsRowsBack) {
   for (const int64_t staleness : {0, 1, 3}) {
     CacheConfig config = PlainConfig(2);

@@ -56,8 +56,9 @@ Status Cache::UpdateSummed(Ticket* ticket, const GradientSums& sums, float learn
 Status Cache::KeepUpdates(bool keeps) {
   MutexLock lock(&mutex_);
   TakeReleased();
+  const bool ends = keeps_updates_ && !keeps;
   keeps_updates_ = keeps;
-  if (!keeps) {
+  if (ends) {
     for (const uint32_t slot : store_.dirty()) Enqueue(slot);
   }
   return Status();

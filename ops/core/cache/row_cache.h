@@ -231,8 +231,9 @@ class RowCache {
     return FailedPrecondition("rows on a device are not pushed by key: ", num_keys, " keys");
   }
   // keeps: updates from now on stay here, whatever the write bound, until their row leaves the
-  // cache, PushRows, or a flush of everything. Otherwise all unsent updates travel with the next
-  // request, and from now on the write bound holds. Of a cache on the host.
+  // cache, PushRows, or a flush of everything. Rows that are here are read whatever they miss,
+  // unless steps are synchronous. When this ends, all unsent updates travel with the next request,
+  // and from then on the bounds hold. Of a cache on the host.
   virtual Status KeepUpdates(bool keeps) {
     return FailedPrecondition("rows on a device do not keep their updates: keeps = ", keeps);
   }

@@ -1,4 +1,4 @@
-"""Input that knows the cache: which worker trains which example."""
+"""Which worker trains which example (Herald)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import ops
+from het_tf.data.ids import batch_size_of, tables_of
 from het_tf.runtime.broadcast import cluster_devices, visit
 from het_tf.runtime.current_strategy import current_strategy
 from het_tf.runtime.planned_batch import PlannedBatch
@@ -73,12 +74,7 @@ def location_aware(
         raise ValueError(f"location_aware plans for at most {_MOST_WORKERS} workers, not {workers}")
     if capacity is not None and capacity < 1:
         raise ValueError(f"capacity must be at least 1, not {capacity!r}")
-    size = batch_size or _batch_size_of(dataset)
-    if not size:
-        raise ValueError(
-            "The batch dimension of the dataset is unknown: give location_aware the batch_size, or"
-            " the dataset batches with drop_remainder=True"
-        )
+    size = batch_size_of(dataset, batch_size, "location_aware")
     if workers == 1:
         return dataset
 
@@ -135,9 +131,7 @@ def telling_fields(
     Raises:
       ValueError: the dataset has no batches, or `batch_size` is unknown.
     """
-    size = batch_size or _batch_size_of(dataset)
-    if not size:
-        raise ValueError("The batch dimension of the dataset is unknown: give the batch_size")
+    size = batch_size_of(dataset, batch_size, "telling_fields")
     sample, tables = [], [0]
     for element in dataset.rebatch(workers * size).take(steps):
         keys, tables = _keys_of(ids, element)
@@ -194,26 +188,10 @@ def _is_synchronous() -> bool:
     return bool(getattr(current_strategy(), "synchronous", False))
 
 
-def _batch_size_of(dataset: tf.data.Dataset) -> int | None:
-    spec = tf.nest.flatten(dataset.element_spec)[0]
-    return None if not spec.shape.rank else spec.shape[0]
-
-
 def _keys_of(ids: Callable[..., Any], element: Any) -> tuple[tf.Tensor, list[int]]:
     """Returns ids of all tables, int64 [batch, columns], and the table of each column."""
-    found = ids(*element) if isinstance(element, tuple) else ids(element)
-    parts, tables = [], []
-    for table, part in enumerate(tf.nest.flatten(found)):
-        keys = tf.cast(tf.convert_to_tensor(part), tf.int64)
-        if keys.shape.rank == 1:
-            keys = keys[:, tf.newaxis]
-        if keys.shape.rank != 2 or keys.shape[1] is None:
-            raise ValueError(
-                f"ids must return tensors [batch] or [batch, columns] with a known number of"
-                f" columns, not of shape {keys.shape}"
-            )
-        parts.append(keys)
-        tables += [table] * keys.shape[1]
+    parts = tables_of(ids, element)
+    tables = [table for table, part in enumerate(parts) for _ in range(part.shape[1])]
     return tf.concat(parts, 1), tables
 
 

@@ -1,0 +1,71 @@
+"""Hot phases of `het_tf.data.hot_batches`: the worker trains its cached rows without messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from het_tf.keras.data.batch_structure import Batch, components_of, with_components
+from het_tf.keras.worker_step.batched_lookups import Keys, StepLookups, requests_op
+from het_tf.keras.worker_step.source import Source
+from het_tf.layers.embedding import embeddings_of
+from het_tf.layers.lookahead import Call
+from het_tf.runtime.planned_batch import PhasedBatch
+
+
+class HotPhases:
+    """Begins and ends hot phases when a batch is read whose rows are looked up next."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        element_spec: Any,
+        find_keys: Callable[[Any], Keys] | None,
+    ):
+        """Stores the arguments.
+
+        Args:
+          model: built model.
+          element_spec: spec of one batch.
+          find_keys: result of `find_keys_fn`. None: the rows of a phase are fetched when a step
+            looks them up.
+        """
+        self._element_spec = element_spec
+        self._find_keys = find_keys
+        layers = [x for x in embeddings_of(model) if x.built and x.stored.is_cached]
+        self._caches = list({id(x.worker_cache): x.worker_cache for x in layers}.values())
+
+    def batch_op(self, source: Source, *state: Any) -> Batch:
+        """Returns `source.get(*state)` after its phase has begun, if it is the first of a phase."""
+        batch = source.get(*state)
+        if source.phased is None:
+            return batch
+        with tf.control_dependencies(self._begin_op(source.phased(*state))):
+            components = [tf.identity(x) for x in components_of(batch)]
+        return with_components(batch, components)
+
+    def _begin_op(self, phased: PhasedBatch) -> Sequence[tf.Operation]:
+        """Fetches the rows of a phase, and decides whether the caches keep their updates."""
+        phase = components_of(phased.phase)
+
+        def fetch(_: tf.Tensor) -> tf.Tensor:
+            found = self._find_keys(with_components(self._element_spec, phase))
+            calls = [Call(layer, k, True) for layer, k in found if layer.stored.is_cached]
+            lookups = StepLookups(None, None)
+            requests = requests_op(calls)
+            replies, _ = lookups.receive_op(lookups.call_op(requests))
+            made = lookups.install_op(requests, replies)
+            with tf.control_dependencies([lookup.ticket for lookup in made]):
+                return tf.constant(False)
+
+        fetched = []
+        if self._find_keys is not None and phase:
+            # A loop, because tf.cond does not pass on captures from the function's caller.
+            begins = tf.shape(phase[0])[0] > 0
+            fetched = [tf.while_loop(lambda more: more, fetch, [begins], parallel_iterations=1)]
+        with tf.control_dependencies(fetched):
+            none = tf.zeros([0], tf.int64)
+            return [cache.keep_op(phased.hot, none) for cache in self._caches]
