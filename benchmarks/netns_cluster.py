@@ -30,6 +30,7 @@ of the shape of Criteo's (netns/criteo_shape.py), with Adagrad at one learning r
   synchronous, herald
              HetParameterServerStrategy(synchronous=True), with a cache; batches in turn, or by
              het_tf.data.location_aware
+  fae        het_tf.data.hot_batches with --hot_percent of the rows, phases of --phase_batches
 
 The last ones once for every --dense_staleness that HetParameterServerStrategy is given: a number,
 "none" (TensorFlow's own way, every dense variable on its server), or "default", which gives it none
@@ -83,7 +84,7 @@ _RATES = flags.DEFINE_list("rates", ["none", "1gbit"], "of every host: none, or 
 _DELAY = flags.DEFINE_string("delay", "none", "of a packet from host to host: none, or e.g. 1ms")
 _VARIANTS = flags.DEFINE_list(
     "variants",
-    [v for v in VARIANTS if v not in ("unbounded", *SYNCHRONOUS)],
+    [v for v in VARIANTS if v not in ("unbounded", "fae", *SYNCHRONOUS)],
     f"of {', '.join(VARIANTS)}",
 )
 _DENSE_STALENESS = flags.DEFINE_list(
@@ -96,6 +97,8 @@ _WIRE_DTYPE = flags.DEFINE_enum(
     "wire_dtype", "float32", ["float32", "bfloat16"], "of HetEmbedding: of rows and gradients"
 )
 _LOOKAHEAD = flags.DEFINE_integer("lookahead", None, "of CacheConfig; not given by default")
+_HOT_PERCENT = flags.DEFINE_float("hot_percent", 2.0, "hot rows of fae, of all")
+_PHASE_BATCHES = flags.DEFINE_integer("phase_batches", 32, "of a phase of fae")
 _STEPS = flags.DEFINE_integer("steps", 100, "of a worker and epoch", lower_bound=1)
 _EPOCHS = flags.DEFINE_integer("epochs", 4, "the first of them for warming up", lower_bound=2)
 _STEPS_PER_EXECUTION = flags.DEFINE_integer("steps_per_execution", 20, "steps of a closure")
@@ -158,6 +161,7 @@ def settings() -> Iterator[Setting]:
                     delay=None if _DELAY.value == "none" else _DELAY.value,
                     dense_wire_dtype=_DENSE_WIRE_DTYPE.value if variant != TF_KERAS else "float32",
                     wire_dtype=_WIRE_DTYPE.value if variant != TF_KERAS else "float32",
+                    hot=(_HOT_PERCENT.value, _PHASE_BATCHES.value) if variant == "fae" else None,
                 )
 
 
@@ -201,6 +205,7 @@ def job_of(setting: Setting, folder: pathlib.Path) -> Job:
         strategy=strategy,
         wire_dtype=setting.wire_dtype,
         location_aware=setting.variant == "herald",
+        hot=setting.hot,
     )
 
 

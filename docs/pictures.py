@@ -1,4 +1,4 @@
-"""Draws the pictures of concepts.md: `python docs/pictures.py [folder]`. It needs matplotlib."""
+"""Draws the pictures of concepts.md and planned_input.md: `python docs/pictures.py [folder]`. It needs matplotlib."""
 
 from __future__ import annotations
 
@@ -66,7 +66,49 @@ def parts() -> plt.Figure:
     return figure
 
 
-PICTURES = {"staleness.svg": staleness, "parts.svg": parts}
+def steps() -> plt.Figure:
+    """Steps of two workers over time, and the messages that carry rows, in each mode."""
+    modes = {
+        "asynchronous (default): rows are fetched while earlier steps compute": (
+            [(0.0, 1, 1.0), (0.4, 1, 1.2)],
+            [(x + 0.3, x + 0.8, w) for w in (0, 1) for x in (0.0, 1.2, 2.4, 3.6, 4.8)],
+        ),
+        "synchronous=True: one exchange ends the step of all workers": (
+            [(0.0, 1, 1.5), (0.0, 0.7, 1.5)],
+            [(x + 1.02, x + 1.45, w) for w in (0, 1) for x in (0.0, 1.5, 3.0, 4.5)],
+        ),
+        "hot_batches, hot phase: rows are fetched before, and pushed after": (
+            [(0.5, 0.9, 0.95), (0.7, 0.9, 0.95)],
+            [(x, x + 0.4, w) for w, x in ((0, 0.05), (0, 5.3), (1, 0.25), (1, 5.5))],
+        ),
+    }
+    figure, axes = plt.subplots(3, 1, figsize=(8, 5), layout="constrained")
+    for axis, (title, (lanes, messages)) in zip(axes, modes.items(), strict=True):
+        axis.set(xlim=(-0.9, 6.3), ylim=(-0.1, 3))
+        axis.axis("off")
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.plot([0, 6.2], [2.6, 2.6], color=ORANGE, linewidth=2)
+        axis.text(-0.9, 2.5, "servers")
+        for worker, (first, length, period) in enumerate(lanes):
+            axis.text(-0.9, 0.15 + 0.9 * worker, f"worker {worker}")
+            for step in range(round((5.3 - first) / period)):
+                box = plt.Rectangle(
+                    (first + step * period, 0.9 * worker), length, 0.5, fc="white", ec=BLUE
+                )
+                axis.add_patch(box)
+        for begin, end, worker in messages:
+            y = 0.5 + 0.9 * worker
+            for ends in (
+                ((begin, y), (begin + (end - begin) / 2, 2.58)),
+                ((begin + (end - begin) / 2, 2.58), (end, y)),
+            ):
+                axis.add_patch(
+                    FancyArrowPatch(*ends, arrowstyle="->", color=GREY, mutation_scale=8)
+                )
+    return figure
+
+
+PICTURES = {"staleness.svg": staleness, "parts.svg": parts, "steps.svg": steps}
 
 
 def main(folder: pathlib.Path) -> None:

@@ -43,6 +43,7 @@ class Job:
       strategy: further arguments of HetParameterServerStrategy.
       wire_dtype: of HetEmbedding.
       location_aware: whether examples go to the worker that caches most of their rows.
+      hot: of het_tf.data.hot_batches: hot rows in percent, and batches of a phase. None: not used.
     """
 
     train: str
@@ -62,6 +63,7 @@ class Job:
     strategy: dict[str, Any]
     wire_dtype: str
     location_aware: bool = False
+    hot: tuple[float, int] | None = None
 
     def to_json(self) -> str:
         """For `from_json`."""

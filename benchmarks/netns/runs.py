@@ -22,6 +22,7 @@ CACHES: dict[str, dict[str, Any]] = {
     "unbounded": {"staleness": None},
     "synchronous": {},
     "herald": {},
+    "fae": {},
 }
 SYNCHRONOUS = ("synchronous", "herald")
 VARIANTS = (ALONE, TF_KERAS, NO_CACHE, *CACHES)
@@ -65,6 +66,7 @@ class Setting:
       delay: from host to host, such as "1ms"; None: none.
       dense_wire_dtype: of HetParameterServerStrategy.
       wire_dtype: of HetEmbedding.
+      hot: of "fae": the hot rows in percent of all, and the batches of a phase.
     """
 
     variant: str
@@ -79,6 +81,7 @@ class Setting:
     delay: str | None = None
     dense_wire_dtype: str = "float32"
     wire_dtype: str = "float32"
+    hot: tuple[float, int] | None = None
 
     @property
     def label(self) -> str:
@@ -94,6 +97,9 @@ class Setting:
             "synchronous": "het_tf, synchronous",
             "herald": "het_tf, synchronous, location-aware",
         }
+        if self.hot is not None:
+            percent, phase = self.hot
+            names["fae"] = f"het_tf, {percent:g} % of rows hot, phases of {phase} batches"
         label = names[self.variant]
         if self.lookahead is not None:
             label += f", look-ahead {self.lookahead}"
@@ -114,7 +120,7 @@ class Setting:
     def training(self) -> tuple[Any, ...]:
         """What is trained in which way, on whatever cluster."""
         bounds = self.dense_staleness, self.lookahead
-        return self.variant, *bounds, self.dense_wire_dtype, self.wire_dtype
+        return self.variant, *bounds, self.dense_wire_dtype, self.wire_dtype, self.hot
 
     @property
     def row(self) -> Setting:
@@ -153,6 +159,8 @@ class Run:
         setting = dict(fields["setting"])
         sizes = dict(setting["sizes"])
         setting["sizes"] = Sizes(**sizes | {"hidden": tuple(sizes["hidden"])})
+        if setting.get("hot") is not None:
+            setting["hot"] = tuple(setting["hot"])
         return cls(Setting(**setting), [Epoch(**epoch) for epoch in fields["epochs"]])
 
 

@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from netns import wide_deep
+from netns import criteo_shape, wide_deep
 from netns.job import Job, Session
 
 import het_tf
@@ -68,9 +68,25 @@ def main(job: Job) -> None:
         lambda: read_counters(strategy, model, embedding),
     )
 
+    if job.hot is not None:
+        percent, phase_batches = job.hot
+        every = wide_deep.all_data(job).take(job.epochs * job.steps)
+        budget = round(criteo_shape.KEYS * percent / 100)
+        hot = het_tf.data.hot_rows(every, lambda ids, labels: ids, budget)
+        print(f"hot rows: {hot.accesses:.3f} of ids, {hot.examples:.3f} of examples")
+
     def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        mine = wide_deep.worker_data(job, context.input_pipeline_id)
+        if job.hot is not None:
+            return het_tf.data.hot_batches(
+                mine,
+                lambda ids, labels: ids,
+                hot,
+                batch_size=job.batch,
+                phase_batches=phase_batches,
+            )
         if not job.location_aware:
-            return wide_deep.worker_data(job, context.input_pipeline_id)
+            return mine
         return het_tf.data.location_aware(
             wide_deep.all_data(job),
             lambda ids, labels: ids,

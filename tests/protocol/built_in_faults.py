@@ -284,3 +284,16 @@ class AsksAgainOnce(Cache):
     def install(self, step, replies):
         lacking = super().install(step, replies)
         return set() if step.id in self.asked else lacking
+
+
+class KeepsUpdatesAfterAHotPhase(Cache):
+    def keep(self, keeps):
+        self.keeps = keeps
+
+
+class ReadsUncheckedAfterAHotPhase(Cache):
+    def lookup(self, keys):
+        self.keeps, keeps = self.keeps or bool(self.unsent), self.keeps
+        step = super().lookup(keys)
+        self.keeps = keeps
+        return step

@@ -3,7 +3,8 @@
     make fuzz ARGS=--minutes=30
 
 Prints its seed; `--seed` repeats a run. Ends with 1 at the first violation, which it prints as a
-schedule that can be pasted into named_schedules.py, or as the bytes of a message.
+schedule that can be pasted into named_schedules.py, as the seed of synchronous steps, or as the
+bytes of a message.
 `make fuzz-sanitized` runs it with ops/core under ASAN and UBSAN.
 """
 
@@ -21,6 +22,7 @@ from ledger import Ledger
 from ops_system import OpsSystem, Sending
 from random_schedules import BOUNDS, draw
 from schedules import Schedule, Setup
+from step_schedules import steps_of
 
 from het_tf import ops
 
@@ -130,8 +132,14 @@ def main(argv: list[str]) -> None:
     for round_ in range(2**32 - seed):
         drawing = random.Random(seed + round_)
         policy = drawing.choice(["lru", "lfu"])
+        for number in range(10):
+            with steps_of(10 * (seed + round_) + number, spares=True) as steps:
+                steps.play()
+            counts.update(steps.counts)
         for _ in range(50):
-            schedule = draw(drawing, clock=drawing.choice(list(BOUNDS)), max_events=60)
+            keeps = drawing.random() < 0.3
+            clock = drawing.choice(list(BOUNDS))
+            schedule = draw(drawing, clock=clock, max_events=60, keeps=keeps)
             for mutate in (False, True):
                 chance = random.Random(repr(schedule))
                 options = {"policy": policy}

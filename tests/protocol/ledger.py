@@ -53,6 +53,7 @@ class Cut:
     made: dict[int, int]
     table: dict[int, tuple[dict[Life, int], int, int]]  # key -> merged by life, clock, restarts
     age: dict[int, int]  # by shard: `Life.done`
+    keeps: bool  # in a hot phase
     replies: dict[int, Epoch] = dataclasses.field(default_factory=dict)
 
 
@@ -97,6 +98,7 @@ class Ledger(Player):
             {key: len(made) for key, made in life.made.items()},
             table,
             {shard: life.done[shard] for shard in step.shards},
+            self.keeps[step.worker],
         )
         for shard in step.shards:
             self._check_size(step, shard)
@@ -207,7 +209,7 @@ class Ledger(Player):
             shard = self.shard_of[key]
             present = self._present(cut.life, shard)
             seen = cut.links[shard]
-            if shard in cut.replies and self.setup.read_bound is not None:
+            if shard in cut.replies and self.setup.read_bound is not None and not cut.keeps:
                 seen = cut.replies[shard]
             if cut.life.links[shard] == present == seen:
                 self._check_read(cut, key, value)
@@ -221,7 +223,8 @@ class Ledger(Player):
             assert 0 <= read[life] <= limit, "an update read that nobody sent"
         self._check_integers(key, value)
         merged, clock, restarts = cut.table[key]
-        if restarts != self.restarts[self.shard_of[key]] or self.setup.read_bound is None:
+        is_bounded = self.setup.read_bound is not None and not cut.keeps
+        if restarts != self.restarts[self.shard_of[key]] or not is_bounded:
             return
         if self.setup.clock == "lamport":
             self._check_clocks(own, key, clock)
@@ -257,7 +260,7 @@ class Ledger(Player):
             unsent = cut.life.made[key][cut.life.merged[key] : cut.made.get(key, 0)]
             if step.everything:
                 assert not unsent, "flushed, yet not on the shard"
-            elif bound is None or not unsent:
+            elif bound is None or cut.keeps or not unsent:
                 continue
             elif self.setup.clock == "drift":  # before the last one it was not due
                 assert math.hypot(len(unsent), sum(unsent)) < bound, "more unsent than allowed"

@@ -61,6 +61,9 @@ class ModelSystem:
     def flush(self, worker: int, everything: bool = True) -> Sending:
         return Sending(self.caches[worker], self.caches[worker].flush(everything))
 
+    def keep(self, worker: int, keeps: bool) -> None:
+        self.caches[worker].keep(keeps)
+
     def begin(self, worker: int, number: int) -> None:
         self.caches[worker].begin(number)
 

@@ -115,6 +115,9 @@ class OpsSystem:
         )
         return self._begin(worker, ticket, requests)
 
+    def keep(self, worker: int, keeps: bool) -> None:
+        ops.cache_keep(self.caches[worker], keeps)
+
     def begin(self, worker: int, number: int) -> None:
         self._closures[worker] = ops.cache_begin_closure(self.caches[worker], number)
 

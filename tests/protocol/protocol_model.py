@@ -302,6 +302,7 @@ class Cache:
         self.lines: dict[int, Line] = {}
         self.unsent: dict[int, Unsent] = {}
         self.due: set[int] = set()  # of the unsent: the outbox
+        self.keeps = False  # updates stay here, and rows that are here are read unchecked
         self.pins: collections.Counter[int] = collections.Counter()  # keys of open steps
         self.closure: Closure | None = None  # in which steps are made: nothing is pushed
         self.ends = False  # the closure's pushes are cut
@@ -336,6 +337,12 @@ class Cache:
             self.links[shard].open.clear()
         self.closure, self.ends, self.lost = None, False, False
 
+    def keep(self, keeps: bool) -> None:
+        """Begins or ends a phase without messages for the rows that are here."""
+        if self.keeps and not keeps:
+            self.due |= self.unsent.keys()
+        self.keeps = keeps
+
     # The verbs of a step.
 
     def lookup(self, keys: Sequence[int]) -> Step:
@@ -348,7 +355,7 @@ class Cache:
             self.cut(shard)
             checks, bare = {}, set()
             watching = self.links[shard].watching
-            watches, spared = self.config.watches and watching.counts(), 0
+            watches, spared = self.config.watches and watching.counts() and not self.keeps, 0
             for key in unique:
                 if self.config.shard_of(key) != shard:
                     continue
@@ -359,7 +366,7 @@ class Cache:
                     line.admitted |= key in step.admitted
                     if watches and key in watching.rows:
                         spared += 1
-                    elif self.config.read_bound is not None:
+                    elif self.config.read_bound is not None and not self.keeps:
                         checks[key] = self.held_clock(key)
                 else:
                     checks[key] = ABSENT
@@ -382,6 +389,7 @@ class Cache:
     def push(self, everything: bool) -> Step:
         step = Step(next(_unique), (), {}, set())
         if everything:
+            self.keeps = False
             self.due |= self.unsent.keys()
         for shard in range(self.config.num_shards):
             self.cut(shard)
@@ -433,7 +441,8 @@ class Cache:
             )
             self.make(self.lines[key], unsent, gradient, rate)
             visitor = self.lines[key].row.slots is None
-            if visitor or unsent.units >= max(1, _or_infinite(self.config.write_bound)):
+            bound = math.inf if self.keeps else _or_infinite(self.config.write_bound)
+            if visitor or unsent.units >= max(1, bound):
                 self.due.add(key)
         self.drop(step)
 

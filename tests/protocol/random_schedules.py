@@ -14,6 +14,7 @@ from schedules import (
     Fault,
     Flush,
     Install,
+    Keep,
     Lookup,
     Schedule,
     Setup,
@@ -37,6 +38,7 @@ def draw(
     max_events: int = 40,
     capacities: tuple[int, int] = (0, 6),
     most_keys: int = 4,
+    keeps: bool = False,
 ) -> Schedule:
     """A schedule over few keys, so that workers meet, and tiny caches, so that rows are evicted."""
     bounds = bounds or BOUNDS[clock]
@@ -81,6 +83,8 @@ def draw(
             lambda worker: deliver(worker, 2),
             lambda worker: Drop(worker, chance.randrange(MAX_OPEN)),
         ]
+    if keeps:
+        some.append(lambda worker: Keep(worker, chance.random() < 0.6))
     if kinds:
         some.append(fault)
     events: list[Event] = []

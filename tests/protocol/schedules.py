@@ -56,6 +56,9 @@ class System(Protocol):
     def clock(self, worker: int, key: int) -> int | None:
         """The paper's clock of a row the worker holds, None where it holds none or cannot tell."""
 
+    def keep(self, worker: int, keeps: bool) -> None:
+        """From now on, or no longer, the worker trains what it has without messages."""
+
     def evict(self, worker: int, nth: int) -> None:
         """One of the worker's lines that no step holds leaves."""
 
@@ -149,6 +152,14 @@ class Drop:
 
 
 @dataclasses.dataclass(frozen=True)
+class Keep:
+    """A hot phase begins or ends. It also ends at a flush of everything."""
+
+    worker: int
+    keeps: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Fault:
     kind: str  # a member of System.supports
     worker: int = 0
@@ -156,7 +167,7 @@ class Fault:
     nth: int = 0
 
 
-Event = Lookup | Flush | Deliver | Install | Update | Drop | Fault
+Event = Lookup | Flush | Deliver | Install | Update | Drop | Keep | Fault
 Schedule = tuple[Setup, tuple[Event, ...]]
 
 
@@ -181,6 +192,7 @@ class Player:
         self.open: list[list[Begun]] = [[] for _ in range(setup.num_workers)]
         self.sent: list[list[Begun]] = [[] for _ in range(setup.num_workers)]  # open or over
         self.shard_of: dict[int, int] = {}
+        self.keeps = [False] * setup.num_workers
         self.num_crashes = 0
         self.is_saved = False
 
@@ -223,6 +235,9 @@ class Player:
                     self.update(step, gradient, through)
                 case Drop(worker, nth) if step := self._nth(worker, nth):
                     self.drop(step)
+                case Keep(worker, keeps):
+                    self.keeps[worker] = keeps
+                    self.system.keep(worker, keeps)
                 case Fault() if event.kind in self.system.supports:
                     self.fault(event)
 
@@ -234,6 +249,7 @@ class Player:
 
     def flush(self, worker: int, everything: bool = True) -> Begun:
         handle = self.system.flush(worker, everything)
+        self.keeps[worker] &= not everything
         return self._begin(worker, (), handle, everything)
 
     def deliver(self, step: Begun, shard: int, keep: bool = True) -> None:
@@ -288,6 +304,7 @@ class Player:
             case "crash" if self.num_crashes < SPARE_LIVES:
                 self.num_crashes += 1
                 self.open[event.worker].clear()
+                self.keeps[event.worker] = False
                 self.system.crash(event.worker)
                 self.has_crashed(event.worker)
             case "restart":

@@ -44,6 +44,12 @@ def test_a_table_that_is_restored_is_what_was_saved(clock):
         check(run_on_ops, schedule)
 
 
+@pytest.mark.parametrize("clock", BOUNDS)
+def test_hot_phases_lose_and_double_nothing(clock):
+    for schedule in drawn(40, clock=clock, keeps=True):
+        check(run_on_ops, schedule)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("clock", BOUNDS)
 def test_many_longer_schedules(clock):

@@ -28,6 +28,12 @@ def test_loses_doubles_and_misses_nothing(clock):
 
 
 @pytest.mark.parametrize("clock", BOUNDS)
+def test_hot_phases_lose_and_double_nothing(clock):
+    for schedule in drawn(40, clock=clock, keeps=True):
+        check(run_on_model, schedule)
+
+
+@pytest.mark.parametrize("clock", BOUNDS)
 def test_a_table_that_is_restored_is_what_was_saved(clock):
     for schedule in drawn(30, clock=clock, kinds=SAVES):
         check(run_on_model, schedule)
@@ -217,6 +223,7 @@ RARE = {  # by which example, where it takes too much luck
     faults.ReadsWhatAShardThatRestartedDoesNotWatch: "shard_that_watched_restarts",
     faults.AsksAgainOnce: "shard_restarts_while_it_is_asked_again",
 }
+HOT = faults.KeepsUpdatesAfterAHotPhase, faults.ReadsUncheckedAfterAHotPhase
 OFTEN = [
     each
     for each in vars(faults).values()
@@ -238,7 +245,8 @@ def breaks(schedule, fault: type, **options) -> bool:
 
 @pytest.mark.parametrize("fault", OFTEN)
 def test_random_schedules_find(fault):
-    by_clock = zip(*(drawn(100, clock=clock) for clock in BOUNDS), strict=True)
+    keeps = fault in HOT
+    by_clock = zip(*(drawn(100, clock=clock, keeps=keeps) for clock in BOUNDS), strict=True)
     assert any(breaks(each, fault) for schedules in by_clock for each in schedules)
 
 
