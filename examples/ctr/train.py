@@ -5,6 +5,7 @@ worker, and prints what the cache changes. Then exports the cached model and ask
 
     python examples/ctr/train.py               # 2 workers, 2 parameter servers
     python examples/ctr/train.py --workers=4 --staleness=10 --capacity=500 --policy=lru
+    python examples/ctr/train.py --schedule=herald
 """
 
 import json
@@ -43,6 +44,13 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_enum("policy", "lfu", ["lfu", "lru"], "Which rows leave a full cache.")
 flags.DEFINE_enum("clock", "count", ["count", "lamport", "drift"], "How staleness is counted.")
+flags.DEFINE_enum(
+    "schedule",
+    None,
+    ["herald", "fae"],
+    "Which worker trains which rating, and when (het_tf.data); default: ratings at random.",
+)
+flags.DEFINE_integer("hot_rows", 500, "Rows that --schedule=fae takes for hot.")
 flags.DEFINE_integer("epochs", 4, "Passes over the ratings.")
 flags.DEFINE_integer("evaluations", 2, "Evaluations per pass: points of the curve.")
 flags.DEFINE_integer("batch_size", 256, "Ratings per step and worker.")
@@ -54,6 +62,34 @@ flags.DEFINE_bool("download", True, "Download MovieLens (5 MB) if it is not ther
 flags.DEFINE_string(
     "output_dir", None, "For the curve and the SavedModel; default: a new folder, which is printed."
 )
+
+
+def ids_of(features: dict[str, tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
+    """What the model looks up, by column."""
+    return list(features.values())
+
+
+def worker_data_fn(data: movielens.Arrays, schedule: str | None):
+    """Returns a function that makes a worker's batches."""
+    size = FLAGS.batch_size
+    hot = None
+    if schedule == "fae":
+        ratings = movielens.batches(data, size, shuffle_seed=0)
+        hot = het_tf.data.hot_rows(ratings, ids_of, FLAGS.hot_rows)
+        print(f"Hot rows: {hot.accesses:.0%} of the ids, {hot.examples:.0%} of the ratings.")
+
+    def worker_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        if schedule == "herald":  # every worker plans with the same ratings in the same order
+            every = movielens.batches(data, size, shuffle_seed=0)
+            return het_tf.data.location_aware(every, ids_of, context, batch_size=size)
+        worker = context.input_pipeline_id
+        part = worker, context.num_input_pipelines
+        mine = movielens.batches(data, size, shuffle_seed=worker, part=part)
+        if hot is None:
+            return mine
+        return het_tf.data.hot_batches(mine, ids_of, hot, batch_size=size)
+
+    return worker_data
 
 
 def train(strategy, name, cache, train_data, test_data, columns):
@@ -88,11 +124,6 @@ def train(strategy, name, cache, train_data, test_data, columns):
             steps_per_execution=FLAGS.steps_per_execution,
         )
 
-    def worker_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        worker = context.input_pipeline_id
-        part = worker, context.num_input_pipelines
-        return movielens.batches(train_data, FLAGS.batch_size, shuffle_seed=worker, part=part)
-
     def cache_stats() -> report.Stats:
         each = [layer.cache_stats() for layer in embeddings]
         return {counter: sum(stats[counter] for stats in each) for counter in each[0]}
@@ -101,7 +132,7 @@ def train(strategy, name, cache, train_data, test_data, columns):
     steps = len(train_data[1]) // FLAGS.batch_size // FLAGS.evaluations
     run = report.Run(name)
     model.fit(
-        worker_data,
+        worker_data_fn(train_data, FLAGS.schedule if cache else None),
         epochs=FLAGS.epochs * FLAGS.evaluations,
         steps_per_epoch=steps,
         validation_data=movielens.batches(test_data, 2048),
