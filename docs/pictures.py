@@ -1,4 +1,4 @@
-"""Draws the pictures of concepts.md and planned_input.md: `python docs/pictures.py [folder]`. It needs matplotlib."""
+"""Draws the pictures of the pages: `python docs/pictures.py [folder]`. It needs matplotlib."""
 
 from __future__ import annotations
 

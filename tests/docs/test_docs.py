@@ -101,7 +101,7 @@ def test_pictures_are_drawn_by_their_script(tmp_path):
     script = pages.DOCS / "pictures.py"
     subprocess.run([sys.executable, script, tmp_path], check=True)
     drawn = sorted(path.name for path in tmp_path.iterdir())
-    text = (pages.DOCS / "concepts.md").read_text()
+    text = "".join((pages.DOCS / name).read_text() for name in ("concepts.md", "planned_input.md"))
     assert drawn == sorted(re.findall(r"!\[.*\]\((.*)\)", text))
     assert all((tmp_path / name).read_text().startswith("<?xml") for name in drawn)
 
