@@ -105,7 +105,7 @@ def hot_batches(
       hot: the hot rows. The capacity of the caches must be enough for them.
       batch_size: number of examples of a batch. None: the static batch dimension of the dataset.
         The last batch of each kind may have fewer.
-      phase_batches: number of batches of a phase. The examples of two phases are in memory.
+      phase_batches: number of batches of a phase. The examples of three phases are in memory.
 
     Returns:
       Batches that only `het_tf.keras.Model.fit` can read.

@@ -82,3 +82,10 @@ def test_synchronous_steps_have_no_hot_phases(strategy):
             fit(strategy, np.zeros((8, 2), np.int64), het_tf.data.HotRows((), 0.0, 0.0), 2)
     finally:
         strategy.synchronous = False
+
+
+def test_rows_on_a_device_have_no_hot_phases(strategy):
+    hot = het_tf.data.HotRows((np.arange(2),), 0.0, 0.0)
+    on_device = {"capacity": None, "device_capacity": 100, "device": "CPU"}
+    with pytest.raises(ValueError, match="layer 'rows' in the memory of the host"):
+        fit(strategy, np.zeros((32, 2), np.int64), hot, 2, **on_device)

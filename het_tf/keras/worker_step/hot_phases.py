@@ -35,14 +35,20 @@ class HotPhases:
         """
         self._element_spec = element_spec
         self._find_keys = find_keys
-        layers = [x for x in embeddings_of(model) if x.built and x.stored.is_cached]
-        self._caches = list({id(x.worker_cache): x.worker_cache for x in layers}.values())
+        self._layers = [x for x in embeddings_of(model) if x.built and x.stored.is_cached]
+        self._caches = list({id(x.worker_cache): x.worker_cache for x in self._layers}.values())
 
     def batch_op(self, source: Source, *state: Any) -> Batch:
         """Returns `source.get(*state)` after its phase has begun, if it is the first of a phase."""
         batch = source.get(*state)
         if source.phased is None:
             return batch
+        for layer in self._layers:
+            if layer.worker_cache.on_device:
+                raise ValueError(
+                    f"hot_batches needs the rows of layer {layer.name!r} in the memory of the host,"
+                    " but its cache has a device_capacity"
+                )
         with tf.control_dependencies(self._begin_op(source.phased(*state))):
             components = [tf.identity(x) for x in components_of(batch)]
         return with_components(batch, components)
