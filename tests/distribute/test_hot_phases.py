@@ -27,10 +27,7 @@ def model_of(optimizer, rows, **cache):
     return model
 
 
-def fit(strategy, x, hot, phase_batches, epochs=1, **cache):
-    with strategy.scope():
-        model = model_of(keras.optimizers.SGD(1.0), "same", **cache)
-
+def share_of(x, hot, phase_batches):
     def share(context):
         data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(BATCH)
         mine = data.shard(context.num_input_pipelines, context.input_pipeline_id)
@@ -40,8 +37,18 @@ def fit(strategy, x, hot, phase_batches, epochs=1, **cache):
             mine, lambda x, y: x, hot, batch_size=BATCH, phase_batches=phase_batches
         )
 
-    model.fit(share, epochs=epochs, verbose=0)
-    return model.get_layer("rows")
+    return share
+
+
+def trained(strategy, x, hot, phase_batches, epochs=1, **cache):
+    with strategy.scope():
+        model = model_of(keras.optimizers.SGD(1.0), "same", **cache)
+    model.fit(share_of(x, hot, phase_batches), epochs=epochs, verbose=0)
+    return model
+
+
+def fit(strategy, *args, **kwargs):
+    return trained(strategy, *args, **kwargs).get_layer("rows")
 
 
 @pytest.mark.parametrize("lookahead", [0, 3])
@@ -89,3 +96,15 @@ def test_rows_on_a_device_have_no_hot_phases(strategy):
     on_device = {"capacity": None, "device_capacity": 100, "device": "CPU"}
     with pytest.raises(ValueError, match="layer 'rows' in the memory of the host"):
         fit(strategy, np.zeros((32, 2), np.int64), hot, 2, **on_device)
+
+
+@pytest.mark.parametrize("is_hot", [True, False])
+def test_a_hot_phase_begins_with_the_updates_of_all_workers(strategy, is_hot):
+    """Without it, a worker reads what it has, within the bounds."""
+    x = np.repeat([[1, 2]], BATCH * strategy.num_workers, 0)
+    hot = het_tf.data.HotRows((np.arange(1, 3),), 1.0, 1.0) if is_hot else None
+    model = trained(strategy, x, hot, 1, staleness=1000)
+    model.optimizer.learning_rate = 0.0
+    again = model.fit(share_of(x, hot, 1), verbose=0)
+    values = model.get_layer("rows").table.lookup(np.array([1, 2]))
+    assert (again.history["loss"][0] == values.sum() * BATCH) == is_hot
