@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from het_tf.compat import keras_internals
 from het_tf.distribute import HetParameterServerStrategy
-from het_tf.keras import graph_loop
 from het_tf.keras.data import datasets
 from het_tf.keras.data.arguments import EvaluateArguments, FitArguments, PredictArguments
 from het_tf.keras.data.model_inputs import by_key, checked_inputs
@@ -88,9 +87,7 @@ class _ParameterServerFit(Saving):
 
         Args:
           steps_per_execution: number of steps that a worker runs per message from the coordinator.
-            "auto" is 16 under `HetParameterServerStrategy`, or fewer for short epochs. In one
-            process, "auto" is 8 in `fit` if no callback is called in every step and 8 divides
-            `steps_per_epoch` and `validation_steps`; otherwise a smaller number, at least 1.
+            "auto" is 16 under `HetParameterServerStrategy`, or fewer for short epochs. Otherwise 1.
           **others: see `keras.Model.compile`. The model's `optimizer` is a
             `het_tf.optimizers.JointOptimizer` that wraps the given optimizer as its
             `inner_optimizer`. `HetParameterServerStrategy` does not use XLA.
@@ -118,13 +115,8 @@ class _ParameterServerFit(Saving):
         )
         if trainer is None:
             arguments["optimizer"] = self._joint(optimizer, auto_scale_loss)
-            super().compile(
-                **arguments, steps_per_execution=steps_per_execution, jit_compile=jit_compile
-            )
-            graph_loop.forget_functions(self)
-            self.__dict__["_het_auto_steps"] = steps_per_execution == "auto"
-            if steps_per_execution == "auto":
-                self.steps_per_execution = 1
+            steps = 1 if steps_per_execution == "auto" else steps_per_execution
+            super().compile(**arguments, steps_per_execution=steps, jit_compile=jit_compile)
             self._tell_embeddings()
             return
         if run_eagerly:
@@ -226,11 +218,7 @@ class _ParameterServerFit(Saving):
         self._prepare_rows()
         if trainer is None:
             check_plain(x)
-            steps = self.steps_per_execution
-            if self.__dict__.get("_het_auto_steps", False):
-                steps = graph_loop.steps_of_loop(self, arguments)
-            with graph_loop.looping(self, steps):
-                return super().fit(**vars(arguments))
+            return super().fit(**vars(arguments))
         return trainer.fit(arguments)
 
     def lookahead_stats(self) -> dict[str, float]:
@@ -272,6 +260,7 @@ class _ParameterServerFit(Saving):
         arguments = EvaluateArguments.of(locals())
         trainer = self._trainer_to_run()
         if trainer is None:
+            check_plain(x)
             return super().evaluate(**vars(arguments), **kwargs)
         if kwargs:
             raise TypeError(f"evaluate has no arguments {sorted(kwargs)}")
@@ -297,6 +286,7 @@ class _ParameterServerFit(Saving):
         arguments = PredictArguments.of(locals())
         trainer = self._trainer_to_run()
         if trainer is None:
+            check_plain(x)
             return super().predict(**vars(arguments))
         return trainer.predict(arguments)
 

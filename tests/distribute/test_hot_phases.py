@@ -68,13 +68,15 @@ def test_every_example_counts_once(strategy, staleness, lookahead):
 
 
 def test_a_hot_phase_sends_two_messages_to_each_server(strategy):
-    """One fetches the rows of the phase, the other pushes their updates."""
+    """One fetches the rows of the phase, the other pushes their updates, with the next fetch."""
     steps, workers, servers = 10, strategy.num_workers, 2
     rng = np.random.default_rng(1)
     x = rng.integers(0, 40, (BATCH * workers * 3 * steps, 2))
     hot = het_tf.data.HotRows((np.arange(40),), 1.0, 1.0)
     rows = fit(strategy, x, hot, steps, staleness=0)
-    assert rows.cache_stats()["messages"] <= workers * servers * (3 * 2 + 1)
+    stats = rows.cache_stats()
+    assert stats["messages"] <= workers * servers * (3 * 2 + 1)
+    assert stats["rows_pushed"] > workers * 2 * 40  # all rows at the end of every phase
     without = fit(strategy, x, None, steps, staleness=0)
     assert without.cache_stats()["messages"] >= workers * servers * 3 * steps
     np.testing.assert_array_equal(

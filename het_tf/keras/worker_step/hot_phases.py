@@ -56,6 +56,11 @@ class HotPhases:
     def _begin_op(self, phased: PhasedBatch) -> Sequence[tf.Operation]:
         """Fetches the rows of a phase, and decides whether the caches keep their updates."""
         phase = components_of(phased.phase)
+        begins = tf.shape(phase[0])[0] > 0
+        none = tf.zeros([0], tf.int64)
+
+        def keep_ops(keeps: tf.Tensor) -> list[tf.Operation]:
+            return [cache.keep_op(keeps, none) for cache in self._caches]
 
         def fetch(_: tf.Tensor) -> tf.Tensor:
             found = self._find_keys(with_components(self._element_spec, phase))
@@ -67,11 +72,12 @@ class HotPhases:
             with tf.control_dependencies([lookup.ticket for lookup in made]):
                 return tf.constant(False)
 
-        fetched = []
-        if self._find_keys is not None and phase:
-            # A loop, because tf.cond does not pass on captures from the function's caller.
-            begins = tf.shape(phase[0])[0] > 0
-            fetched = [tf.while_loop(lambda more: more, fetch, [begins], parallel_iterations=1)]
-        with tf.control_dependencies(fetched):
-            none = tf.zeros([0], tf.int64)
-            return [cache.keep_op(phased.hot, none) for cache in self._caches]
+        # A hot phase may follow a hot phase. The updates of the first travel with the fetch.
+        ended = keep_ops(tf.logical_and(phased.hot, tf.logical_not(begins)))
+        if self._find_keys is not None:
+            with tf.control_dependencies(ended):
+                # A loop, because tf.cond does not pass on captures from the function's caller.
+                more = tf.identity(begins)
+                ended = tf.while_loop(lambda more: more, fetch, [more], parallel_iterations=1)
+        with tf.control_dependencies(tf.nest.flatten(ended)):
+            return keep_ops(phased.hot)
