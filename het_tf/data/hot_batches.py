@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf.data.ids import batch_size_of, tables_of
-from het_tf.runtime.current_strategy import current_strategy
+from het_tf.runtime.current_strategy import is_synchronous
 from het_tf.runtime.planned_batch import PhasedBatch
 
 _COUNTED_AT_ONCE = 1 << 22  # ids
@@ -49,12 +49,14 @@ def hot_rows(
       sample: share of the batches that are counted, evenly spread over the dataset.
 
     Raises:
-      ValueError: an argument is out of range, or the dataset has no batches.
+      ValueError: an argument is out of range, or the dataset has no ids or is infinite.
     """
     if budget < 1:
         raise ValueError(f"budget must be at least 1, not {budget!r}")
     if not 0 < sample <= 1:
         raise ValueError(f"sample must be above 0 and at most 1, not {sample!r}")
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("hot_rows: the dataset is infinite; give it dataset.take(n)")
     sampled = dataset.shard(max(1, round(1 / sample)), 0)
     counts: list[_Counts] = []
     for element in sampled:
@@ -62,16 +64,16 @@ def hot_rows(
         counts = counts or [_Counts() for _ in parts]
         for count, part in zip(counts, parts, strict=True):
             count.add(part)
-    if not counts:
-        raise ValueError("hot_rows: the dataset has no batches")
     found = [count.result() for count in counts]
+    if not any(len(keys) for keys, _ in found):
+        raise ValueError("hot_rows: the dataset has no ids")
     times = np.concatenate([t for _, t in found])
     chosen = np.zeros(len(times), bool)
     chosen[np.argsort(-times, kind="stable")[:budget]] = True
     ends = np.cumsum([len(t) for _, t in found])[:-1]
     keys = tuple(k[c] for (k, _), c in zip(found, np.split(chosen, ends), strict=True))
-    hot = [tf.reduce_mean(tf.cast(_is_hot(keys, ids, e), tf.float64)).numpy() for e in sampled]
-    return HotRows(keys, float(times[chosen].sum() / times.sum()), float(np.mean(hot)))
+    is_hot = np.concatenate([_is_hot(keys, ids, element).numpy() for element in sampled])
+    return HotRows(keys, float(times[chosen].sum() / times.sum()), float(is_hot.mean()))
 
 
 def hot_batches(
@@ -113,7 +115,7 @@ def hot_batches(
     Raises:
       ValueError: `batch_size` is unknown, or an argument is out of range. The message names it.
     """
-    if getattr(current_strategy(), "synchronous", False):
+    if is_synchronous():
         raise ValueError(
             "hot_batches needs a strategy without synchronous=True: in a hot phase, a worker trains"
             " rows alone"
@@ -153,7 +155,7 @@ def hot_batches(
 
         return tf.data.Dataset.range((count + size - 1) // size).map(batch)
 
-    is_tuple = isinstance(dataset.element_spec, tuple)
+    is_tuple = type(dataset.element_spec) is tuple  # tf.data passes a NamedTuple as one argument
     chunks = dataset.rebatch(most).map(
         lambda *element: (element if is_tuple else element[0], False)
     )

@@ -18,7 +18,8 @@ def tables_of(ids: Callable[..., Any], element: Any) -> list[tf.Tensor]:
     Raises:
       ValueError: a tensor of ids has another shape.
     """
-    found = ids(*element) if isinstance(element, tuple) else ids(element)
+    # As tf.data calls functions: a NamedTuple is one argument.
+    found = ids(*element) if type(element) is tuple else ids(element)
     parts = []
     for part in tf.nest.flatten(found):
         keys = tf.cast(tf.convert_to_tensor(part), tf.int64)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from het_tf import ops
 from het_tf.data.ids import batch_size_of, tables_of
 from het_tf.runtime.broadcast import cluster_devices, visit
-from het_tf.runtime.current_strategy import current_strategy
+from het_tf.runtime.current_strategy import is_synchronous
 from het_tf.runtime.planned_batch import PlannedBatch
 
 _MOST_WORKERS = 64
@@ -67,7 +67,7 @@ def location_aware(
       ValueError: `batch_size` is unknown, or an argument is out of range. The message names it.
     """
     workers = context.num_input_pipelines
-    synchronous = _is_synchronous()
+    synchronous = is_synchronous()
     if on_demand and not synchronous:
         raise ValueError("on_demand=True needs HetParameterServerStrategy(..., synchronous=True)")
     if workers > _MOST_WORKERS:
@@ -148,7 +148,7 @@ def telling_fields(
                 num_workers=workers,
                 worker=0,
                 capacity=0,
-                synchronous=_is_synchronous(),
+                synchronous=is_synchronous(),
                 tables=tables,
                 scored=scored,
             )
@@ -182,10 +182,6 @@ def plan_stats(strategy: Any) -> dict[str, int]:
     counts = visit(cluster_devices("worker"), ops.plan_counts, strategy.health.is_lost)
     ids, hits = max((tuple(c.tolist()) for c in counts.values()), default=(0, 0))
     return {"ids": ids, "planned_hits": hits}
-
-
-def _is_synchronous() -> bool:
-    return bool(getattr(current_strategy(), "synchronous", False))
 
 
 def _keys_of(ids: Callable[..., Any], element: Any) -> tuple[tf.Tensor, list[int]]:

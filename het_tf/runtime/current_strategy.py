@@ -50,6 +50,11 @@ def current_strategy() -> ClusterStrategy | None:
     return None if strategy is None or strategy.closed else strategy
 
 
+def is_synchronous() -> bool:
+    """Whether the current strategy has `synchronous=True`."""
+    return bool(getattr(current_strategy(), "synchronous", False))
+
+
 @contextlib.contextmanager
 def servers_named() -> Iterator[None]:
     """Replaces TensorFlow's error by one that names the parameter server that is down.

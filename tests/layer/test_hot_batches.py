@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import keras
 import numpy as np
 import pytest
@@ -117,6 +119,29 @@ def test_bad_arguments_of_hot_rows_are_named(arguments, said):
     dataset = tf.data.Dataset.range(8).batch(2)
     with pytest.raises(ValueError, match=said):
         het_tf.data.hot_rows(dataset, lambda x: x, **{"budget": 3, **arguments})
+
+
+def test_hot_rows_need_a_finite_dataset_with_ids():
+    dataset = tf.data.Dataset.range(8).batch(2)
+    with pytest.raises(ValueError, match="the dataset is infinite"):
+        het_tf.data.hot_rows(dataset.repeat(), lambda x: x, 3)
+    for empty in dataset.take(0), dataset.map(lambda x: x[:0]):
+        with pytest.raises(ValueError, match="the dataset has no ids"):
+            het_tf.data.hot_rows(empty, lambda x: x, 3)
+
+
+class Example(NamedTuple):
+    ids: tf.Tensor
+    label: tf.Tensor
+
+
+def test_named_tuples_are_one_argument():
+    ids = tf.constant([3, 3, 4, 3, 3])
+    data = tf.data.Dataset.from_tensor_slices(Example(ids, tf.range(5))).batch(2)
+    hot = het_tf.data.hot_rows(data, lambda x: x.ids, 1, sample=1)
+    assert (hot.keys[0].tolist(), hot.accesses, hot.examples) == ([3], 0.8, 0.8)
+    found = het_tf.data.hot_batches(data, lambda x: x.ids, hot, batch_size=2)
+    assert [e.batch.label.numpy().tolist() for e in found] == [[2], [0, 1], [3, 4]]
 
 
 def test_fit_without_a_cluster_says_what_it_needs():

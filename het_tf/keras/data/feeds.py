@@ -451,18 +451,18 @@ class SynchronousFiller(Filler):
         """Schedules the next round, if none runs. With `stop`, only if no step was made yet."""
         if self._runner.in_flight:
             return
+        members = self._rounds.live_workers
         if self._steps:
-            self._end_round()
+            self._end_round(members)
         if stop and self._data.has_begun:
             return
-        members = self._rounds.live_workers
         work, self._refused = self._refused[:members], self._refused[members:]
         if len(work) < members:
             work += self._data.next_round(members - len(work))
         if not work:
             return
         self._rounds.begin(len(work))
-        turns = self._rounds.turns(self._replicas.steps_together, self._planned_step)
+        turns = self._rounds.turns(self._replicas.steps_together, self._planned_step(members))
         try:
             for each, turn in zip(work, turns, strict=True):
                 self._runner.schedule(self._fn, (*each.args, turn), each)
@@ -470,11 +470,10 @@ class SynchronousFiller(Filler):
             self._rounds.abort()  # Those that were scheduled would wait for the others.
             raise
 
-    @property
-    def _planned_step(self) -> int:
+    def _planned_step(self, live_workers: int) -> int:
         """Step of the plan that all workers come to next. -1: there is none, or it differs."""
         steps = set(self._plan_steps.values())
-        is_known = len(self._plan_steps) == self._rounds.live_workers
+        is_known = len(self._plan_steps) == live_workers
         return steps.pop() if is_known and len(steps) == 1 else -1
 
     def finished(self, work: Work, worker: int, steps: int, refused: bool, plan_step: int) -> None:
@@ -488,10 +487,10 @@ class SynchronousFiller(Filler):
             self._data.finished(work, worker, steps)
         self._steps.append(-1 if refused else steps)
 
-    def _end_round(self) -> None:
+    def _end_round(self, live_workers: int) -> None:
         steps, self._steps = self._steps, []
         self._replicas.note_together(max(0, *steps))
-        if min(steps) < max(steps) or len(steps) < self._rounds.live_workers:
+        if min(steps) < max(steps) or len(steps) < live_workers:
             self._replicas.restart()  # Some workers lack steps, or have begun since.
 
 
