@@ -11,15 +11,17 @@ import tensorflow as tf
 from het_tf.data.ids import batch_size_of, tables_of
 from het_tf.runtime.current_strategy import is_synchronous
 from het_tf.runtime.planned_batch import PhasedBatch
+from het_tf.runtime.validation import INT64_MAX, check_integer, check_number
 
 _COUNTED_AT_ONCE = 1 << 22  # ids
+_MOST_PHASE_BATCHES = 1 << 20
 
 
 class HotRows(NamedTuple):
     """Rows that most examples need.
 
     Attributes:
-      keys: ids of the rows, one sorted int64 array for each table.
+      keys: ids of the rows, one int64 array for each table.
       accesses: share of the sample's ids that are among `keys`.
       examples: share of the sample's examples whose ids are all among `keys`.
     """
@@ -51,10 +53,8 @@ def hot_rows(
     Raises:
       ValueError: an argument is out of range, or the dataset has no ids or is infinite.
     """
-    if budget < 1:
-        raise ValueError(f"budget must be at least 1, not {budget!r}")
-    if not 0 < sample <= 1:
-        raise ValueError(f"sample must be above 0 and at most 1, not {sample!r}")
+    budget = check_integer("budget", budget, 1, INT64_MAX)
+    sample = check_number("sample", sample, 1e-6, 1)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError("hot_rows: the dataset is infinite; give it dataset.take(n)")
     sampled = dataset.shard(max(1, round(1 / sample)), 0)
@@ -121,8 +121,10 @@ def hot_batches(
             " rows alone"
         )
     size = batch_size_of(dataset, batch_size, "hot_batches")
-    if phase_batches < 1:
-        raise ValueError(f"phase_batches must be at least 1, not {phase_batches!r}")
+    phase_batches = check_integer("phase_batches", phase_batches, 1, _MOST_PHASE_BATCHES)
+    if not isinstance(hot, HotRows):
+        raise ValueError(f"hot must be a het_tf.data.HotRows, not {hot!r}")
+    keys = tuple(np.unique(np.asarray(each, np.int64)) for each in hot.keys)
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape[1:].is_fully_defined():
             raise ValueError(
@@ -136,7 +138,7 @@ def hot_batches(
 
     def split(left: tuple[Any, Any], chunk: tuple[Any, tf.Tensor]) -> tuple[Any, Any]:
         examples, is_last = chunk
-        is_hot = _is_hot(hot.keys, ids, examples)
+        is_hot = _is_hot(keys, ids, examples)
         others = _concat(left[0], _select(examples, tf.logical_not(is_hot)))
         hots = _concat(left[1], _select(examples, is_hot))
         (others, more_others), (hots, more_hots) = (_cut(x, most, is_last) for x in (others, hots))

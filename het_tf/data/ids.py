@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from het_tf.runtime.validation import INT64_MAX, check_integer
+
 
 def tables_of(ids: Callable[..., Any], element: Any) -> list[tf.Tensor]:
     """Returns the ids that each table looks up for a batch, int64 [batch, columns].
@@ -16,13 +18,16 @@ def tables_of(ids: Callable[..., Any], element: Any) -> list[tf.Tensor]:
       element: a batch.
 
     Raises:
-      ValueError: a tensor of ids has another shape.
+      ValueError: a tensor of ids has another shape or dtype.
     """
     # As tf.data calls functions: a NamedTuple is one argument.
     found = ids(*element) if type(element) is tuple else ids(element)
     parts = []
     for part in tf.nest.flatten(found):
-        keys = tf.cast(tf.convert_to_tensor(part), tf.int64)
+        keys = tf.convert_to_tensor(part)
+        if not keys.dtype.is_integer:
+            raise ValueError(f"ids must return integers, not {keys.dtype.name}")
+        keys = tf.cast(keys, tf.int64)
         if keys.shape.rank == 1:
             keys = keys[:, tf.newaxis]
         if keys.shape.rank != 2 or keys.shape[1] is None:
@@ -40,8 +45,8 @@ def batch_size_of(dataset: tf.data.Dataset, given: int | None, name: str) -> int
     Raises:
       ValueError: both are unknown. The message names the function `name`.
     """
-    if given is not None and given < 1:
-        raise ValueError(f"batch_size must be at least 1, not {given!r}")
+    if given is not None:
+        given = check_integer("batch_size", given, 1, INT64_MAX)
     spec = tf.nest.flatten(dataset.element_spec)[0]
     size = given or (spec.shape[0] if spec.shape.rank else None)
     if not size:

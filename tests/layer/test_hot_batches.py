@@ -48,7 +48,7 @@ def test_hot_rows_are_those_of_all_layers_that_occur_most():
 @pytest.mark.parametrize("n", [203, 3, 0])
 def test_each_example_is_in_one_batch_of_its_kind(n):
     x, y = examples(n)
-    hot = het_tf.data.HotRows((np.arange(1, 4), np.arange(1, 6)), 0.0, 0.0)
+    hot = het_tf.data.HotRows((np.arange(1, 4)[::-1], np.arange(1, 6)), 0.0, 0.0)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
     elements = list(het_tf.data.hot_batches(dataset, ids, hot, batch_size=BATCH, phase_batches=3))
     seen, runs, open_phase = [], [], []
@@ -82,9 +82,10 @@ def test_each_example_is_in_one_batch_of_its_kind(n):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"phase_batches": 0}, "phase_batches must be at least 1, not 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"phase_batches": 0}, "phase_batches must be an integer from 1 to 1048576, not 0"),
+        ({"batch_size": 0}, "batch_size must be an integer from 1 to .*, not 0"),
         ({"batch_size": None}, "give hot_batches the batch_size"),
+        ({"hot": [3]}, r"hot must be a het_tf.data.HotRows, not \[3\]"),
         ({"hot": het_tf.data.HotRows((np.arange(2),), 0.0, 0.0)}, "hot has rows of 1 layers"),
         (
             {
@@ -111,14 +112,15 @@ def test_bad_arguments_are_named(arguments, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"budget": 0}, "budget must be at least 1, not 0"),
-        ({"sample": 0}, "sample must be above 0 and at most 1, not 0"),
+        ({"budget": 0}, "budget must be an integer from 1 to .*, not 0"),
+        ({"sample": 0}, "sample must be a number from 1e-06 to 1, not 0"),
+        ({"ids": lambda x: tf.cast(x, tf.float32)}, "ids must return integers, not float32"),
     ],
 )
 def test_bad_arguments_of_hot_rows_are_named(arguments, said):
-    dataset = tf.data.Dataset.range(8).batch(2)
+    dataset = tf.data.Dataset.range(8, output_type=tf.int32).batch(2)
     with pytest.raises(ValueError, match=said):
-        het_tf.data.hot_rows(dataset, lambda x: x, **{"budget": 3, **arguments})
+        het_tf.data.hot_rows(dataset, **{"ids": lambda x: x, "budget": 3, **arguments})
 
 
 def test_hot_rows_need_a_finite_dataset_with_ids():
