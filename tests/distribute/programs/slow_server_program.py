@@ -6,6 +6,7 @@ Run by test_slow_servers.py: without arguments, or with --loaded.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -72,7 +73,8 @@ def under_load(cluster, strategy, model, data):
     (core,) = os.sched_getaffinity(0)
     for pid in (os.getpid(), *(cluster.process("worker", i).pid for i in range(2))):
         for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), range(os.cpu_count()))
+            with contextlib.suppress(ProcessLookupError):  # A thread may end meanwhile.
+                os.sched_setaffinity(int(thread.name), range(os.cpu_count()))
     spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     busy = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(LOAD)]
     try:
