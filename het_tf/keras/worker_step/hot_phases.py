@@ -72,12 +72,14 @@ class HotPhases:
             with tf.control_dependencies([lookup.ticket for lookup in made]):
                 return tf.constant(False)
 
-        # A hot phase may follow a hot phase. The updates of the first travel with the fetch.
+        # A hot phase may follow a hot phase. The updates of the first travel with the fetch. The
+        # fetched rows stay in the caches, because the caches already keep updates.
         ended = keep_ops(tf.logical_and(phased.hot, tf.logical_not(begins)))
-        if self._find_keys is not None:
-            with tf.control_dependencies(ended):
-                # A loop, because tf.cond does not pass on captures from the function's caller.
-                more = tf.identity(begins)
-                ended = tf.while_loop(lambda more: more, fetch, [more], parallel_iterations=1)
-        with tf.control_dependencies(tf.nest.flatten(ended)):
-            return keep_ops(phased.hot)
+        with tf.control_dependencies(ended):
+            begun = keep_ops(phased.hot)
+        if self._find_keys is None:
+            return begun
+        with tf.control_dependencies(begun):
+            # A loop, because tf.cond does not pass on captures from the function's caller.
+            more = tf.identity(begins)
+            return [tf.while_loop(lambda more: more, fetch, [more], parallel_iterations=1)]

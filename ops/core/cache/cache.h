@@ -161,7 +161,8 @@ class Cache : public RowCache, public std::enable_shared_from_this<Cache> {
   void Trim() HET_REQUIRES(mutex_);
   void Enqueue(uint32_t slot) HET_REQUIRES(mutex_);
   void Dismiss(uint32_t slot) HET_REQUIRES(mutex_);
-  int64_t MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full) HET_REQUIRES(mutex_);
+  int64_t MakeMissing(Ticket* ticket, bool all_stay, std::vector<char>* asks_in_full)
+      HET_REQUIRES(mutex_);
   bool Watches(int shard) HET_REQUIRES(mutex_);
   void Unwatch(Line* line) HET_REQUIRES(mutex_);
   void Ask(uint32_t slot, bool in_full, int64_t read_bound, Questions* questions)

@@ -14,9 +14,10 @@
 
 namespace het_tf {
 
-// Lines for the keys that have none. asks_in_full: (num_keys), out: whether the step asks for the
-// whole row of a line that is not full. Returns how many ids have no full line.
-int64_t Cache::MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full) {
+// Lines for the keys that have none. all_stay: rows that are trained alone come once.
+// asks_in_full: (num_keys), out: whether the step asks for the whole row of a line that is not
+// full. Returns how many ids have no full line.
+int64_t Cache::MakeMissing(Ticket* ticket, bool all_stay, std::vector<char>* asks_in_full) {
   const UniqueIds& ids = ticket->ids();
   asks_in_full->resize(ids.num_keys());
   int64_t missed = 0;
@@ -30,9 +31,11 @@ int64_t Cache::MakeMissing(Ticket* ticket, std::vector<char>* asks_in_full) {
     missed += ids.count(u);
     const int count = admission_.Missed(ids.hashes[u]);
     if (slot == Line::kNone) slot = store_.Make(ids.keys[u], ids.hashes[u], count);
-    if (admission_.Admits(count, store_.has_room())) store_.line(slot)->set(Line::kStays);
+    if (all_stay || admission_.Admits(count, store_.has_room())) {
+      store_.line(slot)->set(Line::kStays);
+    }
     // A row that nobody has updated costs nothing, so what stays need not be asked for in full.
-    if (store_.line(slot)->has(Line::kStays) && admission_.Affords()) {
+    if (store_.line(slot)->has(Line::kStays) && (all_stay || admission_.Affords())) {
       (*asks_in_full)[u] = 1;
       admission_.Ask(1);
     }
@@ -55,12 +58,13 @@ Status Cache::Lookup(const LookupIds& ids, bool fresh, const ParallelFor& parall
   const Store::Found found = store_.Find(keys, parallel_for, &made->slots_);
   if (!store_.has_room()) admission_.Fill(store_.capacity());
   std::vector<char> asks_in_full;  // (num_keys); empty: all lines are full
-  const int64_t missed = found.full < keys.num_keys() ? MakeMissing(made.get(), &asks_in_full) : 0;
+  // Whoever keeps updates trains alone, unless the steps of all count as one.
+  const bool is_alone = keeps_updates_ && !config_.synchronous;
+  int64_t missed = 0;
+  if (found.full < keys.num_keys()) missed = MakeMissing(made.get(), is_alone, &asks_in_full);
   Trim();
   CountLookup(keys.num_ids(), keys.num_keys(), found.full, keys.num_ids() - missed, &counters_);
 
-  // Whoever keeps updates trains alone, unless the steps of all count as one.
-  const bool is_alone = keeps_updates_ && !config_.synchronous;
   int64_t read_bound = is_alone ? kUnbounded : config_.read_bound;
   if (fresh || config_.capacity == 0) read_bound = 0;
   std::vector<Questions> questions(num_shards());

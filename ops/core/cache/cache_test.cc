@@ -226,6 +226,7 @@ TEST(CacheTest, WhoKeepsUpdatesTrainsAloneUntilThisEnds) {
       EXPECT_EQ(room.num_requests(), 0);
     }
     EXPECT_EQ(cluster.Read(0, {4}), Floats{0});  // a row that is not here is fetched
+    EXPECT_EQ(cluster.Lookup(0, {4}).num_requests(), 0) << "and stays";
     EXPECT_EQ(cluster.count(CacheCounter::kPending), 20);
     EXPECT_EQ(cluster.Rows().at(1).value, Floats{-12});
     ASSERT_OK(cluster.cache(0)->KeepUpdates(false));
