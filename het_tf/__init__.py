@@ -13,6 +13,7 @@ from het_tf import (
     layers,
     ops,
     optimizers,
+    planner,
     serving,
 )
 from het_tf.cache_config import CacheConfig
@@ -38,6 +39,7 @@ __all__ = [
     "layers",
     "ops",
     "optimizers",
+    "planner",
     "serving",
 ]
 __version__ = "0.1.0"

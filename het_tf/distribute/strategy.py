@@ -65,6 +65,7 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         back_within: float = 600.0,
         exactly_once: bool = False,
         synchronous: bool = False,
+        plan: Any = None,
     ):
         """Connects to the cluster. Waits until every task answers, and logs the missing tasks.
 
@@ -95,6 +96,8 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             strategies: `het_tf.keras.Model.fit` trains with the gradient of the mean loss over the
             batches of all workers, and every step sees all steps before it. Staleness bounds are
             then 0.
+          plan: a `het_tf.planner.Plan` for this cluster. Layers whose `CacheConfig` has no capacity
+            get the plan's, and tables are on the servers that the plan has for them.
 
         Raises:
           TypeError: `cluster_resolver` is not a cluster resolver.
@@ -129,11 +132,15 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 ("exactly_once", exactly_once, False),
                 ("dense_staleness", "auto" if self.dense_is_auto else dense_staleness, "auto"),
                 ("dense_wire_dtype", dense_wire_dtype, "float32"),
+                ("plan", plan, None),
             ):
                 if value != default:
                     raise ValueError(f"{name} = {value!r} and synchronous=True exclude each other")
         self.closure_numbers = ClosureNumbers()
         self._addresses = _checked_addresses(cluster_resolver)
+        self.plan = plan
+        if plan is not None:
+            plan.check_servers(self.num_ps)
         self._address = cluster_resolver.cluster_spec().as_dict().get("chief", [""])[0]
         self._closed = False
         self._local_cluster = getattr(cluster_resolver, "local_cluster", None)

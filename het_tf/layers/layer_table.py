@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ class LayerTable:
         self.first_values = first_values
         self._strategy: tf.distribute.Strategy | None = None
         self._devices: list[str] = []
+        self._planned: Any = None  # `het_tf.planner.TablePlan`
         self._table: EmbeddingTable | None = None
         self._worker_cache: WorkerCache | None = None
 
@@ -46,15 +48,22 @@ class LayerTable:
         """
         self._devices = parameter_servers(strategy)
         self._strategy = strategy if self._devices else None
+        plan = getattr(self._strategy, "plan", None)
+        if plan is not None:
+            self._planned = plan.table_of(self._layer.path, self._layer.name)
+            self._devices = [self._devices[server] for server in self._planned.servers]
         if not self._devices:
             warn_of_idle_cluster(f"Layer {self._layer.name!r} is built")
 
     @property
     def cache(self) -> CacheConfig | None:
         """The config of the workers' caches, where the table was placed. None: without a cache."""
-        if self._layer.cache != "auto":
-            return self._layer.cache
-        return CacheConfig() if hasattr(self._strategy, "held") else None
+        cache = self._layer.cache
+        if cache == "auto":
+            cache = CacheConfig() if hasattr(self._strategy, "held") else None
+        if self._planned is not None and cache is not None and cache.capacity is None:
+            cache = dataclasses.replace(cache, capacity=self._planned.capacity)
+        return cache
 
     @property
     def exists(self) -> bool:

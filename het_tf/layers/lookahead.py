@@ -16,7 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from het_tf.runtime.broadcast import cluster_devices
 from het_tf.tables.exchange import Exchange
 from het_tf.tables.worker_cache import WorkerCache, install_complete_op
 
@@ -62,7 +61,7 @@ class Room:
             cache.make_room_op(tf.identity(ticket))
             for cache, (_, ticket) in zip(caches, self._lookups, strict=True)
         ]
-        exchange = Exchange(cluster_devices("ps"), [cache.table for cache in caches])
+        exchange = Exchange([cache.table for cache in caches])
 
         def send(_: tf.Tensor) -> list[tf.Tensor]:
             replies = exchange.send_op([requests for *_, requests in begun])

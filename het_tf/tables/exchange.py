@@ -11,7 +11,11 @@ from het_tf import ops
 
 
 class Party(Protocol):
-    """A participant of an exchange that has one shard on each parameter server, such as a table."""
+    """A participant of an exchange, such as a table."""
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """Parameter servers of its shards, in the order of the shards."""
 
     def serve_op(self, shard: int, request: tf.Tensor) -> tf.Tensor:
         """Returns a shard's reply to a request. Runs on the shard's server. Both uint8 [bytes]."""
@@ -20,15 +24,15 @@ class Party(Protocol):
 class Exchange:
     """Sends the requests of several parties to the parameter servers and returns the replies."""
 
-    def __init__(self, devices: Sequence[str], parties: Sequence[Party]):
-        """Stores the arguments and sends nothing.
-
-        Args:
-          devices: devices of the parameter servers, in the order of the shards.
-          parties: senders of requests, in the order of the requests in `send_op`.
-        """
-        self._devices = tuple(devices)
+    def __init__(self, parties: Sequence[Party]):
+        """Stores the parties, in the order of the requests in `send_op`. Sends nothing."""
         self._parties = tuple(parties)
+        self._devices = tuple(dict.fromkeys(d for party in parties for d in party.devices))
+        # For each device: the parties that have a shard there, and the numbers of the shards.
+        self._shards = [
+            [(p, party.devices.index(d)) for p, party in enumerate(parties) if d in party.devices]
+            for d in self._devices
+        ]
         self._functions: dict[int, Any] = {}
 
     def send_op(self, requests: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
@@ -50,40 +54,41 @@ class Exchange:
         Returns:
           Scalar variant for `receive_op`. A caller may drop it without waiting for the replies.
         """
-        by_shard = list(zip(*requests, strict=True))
-        if len(self._parties) == 1:
-            messages = [request for (request,) in by_shard]
-        else:
-            messages = [ops.pack_frames(frames) for frames in by_shard]
+        frames = [[requests[party][shard] for party, shard in here] for here in self._shards]
         return ops.call_servers(
-            messages,
+            [each[0] if len(each) == 1 else ops.pack_frames(each) for each in frames],
             devices=self._devices,
-            functions=[self._function(shard) for shard in range(len(self._devices))],
+            functions=[self._function(device) for device in range(len(self._devices))],
         )
 
     def receive_op(self, calls: tf.Tensor) -> list[list[tf.Tensor]]:
         """Waits for the replies to `call_op`. Returns them as `send_op` does."""
-        replies = ops.await_replies(calls, n=len(self._devices))
-        if len(self._parties) == 1:
-            return [replies]
-        frames = [ops.unpack_frames(reply, n=len(self._parties)) for reply in replies]
-        return [list(party) for party in zip(*frames, strict=True)]
+        messages = ops.await_replies(calls, n=len(self._devices))
+        replies: dict[tuple[int, int], tf.Tensor] = {}
+        for here, message in zip(self._shards, messages, strict=True):
+            frames = [message] if len(here) == 1 else ops.unpack_frames(message, n=len(here))
+            replies |= dict(zip(here, frames, strict=True))
+        return [
+            [replies[p, shard] for shard in range(len(party.devices))]
+            for p, party in enumerate(self._parties)
+        ]
 
-    def _function(self, shard: int) -> Any:
-        if shard not in self._functions:
-            parties = self._parties
+    def _function(self, device: int) -> Any:
+        if device not in self._functions:
+            here = [(self._parties[party], shard) for party, shard in self._shards[device]]
 
             @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8)], autograph=False)
             def serve(message: tf.Tensor) -> tf.Tensor:
-                if len(parties) == 1:
-                    return parties[0].serve_op(shard, message)
-                requests = ops.unpack_frames(message, n=len(parties))
+                if len(here) == 1:
+                    ((party, shard),) = here
+                    return party.serve_op(shard, message)
+                requests = ops.unpack_frames(message, n=len(here))
                 return ops.pack_frames(
                     [
                         party.serve_op(shard, request)
-                        for party, request in zip(parties, requests, strict=True)
+                        for (party, shard), request in zip(here, requests, strict=True)
                     ]
                 )
 
-            self._functions[shard] = serve.get_concrete_function()
-        return self._functions[shard]
+            self._functions[device] = serve.get_concrete_function()
+        return self._functions[device]

@@ -127,7 +127,7 @@ class EmbeddingTable:
         self.time: int | None = None
         deferred_destroy.destroy_all()
         self._handles = [self._create(shard) for shard in range(self.num_shards)]
-        self._exchange = Exchange(self.devices, [self])
+        self._exchange = Exchange([self])
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         if self.devices and (strategy := current_strategy()) is not None:
@@ -469,7 +469,7 @@ class EmbeddingTable:
         for shard, device in enumerate(self.devices):
             if device in devices:
                 self._handles[shard] = self._create(shard)
-        self._exchange = Exchange(self.devices, [self])
+        self._exchange = Exchange([self])
         vars(self).pop("_remote_lookup", None)
 
     def add_cache(self, cache: Any) -> None:

@@ -20,8 +20,9 @@ BYTES = tf.TensorSpec([None], tf.uint8)
 class Echo:
     """Adds its shard and ten times its number to the bytes it is asked."""
 
-    def __init__(self, number: int = 0):
+    def __init__(self, number: int = 0, servers: slice = slice(None)):
         self._number = number
+        self.devices = cluster_devices("ps")[servers]
 
     def serve_op(self, shard, request):
         return request + tf.cast(10 * self._number + shard, tf.uint8)
@@ -29,6 +30,9 @@ class Echo:
 
 class Refuses:
     """Has an error for an answer."""
+
+    def __init__(self):
+        self.devices = cluster_devices("ps")
 
     def serve_op(self, shard, request):
         return tf.ensure_shape(request, [1000 + shard])
@@ -45,14 +49,17 @@ def message(*values):
 
 
 def test_every_party_gets_what_its_shards_answered(strategy):
-    exchange = Exchange(cluster_devices("ps"), [Echo(0), Echo(1)])
+    # The last two have one shard each.
+    exchange = Exchange([Echo(0), Echo(1), Echo(2, slice(1, 2)), Echo(3, slice(0, 1))])
 
     def closure():
-        replies = exchange.send_op([[message(5), message(6, 7)], [message(), message(8)]])
+        replies = exchange.send_op(
+            [[message(5), message(6, 7)], [message(), message(8)], [message(1)], [message(2)]]
+        )
         return tf.concat([tf.concat(party, 0) for party in replies], 0), tf.size(replies[1][0])
 
     replies, nothing = call_on_a_worker(strategy, closure)
-    np.testing.assert_array_equal(replies, [5, 7, 8, 19])
+    np.testing.assert_array_equal(replies, [5, 7, 8, 19, 21, 32])
     assert nothing == 0
 
 
@@ -148,7 +155,7 @@ def test_what_holds_no_calls_is_refused():
 
 
 def test_replies_are_awaited_from_all_who_were_called(strategy):
-    exchange = Exchange(cluster_devices("ps"), [Echo()])
+    exchange = Exchange([Echo()])
 
     def closure():
         return ops.await_replies(exchange.call_op([[message(1), message(2)]]), n=3)
@@ -158,7 +165,7 @@ def test_replies_are_awaited_from_all_who_were_called(strategy):
 
 
 def test_who_is_asked_nothing_is_not_called(strategy):
-    exchange = Exchange(cluster_devices("ps"), [Refuses()])
+    exchange = Exchange([Refuses()])
 
     def closure():
         ((first, second),) = exchange.send_op([[message(), message()]])
@@ -168,7 +175,7 @@ def test_who_is_asked_nothing_is_not_called(strategy):
 
 
 def test_the_error_of_a_server_is_the_error(strategy):
-    exchange = Exchange(cluster_devices("ps"), [Refuses()])
+    exchange = Exchange([Refuses()])
 
     def closure():
         return exchange.send_op([[message(1), message(2, 3)]])
@@ -194,12 +201,11 @@ def test_lists_of_unequal_length(strategy, devices, count):
 
 def test_first_calls_beside_large_ones(strategy):
     """Registering a function while another call is being sent: a race in TensorFlow 2.21."""
-    devices = cluster_devices("ps")
     large, loops, rounds = 1 << 20, 4, 8
 
     def closure():
         def loop(number):
-            exchanges = [Exchange(devices, [Echo(number)]) for _ in range(rounds)]
+            exchanges = [Exchange([Echo(number)]) for _ in range(rounds)]
             wrong = tf.constant(0)
 
             def turn(i, wrong):

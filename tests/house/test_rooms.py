@@ -21,6 +21,7 @@ ROOMS = [
     ["checkpoint", "server"],
     ["export", "interop"],
     ["serving", "keras", "datasets", "data"],
+    ["planner"],
 ]
 LINE = {room: line for line, rooms in enumerate(ROOMS) for room in rooms}
 

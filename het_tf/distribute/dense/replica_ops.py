@@ -76,6 +76,7 @@ class ReplicaOps:
 
     Attributes:
       name: unique name.
+      devices: the parameter servers.
     """
 
     _make_handle: Callable[[], tf.Tensor]
@@ -97,7 +98,8 @@ class ReplicaOps:
             for i, native in enumerate(natives)
         ]
         self._copy = copy
-        self._exchange = Exchange(copy.servers, [self])
+        self.devices = copy.servers
+        self._exchange = Exchange([self])
 
     @property
     def variables(self) -> dict[int, ReplicaVariable]:

@@ -21,7 +21,6 @@ from het_tf.distribute.dense.replicas import DenseReplicas
 from het_tf.keras.worker_step.dense_variables import is_seed
 from het_tf.layers import lookahead
 from het_tf.layers.embedding import HetEmbedding, embeddings_of
-from het_tf.runtime.broadcast import cluster_devices
 from het_tf.tables.exchange import Exchange
 from het_tf.tables.table import EmbeddingTable
 from het_tf.tables.worker_cache import WorkerCache, install_complete_op
@@ -299,7 +298,7 @@ class StepLookups:
             messages.append(dense_requests)
         if not parties:
             return Calls(None, [])
-        exchange = Exchange(cluster_devices("ps"), parties)
+        exchange = Exchange(parties)
         return Calls(exchange, [exchange.call_op(messages), *dense])
 
     def receive_op(self, calls: Calls) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
@@ -338,7 +337,7 @@ class StepLookups:
 
         def send_op(messages: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
             if tables not in self._exchanges:
-                self._exchanges[tables] = Exchange(cluster_devices("ps"), tables)
+                self._exchanges[tables] = Exchange(tables)
             return self._exchanges[tables].send_op(messages)
 
         tickets = install_complete_op(
@@ -366,7 +365,7 @@ def commit_op(
     begun = [
         cache.commit_request_op(run, done) for cache, run in zip(caches, closures, strict=True)
     ]
-    exchange = Exchange(cluster_devices("ps"), [cache.table for cache in caches])
+    exchange = Exchange([cache.table for cache in caches])
     replies = exchange.send_op([requests for _, requests in begun])
     installed = [
         cache.install_op(ticket, reply)[0]
@@ -383,5 +382,5 @@ def write_through_op(lookups: list[lookahead.Lookup]) -> None:
     if not caches:
         return
     tickets, requests = zip(*(cache.flush_request_op() for cache in caches), strict=True)
-    exchange = Exchange(cluster_devices("ps"), [cache.table for cache in caches])
+    exchange = Exchange([cache.table for cache in caches])
     install_complete_op(caches, tickets, exchange.send_op(requests), exchange.send_op)

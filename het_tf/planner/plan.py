@@ -1,0 +1,380 @@
+"""Plans: what every table gets, and what a step will cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from het_tf.layers.embedding import embeddings_of
+from het_tf.planner.cost import Calibration, Step, seconds_by_part
+from het_tf.planner.replay import Traffic, replay
+from het_tf.planner.statistics import Statistics
+from het_tf.planner.tables import EmbeddingConfig, tables_of
+from het_tf.planner.topology import Constraints, Topology
+from het_tf.runtime.quantities import bytes_text
+from het_tf.runtime.validation import INT32_MAX, check_integer, check_number
+
+_VERSION = 1
+_DENSE_INTERVAL = 64  # steps between exchanges of a grown network's dense variables
+_FLOAT_BYTES = 4
+
+
+class DoesNotFitError(ValueError):
+    """The tables need more memory than the topology has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlan:
+    """What a plan says of one table.
+
+    Attributes:
+      servers: indexes of the parameter servers that store the table.
+      capacity: rows of a worker's cache. None: no cache.
+      rows: number of rows of the table.
+      traffic: what a step of one worker costs.
+    """
+
+    servers: tuple[int, ...]
+    capacity: int | None
+    rows: int
+    traffic: Traffic
+
+    @property
+    def server_bytes(self) -> float:
+        """Memory of all rows on the servers together."""
+        return self.rows * self.traffic.server_row_bytes
+
+    @property
+    def worker_bytes(self) -> float:
+        """Memory of a worker's cache when it is full."""
+        return min(self.capacity or 0, self.rows) * self.traffic.worker_row_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A plan from `plan`.
+
+    Attributes:
+      topology: the cluster.
+      batch_size: examples of a step of one worker.
+      tables: plan of every table, by the name of its layer.
+      parts: shortest time of a step that each part of the cluster allows, in seconds. See
+        `het_tf.planner.cost.seconds_by_part`.
+      bytes_up: bytes of a worker's step to each server, with those of the dense variables.
+      bytes_down: the same from each server.
+    """
+
+    topology: Topology
+    batch_size: int
+    tables: Mapping[str, TablePlan]
+    parts: Mapping[str, float]
+    bytes_up: Sequence[float]
+    bytes_down: Sequence[float]
+
+    @property
+    def step_seconds(self) -> float:
+        """Time of a step of one worker."""
+        return max(self.parts.values())
+
+    @property
+    def bound(self) -> str:
+        """The part of the cluster that bounds the step: a key of `parts`."""
+        return max(self.parts, key=self.parts.__getitem__)
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples that all workers train in a second."""
+        return self.topology.workers * self.batch_size / self.step_seconds
+
+    @property
+    def server_bytes(self) -> list[float]:
+        """Memory of the rows of every server."""
+        used = [0.0] * self.topology.servers
+        for table in self.tables.values():
+            for server in table.servers:
+                used[server] += table.server_bytes / len(table.servers)
+        return used
+
+    @property
+    def imbalance(self) -> float:
+        """Bytes of the busiest server's messages, divided by the mean of all servers."""
+        each = np.add(self.bytes_up, self.bytes_down)
+        return float(each.max() / each.mean())
+
+    def table_of(self, *names: str) -> TablePlan:
+        """Returns the plan of a table that has one of these names.
+
+        Raises:
+          ValueError: the plan has none of the names.
+        """
+        for name in names:
+            if name in self.tables:
+                return self.tables[name]
+        raise ValueError(f"the plan has no table {names[0]!r}, but {sorted(self.tables)}")
+
+    def check_servers(self, servers: int) -> None:
+        """Raises a ValueError if the plan is for another number of parameter servers."""
+        if servers != self.topology.servers:
+            raise ValueError(
+                f"plan is for {self.topology.servers} parameter servers, but the cluster has"
+                f" {servers}"
+            )
+
+    def report(self) -> str:
+        """Returns tables of the servers, the layers and the time of a step, as text."""
+        from het_tf.planner.report import report
+
+        return report(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON, for `load`."""
+        content = dataclasses.asdict(self) | {"version": _VERSION}
+        part = f"{os.fspath(path)}.part"
+        with open(part, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads a file of `save`.
+
+        Raises:
+          ValueError: the file has no plan, or one of another version.
+        """
+        with open(path, encoding="utf-8") as file:
+            try:
+                content = json.load(file)
+                if content.pop("version") != _VERSION:
+                    raise ValueError("another version")
+                content["topology"] = Topology(**content["topology"])
+                content["tables"] = {
+                    name: TablePlan(
+                        tuple(table["servers"]),
+                        table["capacity"],
+                        table["rows"],
+                        Traffic(**table["traffic"]),
+                    )
+                    for name, table in content["tables"].items()
+                }
+                for name in ("bytes_up", "bytes_down"):
+                    content[name] = tuple(content[name])
+                return cls(**content)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{os.fspath(path)} has no plan of het_tf: {error}") from error
+
+
+class Planner:
+    """Makes plans of one training for several clusters. Replays that they share run once."""
+
+    def __init__(
+        self,
+        model_or_configs: keras.Model | Sequence[EmbeddingConfig],
+        statistics: Statistics,
+        batch_size: int,
+        *,
+        step_seconds: float,
+        constraints: Mapping[str, Constraints] | None = None,
+        steps_per_epoch: int | None = None,
+        dense_parameters: int | None = None,
+        calibration: Calibration | None = None,
+    ):
+        """Checks and stores the arguments, which are those of `plan`."""
+        tables = tables_of(model_or_configs)
+        missing = tables.keys() - statistics.tables.keys()
+        if missing:
+            raise ValueError(
+                f"statistics have no ids of the tables {sorted(missing)}, only of"
+                f" {sorted(statistics.tables)}"
+            )
+        self._constraints = dict(constraints or {})
+        unknown = self._constraints.keys() - tables.keys()
+        if unknown:
+            raise ValueError(
+                f"constraints name {sorted(unknown)}, but the tables are {sorted(tables)}"
+            )
+        check_number("step_seconds", step_seconds, 1e-9, 1e6)
+        if steps_per_epoch is not None:
+            check_integer("steps_per_epoch", steps_per_epoch, 1, INT32_MAX, " or None")
+        if dense_parameters is None:
+            dense_parameters = _dense_parameters(model_or_configs)
+        self._tables, self._statistics = tables, statistics.tables
+        self._batch_size = batch_size
+        self._batches_per_step = _batches_per_step(statistics, batch_size)
+        self._step_seconds, self._steps_per_epoch = step_seconds, steps_per_epoch
+        self._dense_parameters = dense_parameters
+        self._calibration = calibration or Calibration()
+        self._replays: dict[tuple[str, int, int | None], Traffic] = {}
+
+    def plan(self, topology: Topology) -> Plan:
+        """Returns the plan for a cluster, and raises as the function `plan`."""
+        servers = {
+            name: self._constraints.get(name, Constraints()).servers_of(name, topology)
+            for name in self._tables
+        }
+        workers = topology.workers
+        whole = {name: self._replayed(name, workers, None) for name in self._tables}
+        capacities = self._capacities(whole, topology.worker_memory)
+        planned = {}
+        for name in self._tables:
+            rows, capacity, traffic = self._statistics[name].rows, capacities[name], whole[name]
+            if capacity is not None and capacity < rows:
+                traffic = self._replayed(name, workers, capacity)
+            planned[name] = TablePlan(servers[name], capacity, rows, traffic)
+        _check_memory(planned, topology)
+        step = self._step(planned, topology)
+        parts = seconds_by_part(
+            step,
+            workers,
+            topology.bandwidth,
+            topology.latency,
+            topology.server_cores,
+            topology.shared_cores,
+        )
+        return Plan(topology, self._batch_size, planned, parts, tuple(step.up), tuple(step.down))
+
+    def _replayed(self, name: str, workers: int, capacity: int | None) -> Traffic:
+        known = name, workers, capacity
+        if known not in self._replays:
+            self._replays[known] = replay(
+                self._statistics[name],
+                self._tables[name],
+                workers,
+                capacity,
+                self._batches_per_step,
+                self._steps_per_epoch,
+            )
+        return self._replays[known]
+
+    def _capacities(self, whole: Mapping[str, Traffic], memory: float) -> dict[str, int | None]:
+        """Returns the capacity of every table's cache, in rows. None: no cache.
+
+        The caches together have the rows with the most bytes of lookups per byte of memory. This is
+        the best split of the memory, since every further row of a table has fewer lookups.
+        """
+        chosen: dict[str, int | None] = {}
+        names, gains, rows, costs = [], [], [], []
+        for name, config in self._tables.items():
+            chosen[name] = None
+            if config.cache is None:
+                continue
+            line = whole[name].worker_row_bytes
+            if config.cache.capacity is not None:
+                chosen[name] = config.cache.capacity
+                memory -= min(config.cache.capacity, self._statistics[name].rows) * line
+                continue
+            limits = self._constraints.get(name, Constraints())
+            chosen[name] = max(1, limits.min_capacity)
+            weights, counts = self._statistics[name].frequencies()
+            most = INT32_MAX if limits.max_capacity is None else limits.max_capacity
+            ends = np.minimum(np.cumsum(weights), most)
+            gain = counts * config.dim / line
+            gain[ends <= limits.min_capacity] = np.inf
+            names.append(np.full(len(weights), name))
+            gains.append(gain)
+            rows.append(np.diff(ends, prepend=0.0))
+            costs.append(rows[-1] * line)
+        if names:
+            order = np.argsort(-np.concatenate(gains), kind="stable")
+            fitting = np.count_nonzero(np.cumsum(np.concatenate(costs)[order]) <= memory)
+            of_table, of_rows = (np.concatenate(x)[order[:fitting]] for x in (names, rows))
+            for name in np.unique(of_table).tolist():
+                chosen[name] = max(chosen[name], int(of_rows[of_table == name].sum()))
+        return chosen
+
+    def _step(self, planned: Mapping[str, TablePlan], topology: Topology) -> Step:
+        servers, calibration = topology.servers, self._calibration
+        dense = _FLOAT_BYTES * self._dense_parameters / _DENSE_INTERVAL / servers
+        up, down, server_cpu = np.full(servers, dense), np.full(servers, dense), np.zeros(servers)
+        for table in planned.values():
+            mine = list(table.servers)
+            up[mine] += table.traffic.bytes_up / len(mine)
+            down[mine] += table.traffic.bytes_down / len(mine)
+            server_cpu[mine] += table.traffic.server_seconds / len(mine)
+        server_cpu += calibration.server_message + calibration.server_byte * (up + down)
+        handling = calibration.worker_step + calibration.worker_message * servers
+        handling += calibration.worker_byte * float(up.sum() + down.sum())
+        return Step(
+            compute=self._step_seconds,
+            handling_worker=handling,
+            handling_servers=server_cpu.tolist(),
+            chief=calibration.chief_step,
+            down=down.tolist(),
+            up=up.tolist(),
+            ahead=True,
+        )
+
+
+def plan(
+    model_or_configs: keras.Model | Sequence[EmbeddingConfig],
+    statistics: Statistics,
+    batch_size: int,
+    topology: Topology,
+    **others: Any,
+) -> Plan:
+    """Plans the training of tables on a cluster: where rows live, and what a step will cost.
+
+        topology = het_tf.planner.Topology(workers=8, servers=2, bandwidth="10Gbit")
+        plan = het_tf.planner.plan(model, statistics, 1024, topology, step_seconds=0.02)
+        print(plan.report())
+        strategy = het_tf.distribute.HetParameterServerStrategy(resolver, plan=plan)
+
+    Hit rates and bytes are those of the caches and tables themselves, which train the traced ids
+    in this process. The memory of a worker is split over the tables, so that the caches hold the
+    rows with the most lookups per byte.
+
+    Args:
+      model_or_configs: built and compiled model, or configs of the tables.
+      statistics: statistics of the ids, by the names of the layers.
+      batch_size: examples of a step of one worker: a multiple of the batches of `statistics`.
+      topology: the cluster.
+      **others: step_seconds: CPU time of a step of one worker without messages
+          (`het_tf.planner.step_seconds` measures it).
+        constraints: constraints of tables, by the name of the layer.
+        steps_per_epoch: steps of a worker in an epoch, at whose end the caches push all updates.
+          None: epochs are so long that this does not matter.
+        dense_parameters: number of dense parameters. None: those of the model, or 0.
+        calibration: what messages cost. None: the defaults of `Calibration`.
+
+    Raises:
+      DoesNotFitError: the servers' memory does not suffice. The message has the numbers.
+      ValueError: an argument is out of range, or statistics of a table are missing.
+    """
+    return Planner(model_or_configs, statistics, batch_size, **others).plan(topology)
+
+
+def _dense_parameters(model: Any) -> int:
+    if not isinstance(model, keras.Model):
+        return 0
+    # The trainable variable of a HetEmbedding stands for its rows.
+    rows = {id(v) for layer in embeddings_of(model) for v in layer.trainable_variables}
+    return sum(int(np.prod(v.shape)) for v in model.trainable_variables if id(v) not in rows)
+
+
+def _batches_per_step(statistics: Statistics, batch_size: int) -> int:
+    check_integer("batch_size", batch_size, 1, INT32_MAX)
+    joined = max(1, round(batch_size / statistics.batch_size))
+    if abs(joined * statistics.batch_size / batch_size - 1) > 0.05:  # The last may be smaller.
+        raise ValueError(
+            f"batch_size = {batch_size} is no multiple of the {statistics.batch_size:g} examples of"
+            " a batch of the statistics"
+        )
+    return joined
+
+
+def _check_memory(planned: Mapping[str, TablePlan], topology: Topology) -> None:
+    used = [0.0] * topology.servers
+    for table in planned.values():
+        for server in table.servers:
+            used[server] += table.server_bytes / len(table.servers)
+    fullest = int(np.argmax(used))
+    if used[fullest] > topology.server_memory:
+        raise DoesNotFitError(
+            f"the rows of ps:{fullest} need {bytes_text(used[fullest])}, more than server_memory ="
+            f" {bytes_text(topology.server_memory)}. All rows need {bytes_text(sum(used))}"
+        )
