@@ -2,7 +2,7 @@
 
 from het_tf.planner.calibration import calibrate, step_seconds
 from het_tf.planner.cost import Calibration
-from het_tf.planner.plan import DoesNotFitError, Plan, TablePlan, plan
+from het_tf.planner.plan import DoesNotFitError, Plan, Planner, TablePlan, plan
 from het_tf.planner.replay import Traffic
 from het_tf.planner.statistics import Statistics, TableStatistics, statistics
 from het_tf.planner.tables import EmbeddingConfig
@@ -14,6 +14,7 @@ __all__ = [
     "DoesNotFitError",
     "EmbeddingConfig",
     "Plan",
+    "Planner",
     "Statistics",
     "TablePlan",
     "TableStatistics",

@@ -33,13 +33,13 @@ class Topology:
     bandwidth: Any = "10Gbit"
     latency: float = 1e-4
     server_cores: int = 16
-    shared_cores: int | None = None
+    shared_cores: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "servers", "server_cores"):
             check_integer(name, getattr(self, name), 1, INT32_MAX)
         if self.shared_cores is not None:
-            check_integer("shared_cores", self.shared_cores, 1, INT32_MAX, " or None")
+            check_number("shared_cores", self.shared_cores, 0.01, INT32_MAX, " or None")
         for name in ("worker_memory", "server_memory"):
             object.__setattr__(self, name, to_bytes(name, getattr(self, name)))
         if self.bandwidth is not None:

@@ -27,12 +27,14 @@ class Exchange:
     def __init__(self, parties: Sequence[Party]):
         """Stores the parties, in the order of the requests in `send_op`. Sends nothing."""
         self._parties = tuple(parties)
-        self._devices = tuple(dict.fromkeys(d for party in parties for d in party.devices))
-        # For each device: the parties that have a shard there, and the numbers of the shards.
-        self._shards = [
-            [(p, party.devices.index(d)) for p, party in enumerate(parties) if d in party.devices]
-            for d in self._devices
-        ]
+        # Receivers of messages: a device, and the how-many-th shard that a party has there.
+        shards: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for p, party in enumerate(parties):
+            for shard, device in enumerate(party.devices):
+                receiver = device, party.devices[:shard].count(device)
+                shards.setdefault(receiver, []).append((p, shard))
+        self._devices = tuple(device for device, _ in shards)
+        self._shards = list(shards.values())  # parties and numbers of their shards, by receiver
         self._functions: dict[int, Any] = {}
 
     def send_op(self, requests: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
@@ -58,7 +60,7 @@ class Exchange:
         return ops.call_servers(
             [each[0] if len(each) == 1 else ops.pack_frames(each) for each in frames],
             devices=self._devices,
-            functions=[self._function(device) for device in range(len(self._devices))],
+            functions=[self._function(receiver) for receiver in range(len(self._devices))],
         )
 
     def receive_op(self, calls: tf.Tensor) -> list[list[tf.Tensor]]:
@@ -73,9 +75,9 @@ class Exchange:
             for p, party in enumerate(self._parties)
         ]
 
-    def _function(self, device: int) -> Any:
-        if device not in self._functions:
-            here = [(self._parties[party], shard) for party, shard in self._shards[device]]
+    def _function(self, receiver: int) -> Any:
+        if receiver not in self._functions:
+            here = [(self._parties[party], shard) for party, shard in self._shards[receiver]]
 
             @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8)], autograph=False)
             def serve(message: tf.Tensor) -> tf.Tensor:
@@ -90,5 +92,5 @@ class Exchange:
                     ]
                 )
 
-            self._functions[device] = serve.get_concrete_function()
-        return self._functions[device]
+            self._functions[receiver] = serve.get_concrete_function()
+        return self._functions[receiver]

@@ -150,10 +150,12 @@ def test_a_model_has_what_the_planner_needs(found):
     assert sum(of_model.bytes_up) - sum(of_configs.bytes_up) == pytest.approx(4 * 33 / 64)
 
 
-def test_a_queueing_network_of_one_station_is_exact():
-    # Customers who always wait: the station is busy all the time.
-    assert response(10, 0.0, [2.0]) == pytest.approx(20)
-    assert response(1, 3.0, [2.0, 1.0]) == pytest.approx(6)
+def test_mean_value_analysis():
+    assert response(1, 3.0, [1.0, 2.0]) == 6  # nobody to wait for
+    assert response(7, 0.0, [2.0, 2.0, 2.0]) == pytest.approx(2 * (7 + 3 - 1))  # balanced
+    assert response(2, 0.0, [1.0, 3.0]) == pytest.approx(1 * 1.25 + 3 * 1.75)
+    assert response(500, 5.0, [1.0, 2.0]) == pytest.approx(1000, rel=1e-3)  # the slower one
+    assert response(3, 4.0, []) == 4
 
 
 def test_the_busiest_part_bounds_the_step():
