@@ -20,6 +20,7 @@ from het_tf.cache_config import CacheConfig
 from het_tf.compat import gpu_probe
 from het_tf.export import export_saved_model
 from het_tf.lifetimes import Admission, Expiry, KeyRange
+from het_tf.row_storage import Storage
 from het_tf.tables.table import EmbeddingTable, TableExport
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "EmbeddingTable",
     "Expiry",
     "KeyRange",
+    "Storage",
     "TableExport",
     "checkpoint",
     "data",

@@ -21,6 +21,7 @@ REGISTER_OP("Het>TableHandle")
     .Attr("num_shards: int >= 1 = 1")
     .Attr("row_dtype: {'float32', 'bfloat16'} = 'float32'")
     .Attr("lifetimes: string = ''")
+    .Attr("storage: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -42,6 +43,8 @@ lifetimes: Which keys get a row, and when rows expire: clauses separated by ';' 
   "given" (ages are in the unit of TableExpire's now, not in seconds), and "keys FIRST LAST", after
   which clauses are of these keys alone. Where ages are in seconds, a thread looks for expired rows
   for as long as the table exists.
+storage: Where the rows are. Empty: in memory. "memory=BYTES path=FOLDER": in a file without a name
+  in that folder, with so many bytes of it in memory.
 )doc");
 
 REGISTER_OP("Het>TableLookup")

@@ -31,6 +31,7 @@ from het_tf.layers.features import (
 )
 from het_tf.layers.ids import keys_of, keys_of_stock_ops, map_values
 from het_tf.lifetimes import KeyRange
+from het_tf.row_storage import Storage
 from het_tf.runtime.validation import INT64_MAX
 from het_tf.tables import pooling
 from het_tf.tables.pooling import Bags
@@ -156,6 +157,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         nonfinite: str = "error",
         row_dtype: str = "float32",
         wire_dtype: str = "float32",
+        storage: Storage | None = None,
         concatenate: bool = False,
         table_stacking: str | Sequence[Any] | None = "auto",
         update_stats: bool = False,
@@ -170,6 +172,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
           nonfinite: as in `HetEmbedding`.
           row_dtype: as in `HetEmbedding`.
           wire_dtype: as in `HetEmbedding`.
+          storage: as in `HetEmbedding`, for every shared table.
           concatenate: whether the output is one tensor. Unlike `keras.layers.Concatenate`, this
             copies no rows or gradients if all features have one width and one optimizer, features
             with several ids per example have one combiner, every `keras.Input` states the number of
@@ -191,7 +194,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
         self.cache = cache
         self.seed = random.getrandbits(62) if seed is None else seed
         self.nonfinite = nonfinite
-        self.row_dtype, self.wire_dtype = row_dtype, wire_dtype
+        self.row_dtype, self.wire_dtype, self.storage = row_dtype, wire_dtype, storage
         if not isinstance(concatenate, bool):
             raise ValueError(f"concatenate must be True or False, not {concatenate!r}")
         self.concatenate = concatenate
@@ -256,6 +259,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
             nonfinite=self.nonfinite,
             row_dtype=self.row_dtype,
             wire_dtype=self.wire_dtype,
+            storage=self.storage,
             key_ranges=key_ranges,
             dtype=self.dtype_policy,
             trainable=self.trainable,
@@ -440,6 +444,7 @@ class HetEmbeddingCollection(keras.layers.Layer):
             "nonfinite": self.nonfinite,
             "row_dtype": self.row_dtype,
             "wire_dtype": self.wire_dtype,
+            "storage": keras.saving.serialize_keras_object(self.storage),
             "concatenate": self.concatenate,
         }
 
@@ -452,8 +457,9 @@ class HetEmbeddingCollection(keras.layers.Layer):
             FeatureConfig(**{**feature, "table": tables[feature["table"]]})
             for feature in config.pop("features")
         ]
-        if isinstance(config["cache"], dict):
-            config["cache"] = keras.saving.deserialize_keras_object(config["cache"])
+        for name in ("cache", "storage"):
+            if isinstance(config.get(name), dict):
+                config[name] = keras.saving.deserialize_keras_object(config[name])
         compiled = config.pop("compiled_optimizers", ())
         made = cls(decoded(config.pop("structure"), features), **config)
         for layer, optimizer in zip(made.layers, compiled, strict=False):

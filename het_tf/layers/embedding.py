@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import initializers, lifetimes, optimizers
+from het_tf import initializers, lifetimes, optimizers, row_storage
 from het_tf.cache_config import CacheConfig
 from het_tf.compat import keras_internals
 from het_tf.layers import lookahead
@@ -97,6 +97,7 @@ class HetEmbedding(keras.layers.Layer):
         admission: Admission | None = None,
         expiry: Expiry | Sequence[Expiry] | None = None,
         key_ranges: Sequence[KeyRange] = (),
+        storage: row_storage.Storage | None = None,
         **kwargs: Any,
     ):
         """Configures the layer. The table is created once the layer is built and has an optimizer.
@@ -146,6 +147,8 @@ class HetEmbedding(keras.layers.Layer):
           admission: rule that selects the ids that get a row. None: all updated ids.
           expiry: rule that removes rows. None: rows stay. Of several rules, one suffices.
           key_ranges: ranges of ids with different rules or a different initializer.
+          storage: a `het_tf.Storage` for a table that is larger than the servers' memory. None: all
+            rows are in memory.
           **kwargs: arguments of `keras.layers.Layer`. Others of `keras.layers.Embedding` may be
             None.
 
@@ -193,6 +196,8 @@ class HetEmbedding(keras.layers.Layer):
         self.admission, self.expiry = admission, lifetimes.checked(admission, expiry)
         lifetimes.spec(admission, expiry, key_ranges)
         self.key_ranges = tuple(key_ranges)
+        row_storage.spec(storage)
+        self.storage = storage
         ranges = self.key_initializers()
         initializers.spec(self.row_initializer, input_dim, output_dim, ranges)
         self.mask_zero = mask_zero
@@ -367,6 +372,7 @@ class HetEmbedding(keras.layers.Layer):
             "padding_id": self.padding_id,
             **lifetimes.serialized(self.admission, self.expiry),
             "key_ranges": [serialize(each) for each in self.key_ranges],
+            "storage": serialize(self.storage),
         }
 
     @classmethod
@@ -377,7 +383,7 @@ class HetEmbedding(keras.layers.Layer):
           TypeError: an argument is wrong, as in Keras's layers.
         """
         config = dict(config)
-        for name in ("optimizer", "cache", "weights"):
+        for name in ("optimizer", "cache", "weights", "storage"):
             if isinstance(config.get(name), dict):
                 config[name] = keras.saving.deserialize_keras_object(config[name])
         config["key_ranges"] = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from het_tf import lifetimes, ops, optimizers
+from het_tf import lifetimes, ops, optimizers, row_storage
 from het_tf.cache_config import CacheConfig
 from het_tf.layers.keras_parity import check_cache_hears
 from het_tf.optimizers.rows import constrained
@@ -126,6 +126,7 @@ class LayerTable:
             input_dim=layer.input_dim,
             row_dtype=layer.row_dtype,
             lifetimes=lifetimes.spec(layer.admission, layer.expiry, layer.key_ranges),
+            storage=row_storage.spec(layer.storage),
             key_initializers=layer.key_initializers(),
             layout=layer.layout,
         )

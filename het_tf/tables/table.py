@@ -75,6 +75,7 @@ class EmbeddingTable:
         input_dim: int | None = None,
         row_dtype: str = "float32",
         lifetimes: str = "",
+        storage: str = "",
         key_initializers: Sequence[tuple[int, int, Any]] = (),
         layout: Sequence[tuple[str, int, int]] = (),
     ):
@@ -94,6 +95,7 @@ class EmbeddingTable:
           row_dtype: dtype of stored values, "float32" or "bfloat16".
           lifetimes: rules of admission and expiry (`het_tf.lifetimes.spec`). Empty: the first
             update of a key creates its row, and rows do not expire.
+          storage: place of the rows (`het_tf.row_storage.spec`). Empty: memory.
           key_initializers: key ranges that have their own initializer, as (first key, last key,
             initializer).
           layout: for a collection that stores its tables in one or several `EmbeddingTable`s. One
@@ -102,7 +104,8 @@ class EmbeddingTable:
         Raises:
           ValueError: an argument is out of its range.
           tf.errors.NotFoundError: a parameter server has not loaded the ops.
-          tf.errors.InvalidArgumentError: `lifetimes` is not empty although clock is "lamport".
+          tf.errors.InvalidArgumentError: `lifetimes` is not empty although clock is "lamport", or
+            a server cannot make a file in the folder of `storage`.
         """
         dim = check_integer("dim", dim, 1, MAX_DIM)
         seed = check_integer("seed", seed, -INT64_MAX - 1, INT64_MAX)
@@ -123,6 +126,7 @@ class EmbeddingTable:
             "row_dtype": check_float_dtype("row_dtype", row_dtype),
         }
         self.lifetimes = lifetimes
+        self.storage = storage
         self.layout = tuple(layout)
         self.time: int | None = None
         deferred_destroy.destroy_all()
@@ -162,6 +166,7 @@ class EmbeddingTable:
             shared_name=f"{self.shared_name}/{shard}",
             shard=shard,
             lifetimes=self.lifetimes,
+            storage=self.storage,
             **self.row_attributes,
         )
 
@@ -442,7 +447,9 @@ class EmbeddingTable:
           to 2N - 1 updates of other workers, in the unit of the clock; N = 0: no updates).
 
           Current values: "rows", "memory_bytes", "candidates" (keys without a row that admission
-          counts), "rows_watched" (rows that caches need not check, summed over the caches).
+          counts), "rows_watched" (rows that caches need not check, summed over the caches),
+          "disk_bytes" (size of the files of rows). With a storage, "pages_read" and "pages_let_go"
+          count pages of 4096 bytes that the servers read, and that left memory.
 
         Raises:
           tf.errors.UnavailableError: a parameter server is down.

@@ -25,10 +25,14 @@ struct TableSnapshot;
 
 class TableResource : public tensorflow::ResourceBase {
  public:
-  // lifetimes: as text, those of the table.
-  TableResource(const RowConfig& config, int shard, std::string lifetimes,
+  // lifetimes, storage: as text, those of the table.
+  TableResource(const RowConfig& config, int shard, std::string lifetimes, std::string storage,
                 std::unique_ptr<Table> made)
-      : config(config), shard(shard), lifetimes(std::move(lifetimes)), table(std::move(made)) {
+      : config(config),
+        shard(shard),
+        lifetimes(std::move(lifetimes)),
+        storage(std::move(storage)),
+        table(std::move(made)) {
     const Lifetimes& rules = table->lifetimes();
     if (rules.expires() && !rules.time_is_given()) {
       sweeper_ = std::make_unique<Sweeper>(table.get(), Sweeper::PaceOf(rules));
@@ -43,7 +47,7 @@ class TableResource : public tensorflow::ResourceBase {
 
   const RowConfig config;
   const int shard;
-  const std::string lifetimes;
+  const std::string lifetimes, storage;
   const std::unique_ptr<Table> table;
 
   // The last cut of a program, which has one at a time: it loses one whose op has ended here, and

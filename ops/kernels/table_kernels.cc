@@ -1,6 +1,8 @@
+#include <array>
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "ops/core/table/sweep.h"
 #include "ops/core/table/table.h"
@@ -26,6 +28,7 @@ class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
     OP_REQUIRES_OK(context, GetRowConfig(context, &config_));
     OP_REQUIRES_OK(context, context->GetAttr("shard", &shard_));
     OP_REQUIRES_OK(context, context->GetAttr("lifetimes", &lifetimes_));
+    OP_REQUIRES_OK(context, context->GetAttr("storage", &storage_));
   }
 
  private:
@@ -34,8 +37,11 @@ class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
     std::unique_ptr<Table> table;
     Lifetimes lifetimes;
     TF_RETURN_IF_ERROR(ToTf(Lifetimes::Parse(lifetimes_, &lifetimes)));
-    TF_RETURN_IF_ERROR(ToTf(Table::Create(config_, shard_, &table, lifetimes)));
-    *resource = new TableResource(config_, shard_, lifetimes_, std::move(table));
+    Storage storage;
+    TF_RETURN_IF_ERROR(ToTf(Storage::Parse(storage_, &storage)));
+    TF_RETURN_IF_ERROR(
+        ToTf(Table::Create(config_, shard_, &table, lifetimes, SteadySeconds, storage)));
+    *resource = new TableResource(config_, shard_, lifetimes_, storage_, std::move(table));
     ProcessRegistry<TableResource>::Get().Add(*resource);
     return absl::OkStatus();
   }
@@ -45,12 +51,13 @@ class TableHandleOp : public tensorflow::ResourceOpKernel<TableResource> {
         .SameRows(resource->config, config_)
         .Same("shard", resource->shard, shard_)
         .Same("lifetimes", resource->lifetimes, lifetimes_)
+        .Same("storage", resource->storage, storage_)
         .status();
   }
 
   RowConfig config_;
   int shard_;
-  std::string lifetimes_;
+  std::string lifetimes_, storage_;
 };
 
 class TableLookupOp : public TableKernel {
@@ -130,7 +137,8 @@ class TableStatsOp : public TableKernel {
 
   absl::Status Compute(OpKernelContext* context, Table* table) override {
     constexpr int64_t kCounters = Counters<TableCounter>::kSize;
-    constexpr int64_t kAll = kCounters + 4 + Table::kMissedBuckets;
+    constexpr int64_t kOthers = 7;
+    constexpr int64_t kAll = kCounters + kOthers + Table::kMissedBuckets;
     Tensor* names;
     Tensor* values;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {kAll}, &names));
@@ -141,17 +149,24 @@ class TableStatsOp : public TableKernel {
       name(c) = kTableCounterNames[c];
       value(c) = table->counter(static_cast<TableCounter>(c));
     }
-    name(kCounters) = "rows";
-    value(kCounters) = table->size();
-    name(kCounters + 1) = "memory_bytes";
-    value(kCounters + 1) = table->memory_bytes();
-    name(kCounters + 2) = "candidates";
-    value(kCounters + 2) = table->num_candidates();
-    name(kCounters + 3) = "rows_watched";
-    value(kCounters + 3) = table->num_watched();
+    const FileArena* file = table->file();
+    const std::array<std::pair<const char*, int64_t>, kOthers> others = {{
+        {"rows", table->size()},
+        {"memory_bytes", table->memory_bytes()},
+        {"candidates", table->num_candidates()},
+        {"rows_watched", table->num_watched()},
+        {"disk_bytes", file == nullptr ? 0 : file->file_bytes()},
+        {"pages_read", file == nullptr ? 0 : file->pages_read()},
+        {"pages_let_go", file == nullptr ? 0 : file->pages_let_go()},
+    }};
+    for (int64_t i = 0; i < kOthers; ++i) {
+      name(kCounters + i) = others[i].first;
+      value(kCounters + i) = others[i].second;
+    }
     for (int b = 0; b < Table::kMissedBuckets; ++b) {
-      name(kCounters + 4 + b) = StrCat("reads_missing_", b == 0 ? 0 : int64_t{1} << (b - 1));
-      value(kCounters + 4 + b) = table->reads_that_missed(b);
+      const int64_t at = kCounters + kOthers + b;
+      name(at) = StrCat("reads_missing_", b == 0 ? 0 : int64_t{1} << (b - 1));
+      value(at) = table->reads_that_missed(b);
     }
     return absl::OkStatus();
   }

@@ -14,7 +14,7 @@ PACKAGE = pathlib.Path(__file__).parents[2] / "het_tf"
 ROOMS = [
     ["compat"],
     ["runtime"],
-    ["ops", "initializers", "lifetimes", "optimizers", "cache_config", "top"],
+    ["ops", "initializers", "lifetimes", "optimizers", "cache_config", "row_storage", "top"],
     ["tables"],
     ["storage"],
     ["layers", "distribute"],

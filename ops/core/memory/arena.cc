@@ -56,7 +56,7 @@ char* Arena::Allocate(size_t bytes) {
   return taken;
 }
 
-void Arena::Clear() {
+void Arena::ReleaseAll() {
   MutexLock lock(&mutex_);
   for (const Region& region : regions_) munmap(region.begin, region.bytes);
   regions_.clear();

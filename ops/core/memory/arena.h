@@ -29,16 +29,18 @@ class OutOfMemory : public std::bad_alloc {
 class Arena {
  public:
   Arena() = default;
-  ~Arena() { Clear(); }
+  virtual ~Arena() { ReleaseAll(); }
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   // Not initialised, aligned to 64 bytes. Throws OutOfMemory.
-  char* Allocate(size_t bytes);
+  virtual char* Allocate(size_t bytes);
 
-  void Clear();
+  virtual void Clear() { ReleaseAll(); }
 
  private:
+  void ReleaseAll();
+
   struct Region {
     char* begin;
     size_t bytes;

@@ -32,24 +32,31 @@ Status Table::Export(int64_t part, int64_t num_parts, const std::function<Rows(i
   // All of them at once, in ascending order, so that the rows are of one moment.
   const auto locks = LockStripes<SharedLock>(first_stripe, last_stripe + 1);
   const uint32_t now = time_.now();
-  const auto for_each = [&](const auto& visit) {
-    for (int s = first_stripe; s <= last_stripe; ++s) {
-      const Slab& records = stripes_[s]->records;
-      stripes_[s]->index.ForEachBetween(
-          s == first_stripe ? first << kStripeBits : 0,
-          s == last_stripe ? ~(~last << kStripeBits) : ~uint64_t{0},
-          [&](uint32_t slot) { return HashKey(KeyOf(records[slot])); },
-          [&](uint32_t slot) {
-            const char* record = records[slot];
-            if (max_age == kAnyAge || AgeOf(record, now) <= max_age) visit(record);
-          });
+  std::vector<const char*> records;
+  for (int s = first_stripe; s <= last_stripe; ++s) {
+    const Stripe& stripe = *stripes_[s];
+    stripe.index.ForEachBetween(
+        s == first_stripe ? first << kStripeBits : 0,
+        s == last_stripe ? ~(~last << kStripeBits) : ~uint64_t{0},
+        [&](uint32_t slot) { return HashKey(KeyAt(stripe, slot)); },
+        [&](uint32_t slot) { records.push_back(stripe.records[slot]); });
+  }
+  // On a disk those that lie together are read together.
+  if (file_ != nullptr) std::sort(records.begin(), records.end());
+  if (max_age != kAnyAge) {
+    const auto is_old = [&](const char* record) { return AgeOf(record, now) > max_age; };
+    HET_RETURN_IF_ERROR(WarmOnce(records));
+    records.erase(std::remove_if(records.begin(), records.end(), is_old), records.end());
+  }
+  const Rows rows = allocate(static_cast<int64_t>(records.size()));
+  constexpr size_t kBlock = 4096;
+  for (size_t begin = 0; begin < records.size(); begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, records.size());
+    if (file_ != nullptr) {
+      HET_RETURN_IF_ERROR(WarmOnce({records.begin() + begin, records.begin() + end}));
     }
-  };
-  int64_t num_rows = 0;
-  for_each([&](const char*) { ++num_rows; });
-  const Rows rows = allocate(num_rows);
-  int64_t r = 0;
-  for_each([&](const char* record) { CopyOut(record, now, rows, r++); });
+    for (size_t r = begin; r < end; ++r) CopyOut(records[r], now, rows, static_cast<int64_t>(r));
+  }
   return Status();
 }
 
@@ -121,9 +128,11 @@ void Table::DropRows() {
   for (const auto& stripe : stripes_) {
     stripe->index.Clear();
     stripe->records.Clear();
+    stripe->keys.clear();
     if (stripe->gate != nullptr) stripe->gate->Clear();
   }
   arena_.Clear();
+  if (file_ != nullptr) file_->Clear();
   for (const auto& stripe : stripes_) stripe->changed.clear();
   readers_.clear();
 }

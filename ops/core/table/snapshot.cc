@@ -166,6 +166,7 @@ class Table::Snapshot::Reading {
     uint32_t slot = 0;
     for (bool more = true; more;) {
       HET_RETURN_IF_ERROR(TakeKept());
+      HET_RETURN_IF_ERROR(WarmRows(stripe, slot));
       {
         const SharedLock lock(stripe.mutex);
         more = stripe.unread.TakeNext(&slot, std::min(capacity_ - rows_, kRowsALock),
@@ -174,6 +175,18 @@ class Table::Snapshot::Reading {
       HET_RETURN_IF_ERROR(WriteRows(rows_ == capacity_));
     }
     return Status();
+  }
+
+  // The next rows from a slot on, if they are on a disk.
+  Status WarmRows(const Stripe& stripe, uint32_t slot) {
+    if (table_.file_ == nullptr) return Status();
+    std::vector<const char*> records;
+    {
+      const SharedLock lock(stripe.mutex);
+      stripe.unread.Peek(slot, kRowsALock,
+                         [&](uint32_t each) { records.push_back(stripe.records[each]); });
+    }
+    return table_.WarmOnce(records);
   }
 
   Status ReadCandidates(int s) {

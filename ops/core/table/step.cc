@@ -112,6 +112,11 @@ Status Table::MergeStep(const ParallelFor& parallel_for) try {
   }
   if (num_pushed == 0) return Status();
   const ReaderLockWithRoom held(this, num_pushed * record_bytes_);
+  for (const auto& part : parts) {
+    for (size_t p = 0; p < part->request.pushes.size(); ++p) {
+      HET_RETURN_IF_ERROR(Warm(part->request.pushes[p], part->hashed.pushes[p]));
+    }
+  }
   return MergeTogether(parts, parallel_for);
 } catch (const std::bad_alloc&) {
   return ResourceExhausted("out of memory for the pushes of a step");
@@ -262,6 +267,7 @@ void Table::MergeRows(char* record, const PushedTogether& together,
 Status Table::AnswerStep(const StepPart& part, const ParallelFor& parallel_for,
                          const std::function<char*(size_t)>& allocate) try {
   const ReaderLockWithRoom held(this, 0);
+  HET_RETURN_IF_ERROR(Warm(part.request, part.hashed.queries));
   MutexLock lock(&part.session->mutex);
   Answer(part.request, part.hashed.queries, IsRestarted(part.request.header, *part.session),
          /*counted=*/false, part.session.get(), parallel_for, allocate);

@@ -85,6 +85,12 @@ void Table::Sweep::SweepRows(Stripe* stripe, uint32_t now) {
     SharedLock lock(stripe->mutex);
     const uint32_t end = stripe->records.end();
     const uint32_t last = std::min(end, slot_ + kSlotsASlice);
+    if (table_->file_ != nullptr) {
+      std::vector<const char*> records;
+      for (uint32_t slot = slot_; slot < last; ++slot) records.push_back(stripe->records[slot]);
+      // A disk that is full ends a step with an error, not a pass over the rows.
+      static_cast<void>(table_->WarmOnce(records));
+    }
     for (; slot_ < last && expired.size() < kDropsASlice; ++slot_) {
       const char* record = stripe->records[slot_];
       if (table_->TimeOf(record) == kFree) continue;

@@ -11,7 +11,7 @@
 namespace het_tf {
 
 Status Table::Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table,
-                     const Lifetimes& lifetimes, SecondsClock seconds) {
+                     const Lifetimes& lifetimes, SecondsClock seconds, const Storage& storage) {
   RowKit kit;
   HET_RETURN_IF_ERROR(RowKit::Create(config, &kit));
   if (shard < 0 || shard >= config.num_shards) {
@@ -30,12 +30,17 @@ Status Table::Create(const RowConfig& config, int shard, std::unique_ptr<Table>*
                              " needs clock = 'count': other clocks do not count updates");
     }
   }
-  table->reset(new Table(config, shard, std::move(kit), lifetimes, std::move(seconds)));
+  std::unique_ptr<FileArena> file;
+  if (storage.on_disk()) {
+    HET_RETURN_IF_ERROR(FileArena::Create(storage.path, storage.memory, &file));
+  }
+  table->reset(
+      new Table(config, shard, std::move(kit), lifetimes, std::move(seconds), std::move(file)));
   return Status();
 }
 
 Table::Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& lifetimes,
-             SecondsClock seconds)
+             SecondsClock seconds, std::unique_ptr<FileArena> file)
     : config_(config),
       shard_(shard),
       kit_(std::move(kit)),
@@ -46,9 +51,11 @@ Table::Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& li
       expires_(lifetimes.expires()),
       record_bytes_(kRowOffset + sizeof(float) * format_.words(kit_.optimizer->slot_dim()) +
                     (expires_ ? sizeof(uint32_t) : 0)),
-      time_(lifetimes.time_is_given() || !expires_ ? nullptr : std::move(seconds)) {
+      time_(lifetimes.time_is_given() || !expires_ ? nullptr : std::move(seconds)),
+      file_(std::move(file)) {
+  Arena* records = file_ == nullptr ? &arena_ : file_.get();
   for (int s = 0; s < kNumStripes; ++s) {
-    stripes_.push_back(std::make_unique<Stripe>(record_bytes_, &arena_));
+    stripes_.push_back(std::make_unique<Stripe>(record_bytes_, records));
     if (!lifetimes_.admits_some()) continue;
     const uint64_t seed = static_cast<uint64_t>(config.seed) * kNumStripes + s;
     stripes_[s]->gate =
@@ -83,9 +90,12 @@ int64_t Table::memory_bytes() const {
   int64_t bytes = sessions_.watch_bytes();
   for (const auto& stripe : stripes_) {
     SharedLock lock(stripe->mutex);
-    bytes += stripe->index.bytes() + stripe->records.bytes();
+    bytes += stripe->index.bytes();
+    bytes += file_ == nullptr ? stripe->records.bytes()
+                              : static_cast<int64_t>(stripe->keys.capacity() * sizeof(int64_t));
     if (stripe->gate != nullptr) bytes += stripe->gate->bytes();
   }
+  if (file_ != nullptr) bytes += file_->memory_bytes();
   return bytes;
 }
 
@@ -111,7 +121,13 @@ Table::Reservation::Reservation(Table* table, const Groups& groups) : table_(tab
       UniqueLock lock(stripe.mutex);
       stripe.records.Reserve(stripe.reserved + rows);
       stripe.index.Reserve(stripe.index.size() + stripe.reserved + rows,
-                           [&](uint32_t s) { return HashKey(KeyOf(stripe.records[s])); });
+                           [&](uint32_t s) { return HashKey(table->KeyAt(stripe, s)); });
+      if (table->file_ != nullptr) {
+        const size_t needed = stripe.records.end() + stripe.reserved + rows;
+        if (needed > stripe.keys.capacity()) {
+          stripe.keys.reserve(std::max(needed, stripe.keys.capacity() * 3 / 2));
+        }
+      }
       if (stripe.gate != nullptr) stripe.gate->Reserve(stripe.reserved + rows);
       stripe.reserved += rows;
       reserved_.push_back(rows);
@@ -167,9 +183,44 @@ char* Table::FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new)
   stripe->log.Add(key);
   if (!*is_new) return stripe->records[slot];
   char* record = stripe->records[slot];
+  if (file_ != nullptr) {
+    if (slot >= stripe->keys.size()) stripe->keys.resize(slot + 1);  // there is room
+    stripe->keys[slot] = key;
+    file_->Want(record, record_bytes_, /*again=*/true, [](uint32_t) {});
+  }
   StoreInt64(record, key);
-  stripe->index.Insert(hash, slot, [&](uint32_t s) { return HashKey(KeyOf(stripe->records[s])); });
+  stripe->index.Insert(hash, slot, [&](uint32_t s) { return HashKey(KeyAt(*stripe, s)); });
   return record;
+}
+
+Status Table::WarmOnce(const std::vector<const char*>& records) const {
+  if (file_ == nullptr) return Status();
+  FileArena::Pages pages;
+  for (const char* record : records) {
+    file_->Want(record, record_bytes_, /*again=*/false,
+                [&](uint32_t page) { pages.push_back(page); });
+  }
+  HET_RETURN_IF_ERROR(file_->Trim());
+  file_->Read(pages);
+  return Status();
+}
+
+Status Table::Warm(const UniqueIds& ids) const {
+  return Warm(
+      ids.num_keys(), [&](int64_t u) { return ids.hashes[u]; },
+      [&](int64_t u) { return ids.keys[u]; });
+}
+
+Status Table::Warm(const PushView& push, const std::vector<uint64_t>& hashes) const {
+  return Warm(
+      push.num_rows(), [&](int64_t r) { return hashes[r]; },
+      [&](int64_t r) { return push.rows[r].key; });
+}
+
+Status Table::Warm(const RequestView& request, const std::vector<uint64_t>& hashes) const {
+  return Warm(
+      request.header.num_queries(), [&](int64_t q) { return hashes[q]; },
+      [&](int64_t q) { return request.keys[q]; });
 }
 
 float* Table::Open(char* record) const {

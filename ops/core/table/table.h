@@ -30,6 +30,7 @@
 #include "ops/core/link/closures.h"
 #include "ops/core/link/sessions.h"
 #include "ops/core/memory/arena.h"
+#include "ops/core/memory/file_arena.h"
 #include "ops/core/memory/hash.h"
 #include "ops/core/memory/index.h"
 #include "ops/core/memory/slab.h"
@@ -43,6 +44,7 @@
 #include "ops/core/table/gate.h"
 #include "ops/core/table/kept_rows.h"
 #include "ops/core/table/lifetimes.h"
+#include "ops/core/table/storage.h"
 #include "ops/core/table/table_time.h"
 #include "ops/core/table/unread.h"
 #include "ops/core/thread_annotations.h"
@@ -89,7 +91,7 @@ class Table {
   // seconds: what the ages of rows are measured by, unless their time is given.
   static Status Create(const RowConfig& config, int shard, std::unique_ptr<Table>* table,
                        const Lifetimes& lifetimes = Lifetimes(),
-                       SecondsClock seconds = SteadySeconds);
+                       SecondsClock seconds = SteadySeconds, const Storage& storage = Storage());
 
   int dim() const { return kit_.optimizer->dim(); }
   int slot_dim() const { return kit_.optimizer->slot_dim(); }
@@ -233,8 +235,10 @@ class Table {
 
   // Rows that have been updated or imported.
   int64_t size() const;
-  // Bytes of rows and index.
+  // Bytes of rows and index in memory.
   int64_t memory_bytes() const;
+  // The file of the rows; nullptr: they are in memory.
+  const FileArena* file() const { return file_.get(); }
   int64_t counter(TableCounter counter) const { return counters_.Get(counter); }
   // Reads of cached rows by what they missed of the other caches' updates, in the clock's unit:
   // bucket 0 missed nothing, bucket b from 2^(b - 1) to 2^b - 1; those of the last are not bounded.
@@ -273,6 +277,8 @@ class Table {
     mutable SharedMutex mutex;
     Index index;
     Slab records;
+    // By slot, if the rows are in a file: nobody looks for a key on the disk.
+    std::vector<int64_t, BlockAllocator<int64_t>> keys;
     std::unique_ptr<Gate> gate;  // nullptr: every key gets a row
     size_t reserved = 0;         // rows that calls under way may insert; there is memory for them
     Unread unread;               // records
@@ -291,10 +297,26 @@ class Table {
   class Reservation;
 
   Table(const RowConfig& config, int shard, RowKit kit, const Lifetimes& lifetimes,
-        SecondsClock seconds);
+        SecondsClock seconds, std::unique_ptr<FileArena> file);
+
+  // ---- Rows on a disk
+
+  // Has the rows of n keys read that are not in memory, all at once. hash_of(i), key_of(i): of a
+  // key. To be called with no stripe locked, before the rows are needed.
+  template <typename HashOf, typename KeyOfPlace>
+  Status Warm(int64_t n, const HashOf& hash_of, const KeyOfPlace& key_of) const
+      HET_REQUIRES_SHARED(contents_);
+  // The same of records that are read once.
+  Status WarmOnce(const std::vector<const char*>& records) const;
+  Status Warm(const UniqueIds& ids) const HET_REQUIRES_SHARED(contents_);
+  Status Warm(const PushView& push, const std::vector<uint64_t>& hashes) const
+      HET_REQUIRES_SHARED(contents_);
+  Status Warm(const RequestView& request, const std::vector<uint64_t>& hashes) const
+      HET_REQUIRES_SHARED(contents_);
 
   // ---- Records
 
+  int64_t KeyAt(const Stripe& stripe, uint32_t slot) const;
   // guess: of Index::Home.
   uint32_t Find(const Stripe& stripe, uint64_t hash, int64_t key,
                 uint32_t guess = Index::kNone) const;
@@ -534,6 +556,7 @@ class Table {
   int64_t num_drops_ HET_GUARDED_BY(contents_) = 0;  // of expired rows
   ClockOfLife clocks_;                               // where there are lifetimes
   Arena arena_;
+  const std::unique_ptr<FileArena> file_;  // nullptr: rows are in arena_
   std::vector<std::unique_ptr<Stripe>> stripes_;
   KeptRows kept_;
   std::map<std::string, Reader> readers_ HET_GUARDED_BY(contents_);

@@ -46,6 +46,16 @@ class Unread {
     return unread;
   }
 
+  // Calls visit(slot) for the slots from `from` on, at most so many, and takes none.
+  template <typename Visit>
+  void Peek(uint32_t from, int64_t most, const Visit& visit) const {
+    for (size_t w = from / 64; w < bits_.size() && most > 0; ++w) {
+      for (uint64_t word = bits_[w]; word != 0 && most > 0; word &= word - 1, --most) {
+        visit(static_cast<uint32_t>(w * 64 + __builtin_ctzll(word)));
+      }
+    }
+  }
+
   // Takes the slots from *from on, at most so many, and calls visit(slot) for each. Returns whether
   // there may be more.
   template <typename Visit>

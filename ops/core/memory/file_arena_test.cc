@@ -1,0 +1,154 @@
+#include "ops/core/memory/file_arena.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "ops/core/testing.h"
+
+namespace het_tf {
+namespace {
+
+using testing::Below;
+using testing::Random;
+
+constexpr size_t kPage = FileArena::kPage;
+
+std::unique_ptr<FileArena> Make(int64_t pages = FileArena::kLeastPages) {
+  std::unique_ptr<FileArena> arena;
+  EXPECT_OK(FileArena::Create(".", pages * static_cast<int64_t>(kPage), &arena));
+  return arena;
+}
+
+// Wants records, as a request does.
+int64_t Want(FileArena* arena, const std::vector<char*>& records, size_t bytes,
+             bool again = true) {
+  FileArena::Pages pages;
+  for (const char* record : records) {
+    arena->Want(record, bytes, again, [&](uint32_t page) { pages.push_back(page); });
+  }
+  arena->Read(pages);
+  EXPECT_OK(arena->Trim());
+  return static_cast<int64_t>(pages.size());
+}
+
+TEST(FileArenaTest, WhatIsLetGoComesBackAsItWas) {
+  constexpr size_t kBytes = 600, kRecords = 4000;  // 10 times what may be in memory
+  const auto arena = Make();
+  char* records = arena->Allocate(kBytes * kRecords);
+  std::vector<uint32_t> expected(kRecords, 0);
+  Random random(1);
+  for (int step = 0; step < 300; ++step) {
+    std::vector<char*> wanted;
+    std::vector<size_t> numbers;
+    for (int i = 0; i < 20; ++i) {
+      numbers.push_back(Below(&random, kRecords));
+      wanted.push_back(records + numbers.back() * kBytes);
+    }
+    Want(arena.get(), wanted, kBytes);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      for (size_t at = 0; at < kBytes; at += 4) {
+        uint32_t value;
+        std::memcpy(&value, wanted[i] + at, 4);
+        ASSERT_EQ(value, expected[numbers[i]]);
+      }
+      const uint32_t next = ++expected[numbers[i]];
+      for (size_t at = 0; at < kBytes; at += 4) std::memcpy(wanted[i] + at, &next, 4);
+    }
+    EXPECT_LE(arena->memory_bytes(), static_cast<int64_t>(FileArena::kLeastPages * kPage));
+  }
+  EXPECT_GT(arena->pages_let_go(), 1000);
+  EXPECT_GT(arena->pages_read(), 1000);
+}
+
+TEST(FileArenaTest, WhatIsUsedOftenStays) {
+  const auto arena = Make();
+  char* pages = arena->Allocate(1000 * kPage);
+  std::vector<char*> often;
+  for (size_t p = 0; p < 20; ++p) often.push_back(pages + p * 50 * kPage);
+  Want(arena.get(), often, 1);
+  int64_t read = 0;
+  for (size_t p = 0; p < 1000; ++p) {
+    if (p % 50 == 0) continue;
+    Want(arena.get(), {pages + p * kPage}, 1, /*again=*/false);
+    if (p % 10 == 0) read += Want(arena.get(), often, 1);
+  }
+  EXPECT_EQ(read, 0);
+}
+
+TEST(FileArenaTest, PagesTouchedUnaskedAreCountedAndLetGo) {
+  const auto arena = Make();
+  char* pages = arena->Allocate(1000 * kPage);
+  std::memset(pages, 1, 1000 * kPage);
+  EXPECT_EQ(arena->memory_bytes(), 0);
+  ASSERT_OK(arena->TrimAll());
+  EXPECT_GT(arena->memory_bytes(), 0);
+  EXPECT_LE(arena->memory_bytes(), static_cast<int64_t>(FileArena::kLeastPages * kPage));
+}
+
+TEST(FileArenaTest, AClearedArenaBeginsAnew) {
+  const auto arena = Make();
+  for (int round = 0; round < 3; ++round) {
+    char* memory = arena->Allocate(100 * kPage);
+    for (size_t at = 0; at < 100 * kPage; ++at) ASSERT_EQ(memory[at], 0);
+    std::memset(memory, 1, 100 * kPage);
+    EXPECT_GE(arena->file_bytes(), static_cast<int64_t>(100 * kPage));
+    arena->Clear();
+    EXPECT_EQ(arena->file_bytes(), 0);
+    EXPECT_EQ(arena->memory_bytes(), 0);
+  }
+}
+
+TEST(FileArenaTest, ThreadsUseAndLetGoTheSamePages) {
+  constexpr size_t kThreads = 4, kCells = 2000;
+  const auto arena = Make();
+  char* memory = arena->Allocate(kCells * kPage / 4);
+  const auto cell = [&](size_t c, size_t thread) {
+    return reinterpret_cast<std::atomic<uint32_t>*>(memory + c * kPage / 4) + thread;
+  };
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      Random random(t);
+      std::vector<uint32_t> expected(kCells, 0);
+      for (int step = 0; step < 1500; ++step) {
+        const size_t c = Below(&random, kCells);
+        Want(arena.get(), {memory + c * kPage / 4}, kPage / 4);
+        ASSERT_EQ(cell(c, t)->load(), expected[c]);
+        cell(c, t)->store(++expected[c]);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(FileArenaTest, WhereNoFileCanBeIsRefused) {
+  std::unique_ptr<FileArena> arena;
+  EXPECT_REFUSED(FileArena::Create("/no/such/folder", 1 << 20, &arena), "'/no/such/folder'");
+  EXPECT_REFUSED(FileArena::Create("/dev/shm", 1 << 20, &arena), "in memory (tmpfs)");
+  EXPECT_REFUSED(FileArena::Create(".", 1000, &arena), "memory = 1000");
+}
+
+TEST(FileArenaTest, AFullDiskIsNoMemory) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small = {32 << 20, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto arena = Make();
+  char* first = arena->Allocate(10 << 20);
+  EXPECT_THROW(arena->Allocate(100 << 20), OutOfMemory);
+  std::memset(first, 1, 10 << 20);  // what was there stays
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(arena->Allocate(100 << 20), nullptr);
+  EXPECT_EQ(first[5], 1);
+}
+
+}  // namespace
+}  // namespace het_tf

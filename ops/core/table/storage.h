@@ -1,0 +1,25 @@
+// Where a shard keeps its rows: in memory, or in a file on a disk with a part of it in memory.
+
+#ifndef HET_TF_OPS_CORE_TABLE_STORAGE_H_
+#define HET_TF_OPS_CORE_TABLE_STORAGE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "ops/core/status.h"
+
+namespace het_tf {
+
+struct Storage {
+  int64_t memory = 0;  // bytes of rows that may be in memory; 0: all
+  std::string path;    // folder of the file
+
+  bool on_disk() const { return memory > 0; }
+
+  // text: empty, or "memory=BYTES path=FOLDER".
+  static Status Parse(const std::string& text, Storage* storage);
+};
+
+}  // namespace het_tf
+
+#endif  // HET_TF_OPS_CORE_TABLE_STORAGE_H_
