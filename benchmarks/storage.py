@@ -28,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from zipf import zipf_ids
+from zipf import zipf_ranks
 
 import het_tf
 
@@ -49,7 +49,7 @@ _RUNS = flags.DEFINE_list(
 _JSON = flags.DEFINE_string("json", None, "file to write the figures to")
 
 _RECORD_BYTES = 16 + 4  # key, clock, slot
-_AT_ONCE = 1_000_000  # rows of an import
+_AT_ONCE = 200_000  # rows of an import
 _DISK_PAGES, _DISK_READS = 1 << 18, 1 << 16
 
 
@@ -76,10 +76,9 @@ def disk_rate(path: str) -> float:
 
 def memory_mb(pid: int) -> float:
     """Returns the memory of a process, pages of files among it."""
-    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1000
-    raise ValueError(f"process {pid} has ended")
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1000
 
 
 def run(name: str) -> dict[str, float]:
@@ -89,7 +88,7 @@ def run(name: str) -> dict[str, float]:
     if "uniform" in name:
         ids = rng.integers(0, _ROWS.value, shape)
     else:
-        ids = zipf_ids(rng, _ROWS.value, _EXPONENT.value, shape)
+        ids = zipf_ranks(rng, _ROWS.value, _EXPONENT.value, shape)
     # Ids are ranks. Keys of ranks are mixed, so that no key tells its rank.
     keys = np.arange(_ROWS.value) * 1_000_003
     asked = int(_SHARE.value * _ROWS.value * (_RECORD_BYTES + 4 * _DIM.value))

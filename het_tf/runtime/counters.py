@@ -12,9 +12,7 @@ import tensorflow as tf
 Counts = dict[str, int]
 
 # Counters of the current state. All other counters only grow.
-GAUGES = frozenset(
-    {"rows", "pending", "memory_bytes", "candidates", "rows_watched", "disk_bytes"}
-)
+GAUGES = frozenset({"rows", "pending", "memory_bytes", "candidates", "rows_watched", "disk_bytes"})
 
 
 def add_up(several: Iterable[Mapping[str, int]]) -> Counts:

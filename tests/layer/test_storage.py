@@ -70,7 +70,9 @@ def test_a_collection_has_the_storage_in_every_table(storage):
         het_tf.layers.TableConfig(name, 100, dim, optimizer="sgd")
         for name, dim in (("a", 2), ("b", 3))
     ]
-    features = {t.name: het_tf.layers.FeatureConfig(t.name, t, (1, 1), (1, t.embedding_dim)) for t in tables}
+    features = {
+        t.name: het_tf.layers.FeatureConfig(t.name, t, (1, 1), (1, t.embedding_dim)) for t in tables
+    }
     collection = het_tf.layers.HetEmbeddingCollection(features, storage=storage)
     copy = type(collection).from_config(collection.get_config())
     assert [layer.storage for layer in copy.layers] == [storage] * 2

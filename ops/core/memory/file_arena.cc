@@ -20,8 +20,8 @@ constexpr size_t kPages = kAddressSpace / FileArena::kPage;
 // The file grows by so much, and pages are counted by so much.
 constexpr size_t kPiece = size_t{16} << 20;
 constexpr size_t kPiecePages = kPiece / FileArena::kPage;
-// Pages more than needed leave memory at once, so that the next look comes later: a part of all.
-constexpr int64_t kShareAhead = 64;
+// Of having a page read, for splitting work.
+constexpr int64_t kReadCycles = 20'000;
 
 constexpr long kTmpfs = 0x01021994, kRamfs = static_cast<long>(0x858458f6);
 
@@ -54,13 +54,14 @@ Status FileArena::Create(const std::string& folder, int64_t memory_bytes,
   }
   const int file = OpenIn(folder);
   if (file < 0) {
-    return InvalidArgument("path = '", folder, "' of a storage: no file can be made there: ",
-                           Reason());
+    return InvalidArgument("path = '", folder,
+                           "' of a storage: no file can be made there: ", Reason());
   }
   struct statfs info;
   if (fstatfs(file, &info) == 0 && (info.f_type == kTmpfs || info.f_type == kRamfs)) {
     close(file);
-    return InvalidArgument("path = '", folder, "' of a storage is in memory (tmpfs), not on a disk");
+    return InvalidArgument("path = '", folder,
+                           "' of a storage is in memory (tmpfs), not on a disk");
   }
   void* base = Reserve(kAddressSpace, PROT_NONE);
   void* state = Reserve(kPages, PROT_READ | PROT_WRITE);
@@ -76,6 +77,12 @@ Status FileArena::Create(const std::string& folder, int64_t memory_bytes,
 }
 
 FileArena::~FileArena() {
+  {
+    const std::lock_guard<std::mutex> lock(waiting_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  trimmer_.join();
   munmap(base_, kAddressSpace);
   munmap(state_, kPages);
   close(file_);
@@ -120,13 +127,15 @@ void FileArena::Clear() {
   hand_ = 0;
 }
 
-void FileArena::Read(const Pages& pages) {
-  for (size_t i = 0; i < pages.size();) {
-    const size_t first = pages[i];
-    size_t last = first;
-    while (++i < pages.size() && pages[i] == last + 1) ++last;
-    madvise(base_ + first * kPage, (last + 1 - first) * kPage, MADV_WILLNEED);
-  }
+void FileArena::Read(const Pages& pages, const ParallelFor& parallel_for) {
+  parallel_for(static_cast<int64_t>(pages.size()), kReadCycles, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end;) {
+      const size_t first = pages[i];
+      size_t last = first;
+      while (++i < end && pages[i] == last + 1) ++last;
+      madvise(base_ + first * kPage, (last + 1 - first) * kPage, MADV_WILLNEED);
+    }
+  });
   pages_read_.fetch_add(static_cast<int64_t>(pages.size()), std::memory_order_relaxed);
 }
 
@@ -142,18 +151,42 @@ void FileArena::Count(size_t first) {
   resident_.fetch_add(more, std::memory_order_relaxed);
 }
 
-Status FileArena::TrimAll() {
-  {
-    MutexLock lock(&trimming_);
-    for (size_t page = 0; page < num_pages(); page += kPiecePages) Count(page);
+Status FileArena::Wait() {
+  std::unique_lock<std::mutex> lock(waiting_);
+  if (!is_full_) {
+    is_full_ = true;
+    changed_.notify_all();
   }
-  return Trim();
+  // A round that began before may have found less to do.
+  for (const int64_t last = rounds_ + 2; rounds_ < last;) {
+    if (!failure_.empty()) return ResourceExhausted(std::exchange(failure_, ""));
+    if (resident_.load(std::memory_order_relaxed) <= most_ + most_ / kRoom) return Status();
+    is_full_ = true;
+    changed_.notify_all();
+    changed_.wait(lock);
+  }
+  return Status();
+}
+
+void FileArena::RunTrimmer() {
+  std::unique_lock<std::mutex> lock(waiting_);
+  while (true) {
+    changed_.wait(lock, [this] { return is_full_ || ends_; });
+    if (ends_) return;
+    is_full_ = false;
+    lock.unlock();
+    const Status status = LetGo();
+    lock.lock();
+    failure_ = status.message();
+    ++rounds_;
+    changed_.notify_all();
+  }
 }
 
 Status FileArena::LetGo() {
   MutexLock lock(&trimming_);
   const size_t pages = num_pages();
-  const int64_t enough = most_ - most_ / kShareAhead;
+  const int64_t enough = most_ - 2 * most_ / kRoom;
   std::vector<Run> runs;
   int64_t let_go = 0;
   // Two rounds: in the first every page may have been used.

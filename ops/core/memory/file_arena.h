@@ -3,10 +3,10 @@
 //
 // The file is mapped, so a row has an address and stays there, whether it is in memory or not. Who
 // is about to use rows says so (Want), and the kernel reads their pages all at once, not one after
-// the other as they are touched. When more pages are in memory than were asked for, those that
-// nobody has wanted since the last look (second chance) are written and leave the kernel's page
-// cache (Trim). A page that is touched unasked is read as any mapped page is, and counted at the
-// next look.
+// the other as they are touched. When more pages are in memory than were asked for, a thread looks
+// for those that nobody has wanted since its last look (second chance), writes them, and has them
+// leave the kernel's page cache. Who wants pages waits for it only if there are far too many. A
+// page that is touched unasked is read as any mapped page is, and counted at the next look.
 //
 // The file has no name, and is gone with the process.
 
@@ -14,14 +14,19 @@
 #define HET_TF_OPS_CORE_MEMORY_FILE_ARENA_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "ops/core/memory/arena.h"
 #include "ops/core/mutex.h"
+#include "ops/core/parallel.h"
 #include "ops/core/status.h"
 
 namespace het_tf {
@@ -43,11 +48,10 @@ class FileArena : public Arena {
   // Pages that are to be read.
   using Pages = std::vector<uint32_t>;
 
-  // What is at this address will be used; again: probably several times, as rows of a step, and
-  // unlike rows that are saved. missing(page): those of its pages that are not in memory.
+  // What is at this address will be used. missing(page): those of its pages that are not in memory.
   template <typename Missing>
-  void Want(const char* at, size_t bytes, bool again, const Missing& missing) {
-    const uint8_t wanted = again ? kResident | kUsed : kResident;
+  void Want(const char* at, size_t bytes, const Missing& missing) {
+    constexpr uint8_t wanted = kResident | kUsed;
     const size_t first = (at - base_) / kPage, last = (at - base_ + bytes - 1) / kPage;
     for (size_t page = first; page <= last; ++page) {
       if ((state_[page].load(std::memory_order_relaxed) & wanted) == wanted) continue;
@@ -57,15 +61,13 @@ class FileArena : public Arena {
     }
   }
   // Has the kernel read pages, and does not wait for them.
-  void Read(const Pages& pages);
+  void Read(const Pages& pages, const ParallelFor& parallel_for);
 
-  // Writes pages that were not used lately and lets go of them, until no more are in memory than
-  // were asked for.
+  // To be called after pages were wanted. Waits while far more are in memory than were asked for.
+  // An error: pages could not be written.
   Status Trim() {
-    return resident_.load(std::memory_order_relaxed) > most_ ? LetGo() : Status();
+    return resident_.load(std::memory_order_relaxed) > most_ - most_ / kRoom ? Wait() : Status();
   }
-  // Counts the pages that are in memory, after many were touched unasked, and trims.
-  Status TrimAll();
 
   int64_t memory_bytes() const { return resident_.load(std::memory_order_relaxed) * kPage; }
   int64_t file_bytes() const { return file_bytes_.load(std::memory_order_relaxed); }
@@ -75,14 +77,24 @@ class FileArena : public Arena {
 
  private:
   enum State : uint8_t { kResident = 1, kUsed = 2 };
+  // The part of the memory that the thread keeps free.
+  static constexpr int64_t kRoom = 16;
   struct Run {
     size_t first, last;
   };
 
   FileArena(int file, std::string folder, int64_t most_pages, char* base,
             std::atomic<uint8_t>* state)
-      : file_(file), folder_(std::move(folder)), most_(most_pages), base_(base), state_(state) {}
+      : file_(file),
+        folder_(std::move(folder)),
+        most_(most_pages),
+        base_(base),
+        state_(state),
+        trimmer_([this] { RunTrimmer(); }) {}
 
+  Status Wait();
+  void RunTrimmer();
+  // Lets go of pages until there is room.
   Status LetGo();
   // Takes note of the pages from `first` on that are in memory, up to the end of a piece.
   void Count(size_t first) HET_REQUIRES(trimming_);
@@ -90,8 +102,8 @@ class FileArena : public Arena {
 
   const int file_;
   const std::string folder_;
-  const int64_t most_;  // pages in memory
-  char* const base_;    // of the address space that was set aside
+  const int64_t most_;                 // pages in memory
+  char* const base_;                   // of the address space that was set aside
   std::atomic<uint8_t>* const state_;  // (pages of the address space)
 
   Mutex growing_;
@@ -102,6 +114,14 @@ class FileArena : public Arena {
 
   Mutex trimming_;
   size_t hand_ HET_GUARDED_BY(trimming_) = 0;  // the page to look at next
+
+  std::mutex waiting_;
+  std::condition_variable changed_;
+  bool ends_ = false;     // guarded by waiting_
+  bool is_full_ = false;  // guarded by waiting_; the trimmer has something to do
+  int64_t rounds_ = 0;    // guarded by waiting_; of the trimmer
+  std::string failure_;   // guarded by waiting_; of its last round
+  std::thread trimmer_;   // after all that it uses
 };
 
 }  // namespace het_tf

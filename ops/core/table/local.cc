@@ -40,7 +40,7 @@ Status Table::Lookup(const UniqueIds& ids, const ParallelFor& parallel_for, floa
   const size_t row_bytes = sizeof(float) * dim();
   const size_t value_bytes = sizeof(float) * format_.words(0);
   const ReaderLock contents(&contents_);
-  HET_RETURN_IF_ERROR(Warm(ids));
+  HET_RETURN_IF_ERROR(Warm(ids, parallel_for));
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
   FindRecords(ids, parallel_for, found);
   // In the order of the ids, so that `out` is written from front to back.
@@ -77,7 +77,7 @@ Status Table::Pool(const UniqueIds& ids, Pooling* pooling, const ParallelFor& pa
                    const std::vector<float*>& outputs, FoundRows* found) const {
   const int64_t num_keys = ids.num_keys();
   const ReaderLock contents(&contents_);
-  HET_RETURN_IF_ERROR(Warm(ids));
+  HET_RETURN_IF_ERROR(Warm(ids, parallel_for));
   const auto locks = LockStripes<SharedLock>(0, kNumStripes);
   FindRecords(ids, parallel_for, found);
   std::vector<const float*> rows(num_keys);
@@ -142,7 +142,7 @@ Status Table::Apply(const UniqueIds& ids, const FoundRows& found, const Gradient
     counters_.Add(TableCounter::kNonfiniteSkipped, sums.num_nonfinite());
   }
   const ReaderLockWithRoom held(this, ids.num_keys() * record_bytes_);
-  HET_RETURN_IF_ERROR(Warm(ids));
+  HET_RETURN_IF_ERROR(Warm(ids, parallel_for));
   // What else takes a record away begins an incarnation.
   std::vector<char*> records;
   if (found.incarnation == incarnation_ && found.num_drops == num_drops_) records = found.records;

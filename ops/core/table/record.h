@@ -36,7 +36,8 @@ inline int64_t Table::KeyAt(const Stripe& stripe, uint32_t slot) const {
 }
 
 template <typename HashOf, typename KeyOfPlace>
-Status Table::Warm(int64_t n, const HashOf& hash_of, const KeyOfPlace& key_of) const {
+Status Table::Warm(int64_t n, const HashOf& hash_of, const KeyOfPlace& key_of,
+                   const ParallelFor& parallel_for) const {
   if (file_ == nullptr || n == 0) return Status();
   FileArena::Pages pages;
   {
@@ -45,19 +46,18 @@ Status Table::Warm(int64_t n, const HashOf& hash_of, const KeyOfPlace& key_of) c
       const Stripe& stripe = *stripes_[StripeOfHash(hash_of(i), kNumStripes)];
       const uint32_t slot = Find(stripe, hash_of(i), key_of(i));
       if (slot == Index::kNone) continue;
-      file_->Want(stripe.records[slot], record_bytes_, /*again=*/true,
+      file_->Want(stripe.records[slot], record_bytes_,
                   [&](uint32_t page) { pages.push_back(page); });
     }
   }
   HET_RETURN_IF_ERROR(file_->Trim());
-  file_->Read(pages);
+  file_->Read(pages, parallel_for);
   return Status();
 }
 
 inline uint32_t Table::Find(const Stripe& stripe, uint64_t hash, int64_t key,
                             uint32_t guess) const {
-  return stripe.index.Find(hash, guess,
-                           [&](uint32_t slot) { return KeyAt(stripe, slot) == key; });
+  return stripe.index.Find(hash, guess, [&](uint32_t slot) { return KeyAt(stripe, slot) == key; });
 }
 
 // Cycles that a stripe's share of the rows costs, for splitting work. Measured with perf on the

@@ -110,6 +110,7 @@ Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers
       std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
     }
   };
+  if (file_ != nullptr) HET_RETURN_IF_ERROR(file_->Trim());
   const int64_t cost = StripeCost(numbers.size(), row_dim_);
   parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {

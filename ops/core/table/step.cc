@@ -114,7 +114,7 @@ Status Table::MergeStep(const ParallelFor& parallel_for) try {
   const ReaderLockWithRoom held(this, num_pushed * record_bytes_);
   for (const auto& part : parts) {
     for (size_t p = 0; p < part->request.pushes.size(); ++p) {
-      HET_RETURN_IF_ERROR(Warm(part->request.pushes[p], part->hashed.pushes[p]));
+      HET_RETURN_IF_ERROR(Warm(part->request.pushes[p], part->hashed.pushes[p], parallel_for));
     }
   }
   return MergeTogether(parts, parallel_for);
@@ -267,7 +267,7 @@ void Table::MergeRows(char* record, const PushedTogether& together,
 Status Table::AnswerStep(const StepPart& part, const ParallelFor& parallel_for,
                          const std::function<char*(size_t)>& allocate) try {
   const ReaderLockWithRoom held(this, 0);
-  HET_RETURN_IF_ERROR(Warm(part.request, part.hashed.queries));
+  HET_RETURN_IF_ERROR(Warm(part.request, part.hashed.queries, parallel_for));
   MutexLock lock(&part.session->mutex);
   Answer(part.request, part.hashed.queries, IsRestarted(part.request.header, *part.session),
          /*counted=*/false, part.session.get(), parallel_for, allocate);

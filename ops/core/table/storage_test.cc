@@ -111,8 +111,7 @@ TEST(StorageTest, RowsOfADiskAreSavedWhileTheyAreTrained) {
       }
       return Status();
     };
-    EXPECT_OK(
-        cut->Read({keys.data(), values.data(), slots.data(), clocks.data()}, 1000, add));
+    EXPECT_OK(cut->Read({keys.data(), values.data(), slots.data(), clocks.data()}, 1000, add));
   });
   EXPECT_EQ(saved, expected);
   both.Check();

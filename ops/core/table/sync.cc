@@ -119,9 +119,9 @@ Status Table::ExchangeMessages(const char* bytes, size_t size, const ParallelFor
   for (const PushView& push : request.pushes) num_pushed += push.num_rows();
   const ReaderLockWithRoom held(this, num_pushed * record_bytes_);
   for (size_t p = 0; p < request.pushes.size(); ++p) {
-    HET_RETURN_IF_ERROR(Warm(request.pushes[p], hashed.pushes[p]));
+    HET_RETURN_IF_ERROR(Warm(request.pushes[p], hashed.pushes[p], parallel_for));
   }
-  HET_RETURN_IF_ERROR(Warm(request, hashed.queries));
+  HET_RETURN_IF_ERROR(Warm(request, hashed.queries, parallel_for));
   const std::shared_ptr<Sessions::Session> session = sessions_.Of(request.header.cache_id);
   MutexLock lock(&session->mutex);
   const bool restarted = IsRestarted(request.header, *session);

@@ -186,7 +186,7 @@ char* Table::FindOrAdd(Stripe* stripe, uint64_t hash, int64_t key, bool* is_new)
   if (file_ != nullptr) {
     if (slot >= stripe->keys.size()) stripe->keys.resize(slot + 1);  // there is room
     stripe->keys[slot] = key;
-    file_->Want(record, record_bytes_, /*again=*/true, [](uint32_t) {});
+    file_->Want(record, record_bytes_, [](uint32_t) {});
   }
   StoreInt64(record, key);
   stripe->index.Insert(hash, slot, [&](uint32_t s) { return HashKey(KeyAt(*stripe, s)); });
@@ -197,30 +197,31 @@ Status Table::WarmOnce(const std::vector<const char*>& records) const {
   if (file_ == nullptr) return Status();
   FileArena::Pages pages;
   for (const char* record : records) {
-    file_->Want(record, record_bytes_, /*again=*/false,
-                [&](uint32_t page) { pages.push_back(page); });
+    file_->Want(record, record_bytes_, [&](uint32_t page) { pages.push_back(page); });
   }
   HET_RETURN_IF_ERROR(file_->Trim());
-  file_->Read(pages);
+  file_->Read(pages, SerialFor);
   return Status();
 }
 
-Status Table::Warm(const UniqueIds& ids) const {
+Status Table::Warm(const UniqueIds& ids, const ParallelFor& parallel_for) const {
   return Warm(
       ids.num_keys(), [&](int64_t u) { return ids.hashes[u]; },
-      [&](int64_t u) { return ids.keys[u]; });
+      [&](int64_t u) { return ids.keys[u]; }, parallel_for);
 }
 
-Status Table::Warm(const PushView& push, const std::vector<uint64_t>& hashes) const {
+Status Table::Warm(const PushView& push, const std::vector<uint64_t>& hashes,
+                   const ParallelFor& parallel_for) const {
   return Warm(
       push.num_rows(), [&](int64_t r) { return hashes[r]; },
-      [&](int64_t r) { return push.rows[r].key; });
+      [&](int64_t r) { return push.rows[r].key; }, parallel_for);
 }
 
-Status Table::Warm(const RequestView& request, const std::vector<uint64_t>& hashes) const {
+Status Table::Warm(const RequestView& request, const std::vector<uint64_t>& hashes,
+                   const ParallelFor& parallel_for) const {
   return Warm(
       request.header.num_queries(), [&](int64_t q) { return hashes[q]; },
-      [&](int64_t q) { return request.keys[q]; });
+      [&](int64_t q) { return request.keys[q]; }, parallel_for);
 }
 
 float* Table::Open(char* record) const {

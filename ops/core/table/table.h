@@ -304,15 +304,16 @@ class Table {
   // Has the rows of n keys read that are not in memory, all at once. hash_of(i), key_of(i): of a
   // key. To be called with no stripe locked, before the rows are needed.
   template <typename HashOf, typename KeyOfPlace>
-  Status Warm(int64_t n, const HashOf& hash_of, const KeyOfPlace& key_of) const
-      HET_REQUIRES_SHARED(contents_);
+  Status Warm(int64_t n, const HashOf& hash_of, const KeyOfPlace& key_of,
+              const ParallelFor& parallel_for) const HET_REQUIRES_SHARED(contents_);
   // The same of records that are read once.
   Status WarmOnce(const std::vector<const char*>& records) const;
-  Status Warm(const UniqueIds& ids) const HET_REQUIRES_SHARED(contents_);
-  Status Warm(const PushView& push, const std::vector<uint64_t>& hashes) const
+  Status Warm(const UniqueIds& ids, const ParallelFor& parallel_for) const
       HET_REQUIRES_SHARED(contents_);
-  Status Warm(const RequestView& request, const std::vector<uint64_t>& hashes) const
-      HET_REQUIRES_SHARED(contents_);
+  Status Warm(const PushView& push, const std::vector<uint64_t>& hashes,
+              const ParallelFor& parallel_for) const HET_REQUIRES_SHARED(contents_);
+  Status Warm(const RequestView& request, const std::vector<uint64_t>& hashes,
+              const ParallelFor& parallel_for) const HET_REQUIRES_SHARED(contents_);
 
   // ---- Records
 
