@@ -114,8 +114,6 @@ def seconds_by_part(
 ) -> dict[str, float]:
     """Returns the shortest time of a step that each part of the cluster allows.
 
-    The step takes the longest of these times.
-
       worker    CPU time of the worker
       network   a round of all workers over the busiest server's link and cores, as a closed
                 queueing network: a worker's messages pass the link of the busiest server in both
@@ -142,6 +140,32 @@ def seconds_by_part(
         "chief": workers * step.chief,
     }
     if shared_cores:
-        cpu = step.worker + sum(step.handling_servers) + step.chief
-        parts["cores"] = workers * cpu / shared_cores
+        parts["cores"] = workers * _cpu(step) / shared_cores
     return parts
+
+
+def step_seconds(
+    step: Step,
+    workers: int,
+    bandwidth: float | None,
+    latency: float = 0.0,
+    server_cores: float = 1,
+    shared_cores: float | None = None,
+) -> float:
+    """Returns the time of a step. Accepts the arguments of `seconds_by_part`.
+
+    If tasks share cores, a worker computes a step while its exchange for another step is under way:
+    these are two customers of a closed queueing network of the cores and the busiest server's link.
+    """
+    parts = seconds_by_part(step, workers, bandwidth, latency, server_cores, shared_cores)
+    longest = max(parts.values())
+    if not shared_cores or not step.ahead:
+        return longest
+    links, others = link_demands(step, bandwidth)
+    demands = [_cpu(step) / shared_cores, *links]
+    return max(longest, response(2 * workers, others + 2 * latency, demands) / 2)
+
+
+def _cpu(step: Step) -> float:
+    """CPU time of a step of one worker on all tasks."""
+    return step.worker + sum(step.handling_servers) + step.chief

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from het_tf.layers.embedding import embeddings_of
-from het_tf.planner.cost import Calibration, Step, seconds_by_part
+from het_tf.planner.cost import Calibration, Step, seconds_by_part, step_seconds
 from het_tf.planner.replay import Traffic, replay
 from het_tf.planner.statistics import Statistics
 from het_tf.planner.tables import EmbeddingConfig, tables_of
@@ -23,6 +23,7 @@ from het_tf.runtime.validation import INT32_MAX, check_integer, check_number
 _VERSION = 1
 _DENSE_INTERVAL = 64  # steps between exchanges of a grown network's dense variables
 _FLOAT_BYTES = 4
+_MOST_WORKERS = 32  # of a replay
 
 
 class DoesNotFitError(ValueError):
@@ -64,6 +65,7 @@ class Plan:
       topology: the cluster.
       batch_size: examples of a step of one worker.
       tables: plan of every table, by the name of its layer.
+      step_seconds: time of a step of one worker.
       parts: shortest time of a step that each part of the cluster allows, in seconds. See
         `het_tf.planner.cost.seconds_by_part`.
       bytes_up: bytes of a worker's step to each server, with those of the dense variables.
@@ -73,14 +75,10 @@ class Plan:
     topology: Topology
     batch_size: int
     tables: Mapping[str, TablePlan]
+    step_seconds: float
     parts: Mapping[str, float]
     bytes_up: Sequence[float]
     bytes_down: Sequence[float]
-
-    @property
-    def step_seconds(self) -> float:
-        """Time of a step of one worker."""
-        return max(self.parts.values())
 
     @property
     def bound(self) -> str:
@@ -228,17 +226,26 @@ class Planner:
             planned[name] = TablePlan(servers[name], capacity, rows, traffic)
         _check_memory(planned, topology)
         step = self._step(planned, topology)
-        parts = seconds_by_part(
-            step,
+        where = (
             workers,
             topology.bandwidth,
             topology.latency,
             topology.server_cores,
             topology.shared_cores,
         )
-        return Plan(topology, self._batch_size, planned, parts, tuple(step.up), tuple(step.down))
+        return Plan(
+            topology,
+            self._batch_size,
+            planned,
+            step_seconds(step, *where),
+            seconds_by_part(step, *where),
+            tuple(step.up),
+            tuple(step.down),
+        )
 
     def _replayed(self, name: str, workers: int, capacity: int | None) -> Traffic:
+        # With so many workers, nearly every row that a worker reads again was updated meanwhile.
+        workers = min(workers, _MOST_WORKERS)
         known = name, workers, capacity
         if known not in self._replays:
             self._replays[known] = replay(
@@ -281,10 +288,15 @@ class Planner:
             costs.append(rows[-1] * line)
         if names:
             order = np.argsort(-np.concatenate(gains), kind="stable")
-            fitting = np.count_nonzero(np.cumsum(np.concatenate(costs)[order]) <= memory)
+            used = np.cumsum(np.concatenate(costs)[order])
+            fitting = np.count_nonzero(used <= memory)
+            # Where all rows fit, there is room for rows that the statistics have not seen.
+            room = memory / used[-1] if fitting == len(used) else 1.0
             of_table, of_rows = (np.concatenate(x)[order[:fitting]] for x in (names, rows))
             for name in np.unique(of_table).tolist():
-                chosen[name] = max(chosen[name], int(of_rows[of_table == name].sum()))
+                most = self._constraints.get(name, Constraints()).max_capacity or INT32_MAX
+                taken = min(int(room * of_rows[of_table == name].sum()), most)
+                chosen[name] = max(chosen[name], taken)
         return chosen
 
     def _step(self, planned: Mapping[str, TablePlan], topology: Topology) -> Step:
@@ -296,8 +308,10 @@ class Planner:
             up[mine] += table.traffic.bytes_up / len(mine)
             down[mine] += table.traffic.bytes_down / len(mine)
             server_cpu[mine] += table.traffic.server_seconds / len(mine)
-        server_cpu += calibration.server_message + calibration.server_byte * (up + down)
-        handling = calibration.worker_step + calibration.worker_message * servers
+        # All tables share the messages of a step.
+        messages = max(table.traffic.messages for table in planned.values())
+        server_cpu += messages * calibration.server_message + calibration.server_byte * (up + down)
+        handling = calibration.worker_step + messages * calibration.worker_message * servers
         handling += calibration.worker_byte * float(up.sum() + down.sum())
         return Step(
             compute=self._step_seconds,

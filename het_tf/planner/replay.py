@@ -41,6 +41,7 @@ class Traffic:
       hit_rate: share of the ids whose row was in the cache.
       bytes_up: bytes of the rows' messages to the servers.
       bytes_down: the same from the servers.
+      messages: messages to each server.
       rows_up: rows in messages to the servers.
       rows_down: rows in messages from the servers.
       worker_seconds: CPU time of the worker's lookups and updates.
@@ -52,6 +53,7 @@ class Traffic:
     hit_rate: float
     bytes_up: float
     bytes_down: float
+    messages: float
     rows_up: float
     rows_down: float
     worker_seconds: float
@@ -125,6 +127,7 @@ def replay(
         hit_rate=max(0.0, 1 - missed / ids),
         bytes_up=up,
         bytes_down=down,
+        messages=counted["messages"] / steps,
         rows_up=counted["rows_pushed"] * scale / steps,
         rows_down=counted["rows_sent"] * scale / steps,
         worker_seconds=max(0.0, float(seconds[0])) * scale / steps,

@@ -77,7 +77,7 @@ class Restarts(keras.callbacks.Callback):
         self._called("on_epoch_end")
 
 
-def make_model(strategy):
+def make_model(strategy, storage=None):
     keras.utils.set_random_seed(1)
     with strategy.scope():
         ids = keras.Input((2,), dtype="int64")
@@ -86,6 +86,7 @@ def make_model(strategy):
             optimizer=het_tf.optimizers.Adagrad(0.1),
             seed=1,
             cache=het_tf.CacheConfig(50, staleness=5),
+            storage=storage,
         )
         x = keras.layers.Flatten()(embedding(ids))
         model = het_tf.keras.Model(ids, keras.layers.Dense(1, name="dense")(x))
@@ -280,7 +281,9 @@ def main():
         out["replicas"] = fit(make_model(strategy), backup, restarts)
         strategy.dense_staleness = None
 
-        made = make_model(strategy)
+        # A lost server has lost the rows on its disk, too. Not in `folder`, which may be in memory.
+        on_disk = het_tf.Storage("256KiB", str(pathlib.Path(__file__).resolve().parents[3]))
+        made = make_model(strategy, on_disk)
         checkpoint = tf.train.Checkpoint(model=made[0])
         manager = tf.train.CheckpointManager(checkpoint, f"{folder}/checkpoints", max_to_keep=2)
         out["nothing to restore"] = strategy.restore_or_initialize(manager)
