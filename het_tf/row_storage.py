@@ -19,7 +19,7 @@ class Storage:
     pages in use are in memory. A server reads all rows of a request at once, so that the disk works
     on many pages at the same time. When more than `memory` is used, pages that no step has used
     since the last look are written and leave memory (second chance). The index stays in memory: 16
-    bytes for each row.
+    to 28 bytes for each row.
 
     All guarantees hold as for rows in memory. A full disk is an error of the step, which changes
     nothing. Rows that are created one after the other share pages, so pages of frequent ids are

@@ -132,15 +132,12 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 ("exactly_once", exactly_once, False),
                 ("dense_staleness", "auto" if self.dense_is_auto else dense_staleness, "auto"),
                 ("dense_wire_dtype", dense_wire_dtype, "float32"),
-                ("plan", plan, None),
             ):
                 if value != default:
                     raise ValueError(f"{name} = {value!r} and synchronous=True exclude each other")
         self.closure_numbers = ClosureNumbers()
         self._addresses = _checked_addresses(cluster_resolver)
         self.plan = plan
-        if plan is not None:
-            plan.check_servers(self.num_ps)
         self._address = cluster_resolver.cluster_spec().as_dict().get("chief", [""])[0]
         self._closed = False
         self._local_cluster = getattr(cluster_resolver, "local_cluster", None)
@@ -195,6 +192,26 @@ class HetParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def closed(self) -> bool:
         """Whether the strategy's `LocalCluster` was closed."""
         return self._closed
+
+    @property
+    def plan(self) -> Any:
+        """The `het_tf.planner.Plan` that layers follow when they are built, or None.
+
+        Raises:
+          ValueError: an assigned plan is for another number of servers, or no plan, or the strategy
+            is synchronous.
+        """
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Any) -> None:
+        if plan is not None:
+            if not hasattr(plan, "check_servers"):
+                raise ValueError(f"plan must be a het_tf.planner.Plan or None, not {plan!r}")
+            if self.synchronous:
+                raise ValueError("plan and synchronous=True exclude each other")
+            plan.check_servers(self.num_ps)
+        self._plan = plan
 
     def check_open(self) -> None:
         """Raises a RuntimeError if this process is no longer connected to the cluster.

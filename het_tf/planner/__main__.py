@@ -19,7 +19,7 @@ from absl import app, flags
 
 from het_tf.planner.calibration import calibrate
 from het_tf.planner.cost import Calibration
-from het_tf.planner.plan import DoesNotFitError, Planner
+from het_tf.planner.plan import Planner
 from het_tf.planner.report import table_text
 from het_tf.planner.statistics import Statistics
 from het_tf.planner.tables import EmbeddingConfig
@@ -94,7 +94,10 @@ def calibration(path: str | None) -> Calibration | None:
     file = pathlib.Path(path)
     if not file.exists():
         file.write_text(json.dumps(dataclasses.asdict(calibrate()), indent=1))
-    return Calibration(**json.loads(file.read_text()))
+    try:
+        return Calibration(**json.loads(file.read_text()))
+    except TypeError as error:
+        raise ValueError(f"--calibration={path} has no calibration: {error}") from error
 
 
 def lines(planner: Planner, topologies: Sequence[Topology]) -> list[tuple[str, ...]]:
@@ -105,8 +108,8 @@ def lines(planner: Planner, topologies: Sequence[Topology]) -> list[tuple[str, .
         size = str(topology.workers), str(topology.servers)
         try:
             plan = planner.plan(topology)
-        except DoesNotFitError as error:
-            result.append((*size, "", "", "", "", "", f"does not fit: {error}"))
+        except ValueError as error:  # It does not fit, or there are too few batches.
+            result.append((*size, "", "", "", "", "", str(error)))
             continue
         if _REPORT.value:
             print(plan.report(), end="\n\n")

@@ -149,9 +149,9 @@ def _on_cluster(
 def _statistics(rows: int) -> Statistics:
     """Returns the statistics of batches that have the same rows."""
     batch = (np.arange(rows), np.ones(rows, np.int32))
-    num_ids = rows * _WARM_STEPS
-    table = TableStatistics(num_ids, num_ids, 1.0, [batch] * _WARM_STEPS, FrequentKeys(1))
-    return Statistics(_WARM_STEPS, _WARM_STEPS, {_CONFIG.name: table})
+    count, num_ids = _WARM_STEPS, rows * _WARM_STEPS
+    table = TableStatistics(count, num_ids, num_ids, 1.0, [batch] * count, FrequentKeys(1))
+    return Statistics(count, count, {_CONFIG.name: table})
 
 
 def _table_seconds() -> float:

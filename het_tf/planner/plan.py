@@ -24,6 +24,7 @@ _VERSION = 1
 _DENSE_INTERVAL = 64  # steps between exchanges of a grown network's dense variables
 _FLOAT_BYTES = 4
 _MOST_WORKERS = 32  # of a replay
+_INDEX_BYTES = 28  # of a row on a disk, in memory
 
 
 class DoesNotFitError(ValueError):
@@ -39,17 +40,14 @@ class TablePlan:
       capacity: rows of a worker's cache. None: no cache.
       rows: number of rows of the table.
       traffic: what a step of one worker costs.
+      server_bytes: memory of all rows on the servers together.
     """
 
     servers: tuple[int, ...]
     capacity: int | None
     rows: int
     traffic: Traffic
-
-    @property
-    def server_bytes(self) -> float:
-        """Memory of all rows on the servers together."""
-        return self.rows * self.traffic.server_row_bytes
+    server_bytes: float
 
     @property
     def worker_bytes(self) -> float:
@@ -157,6 +155,7 @@ class Plan:
                         table["capacity"],
                         table["rows"],
                         Traffic(**table["traffic"]),
+                        table["server_bytes"],
                     )
                     for name, table in content["tables"].items()
                 }
@@ -202,7 +201,7 @@ class Planner:
         if dense_parameters is None:
             dense_parameters = _dense_parameters(model_or_configs)
         self._tables, self._statistics = tables, statistics.tables
-        self._batch_size = batch_size
+        self._batch_size = check_integer("batch_size", batch_size, 1, INT32_MAX)
         self._batches_per_step = _batches_per_step(statistics, batch_size)
         self._step_seconds, self._steps_per_epoch = step_seconds, steps_per_epoch
         self._dense_parameters = dense_parameters
@@ -223,8 +222,13 @@ class Planner:
             rows, capacity, traffic = self._statistics[name].rows, capacities[name], whole[name]
             if capacity is not None and capacity < rows:
                 traffic = self._replayed(name, workers, capacity)
-            planned[name] = TablePlan(servers[name], capacity, rows, traffic)
-        _check_memory(planned, topology)
+            server_bytes = rows * traffic.server_row_bytes
+            storage = self._tables[name].storage
+            if storage is not None:
+                in_memory = len(servers[name]) * storage.memory
+                server_bytes = min(server_bytes, in_memory + rows * _INDEX_BYTES)
+            planned[name] = TablePlan(servers[name], capacity, rows, traffic, server_bytes)
+        self._check_memory(planned, topology)
         step = self._step(planned, topology)
         where = (
             workers,
@@ -265,8 +269,8 @@ class Planner:
         the best split of the memory, since every further row of a table has fewer lookups.
         """
         chosen: dict[str, int | None] = {}
-        names, gains, rows, costs = [], [], [], []
-        for name, config in self._tables.items():
+        numbers, gains, rows, costs = [], [], [], []
+        for number, (name, config) in enumerate(self._tables.items()):
             chosen[name] = None
             if config.cache is None:
                 continue
@@ -282,22 +286,43 @@ class Planner:
             ends = np.minimum(np.cumsum(weights), most)
             gain = counts * config.dim / line
             gain[ends <= limits.min_capacity] = np.inf
-            names.append(np.full(len(weights), name))
+            numbers.append(np.full(len(weights), number, np.int32))
             gains.append(gain)
             rows.append(np.diff(ends, prepend=0.0))
             costs.append(rows[-1] * line)
-        if names:
+        if numbers:
             order = np.argsort(-np.concatenate(gains), kind="stable")
             used = np.cumsum(np.concatenate(costs)[order])
             fitting = np.count_nonzero(used <= memory)
             # Where all rows fit, there is room for rows that the statistics have not seen.
             room = memory / used[-1] if fitting == len(used) else 1.0
-            of_table, of_rows = (np.concatenate(x)[order[:fitting]] for x in (names, rows))
-            for name in np.unique(of_table).tolist():
+            of_table, of_rows = (np.concatenate(x)[order[:fitting]] for x in (numbers, rows))
+            for number, name in enumerate(self._tables):
+                if not np.any(of_table == number):
+                    continue
                 most = self._constraints.get(name, Constraints()).max_capacity or INT32_MAX
-                taken = min(int(room * of_rows[of_table == name].sum()), most)
+                taken = min(int(room * of_rows[of_table == number].sum()), most)
                 chosen[name] = max(chosen[name], taken)
         return chosen
+
+    def _check_memory(self, planned: Mapping[str, TablePlan], topology: Topology) -> None:
+        caches = sum(table.worker_bytes for table in planned.values())
+        if caches > 1.01 * topology.worker_memory:
+            raise DoesNotFitError(
+                f"the caches of a worker need {bytes_text(caches)}, more than worker_memory ="
+                f" {bytes_text(topology.worker_memory)}"
+            )
+        used = [0.0] * topology.servers
+        for table in planned.values():
+            for server in table.servers:
+                used[server] += table.server_bytes / len(table.servers)
+        fullest = int(np.argmax(used))
+        if used[fullest] > topology.server_memory:
+            raise DoesNotFitError(
+                f"the rows of ps:{fullest} need {bytes_text(used[fullest])}, more than"
+                f" server_memory = {bytes_text(topology.server_memory)}. All rows need"
+                f" {bytes_text(sum(used))}"
+            )
 
     def _step(self, planned: Mapping[str, TablePlan], topology: Topology) -> Step:
         servers, calibration = topology.servers, self._calibration
@@ -309,9 +334,12 @@ class Planner:
             down[mine] += table.traffic.bytes_down / len(mine)
             server_cpu[mine] += table.traffic.server_seconds / len(mine)
         # All tables share the messages of a step.
-        messages = max(table.traffic.messages for table in planned.values())
+        messages = np.zeros(servers)
+        for table in planned.values():
+            mine = list(table.servers)
+            messages[mine] = np.maximum(messages[mine], table.traffic.messages)
         server_cpu += messages * calibration.server_message + calibration.server_byte * (up + down)
-        handling = calibration.worker_step + messages * calibration.worker_message * servers
+        handling = calibration.worker_step + float(messages.sum()) * calibration.worker_message
         handling += calibration.worker_byte * float(up.sum() + down.sum())
         return Step(
             compute=self._step_seconds,
@@ -371,7 +399,6 @@ def _dense_parameters(model: Any) -> int:
 
 
 def _batches_per_step(statistics: Statistics, batch_size: int) -> int:
-    check_integer("batch_size", batch_size, 1, INT32_MAX)
     joined = max(1, round(batch_size / statistics.batch_size))
     if abs(joined * statistics.batch_size / batch_size - 1) > 0.05:  # The last may be smaller.
         raise ValueError(
@@ -379,16 +406,3 @@ def _batches_per_step(statistics: Statistics, batch_size: int) -> int:
             " a batch of the statistics"
         )
     return joined
-
-
-def _check_memory(planned: Mapping[str, TablePlan], topology: Topology) -> None:
-    used = [0.0] * topology.servers
-    for table in planned.values():
-        for server in table.servers:
-            used[server] += table.server_bytes / len(table.servers)
-    fullest = int(np.argmax(used))
-    if used[fullest] > topology.server_memory:
-        raise DoesNotFitError(
-            f"the rows of ps:{fullest} need {bytes_text(used[fullest])}, more than server_memory ="
-            f" {bytes_text(topology.server_memory)}. All rows need {bytes_text(sum(used))}"
-        )

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from het_tf import initializers, ops, optimizers
-from het_tf.planner.statistics import TableStatistics, thinned
+from het_tf.planner.statistics import TableStatistics, Trace, few_keys, thinned
 from het_tf.planner.tables import EmbeddingConfig
 from het_tf.runtime.counters import since, sum_stats
 from het_tf.tables.table import NO_CACHE
@@ -27,10 +27,10 @@ _LEAST_STEPS = 4  # of a worker
 _LEARNING_RATE = 1e-3
 _MOST_KEYS = 1_000_000  # of the batches of a replay. Of more, a part is replayed.
 _IDLE_STEPS = 40
+_MANY_ROWS = 50_000
 _HEADER_BYTES = 64  # of a request and of a reply
 _numbers = itertools.count()
-
-Batches = list[tuple[np.ndarray, np.ndarray]]  # keys and counts, as in a trace
+_known_row_bytes: dict[tuple[Any, ...], tuple[float, float]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,8 @@ def replay(
     Raises:
       ValueError: the trace has too few batches.
     """
+    if statistics.ids == 0:
+        return Traffic(**dict.fromkeys((f.name for f in dataclasses.fields(Traffic)), 0.0))
     joined = _joined(statistics.trace, batches_per_step)
     rounds = len(joined) // workers
     if rounds < _LEAST_STEPS:
@@ -93,6 +95,10 @@ def replay(
         )
     rate, batches = statistics.rate, joined[: rounds * workers]
     while _size(batches) > _MOST_KEYS:
+        if few_keys(batches):
+            rounds = max(rounds // 2, _LEAST_STEPS)
+            batches = batches[-rounds * workers :]
+            break
         rate /= 2
         batches = [thinned(batch, rate) for batch in batches]
     if config.cache is None:
@@ -110,14 +116,16 @@ def replay(
         counted = since(cluster.counters(), before)
         steps = len(batches) - half
         seconds = cluster.seconds - seconds_before - steps * idle_seconds()
-        server_row_bytes, worker_row_bytes = cluster.row_bytes()
     finally:
         cluster.close()
     # Rows that are missed are rare ones, so their number follows from the share of the keys that
     # is in the trace. The most frequent rows may all be in the trace, or none of them. Therefore
     # everything else follows from the number of keys of a batch (as SHARDS-adj does).
-    scale = statistics.keys / _size(statistics.trace) * _size(joined) / _size(batches)
-    ids = statistics.ids / len(statistics.trace) * batches_per_step
+    traced = _size(statistics.trace) / len(statistics.trace)
+    scale = statistics.keys / statistics.batches / max(traced, 1e-9)
+    scale *= _size(joined) / len(joined) / max(_size(batches) / len(batches), 1e-9)
+    ids = statistics.ids / statistics.batches * batches_per_step
+    server_row_bytes, worker_row_bytes = _row_bytes(config)
     missed = (counted["ids"] - counted["hit_ids"]) / rate / steps
     up, down = (
         (counted[name] - counted["messages"] * _HEADER_BYTES) * scale / steps
@@ -137,11 +145,11 @@ def replay(
     )
 
 
-def _size(batches: Batches) -> int:
+def _size(batches: Trace) -> int:
     return sum(len(keys) for keys, _ in batches)
 
 
-def _joined(trace: Batches, batches_per_step: int) -> Batches:
+def _joined(trace: Trace, batches_per_step: int) -> Trace:
     """Returns batches that are so many times as large."""
     if batches_per_step == 1:
         return trace
@@ -198,15 +206,19 @@ class _Cluster:
         self._ones = tf.ones([0, config.dim])
         self.seconds = np.zeros(2)
 
-    def train(self, batches: Batches) -> None:
+    def train(self, batches: Trace) -> None:
         """Trains batches, which the workers take in turn."""
         for keys, counts in batches:
             self._step(self._trained % len(self._caches), np.repeat(keys, counts))
             self._trained += 1
             epoch = self._steps_per_epoch
             if epoch is not None and self._trained % (epoch * len(self._caches)) == 0:
-                for cache in self._caches:
-                    self._install(cache, *ops.cache_flush(cache, num_shards=1, all=True))
+                self.flush()
+
+    def flush(self) -> None:
+        """Every worker pushes all updates."""
+        for cache in self._caches:
+            self._install(cache, *ops.cache_flush(cache, num_shards=1, all=True))
 
     def _step(self, worker: int, ids: np.ndarray) -> None:
         began, of_server = time.process_time(), self.seconds[1]
@@ -252,6 +264,27 @@ class _Cluster:
         """Frees everything."""
         for handle in [*self._caches, self._table]:
             tf.raw_ops.DestroyResourceOp(resource=handle)
+
+
+def _row_bytes(config: EmbeddingConfig) -> tuple[float, float]:
+    """Returns the memory of a row of the shard and of a cache, where there are many."""
+    kind = config.dim, config.row_optimizer.spec(), config.row_dtype, config.cache is None
+    if kind not in _known_row_bytes:
+        _known_row_bytes[kind] = _measured_row_bytes(config)
+    return _known_row_bytes[kind]
+
+
+def _measured_row_bytes(config: EmbeddingConfig) -> tuple[float, float]:
+    cluster = _Cluster(config, 1, 0 if config.cache is None else _MANY_ROWS + 1)
+    try:
+        for _ in range(2):  # The second time, all rows are in the cache.
+            cluster.train([(np.arange(_MANY_ROWS), np.ones(_MANY_ROWS, np.int32))])
+        _, of_worker = cluster.row_bytes()
+        cluster.flush()
+        of_server, _ = cluster.row_bytes()
+        return of_server, of_worker
+    finally:
+        cluster.close()
 
 
 @functools.cache

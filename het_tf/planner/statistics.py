@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +18,15 @@ from het_tf.planner.frequent_keys import FrequentKeys
 from het_tf.runtime.quantities import to_bytes
 
 _VERSION = 1
+_DAMAGES = zipfile.BadZipFile, zlib.error
 _FULL = 1 << 32  # value of `limit` with which all keys are traced
 _ENTRY_BYTES = 12  # of a trace: key and count
+_BATCH_BYTES = 300  # of a trace: a batch of it
+_LEAST_KEYS = 1000  # of a trace, whatever its rate
 _COUNTER_BYTES = 64  # of FrequentKeys, with what its folding needs
 _SHARE_OF_COUNTERS = 0.25  # of the memory
+
+Trace = list[tuple[np.ndarray, np.ndarray]]  # keys and counts of every batch
 
 
 @dataclasses.dataclass
@@ -30,17 +38,20 @@ class TableStatistics:
     proportion have about the same hit rate on the trace as on the whole stream.
 
     Attributes:
+      batches: number of batches.
       ids: number of ids.
       keys: number of distinct keys of a batch, added up over the batches.
       rate: share of the keys that are in the trace.
-      trace: the traced keys of every batch, int64 [n], and how often each occurred, int32 [n].
+      trace: the traced keys of every batch, int64 [n], and how often each occurred, int32 [n]. Of a
+        table with few keys only the last batches, if there is no memory for all.
       frequent: the most frequent keys.
     """
 
+    batches: int
     ids: int
     keys: int
     rate: float
-    trace: list[tuple[np.ndarray, np.ndarray]]
+    trace: Trace
     frequent: FrequentKeys
 
     @property
@@ -52,7 +63,7 @@ class TableStatistics:
     def rows_error(self) -> float:
         """Standard deviation of `rows`, relative."""
         traced = len(self._traced[0])
-        return float(np.sqrt((1 - self.rate) / traced)) if traced else 0.0
+        return float(np.sqrt((1 - self.rate) / max(traced, 1)))
 
     def coverage(self, rows: Any) -> np.ndarray:
         """Returns the share of the ids that the most frequent rows have.
@@ -93,7 +104,7 @@ class TableStatistics:
         order = np.argsort(-counts, kind="stable")
         return weights[order], counts[order]
 
-    @property
+    @functools.cached_property
     def _traced(self) -> tuple[np.ndarray, np.ndarray]:
         """The traced keys, and how often each occurred. Both int64 [keys]."""
         if not self.trace:
@@ -132,6 +143,7 @@ class Statistics:
             heads.append(
                 {
                     "name": name,
+                    "batches": table.batches,
                     "ids": table.ids,
                     "keys": table.keys,
                     "rate": table.rate,
@@ -178,14 +190,15 @@ class Statistics:
                         each["error"],
                     )
                     tables[each["name"]] = TableStatistics(
+                        each["batches"],
                         each["ids"],
                         each["keys"],
                         each["rate"],
-                        list(zip(keys, counts, strict=True)) if head["batches"] else [],
+                        list(zip(keys, counts, strict=True)) if each["batches"] else [],
                         FrequentKeys.restored(each["counters"], [state]),
                     )
                 return cls(head["examples"], head["batches"], tables)
-        except (KeyError, EOFError, ValueError) as error:
+        except (*_DAMAGES, KeyError, EOFError, ValueError, TypeError) as error:
             raise ValueError(f"{os.fspath(path)} has no statistics of het_tf: {error}") from error
 
     @classmethod
@@ -215,6 +228,7 @@ class Statistics:
                 if batch < len(each.trace)
             ]
             tables[name] = TableStatistics(
+                sum(each.batches for each in of_parts),
                 sum(each.ids for each in of_parts),
                 sum(each.keys for each in of_parts),
                 rate,
@@ -336,15 +350,25 @@ def thinned(batch: tuple[np.ndarray, np.ndarray], rate: float) -> tuple[np.ndarr
     return keys[stays], counts[stays]
 
 
+def few_keys(trace: Trace) -> bool:
+    """Returns whether half of the traced keys would be too few."""
+    known = np.zeros(0, np.int64)
+    for keys, _ in trace:
+        known = np.union1d(known, keys)
+        if len(known) >= 2 * _LEAST_KEYS:
+            return False
+    return True
+
+
 class _Counter:
     """Counts the ids of one layer."""
 
     def __init__(self, memory: int):
-        self.ids = self._keys = 0
+        self.ids = self._keys = self._batches = 0
         self._rate = 1.0
-        self._trace: list[tuple[np.ndarray, np.ndarray]] = []
-        self._size = 0
-        self._most = max(int(memory * (1 - _SHARE_OF_COUNTERS)) // _ENTRY_BYTES, 1000)
+        self._trace: Trace = []
+        self._bytes = 0
+        self._most_bytes = max(int(memory * (1 - _SHARE_OF_COUNTERS)), 100 * _BATCH_BYTES)
         self._frequent = FrequentKeys(max(int(memory * _SHARE_OF_COUNTERS) // _COUNTER_BYTES, 100))
 
     def add(self, ids: np.ndarray) -> None:
@@ -352,14 +376,25 @@ class _Counter:
         keys, counts = np.unique(ids, return_counts=True)
         self.ids += len(ids)
         self._keys += len(keys)
+        self._batches += 1
         self._frequent.add(keys, counts)
         self._trace.append(thinned((keys, counts.astype(np.int32)), self._rate))
-        self._size += len(self._trace[-1][0])
-        while self._size > self._most:
-            self._rate /= 2
-            self._trace = [thinned(batch, self._rate) for batch in self._trace]
-            self._size = sum(len(keys) for keys, _ in self._trace)
+        self._bytes += _bytes_of(self._trace[-1:])
+        while self._bytes > self._most_bytes:
+            if 2 * len(self._trace) * _BATCH_BYTES > self._bytes or few_keys(self._trace):
+                # Fewer keys would not help, or say too little.
+                del self._trace[: (len(self._trace) + 1) // 2]
+            else:
+                self._rate /= 2
+                self._trace = [thinned(batch, self._rate) for batch in self._trace]
+            self._bytes = _bytes_of(self._trace)
 
     def result(self) -> TableStatistics:
         """Returns the statistics of what was added."""
-        return TableStatistics(self.ids, self._keys, self._rate, self._trace, self._frequent)
+        return TableStatistics(
+            self._batches, self.ids, self._keys, self._rate, self._trace, self._frequent
+        )
+
+
+def _bytes_of(trace: Trace) -> int:
+    return sum(_BATCH_BYTES + _ENTRY_BYTES * len(keys) for keys, _ in trace)

@@ -12,6 +12,7 @@ from het_tf import optimizers
 from het_tf.cache_config import CacheConfig
 from het_tf.layers.embedding import named_embeddings
 from het_tf.optimizers import row_forms
+from het_tf.row_storage import Storage
 from het_tf.runtime.validation import MAX_DIM, check_float_dtype, check_integer
 
 
@@ -26,6 +27,8 @@ class EmbeddingConfig:
       cache: config of the workers' caches. The plan chooses `capacity` if it is None.
       row_dtype: as for `HetEmbedding`.
       wire_dtype: as for `HetEmbedding`.
+      storage: as for `HetEmbedding`. The plan has the memory that it leaves to the rows, and not
+        the time of the disk.
     """
 
     name: str
@@ -34,6 +37,7 @@ class EmbeddingConfig:
     cache: CacheConfig | None = dataclasses.field(default_factory=CacheConfig)
     row_dtype: str = "float32"
     wire_dtype: str = "float32"
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
         check_integer("dim", self.dim, 1, MAX_DIM)
@@ -77,7 +81,13 @@ def tables_of(
             raise ValueError(f"layer {name!r} has no optimizer: compile the model")
         cache: Any = CacheConfig() if layer.cache == "auto" else layer.cache
         tables[name] = EmbeddingConfig(
-            name, layer.output_dim, layer.optimizer, cache, layer.row_dtype, layer.wire_dtype
+            name,
+            layer.output_dim,
+            layer.optimizer,
+            cache,
+            layer.row_dtype,
+            layer.wire_dtype,
+            layer.storage,
         )
     if not tables:
         raise ValueError(f"model {model_or_configs.name!r} has no built HetEmbedding")

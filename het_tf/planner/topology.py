@@ -37,9 +37,11 @@ class Topology:
 
     def __post_init__(self) -> None:
         for name in ("workers", "servers", "server_cores"):
-            check_integer(name, getattr(self, name), 1, INT32_MAX)
+            value = check_integer(name, getattr(self, name), 1, INT32_MAX)
+            object.__setattr__(self, name, value)
         if self.shared_cores is not None:
-            check_number("shared_cores", self.shared_cores, 0.01, INT32_MAX, " or None")
+            cores = check_number("shared_cores", self.shared_cores, 0.01, INT32_MAX, " or None")
+            object.__setattr__(self, "shared_cores", cores)
         for name in ("worker_memory", "server_memory"):
             object.__setattr__(self, name, to_bytes(name, getattr(self, name)))
         if self.bandwidth is not None:
@@ -80,7 +82,7 @@ class Constraints:
         """
         if self.servers is None:
             return tuple(range(topology.servers))
-        servers = tuple(self.servers)
+        servers = tuple(self.servers) if isinstance(self.servers, Sequence) else ()
         if (
             not servers
             or len(set(servers)) < len(servers)

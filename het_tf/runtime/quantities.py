@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from typing import Any
 
@@ -42,8 +43,8 @@ def _parsed(name: str, value: Any, unit: str, what: str) -> int:
         found = re.fullmatch(f"{_NUMBER}([kmgt]i?)?{unit}", value.strip(), re.IGNORECASE)
         if found:
             size = round(float(found[1]) * _PREFIXES[(found[2] or "").lower()])
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        size = round(value) if value < float("inf") else 0
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+        size = round(float(value)) if 0 < value < float("inf") else 0
     if size <= 0:
         raise ValueError(f"{name} must be a positive number of {what}, not {value!r}")
     return size

@@ -99,6 +99,12 @@ def test_a_plan_is_for_a_cluster_and_a_model(strategy, data):
     placed = planned(strategy, dataset)
     with pytest.raises(ValueError, match="plan is for 2 parameter servers, but the cluster has 9"):
         placed.check_servers(9)
+    for wrong, message in (
+        (dataclasses.replace(placed, topology=Topology(1, 9)), "plan is for 9 parameter servers"),
+        ("plan.json", "plan must be a het_tf.planner.Plan or None, not 'plan.json'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            strategy.plan = wrong
     other = dataclasses.replace(placed, tables={"other": placed.tables["first"]})
     with pytest.raises(ValueError, match=r"the plan has no table 'first', but \['other'\]"):
         model_under(strategy, other)

@@ -73,11 +73,13 @@ def test_a_part_of_the_keys_predicts_the_whole():
     config = EmbeddingConfig("t", 8, "adagrad")
     whole, part = (
         replay(statistics(dataset, lambda x: {"t": x}, memory=m).tables["t"], config, 2, 5000)
-        for m in ("64MB", "400kB")
+        for m in ("64MB", "800kB")
     )
     assert part.hit_rate == pytest.approx(whole.hit_rate, abs=0.02)
     assert part.bytes_up == pytest.approx(whole.bytes_up, rel=0.1)
     assert part.bytes_down == pytest.approx(whole.bytes_down, rel=0.1)
+    assert part.server_row_bytes == whole.server_row_bytes < 200
+    assert part.worker_row_bytes == whole.worker_row_bytes < 500
 
 
 def test_caches_hold_the_rows_with_the_most_lookups_per_byte(found):
@@ -102,7 +104,7 @@ def test_caches_hold_the_rows_with_the_most_lookups_per_byte(found):
 
 
 def test_constraints_hold(found):
-    topology = Topology(2, 3, worker_memory=40_000)
+    topology = Topology(2, 3, worker_memory=200_000)
     limits = {"t0": Constraints(servers=[2], max_capacity=5), "t1": Constraints(min_capacity=350)}
     result = planned(found, topology, constraints=limits)
     assert result.tables["t0"].servers == (2,)
@@ -122,8 +124,28 @@ def test_rows_that_do_not_fit_are_refused(found):
         planned(found, Topology(1, 2, server_memory=int(used / 2)))
 
 
+def test_memory_of_caches_and_of_tables_on_a_disk(found):
+    with pytest.raises(DoesNotFitError, match=r"the caches of a worker need .* than worker_memory"):
+        planned(found, Topology(2, 1, worker_memory="1kB"), configs(cache=het_tf.CacheConfig(400)))
+    on_disk = [
+        dataclasses.replace(config, dim=4096, storage=het_tf.Storage("256KiB", "/tmp"))
+        for config in configs()
+    ]
+    result = planned(found, Topology(2, 1, server_memory="1MB"), on_disk)
+    assert 2 * 2**18 < sum(result.server_bytes) < 10**6
+
+
+def test_a_table_without_ids_costs_nothing(found):
+    ids = tf.ragged.constant([[], []], ragged_rank=1, dtype=tf.int64)
+    batches = tf.data.Dataset.from_tensors((ids, np.arange(2))).repeat(16)
+    both = statistics(batches, lambda a, b: {"t0": a, "t1": b})
+    result = plan(configs(), both, 2, Topology(2, 1), step_seconds=0.01)
+    assert result.tables["t0"].traffic.bytes_up == 0 < result.tables["t1"].traffic.bytes_up
+
+
 def test_a_plan_is_saved_and_reported(found, tmp_path):
-    result = planned(found, Topology(2, 2, bandwidth="1Gbit"), dense_parameters=1000)
+    topology = Topology(np.int64(2), 2, np.int64(10**9), bandwidth="1Gbit")
+    result = planned(found, topology, dense_parameters=1000)
     result.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == result
     text = result.report()
@@ -197,6 +219,7 @@ def test_bad_arguments_are_named(found):
         ({"t9": Constraints()}, r"constraints name \['t9'\]"),
         ({"t0": Constraints(servers=[1])}, "'t0': servers must be different integers below 1"),
         ({"t0": Constraints(servers=[0, 0])}, "'t0': servers must be different"),
+        ({"t0": Constraints(servers=0)}, "'t0': servers must be different"),
     ):
         with pytest.raises(ValueError, match=message):
             planned(found, Topology(1, 1), constraints=constraints)

@@ -25,6 +25,13 @@ class OutOfMemory : public std::bad_alloc {
   size_t bytes_;
 };
 
+// The same of memory that is on a disk.
+class DiskFull : public OutOfMemory {
+ public:
+  using OutOfMemory::OutOfMemory;
+  const char* what() const noexcept override { return "no room on the disk"; }
+};
+
 // Hands out memory that lives until the arena is cleared. Safe for concurrent use.
 class Arena {
  public:

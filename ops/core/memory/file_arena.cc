@@ -14,9 +14,8 @@
 namespace het_tf {
 namespace {
 
-// Address space, not memory: 1 TB for the shard of a table, and a byte for each of its pages.
-constexpr size_t kAddressSpace = size_t{1} << 40;
-constexpr size_t kPages = kAddressSpace / FileArena::kPage;
+// Address space, not memory: what the file system holds, and a byte for each of its pages.
+constexpr size_t kMostAddressSpace = size_t{1} << 42;
 // The file grows by so much, and pages are counted by so much.
 constexpr size_t kPiece = size_t{16} << 20;
 constexpr size_t kPiecePages = kPiece / FileArena::kPage;
@@ -58,20 +57,24 @@ Status FileArena::Create(const std::string& folder, int64_t memory_bytes,
                            "' of a storage: no file can be made there: ", Reason());
   }
   struct statfs info;
-  if (fstatfs(file, &info) == 0 && (info.f_type == kTmpfs || info.f_type == kRamfs)) {
+  if (fstatfs(file, &info) != 0) info = {};
+  if (info.f_type == kTmpfs || info.f_type == kRamfs) {
     close(file);
     return InvalidArgument("path = '", folder,
                            "' of a storage is in memory (tmpfs), not on a disk");
   }
-  void* base = Reserve(kAddressSpace, PROT_NONE);
-  void* state = Reserve(kPages, PROT_READ | PROT_WRITE);
+  const size_t disk = static_cast<size_t>(info.f_blocks) * static_cast<size_t>(info.f_bsize);
+  const size_t space =
+      disk == 0 ? kMostAddressSpace : std::min(kMostAddressSpace, (disk / kPiece + 2) * kPiece);
+  void* base = Reserve(space, PROT_NONE);
+  void* state = Reserve(space / kPage, PROT_READ | PROT_WRITE);
   if (base == nullptr || state == nullptr) {
-    if (base != nullptr) munmap(base, kAddressSpace);
-    if (state != nullptr) munmap(state, kPages);
+    if (base != nullptr) munmap(base, space);
+    if (state != nullptr) munmap(state, space / kPage);
     close(file);
     return ResourceExhausted("out of address space for a storage");
   }
-  arena->reset(new FileArena(file, folder, most, static_cast<char*>(base),
+  arena->reset(new FileArena(file, folder, most, space, static_cast<char*>(base),
                              static_cast<std::atomic<uint8_t>*>(state)));
   return Status();
 }
@@ -83,8 +86,8 @@ FileArena::~FileArena() {
   }
   changed_.notify_all();
   trimmer_.join();
-  munmap(base_, kAddressSpace);
-  munmap(state_, kPages);
+  munmap(base_, address_space_);
+  munmap(state_, address_space_ / kPage);
   close(file_);
 }
 
@@ -95,9 +98,9 @@ char* FileArena::Allocate(size_t bytes) {
   if (taken_ + bytes > size) {
     const size_t grown = std::max(kPiece, (bytes + kPiece - 1) / kPiece * kPiece);
     // A page without room on the disk would end the process when it is written.
-    if (size + grown > kAddressSpace ||
+    if (size + grown > address_space_ ||
         posix_fallocate(file_, static_cast<off_t>(size), static_cast<off_t>(grown)) != 0) {
-      throw OutOfMemory(grown);
+      throw DiskFull(grown);
     }
     if (mmap(base_ + size, grown, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
              static_cast<off_t>(size)) == MAP_FAILED) {
@@ -159,7 +162,7 @@ Status FileArena::Wait() {
   }
   // A round that began before may have found less to do.
   for (const int64_t last = rounds_ + 2; rounds_ < last;) {
-    if (!failure_.empty()) return ResourceExhausted(std::exchange(failure_, ""));
+    if (!failure_.empty()) return ResourceExhausted(failure_);
     if (resident_.load(std::memory_order_relaxed) <= most_ + most_ / kRoom) return Status();
     is_full_ = true;
     changed_.notify_all();
@@ -175,9 +178,12 @@ void FileArena::RunTrimmer() {
     if (ends_) return;
     is_full_ = false;
     lock.unlock();
-    const Status status = LetGo();
+    const Status status = failed_ ? Status() : LetGo();
     lock.lock();
-    failure_ = status.message();
+    if (!status.ok()) {
+      failure_ = status.message();
+      failed_ = true;
+    }
     ++rounds_;
     changed_.notify_all();
   }
@@ -216,13 +222,17 @@ Status FileArena::LetGo() {
     return sync_file_range(file_, static_cast<off_t>(run.first * kPage),
                            static_cast<off_t>((run.last + 1 - run.first) * kPage), how);
   };
-  for (const Run& run : runs) write(run, SYNC_FILE_RANGE_WRITE);  // all at once
+  const auto failed = [&] {
+    return ResourceExhausted("rows cannot be written to '", folder_, "': ", Reason());
+  };
+  for (const Run& run : runs) {  // all at once
+    if (write(run, SYNC_FILE_RANGE_WRITE) != 0) return failed();
+  }
   for (const Run& run : runs) {
     const size_t bytes = (run.last + 1 - run.first) * kPage;
     if (write(run, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
                        SYNC_FILE_RANGE_WAIT_AFTER) != 0) {
-      // The pages are in memory still, and the next count finds them there.
-      return ResourceExhausted("rows cannot be written to '", folder_, "': ", Reason());
+      return failed();
     }
     // A page that was changed meanwhile is dirty again, and stays.
     madvise(base_ + run.first * kPage, bytes, MADV_DONTNEED);

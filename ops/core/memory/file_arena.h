@@ -64,9 +64,11 @@ class FileArena : public Arena {
   void Read(const Pages& pages, const ParallelFor& parallel_for);
 
   // To be called after pages were wanted. Waits while far more are in memory than were asked for.
-  // An error: pages could not be written.
+  // An error: pages could not be written. From then on there is no other answer, and no page leaves
+  // memory, because the kernel takes a page that it could not write for one that is written.
   Status Trim() {
-    return resident_.load(std::memory_order_relaxed) > most_ - most_ / kRoom ? Wait() : Status();
+    const bool is_full = resident_.load(std::memory_order_relaxed) > most_ - most_ / kRoom;
+    return is_full || failed_.load(std::memory_order_relaxed) ? Wait() : Status();
   }
 
   int64_t memory_bytes() const { return resident_.load(std::memory_order_relaxed) * kPage; }
@@ -83,9 +85,10 @@ class FileArena : public Arena {
     size_t first, last;
   };
 
-  FileArena(int file, std::string folder, int64_t most_pages, char* base,
+  FileArena(int file, std::string folder, int64_t most_pages, size_t address_space, char* base,
             std::atomic<uint8_t>* state)
       : file_(file),
+        address_space_(address_space),
         folder_(std::move(folder)),
         most_(most_pages),
         base_(base),
@@ -101,6 +104,7 @@ class FileArena : public Arena {
   size_t num_pages() const { return file_bytes() / kPage; }
 
   const int file_;
+  const size_t address_space_;
   const std::string folder_;
   const int64_t most_;                 // pages in memory
   char* const base_;                   // of the address space that was set aside
@@ -120,8 +124,9 @@ class FileArena : public Arena {
   bool ends_ = false;     // guarded by waiting_
   bool is_full_ = false;  // guarded by waiting_; the trimmer has something to do
   int64_t rounds_ = 0;    // guarded by waiting_; of the trimmer
-  std::string failure_;   // guarded by waiting_; of its last round
-  std::thread trimmer_;   // after all that it uses
+  std::string failure_;   // guarded by waiting_; of its first round that failed
+  std::atomic<bool> failed_{false};
+  std::thread trimmer_;  // after all that it uses
 };
 
 }  // namespace het_tf

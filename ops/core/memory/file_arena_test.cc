@@ -158,7 +158,7 @@ TEST(FileArenaTest, AFullDiskIsNoMemory) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   const auto arena = Make();
   char* first = arena->Allocate(10 << 20);
-  EXPECT_THROW(arena->Allocate(100 << 20), OutOfMemory);
+  EXPECT_THROW(arena->Allocate(100 << 20), DiskFull);
   std::memset(first, 1, 10 << 20);  // what was there stays
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);

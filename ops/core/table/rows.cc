@@ -85,12 +85,37 @@ Status Table::CheckRow(const ConstRows& rows, int64_t r) const {
 
 Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
                       const ParallelFor& parallel_for) {
+  const auto stripe_of = [&](int64_t i) {
+    return StripeOfHash(HashKey(rows.keys[numbers[i]]), kNumStripes);
+  };
+  const Reservation reservation(this, Groups(numbers.size(), kNumStripes, stripe_of));
+  HET_RETURN_IF_ERROR(reservation.status());
+  if (file_ == nullptr) {
+    SetReserved(rows, numbers, parallel_for);
+    return Status();
+  }
+  HET_RETURN_IF_ERROR(file_->Trim());
+  constexpr size_t kBlock = 16'384;
+  for (size_t first = 0; first < numbers.size(); first += kBlock) {
+    const size_t end = std::min(first + kBlock, numbers.size());
+    const std::vector<int64_t> block(numbers.begin() + first, numbers.begin() + end);
+    // All rows are set, whatever becomes of their pages. Whoever comes next hears of an error.
+    static_cast<void>(Warm(
+        static_cast<int64_t>(block.size()), [&](int64_t i) { return HashKey(rows.keys[block[i]]); },
+        [&](int64_t i) { return rows.keys[block[i]]; }, parallel_for));
+    SetReserved(rows, block, parallel_for);
+  }
+  static_cast<void>(file_->Trim());
+  return Status();
+}
+
+// SetRows, with memory for the rows.
+void Table::SetReserved(const ConstRows& rows, const std::vector<int64_t>& numbers,
+                        const ParallelFor& parallel_for) {
   std::vector<uint64_t> hashes(numbers.size());
   for (size_t i = 0; i < numbers.size(); ++i) hashes[i] = HashKey(rows.keys[numbers[i]]);
   const Groups groups(numbers.size(), kNumStripes,
                       [&](int64_t i) { return StripeOfHash(hashes[i], kNumStripes); });
-  const Reservation reservation(this, groups);
-  HET_RETURN_IF_ERROR(reservation.status());
   const auto set = [&](Stripe* stripe, uint64_t hash, int64_t r) {
     bool is_new;
     char* record = FindOrAdd(stripe, hash, rows.keys[r], &is_new);
@@ -110,7 +135,6 @@ Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers
       std::copy_n(rows.slots + r * slot_dim(), slot_dim(), slots);
     }
   };
-  if (file_ != nullptr) HET_RETURN_IF_ERROR(file_->Trim());
   const int64_t cost = StripeCost(numbers.size(), row_dim_);
   parallel_for(kNumStripes, cost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
@@ -122,7 +146,6 @@ Status Table::SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers
           [&](int64_t i, uint32_t) { set(&stripe, hashes[order[i]], numbers[order[i]]); });
     }
   });
-  return Status();
 }
 
 void Table::DropRows() {

@@ -132,6 +132,9 @@ Table::Reservation::Reservation(Table* table, const Groups& groups) : table_(tab
       stripe.reserved += rows;
       reserved_.push_back(rows);
     }
+  } catch (const DiskFull& error) {
+    status_ = ResourceExhausted("no room on the disk of the storage: ", error.bytes(),
+                                " bytes for rows were asked for; the shard keeps its rows");
   } catch (const OutOfMemory& error) {
     status_ =
         ResourceExhausted("out of memory: ", error.bytes(), " bytes for rows were asked for; ",

@@ -532,6 +532,8 @@ class Table {
   // Sets those of the rows whose numbers these are.
   Status SetRows(const ConstRows& rows, const std::vector<int64_t>& numbers,
                  const ParallelFor& parallel_for) HET_REQUIRES(contents_);
+  void SetReserved(const ConstRows& rows, const std::vector<int64_t>& numbers,
+                   const ParallelFor& parallel_for) HET_REQUIRES(contents_);
   void DropRows() HET_REQUIRES(contents_);
   // Drops those of the keys that have a row.
   void DropKeys(const int64_t* keys, int64_t num_keys) HET_REQUIRES(contents_);
