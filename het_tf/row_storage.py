@@ -34,7 +34,7 @@ class Storage:
       ValueError: an attribute is invalid. The message names the attribute and its value.
     """
 
-    memory: int | str
+    memory: Any  # an integer after __post_init__
     path: str
 
     def __post_init__(self) -> None:

@@ -44,7 +44,8 @@ def _parsed(name: str, value: Any, unit: str, what: str) -> int:
         if found:
             size = round(float(found[1]) * _PREFIXES[(found[2] or "").lower()])
     elif isinstance(value, numbers.Real) and not isinstance(value, bool):
-        size = round(float(value)) if 0 < value < float("inf") else 0
+        real = float(value)
+        size = round(real) if 0 < real < float("inf") else 0
     if size <= 0:
         raise ValueError(f"{name} must be a positive number of {what}, not {value!r}")
     return size
