@@ -54,8 +54,9 @@ class StepRounds:
         self._down = down
         self._is_connected = is_connected
         self._disconnected: set[int] = set()  # Workers that were down since they were connected.
-        self._place = (0, 0)  # Round and step at the last poll.
-        self._absences: dict[int, int] = {}  # Polls at this place at which a member was absent.
+        # By server: round and step at the last poll, and the polls there at which a member was absent.
+        self._absences: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
+        self._joined: dict[int, int] = {}  # Workers of members, as far as they were absent.
         deferred_destroy.destroy_after(self, functools.partial(_destroy, self._name, self._servers))
         self._num_workers = num_workers
         self.number = 0
@@ -91,15 +92,16 @@ class StepRounds:
     def begin(self, members: int) -> None:
         """Begins the next round. All closures of the round before have ended."""
         self.number, self.members = self.number + 1, members
+        self._joined = {}
         for server in self._servers:
             with tf.device(server):
-                ops.step_begin(self._handle_op(), self.number, members)
+                ops.step_begin(self.handle_op(), self.number, members)
 
     def leave(self, members: Sequence[int]) -> None:
         """The other members do not wait for these members any longer."""
         for server in self._servers:
             with tf.device(server):
-                ops.step_leave(self._handle_op(), self.number, tf.constant(members, tf.int64))
+                ops.step_leave(self.handle_op(), self.number, tf.constant(members, tf.int64))
 
     def drop_lost(self) -> None:
         """Makes the members of lost workers leave the round, so that the others go on.
@@ -109,23 +111,29 @@ class StepRounds:
         """
         down = self._down()
         self._disconnected |= down
-        with tf.device(self._servers[0]):
-            number, step, absent, workers = (
-                x.numpy().tolist() for x in ops.step_waiting(self._handle_op())
-            )
-        place = (number, step)
-        if place != self._place or len(absent) == self.members:  # Or nobody waits.
-            self._place, self._absences = place, {}
-        lost = []
-        for member, worker in zip(absent, workers, strict=True):
-            absences = self._absences[member] = self._absences.get(member, 0) + 1
-            patience = math.inf
-            if worker in down or (worker == _NOBODY and down):
-                patience = _POLLS_TO_LEAVE
-            elif worker == _NOBODY:
-                patience = _POLLS_TO_JOIN
-            if absences >= patience:
-                lost.append(member)
+        lost: set[int] = set()
+        # A worker may have died after it sent the messages of a step to some of the servers.
+        for server in self._servers:
+            with tf.device(server):
+                number, step, absent, workers = (
+                    x.numpy().tolist() for x in ops.step_waiting(self.handle_op())
+                )
+            if server == self._servers[0]:  # Where members join.
+                self._joined |= dict(zip(absent, workers, strict=True))
+            place, absences = self._absences.get(server, ((0, 0), {}))
+            if place != (number, step) or len(absent) == self.members:  # Or nobody waits.
+                place, absences = (number, step), {}
+            for member in absent:
+                absences[member] = absences.get(member, 0) + 1
+                worker = self._joined.get(member, _NOBODY)
+                patience = math.inf
+                if worker in down or (worker == _NOBODY and down):
+                    patience = _POLLS_TO_LEAVE
+                elif worker == _NOBODY:
+                    patience = _POLLS_TO_JOIN
+                if absences[member] >= patience:
+                    lost.add(member)
+            self._absences[server] = place, absences
         if lost:
             logging.warning(
                 "%d of %d members do not make the next steps; workers that are down: %s",
@@ -133,7 +141,7 @@ class StepRounds:
                 self.members,
                 sorted(down) or "none",
             )
-            self.leave(lost)
+            self.leave(sorted(lost))
 
     def abort(self) -> None:
         """Ends the round. Members that wait get an error."""
@@ -149,13 +157,13 @@ class StepRounds:
         left = []
         for server in self._servers:
             with tf.device(server):
-                left.append(ops.step_leave(self._handle_op(), round_number, members))
+                left.append(ops.step_leave(self.handle_op(), round_number, members))
         return left
 
     def join_op(self, round_number: tf.Tensor, member: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
         """Returns whether a worker may make the steps of a member, bool scalar."""
         with tf.device(self._servers[0]):
-            return ops.step_join(self._handle_op(), round_number, member, tf.cast(worker, tf.int64))
+            return ops.step_join(self.handle_op(), round_number, member, tf.cast(worker, tf.int64))
 
     def exchange_op(
         self,
@@ -205,11 +213,12 @@ class StepRounds:
         @tf.function(input_signature=[tf.TensorSpec([None], tf.uint8)], autograph=False)
         def serve(message: tf.Tensor) -> tf.Tensor:
             handles = [table.handle_op(shard) for table in tables]
-            return ops.serve_step(self._handle_op(), handles, message)
+            return ops.serve_step(self.handle_op(), handles, message)
 
         return serve.get_concrete_function()
 
-    def _handle_op(self) -> tf.Tensor:
+    def handle_op(self) -> tf.Tensor:
+        """Returns the handle of the place where members wait, on the current device."""
         return ops.step_handle(shared_name=self._name)
 
 

@@ -11,7 +11,11 @@ import pytest
 import tensorflow as tf
 
 import het_tf
+from het_tf import ops
+from het_tf.distribute.step_rounds import StepRounds
 from het_tf.keras.data.feeds import StreamFeed
+from het_tf.runtime.broadcast import cluster_devices
+from het_tf.runtime.threads import call_in_daemon
 
 BATCH = 8
 
@@ -233,6 +237,31 @@ def test_optimizers_of_whole_steps_are_refused(together, optimizer, said):
         model = make(optimizer(), "sgd")
     with pytest.raises(ValueError, match=f"{said}.*synchronous=True"):
         model.fit(*examples(2), verbose=0)
+
+
+def test_a_worker_that_died_between_the_messages_to_two_servers_leaves(strategy):
+    down = set()
+    rounds = StepRounds(lambda: down, lambda worker, timeout: True, 2)
+    rounds.begin(2)
+    for member in (0, 1):
+        joined = (tf.constant(x, tf.int64) for x in (rounds.number, member, member))
+        assert rounds.join_op(*joined)
+
+    def send(member, server):
+        place = tf.constant([rounds.number, member, 0, 1], tf.int64)
+        header = tf.reshape(tf.bitcast(place, tf.uint8), [-1])
+        with tf.device(server):
+            message = ops.pack_frames([header, tf.zeros([0], tf.uint8)])
+            return ops.serve_step(rounds.handle_op(), [], message)
+
+    first, second = cluster_devices("ps")
+    calls = [call_in_daemon(send, 0, first), call_in_daemon(send, 0, second)]
+    call_in_daemon(send, 1, first).result(timeout=60)
+    calls[0].result(timeout=60)
+    down.add(1)  # Before it sends its message to the second server.
+    for _ in range(5):
+        rounds.drop_lost()
+    calls[1].result(timeout=60)
 
 
 def test_workers_that_die_hang_and_come_back():
