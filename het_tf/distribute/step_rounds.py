@@ -54,7 +54,7 @@ class StepRounds:
         self._down = down
         self._is_connected = is_connected
         self._disconnected: set[int] = set()  # Workers that were down since they were connected.
-        # By server: round and step at the last poll, and the polls there at which a member was absent.
+        # By server: round and step at the last poll, and polls there at which a member was absent.
         self._absences: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
         self._joined: dict[int, int] = {}  # Workers of members, as far as they were absent.
         deferred_destroy.destroy_after(self, functools.partial(_destroy, self._name, self._servers))
