@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from het_tf.data.ids import batch_size_of, tables_of
 from het_tf.runtime.current_strategy import is_synchronous
+from het_tf.runtime.key_counts import FrequentKeys
 from het_tf.runtime.planned_batch import PhasedBatch
 from het_tf.runtime.validation import INT64_MAX, check_integer, check_number
 
-_COUNTED_AT_ONCE = 1 << 22  # ids
 _MOST_PHASE_BATCHES = 1 << 20
 
 
@@ -58,20 +58,20 @@ def hot_rows(
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError("hot_rows: the dataset is infinite; give it dataset.take(n)")
     sampled = dataset.shard(max(1, round(1 / sample)), 0)
-    counts: list[_Counts] = []
+    counts: list[FrequentKeys] = []
     for element in sampled:
         parts = [part.numpy().ravel() for part in tables_of(ids, element)]
-        counts = counts or [_Counts() for _ in parts]
+        counts = counts or [FrequentKeys() for _ in parts]
         for count, part in zip(counts, parts, strict=True):
-            count.add(part)
-    found = [count.result() for count in counts]
+            count.add(*np.unique(part, return_counts=True))
+    found = [count.top() for count in counts]
     if not any(len(keys) for keys, _ in found):
         raise ValueError("hot_rows: the dataset has no ids")
     times = np.concatenate([t for _, t in found])
     chosen = np.zeros(len(times), bool)
     chosen[np.argsort(-times, kind="stable")[:budget]] = True
     ends = np.cumsum([len(t) for _, t in found])[:-1]
-    keys = tuple(k[c] for (k, _), c in zip(found, np.split(chosen, ends), strict=True))
+    keys = tuple(np.sort(k[c]) for (k, _), c in zip(found, np.split(chosen, ends), strict=True))
     is_hot = np.concatenate([_is_hot(keys, ids, element).numpy() for element in sampled])
     return HotRows(keys, float(times[chosen].sum() / times.sum()), float(is_hot.mean()))
 
@@ -166,28 +166,6 @@ def hot_batches(
     return phases.flat_map(
         lambda others, hots: batches(others, False).concatenate(batches(hots, True))
     ).prefetch(phase_batches)
-
-
-class _Counts:
-    """Counts ids."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
-        self._size = 0
-
-    def add(self, ids: np.ndarray) -> None:
-        self._parts.append(np.unique(ids, return_counts=True))
-        self._size += len(self._parts[-1][0])
-        if self._size > _COUNTED_AT_ONCE and len(self._parts) > 1:
-            self.result()
-
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids that were added, sorted, and how often each was."""
-        ids, where = np.unique(np.concatenate([p[0] for p in self._parts]), return_inverse=True)
-        counts = np.zeros(len(ids), np.int64)
-        np.add.at(counts, where, np.concatenate([p[1] for p in self._parts]))
-        self._parts, self._size = [(ids, counts)], 0
-        return ids, counts
 
 
 def _is_hot(keys: tuple[np.ndarray, ...], ids: Callable[..., Any], element: Any) -> tf.Tensor:

@@ -15,12 +15,12 @@ from het_tf.distribute import HetParameterServerStrategy, LocalCluster
 from het_tf.keras.model import Model
 from het_tf.layers.embedding import HetEmbedding
 from het_tf.planner.cost import Calibration
-from het_tf.planner.frequent_keys import FrequentKeys
 from het_tf.planner.plan import Planner
 from het_tf.planner.replay import replay
 from het_tf.planner.statistics import Statistics, TableStatistics
 from het_tf.planner.tables import EmbeddingConfig
 from het_tf.planner.topology import Constraints, Topology
+from het_tf.runtime.key_counts import FrequentKeys
 from het_tf.runtime.validation import INT32_MAX, check_integer
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

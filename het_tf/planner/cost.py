@@ -104,15 +104,15 @@ def busiest_server(step: Step) -> int:
     return max(range(len(step.down)), key=lambda s: step.down[s] + step.up[s])
 
 
-def seconds_by_part(
+def step_time(
     step: Step,
     workers: int,
     bandwidth: float | None,
     latency: float = 0.0,
     server_cores: float = 1,
     shared_cores: float | None = None,
-) -> dict[str, float]:
-    """Returns the shortest time of a step that each part of the cluster allows.
+) -> tuple[float, dict[str, float]]:
+    """Returns the time of a step, and the shortest time that each part of the cluster allows.
 
       worker    CPU time of the worker
       network   a round of all workers over the busiest server's link and cores, as a closed
@@ -123,6 +123,10 @@ def seconds_by_part(
       cores     CPU time of all tasks, if they share a host. The servers' cores are then not in
                 "network".
 
+    The step takes the longest of these times. With look-ahead on shared cores, it takes at least
+    half a round of two customers for each worker over the cores and the busiest server's link: one
+    computes, and the other one's messages are under way.
+
     Args:
       step: the step.
       workers: number of workers.
@@ -132,40 +136,19 @@ def seconds_by_part(
       shared_cores: cores that all tasks share. None: every task has a host of its own.
     """
     links, others = link_demands(step, bandwidth)
-    think = others + 2 * latency + (0.0 if step.ahead else step.compute)
+    away = others + 2 * latency
     servers = [] if shared_cores else [max(step.handling_servers) / server_cores]
     parts = {
         "worker": step.worker,
-        "network": response(workers, think, [*links, *servers]),
+        "network": response(
+            workers, away if step.ahead else away + step.compute, [*links, *servers]
+        ),
         "chief": workers * step.chief,
     }
+    least = 0.0
     if shared_cores:
-        parts["cores"] = workers * _cpu(step) / shared_cores
-    return parts
-
-
-def step_seconds(
-    step: Step,
-    workers: int,
-    bandwidth: float | None,
-    latency: float = 0.0,
-    server_cores: float = 1,
-    shared_cores: float | None = None,
-) -> float:
-    """Returns the time of a step. Accepts the arguments of `seconds_by_part`.
-
-    If tasks share cores, a worker computes a step while its exchange for another step is under way:
-    these are two customers of a closed queueing network of the cores and the busiest server's link.
-    """
-    parts = seconds_by_part(step, workers, bandwidth, latency, server_cores, shared_cores)
-    longest = max(parts.values())
-    if not shared_cores or not step.ahead:
-        return longest
-    links, others = link_demands(step, bandwidth)
-    demands = [_cpu(step) / shared_cores, *links]
-    return max(longest, response(2 * workers, others + 2 * latency, demands) / 2)
-
-
-def _cpu(step: Step) -> float:
-    """CPU time of a step of one worker on all tasks."""
-    return step.worker + sum(step.handling_servers) + step.chief
+        cpu = (step.worker + sum(step.handling_servers) + step.chief) / shared_cores
+        parts["cores"] = workers * cpu
+        if step.ahead:
+            least = response(2 * workers, away, [cpu, *links]) / 2
+    return max(least, *parts.values()), parts

@@ -12,13 +12,14 @@ import keras
 import numpy as np
 
 from het_tf.layers.embedding import embeddings_of
-from het_tf.planner.cost import Calibration, Step, seconds_by_part, step_seconds
+from het_tf.planner.cost import Calibration, Step, step_time
 from het_tf.planner.replay import Traffic, replay
 from het_tf.planner.statistics import Statistics
 from het_tf.planner.tables import EmbeddingConfig, tables_of
 from het_tf.planner.topology import Constraints, Topology
 from het_tf.runtime.quantities import bytes_text
 from het_tf.runtime.validation import INT32_MAX, check_integer, check_number
+from het_tf.storage.files import reading, replacing
 
 _VERSION = 1
 _DENSE_INTERVAL = 64  # steps between exchanges of a grown network's dense variables
@@ -65,7 +66,7 @@ class Plan:
       tables: plan of every table, by the name of its layer.
       step_seconds: time of a step of one worker.
       parts: shortest time of a step that each part of the cluster allows, in seconds. See
-        `het_tf.planner.cost.seconds_by_part`.
+        `het_tf.planner.cost.step_time`.
       bytes_up: bytes of a worker's step to each server, with those of the dense variables.
       bytes_down: the same from each server.
     """
@@ -131,10 +132,8 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON, for `load`."""
         content = dataclasses.asdict(self) | {"version": _VERSION}
-        part = f"{os.fspath(path)}.part"
-        with open(part, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-        os.replace(part, path)
+        with replacing(os.fspath(path)) as (file,):
+            file.write(json.dumps(content, indent=1).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -143,9 +142,9 @@ class Plan:
         Raises:
           ValueError: the file has no plan, or one of another version.
         """
-        with open(path, encoding="utf-8") as file:
+        with reading(os.fspath(path)) as file:
             try:
-                content = json.load(file)
+                content = json.loads(file.read())
                 if content.pop("version") != _VERSION:
                     raise ValueError("another version")
                 content["topology"] = Topology(**content["topology"])
@@ -228,24 +227,19 @@ class Planner:
                 in_memory = len(servers[name]) * storage.memory
                 server_bytes = min(server_bytes, in_memory + rows * _INDEX_BYTES)
             planned[name] = TablePlan(servers[name], capacity, rows, traffic, server_bytes)
-        self._check_memory(planned, topology)
         step = self._step(planned, topology)
-        where = (
+        seconds, parts = step_time(
+            step,
             workers,
             topology.bandwidth,
             topology.latency,
             topology.server_cores,
             topology.shared_cores,
         )
-        return Plan(
-            topology,
-            self._batch_size,
-            planned,
-            step_seconds(step, *where),
-            seconds_by_part(step, *where),
-            tuple(step.up),
-            tuple(step.down),
-        )
+        up, down = tuple(step.up), tuple(step.down)
+        result = Plan(topology, self._batch_size, planned, seconds, parts, up, down)
+        _check_memory(result)
+        return result
 
     def _replayed(self, name: str, workers: int, capacity: int | None) -> Traffic:
         # With so many workers, nearly every row that a worker reads again was updated meanwhile.
@@ -305,25 +299,6 @@ class Planner:
                 chosen[name] = max(chosen[name], taken)
         return chosen
 
-    def _check_memory(self, planned: Mapping[str, TablePlan], topology: Topology) -> None:
-        caches = sum(table.worker_bytes for table in planned.values())
-        if caches > 1.01 * topology.worker_memory:
-            raise DoesNotFitError(
-                f"the caches of a worker need {bytes_text(caches)}, more than worker_memory ="
-                f" {bytes_text(topology.worker_memory)}"
-            )
-        used = [0.0] * topology.servers
-        for table in planned.values():
-            for server in table.servers:
-                used[server] += table.server_bytes / len(table.servers)
-        fullest = int(np.argmax(used))
-        if used[fullest] > topology.server_memory:
-            raise DoesNotFitError(
-                f"the rows of ps:{fullest} need {bytes_text(used[fullest])}, more than"
-                f" server_memory = {bytes_text(topology.server_memory)}. All rows need"
-                f" {bytes_text(sum(used))}"
-            )
-
     def _step(self, planned: Mapping[str, TablePlan], topology: Topology) -> Step:
         servers, calibration = topology.servers, self._calibration
         dense = _FLOAT_BYTES * self._dense_parameters / _DENSE_INTERVAL / servers
@@ -348,7 +323,10 @@ class Planner:
             chief=calibration.chief_step,
             down=down.tolist(),
             up=up.tolist(),
-            ahead=True,
+            ahead=all(
+                config.cache is not None and config.cache.steps_ahead() > 0
+                for config in self._tables.values()
+            ),
         )
 
 
@@ -406,3 +384,20 @@ def _batches_per_step(statistics: Statistics, batch_size: int) -> int:
             " a batch of the statistics"
         )
     return joined
+
+
+def _check_memory(plan: Plan) -> None:
+    topology = plan.topology
+    caches = sum(table.worker_bytes for table in plan.tables.values())
+    if caches > 1.01 * topology.worker_memory:
+        raise DoesNotFitError(
+            f"the caches of a worker need {bytes_text(caches)}, more than worker_memory ="
+            f" {bytes_text(topology.worker_memory)}"
+        )
+    used = plan.server_bytes
+    fullest = int(np.argmax(used))
+    if used[fullest] > topology.server_memory:
+        raise DoesNotFitError(
+            f"the rows of ps:{fullest} need {bytes_text(used[fullest])}, more than server_memory ="
+            f" {bytes_text(topology.server_memory)}. All rows need {bytes_text(sum(used))}"
+        )

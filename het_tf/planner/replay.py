@@ -21,13 +21,14 @@ from het_tf import initializers, ops, optimizers
 from het_tf.planner.statistics import TableStatistics, Trace, few_keys, thinned
 from het_tf.planner.tables import EmbeddingConfig
 from het_tf.runtime.counters import since, sum_stats
+from het_tf.runtime.key_counts import added_up
 from het_tf.tables.table import NO_CACHE
 
 _LEAST_STEPS = 4  # of a worker
 _LEARNING_RATE = 1e-3
 _MOST_KEYS = 1_000_000  # of the batches of a replay. Of more, a part is replayed.
 _IDLE_STEPS = 40
-_MANY_ROWS = 50_000
+_MANY_ROWS = 50_000  # of which memory beside the rows is a small part
 _HEADER_BYTES = 64  # of a request and of a reply
 _numbers = itertools.count()
 _known_row_bytes: dict[tuple[Any, ...], tuple[float, float]] = {}
@@ -153,14 +154,8 @@ def _joined(trace: Trace, batches_per_step: int) -> Trace:
     """Returns batches that are so many times as large."""
     if batches_per_step == 1:
         return trace
-    joined = []
-    for first in range(0, len(trace) - batches_per_step + 1, batches_per_step):
-        parts = trace[first : first + batches_per_step]
-        keys, where = np.unique(np.concatenate([k for k, _ in parts]), return_inverse=True)
-        counts = np.zeros(len(keys), np.int32)
-        np.add.at(counts, where, np.concatenate([c for _, c in parts]))
-        joined.append((keys, counts))
-    return joined
+    ends = range(batches_per_step, len(trace) + 1, batches_per_step)
+    return [added_up(trace[end - batches_per_step : end]) for end in ends]
 
 
 class _Cluster:
@@ -224,7 +219,7 @@ class _Cluster:
         began, of_server = time.process_time(), self.seconds[1]
         cache = self._caches[worker]
         if len(self._ones) < len(ids):
-            self._ones = tf.ones([2 * len(ids), self._dim])
+            self._ones = tf.ones([len(ids), self._dim])
         unique_ids = ops.unique_ids(tf.constant(ids, tf.int64))
         ticket, requests = ops.cache_lookup(cache, unique_ids, num_shards=1)
         self._install(cache, ticket, requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import json
 import os
 import zipfile
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from het_tf.planner.frequent_keys import FrequentKeys
+from het_tf.runtime.key_counts import Counted, FrequentKeys, added_up
 from het_tf.runtime.quantities import to_bytes
+from het_tf.storage.files import reading, replacing
 
 _VERSION = 1
 _DAMAGES = zipfile.BadZipFile, zlib.error
@@ -26,7 +28,7 @@ _LEAST_KEYS = 1000  # of a trace, whatever its rate
 _COUNTER_BYTES = 64  # of FrequentKeys, with what its folding needs
 _SHARE_OF_COUNTERS = 0.25  # of the memory
 
-Trace = list[tuple[np.ndarray, np.ndarray]]  # keys and counts of every batch
+Trace = list[Counted]  # of every batch
 
 
 @dataclasses.dataclass
@@ -56,7 +58,7 @@ class TableStatistics:
 
     @property
     def rows(self) -> int:
-        """Number of distinct keys. An estimate if `rate` is below 1."""
+        """Number of distinct keys of the trace, divided by `rate`."""
         return round(len(self._traced[0]) / self.rate)
 
     @property
@@ -105,14 +107,8 @@ class TableStatistics:
         return weights[order], counts[order]
 
     @functools.cached_property
-    def _traced(self) -> tuple[np.ndarray, np.ndarray]:
-        """The traced keys, and how often each occurred. Both int64 [keys]."""
-        if not self.trace:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        keys, where = np.unique(np.concatenate([k for k, _ in self.trace]), return_inverse=True)
-        counts = np.zeros(len(keys), np.int64)
-        np.add.at(counts, where, np.concatenate([c for _, c in self.trace]))
-        return keys, counts
+    def _traced(self) -> Counted:
+        return added_up(self.trace)
 
 
 @dataclasses.dataclass
@@ -162,10 +158,8 @@ class Statistics:
             }
         head = {"version": _VERSION, "examples": self.examples, "batches": self.batches}
         text = json.dumps(head | {"tables": heads})
-        part = f"{os.fspath(path)}.part"
-        with open(part, "wb") as file:
+        with replacing(os.fspath(path)) as (file,):
             np.savez_compressed(file, head=np.array(text), **arrays)
-        os.replace(part, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Statistics:
@@ -175,7 +169,9 @@ class Statistics:
           ValueError: the file has no statistics, or those of another version.
         """
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with reading(os.fspath(path)) as file:
+                content = io.BytesIO(file.read())
+            with np.load(content, allow_pickle=False) as arrays:
                 head = json.loads(str(arrays["head"]))
                 if head["version"] != _VERSION:
                     raise ValueError(f"version {head['version']}, not {_VERSION}")
@@ -251,9 +247,11 @@ class Statistics:
         for name, table in self.tables.items():
             rows = table.rows
             error = f" ±{table.rows_error:.0%}" if table.rate < 1 else ""
+            least = ">= " if len(table.trace) < table.batches else ""
             covered = table.coverage([share * rows for share in shares])
             lines.append(
-                f"{name:24}{f'{rows:,}{error}':>14}{table.ids / max(self.examples, 1):>13.1f}"
+                f"{name:24}{f'{least}{rows:,}{error}':>14}"
+                f"{table.ids / max(self.examples, 1):>13.1f}"
                 f"{table.keys / max(self.batches, 1):>12,.0f}{table.rate:>8.1%}"
                 + "".join(f"{share:>11.1%}" for share in covered)
             )
@@ -341,7 +339,7 @@ def _hashed(keys: np.ndarray) -> np.ndarray:
     return (bits >> np.uint64(32)).astype(np.uint64)
 
 
-def thinned(batch: tuple[np.ndarray, np.ndarray], rate: float) -> tuple[np.ndarray, np.ndarray]:
+def thinned(batch: Counted, rate: float) -> Counted:
     """Returns the keys of a batch of a trace that are in the trace of this rate."""
     keys, counts = batch
     if rate == 1:

@@ -22,7 +22,7 @@ from het_tf.planner import (
     plan,
     statistics,
 )
-from het_tf.planner.cost import Step, response, seconds_by_part
+from het_tf.planner.cost import Step, response, step_time
 from het_tf.planner.replay import replay
 
 BATCH = 32
@@ -127,12 +127,11 @@ def test_rows_that_do_not_fit_are_refused(found):
 def test_memory_of_caches_and_of_tables_on_a_disk(found):
     with pytest.raises(DoesNotFitError, match=r"the caches of a worker need .* than worker_memory"):
         planned(found, Topology(2, 1, worker_memory="1kB"), configs(cache=het_tf.CacheConfig(400)))
-    on_disk = [
-        dataclasses.replace(config, dim=4096, storage=het_tf.Storage("256KiB", "/tmp"))
-        for config in configs()
-    ]
-    result = planned(found, Topology(2, 1, server_memory="1MB"), on_disk)
-    assert 2 * 2**18 < sum(result.server_bytes) < 10**6
+    topology = Topology(2, 1, server_memory="700kB")
+    with pytest.raises(DoesNotFitError, match=r"the rows of ps:0 need .* more than server_memory"):
+        planned(found, topology, configs(dim=256))
+    on_disk = configs(dim=256, storage=het_tf.Storage("256KiB", "/tmp"))
+    assert 2**18 < sum(planned(found, topology, on_disk).server_bytes) < 2 * 2**18 + 30_000
 
 
 def test_a_table_without_ids_costs_nothing(found):
@@ -188,11 +187,16 @@ def test_the_busiest_part_bounds_the_step():
         (1000, None, 10_000, "chief"),
         (100, None, 1, "network"),
     ):
-        parts = seconds_by_part(step, workers, bandwidth, server_cores=cores)
+        seconds, parts = step_time(step, workers, bandwidth, server_cores=cores)
+        assert seconds == max(parts.values())
         assert max(parts, key=parts.__getitem__) == expected
-    shared = seconds_by_part(step, 4, None, shared_cores=2)
+    seconds, shared = step_time(step, 4, None, shared_cores=2)
+    assert seconds == pytest.approx(shared["cores"])
+    # Messages and computing get into each other's way if they take about as long.
+    seconds, even = step_time(step, 4, 1.2e9, shared_cores=2)
+    assert seconds > 1.05 * max(even.values())
     assert shared["cores"] == pytest.approx(4 * (0.011 + 0.003 + 1e-4) / 2)
-    before = seconds_by_part(dataclasses.replace(step, ahead=False), 1, 1e9, latency=0.5)
+    _, before = step_time(dataclasses.replace(step, ahead=False), 1, 1e9, latency=0.5)
     assert before["network"] > 1.01
 
 

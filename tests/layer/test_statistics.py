@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from het_tf.planner import Statistics, statistics
-from het_tf.planner.frequent_keys import FrequentKeys
+from het_tf.runtime.key_counts import FrequentKeys
 
 BATCH = 64
 

@@ -1,10 +1,26 @@
-"""The most frequent keys of a stream, in a given number of counters."""
+"""How often keys occur."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+
+from het_tf.runtime.validation import INT64_MAX
+
+Counted = tuple[np.ndarray, np.ndarray]  # distinct keys, int64 [n], and counts, integers [n]
+
+_FOLDED_AT_ONCE = 1 << 22  # keys
+
+
+def added_up(parts: Sequence[Counted]) -> Counted:
+    """Returns the keys of all parts, sorted, and the sums of their counts. Both int64 [keys]."""
+    if not parts:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    keys, where = np.unique(np.concatenate([k for k, _ in parts]), return_inverse=True)
+    counts = np.zeros(len(keys), np.int64)
+    np.add.at(counts, where, np.concatenate([c for _, c in parts]))
+    return keys.astype(np.int64), counts
 
 
 class FrequentKeys:
@@ -20,27 +36,27 @@ class FrequentKeys:
       error: see above.
     """
 
-    def __init__(self, counters: int):
-        """Creates counters of an empty stream."""
+    def __init__(self, counters: int = INT64_MAX):
+        """Creates counters of an empty stream. By default every key has one."""
         self.counters = counters
         self.error = 0
-        self._keys = np.zeros(0, np.int64)
-        self._counts = np.zeros(0, np.int64)
-        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        self._counted = added_up([])
+        self._waiting: list[Counted] = []
         self._num_waiting = 0
 
     def add(self, keys: np.ndarray, counts: np.ndarray) -> None:
         """Counts distinct keys, int64 [n], that occurred so often, int64 [n]."""
         self._waiting.append((keys, counts))
         self._num_waiting += len(keys)
-        if self._num_waiting > self.counters:
+        if self._num_waiting > min(self.counters, max(_FOLDED_AT_ONCE, len(self._counted[0]))):
             self._fold()
 
-    def top(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns keys and counts, int64 [n], in the order of descending counts."""
+    def top(self) -> Counted:
+        """Returns keys and counts in the order of descending counts, of equal counts by key."""
         self._fold()
-        order = np.lexsort((self._keys, -self._counts))
-        return self._keys[order], self._counts[order]
+        keys, counts = self._counted
+        order = np.argsort(-counts, kind="stable")
+        return keys[order], counts[order]
 
     def state(self) -> tuple[np.ndarray, np.ndarray, int]:
         """Returns keys, counts and error, for `restored`."""
@@ -62,17 +78,13 @@ class FrequentKeys:
     def _fold(self) -> None:
         if not self._waiting:
             return
-        parts = [(self._keys, self._counts), *self._waiting]
-        keys, where = np.unique(np.concatenate([k for k, _ in parts]), return_inverse=True)
-        counts = np.zeros(len(keys), np.int64)
-        np.add.at(counts, where, np.concatenate([c for _, c in parts]))
+        keys, counts = added_up([self._counted, *self._waiting])
         if len(keys) > self.counters:
             # What the first key without a counter has, all keys lose.
-            lost = np.partition(counts, len(counts) - self.counters - 1)[
-                len(counts) - self.counters - 1
-            ]
+            place = len(keys) - self.counters - 1
+            lost = np.partition(counts, place)[place]
             counts -= lost
             self.error += int(lost)
             keys, counts = keys[counts > 0], counts[counts > 0]
-        self._keys, self._counts = keys, counts
+        self._counted = keys, counts
         self._waiting, self._num_waiting = [], 0
