@@ -181,6 +181,8 @@ class Planner:
         calibration: Calibration | None = None,
     ):
         """Checks and stores the arguments, which are those of `plan`."""
+        if not isinstance(statistics, Statistics):
+            raise ValueError(f"statistics must be a Statistics, not {statistics!r}")
         tables = tables_of(model_or_configs)
         missing = tables.keys() - statistics.tables.keys()
         if missing:
@@ -335,6 +337,8 @@ def plan(
     statistics: Statistics,
     batch_size: int,
     topology: Topology,
+    *,
+    step_seconds: float,
     **others: Any,
 ) -> Plan:
     """Plans the training of tables on a cluster: where rows live, and what a step will cost.
@@ -353,9 +357,9 @@ def plan(
       statistics: statistics of the ids, by the names of the layers.
       batch_size: examples of a step of one worker: a multiple of the batches of `statistics`.
       topology: the cluster.
-      **others: step_seconds: CPU time of a step of one worker without messages
-          (`het_tf.planner.step_seconds` measures it).
-        constraints: constraints of tables, by the name of the layer.
+      step_seconds: CPU time of a step of one worker without messages
+        (`het_tf.planner.step_seconds` measures it).
+      **others: constraints: constraints of tables, by the name of the layer.
         steps_per_epoch: steps of a worker in an epoch, at whose end the caches push all updates.
           None: epochs are so long that this does not matter.
         dense_parameters: number of dense parameters. None: those of the model, or 0.
@@ -365,7 +369,8 @@ def plan(
       DoesNotFitError: the servers' memory does not suffice. The message has the numbers.
       ValueError: an argument is out of range, or statistics of a table are missing.
     """
-    return Planner(model_or_configs, statistics, batch_size, **others).plan(topology)
+    planner = Planner(model_or_configs, statistics, batch_size, step_seconds=step_seconds, **others)
+    return planner.plan(topology)
 
 
 def _dense_parameters(model: Any) -> int:

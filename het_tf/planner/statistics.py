@@ -327,7 +327,10 @@ def _ids_of(ids: Callable[..., Any], element: Any) -> tuple[int, dict[str, np.nd
         batch = int(shape[0])
         flat = value.flat_values if isinstance(value, tf.RaggedTensor) else value
         flat = flat.values if isinstance(flat, tf.SparseTensor) else flat
-        result[str(name)] = flat.numpy().ravel().astype(np.int64)
+        keys = flat.numpy().ravel()
+        if keys.dtype == np.uint64 and np.any(keys >= 1 << 63):
+            raise ValueError(f"ids must be below 2**63, but {name!r} has {keys.max()}")
+        result[str(name)] = keys.astype(np.int64)
     return batch, result
 
 

@@ -68,6 +68,9 @@ def tables_of(
         configs have one name.
     """
     if not isinstance(model_or_configs, keras.Model):
+        for config in model_or_configs:
+            if not isinstance(config, EmbeddingConfig):
+                raise ValueError(f"configs must be EmbeddingConfigs or a model, not {config!r}")
         tables = {config.name: config for config in model_or_configs}
         if len(tables) < len(model_or_configs) or not tables:
             raise ValueError(

@@ -235,6 +235,10 @@ def test_bad_arguments_are_named(found):
         planned(found, Topology(32, 1))
     with pytest.raises(ValueError, match=r"no ids of the tables \['t7'\]"):
         planned(found, Topology(1, 1), [EmbeddingConfig("t7", 8)])
+    with pytest.raises(ValueError, match="configs must be EmbeddingConfigs or a model, not 't0'"):
+        planned(found, Topology(1, 1), ["t0"])
+    with pytest.raises(ValueError, match="statistics must be a Statistics, not None"):
+        planned(None, Topology(1, 1))
     with pytest.raises(ValueError, match="with different names"):
         planned(found, Topology(1, 1), [EmbeddingConfig("t0", 8)] * 2)
     on_device = het_tf.CacheConfig(device_capacity=10, device="CPU")

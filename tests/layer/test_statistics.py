@@ -112,6 +112,8 @@ def test_what_has_no_ids_is_named(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             statistics(batches, ids)
+    with pytest.raises(ValueError, match=r"below 2\*\*63, but 'emb' has 9223372036854775813"):
+        counted(np.array([2**63 + 5], np.uint64))
     with pytest.raises(ValueError, match="the dataset is infinite"):
         statistics(batches.repeat(), lambda x: {"emb": tf.cast(x, tf.int64)})
     with pytest.raises(ValueError, match=r"memory must be a positive number of bytes.*'much'"):
