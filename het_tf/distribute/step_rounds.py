@@ -7,7 +7,6 @@ same number of steps. In every step, all members wait on the parameter servers f
 from __future__ import annotations
 
 import functools
-import math
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -107,7 +106,7 @@ class StepRounds:
         """Makes the members of lost workers leave the round, so that the others go on.
 
         Called about once in a second. A member leaves if it is absent in several calls at one step:
-        if its worker is down, or if no worker has joined as this member.
+        if its worker is down or was restarted, or if no worker has joined as this member.
         """
         down = self._down()
         self._disconnected |= down
@@ -125,13 +124,7 @@ class StepRounds:
                 place, absences = (number, step), {}
             for member in absent:
                 absences[member] = absences.get(member, 0) + 1
-                worker = self._joined.get(member, _NOBODY)
-                patience = math.inf
-                if worker in down or (worker == _NOBODY and down):
-                    patience = _POLLS_TO_LEAVE
-                elif worker == _NOBODY:
-                    patience = _POLLS_TO_JOIN
-                if absences[member] >= patience:
+                if self._is_lost(self._joined.get(member, _NOBODY), absences[member], down):
                     lost.add(member)
             self._absences[server] = place, absences
         if lost:
@@ -142,6 +135,15 @@ class StepRounds:
                 sorted(down) or "none",
             )
             self.leave(sorted(lost))
+
+    def _is_lost(self, worker: int, absences: int, down: set[int]) -> bool:
+        """Whether a member leaves that was absent in so many polls at one step."""
+        if worker == _NOBODY:
+            return absences >= (_POLLS_TO_LEAVE if down else _POLLS_TO_JOIN)
+        # A worker may have died and come back between two polls.
+        if absences % _POLLS_TO_JOIN == 0 and not self._is_connected(worker, _CONNECT_TIMEOUT):
+            self._disconnected.add(worker)
+        return worker in self._disconnected and absences >= _POLLS_TO_LEAVE
 
     def abort(self) -> None:
         """Ends the round. Members that wait get an error."""

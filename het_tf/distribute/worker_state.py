@@ -259,17 +259,27 @@ class HeldUpdates:
 
     def flush(self, slots: bool) -> None:
         """As `HetParameterServerStrategy.flush`."""
-        caches = self.caches
-        replicas = [replica for replica in self._reports.replicas if replica.in_use]
-        if not caches and not replicas:
+        held = self._held()
+        if not held:
             return
         self._join()
-        if caches:
-            self._flush(caches, cache_devices())
-        if replicas:
-            self._flush(replicas, cluster_devices("worker"))
-            for replica in replicas:
+        for holders, devices in held:
+            self._flush(holders, devices)
+        for replica in self._reports.replicas:
+            if replica.in_use:
                 replica.write_back(slots)
+
+    def trace_flush(self) -> None:
+        """Traces what `flush` runs, as far as that has not been done. All workers are up."""
+        for holders, devices in self._held():
+            for holder in holders:
+                holder.flush_here.trace(devices)
+
+    def _held(self) -> list[tuple[Sequence[Holder], list[str]]]:
+        """Returns the caches and replicas in use, if there are any, and their devices."""
+        replicas = [replica for replica in self._reports.replicas if replica.in_use]
+        held = [(self.caches, cache_devices()), (replicas, cluster_devices("worker"))]
+        return [(holders, devices) for holders, devices in held if holders]
 
     def dense_stats(self) -> dict[str, int]:
         """As `HetParameterServerStrategy.dense_stats`."""

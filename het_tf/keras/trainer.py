@@ -282,6 +282,8 @@ class ParameterServerTrainer:
                 filler.fill(should_stop())
                 if not runner.in_flight:
                     break
+                if not done:
+                    self._strategy.held.trace_flush()  # The first closures run meanwhile.
                 work, packed = runner.wait()
                 if training and compiled.dense is not None:
                     compiled.dense.replicas.note_steps()

@@ -42,26 +42,41 @@ def cache_devices() -> list[str]:
     return [*cluster_devices("worker"), *cluster_devices(COORDINATOR)]
 
 
-def traced_by_device(build_ops: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a function for `visit` that traces `build_ops` once under every device.
+class TracedByDevice:
+    """A function for `visit` that is traced once under every device.
 
     TensorFlow counts the calls of a `tf.function` that trace, and warns after five in a row. This
     function traces once for every worker, and again after every restart of a server. It calls
     `get_concrete_function`, because TensorFlow does not count traces there.
     """
-    function = tf.function(build_ops, autograph=False)
 
-    def call() -> Any:
-        nonlocal function
+    def __init__(self, build_ops: Callable[[], Any]):
+        """Traces nothing yet. `build_ops` returns the results of the function."""
+        self._build_ops = build_ops
+        self._function = tf.function(build_ops, autograph=False)
+        self._traced: set[str] = set()
+
+    def trace(self, devices: Sequence[str]) -> None:
+        """Traces the function under these devices, as far as that has not been done here.
+
+        TensorFlow does not register functions on a worker to which it connects again meanwhile. A
+        worker that lacks the body of a loop crashes in TensorFlow when the function runs. Functions
+        with loops are therefore traced when all workers are up.
+        """
+        for device in devices:
+            if device not in self._traced:
+                with tf.device(device):
+                    self._function.get_concrete_function()
+                self._traced.add(device)
+
+    def __call__(self) -> Any:
+        """Returns the results, under the current device."""
         try:
-            return function.get_concrete_function()()
+            return self._function.get_concrete_function()()
         except tf.errors.NotFoundError as error:
-            # TensorFlow does not register a function on a worker to which it reconnects meanwhile.
-            if _NOT_REGISTERED in error.message:
-                function = tf.function(build_ops, autograph=False)
+            if _NOT_REGISTERED in error.message:  # On a worker that was connected meanwhile.
+                self._function = tf.function(self._build_ops, autograph=False)
             raise
-
-    return call
 
 
 def visit(

@@ -18,7 +18,7 @@ from het_tf.runtime.broadcast import (
     COORDINATOR,
     cache_devices,
     cluster_devices,
-    traced_by_device,
+    TracedByDevice,
     visit,
 )
 from het_tf.runtime.counters import names_of, sum_stats
@@ -516,7 +516,7 @@ class WorkerCache:
         return sum_stats(self._everywhere(self._function(self.stats_op)))
 
     @property
-    def flush_here(self) -> Callable[[], tf.Tensor]:
+    def flush_here(self) -> TracedByDevice:
         """A function that flushes the cache of the current device's task.
 
         The function returns the cache's `report_op`.
@@ -531,10 +531,10 @@ class WorkerCache:
         with tf.control_dependencies([self.flush_op()]):
             return self.report_op()
 
-    def _function(self, build_ops: Callable[[], Any]) -> Callable[[], Any]:
+    def _function(self, build_ops: Callable[[], Any]) -> TracedByDevice:
         # Stored in this object, because the graph refers to it. Both are released together.
         if build_ops.__name__ not in self._functions:
-            self._functions[build_ops.__name__] = traced_by_device(build_ops)
+            self._functions[build_ops.__name__] = TracedByDevice(build_ops)
         return self._functions[build_ops.__name__]
 
     def _everywhere(self, function: Callable[[], Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 
 import keras
@@ -239,29 +240,54 @@ def test_optimizers_of_whole_steps_are_refused(together, optimizer, said):
         model.fit(*examples(2), verbose=0)
 
 
-def test_a_worker_that_died_between_the_messages_to_two_servers_leaves(strategy):
-    down = set()
-    rounds = StepRounds(lambda: down, lambda worker, timeout: True, 2)
+def step_of(rounds, member, server):
+    """Sends a member's message of the round's first and last step. Returns when all have."""
+    place = tf.constant([rounds.number, member, 0, 1], tf.int64)
+    header = tf.reshape(tf.bitcast(place, tf.uint8), [-1])
+    with tf.device(server):
+        message = ops.pack_frames([header, tf.zeros([0], tf.uint8)])
+        return ops.serve_step(rounds.handle_op(), [], message)
+
+
+def round_of_two(down, is_connected=lambda worker, timeout: True):
+    """A round whose members are workers 0 and 1. `down`: set of workers, which may change."""
+    rounds = StepRounds(lambda: set(down), is_connected, 2)
     rounds.begin(2)
     for member in (0, 1):
         joined = (tf.constant(x, tf.int64) for x in (rounds.number, member, member))
         assert rounds.join_op(*joined)
+    return rounds
 
-    def send(member, server):
-        place = tf.constant([rounds.number, member, 0, 1], tf.int64)
-        header = tf.reshape(tf.bitcast(place, tf.uint8), [-1])
-        with tf.device(server):
-            message = ops.pack_frames([header, tf.zeros([0], tf.uint8)])
-            return ops.serve_step(rounds.handle_op(), [], message)
 
+def test_a_worker_that_died_between_the_messages_to_two_servers_leaves(strategy):
+    down = set()
+    rounds = round_of_two(down)
     first, second = cluster_devices("ps")
-    calls = [call_in_daemon(send, 0, first), call_in_daemon(send, 0, second)]
-    call_in_daemon(send, 1, first).result(timeout=60)
+    calls = [call_in_daemon(step_of, rounds, 0, server) for server in (first, second)]
+    call_in_daemon(step_of, rounds, 1, first).result(timeout=60)
     calls[0].result(timeout=60)
     down.add(1)  # Before it sends its message to the second server.
     for _ in range(5):
         rounds.drop_lost()
     calls[1].result(timeout=60)
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "between two polls"])
+def test_a_worker_that_died_and_came_back_leaves(strategy, is_seen):
+    """Its new process does not know of the round, and the process of training has no connection."""
+    down = set()
+    rounds = round_of_two(down, lambda worker, timeout: worker != 1)
+    calls = [call_in_daemon(step_of, rounds, 0, server) for server in cluster_devices("ps")]
+    if is_seen:
+        down.add(1)
+        rounds.drop_lost()
+        down.clear()
+    for _ in range(600):
+        rounds.drop_lost()
+        if not concurrent.futures.wait(calls, timeout=0.1).not_done:
+            break
+    for call in calls:
+        call.result(timeout=0)
 
 
 def test_workers_that_die_hang_and_come_back():

@@ -20,7 +20,7 @@ from absl import logging
 from het_tf import ops
 from het_tf.distribute.dense.replica_ops import ReplicaOps
 from het_tf.distribute.dense.server_copy import DenseCopy
-from het_tf.runtime.broadcast import cluster_devices, traced_by_device, visit
+from het_tf.runtime.broadcast import cluster_devices, TracedByDevice, visit
 from het_tf.runtime.validation import INT32_MAX
 
 
@@ -204,12 +204,12 @@ class DenseReplicas(ReplicaOps):
                 self._counted[own] = count
 
     @property
-    def flush_here(self) -> Callable[[], tf.Tensor]:
+    def flush_here(self) -> TracedByDevice:
         """A function that flushes the replica of the current device's worker."""
         return self._function("flush", self.flush_op, opened=True)
 
     @property
-    def stats_here(self) -> Callable[[], Any]:
+    def stats_here(self) -> TracedByDevice:
         """A function that returns the counters of the current device's worker."""
         return self._function("stats", self.stats_op)
 
@@ -218,7 +218,9 @@ class DenseReplicas(ReplicaOps):
         """Whether replicas may exist."""
         return self._kinds is not None
 
-    def _function(self, name: str, build_ops: Callable[[], Any], opened: bool = False) -> Any:
+    def _function(
+        self, name: str, build_ops: Callable[[], Any], opened: bool = False
+    ) -> TracedByDevice:
         if name not in self._functions:
 
             def build() -> Any:
@@ -226,7 +228,7 @@ class DenseReplicas(ReplicaOps):
                     self.open_op()
                 return build_ops()
 
-            self._functions[name] = traced_by_device(build)
+            self._functions[name] = TracedByDevice(build)
         return self._functions[name]
 
     def _make_handle(self) -> tf.Tensor:

@@ -22,7 +22,7 @@ from het_tf.keras.data.batch_structure import (
     with_components,
 )
 from het_tf.layers.features import tuple_like
-from het_tf.runtime.broadcast import cluster_devices, traced_by_device
+from het_tf.runtime.broadcast import cluster_devices, TracedByDevice
 from het_tf.runtime.planned_batch import check_plain
 
 _LOOKED_AT = 2  # batches whose shapes are compared, as in Keras
@@ -287,7 +287,7 @@ def _check_readable(variable: tf.Variable) -> None:
     """
     try:
         with tf.device(cluster_devices("worker")[0]):
-            traced_by_device(variable.read_value)()
+            TracedByDevice(variable.read_value)()
     except tf.errors.OpError as error:
         raise ValueError(
             f"The function given as data uses the variable {variable.name!r}, which was made"
