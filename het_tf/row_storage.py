@@ -9,6 +9,8 @@ import keras
 
 from het_tf.runtime.quantities import to_bytes
 
+LEAST_MEMORY = 256 << 10  # bytes; FileArena::kLeastPages of ops/core/memory/file_arena.h
+
 
 @keras.saving.register_keras_serializable("het_tf")
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +29,20 @@ class Storage:
 
     Attributes:
       memory: memory for rows of the table on every server, in bytes or as a text such as "8GB". At
-        least 256 KiB.
+        least 256 KiB. None: what the strategy's plan has for the table (`het_tf.planner`), and
+        without a plan a quarter of the memory that is free on the server.
       path: folder on a disk of every server, such as "/nvme/rows".
 
     Raises:
       ValueError: an attribute is invalid. The message names the attribute and its value.
     """
 
-    memory: Any  # an integer after __post_init__
-    path: str
+    memory: Any = None  # an integer or None after __post_init__
+    path: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memory", to_bytes("memory", self.memory))
+        if self.memory is not None:
+            object.__setattr__(self, "memory", to_bytes("memory", self.memory))
         if not isinstance(self.path, str) or not self.path.startswith("/") or "\n" in self.path:
             raise ValueError(f"path must be an absolute path of a folder, not {self.path!r}")
 
@@ -52,14 +56,20 @@ class Storage:
         return cls(**config)
 
 
-def spec(storage: Storage | None) -> str:
+def check(storage: Any) -> None:
+    """Raises a ValueError if `storage` is neither a `Storage` nor None."""
+    if storage is not None and not isinstance(storage, Storage):
+        raise ValueError(f"storage must be a het_tf.Storage or None, not {storage!r}")
+
+
+def spec(storage: Storage | None, planned_memory: int | None = None) -> str:
     """Returns the text form of a storage for the ops. Empty: rows are in memory.
 
-    Raises:
-      ValueError: `storage` is neither a `Storage` nor None.
+    Args:
+      storage: the storage of a layer.
+      planned_memory: memory that a plan has for the rows, for a storage without `memory`.
     """
     if storage is None:
         return ""
-    if not isinstance(storage, Storage):
-        raise ValueError(f"storage must be a het_tf.Storage or None, not {storage!r}")
-    return f"memory={storage.memory} path={storage.path}"
+    memory = planned_memory if storage.memory is None else storage.memory
+    return f"memory={memory or 'auto'} path={storage.path}"

@@ -278,7 +278,10 @@ class HeldUpdates:
     def _held(self) -> list[tuple[Sequence[Holder], list[str]]]:
         """Returns the caches and replicas in use, if there are any, and their devices."""
         replicas = [replica for replica in self._reports.replicas if replica.in_use]
-        held = [(self.caches, cache_devices()), (replicas, cluster_devices("worker"))]
+        held: list[tuple[Sequence[Holder], list[str]]] = [
+            (self.caches, cache_devices()),
+            (replicas, cluster_devices("worker")),
+        ]
         return [(holders, devices) for holders, devices in held if holders]
 
     def dense_stats(self) -> dict[str, int]:

@@ -196,7 +196,7 @@ class HetEmbedding(keras.layers.Layer):
         self.admission, self.expiry = admission, lifetimes.checked(admission, expiry)
         lifetimes.spec(admission, expiry, key_ranges)
         self.key_ranges = tuple(key_ranges)
-        row_storage.spec(storage)
+        row_storage.check(storage)
         self.storage = storage
         ranges = self.key_initializers()
         initializers.spec(self.row_initializer, input_dim, output_dim, ranges)

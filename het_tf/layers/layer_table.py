@@ -126,7 +126,9 @@ class LayerTable:
             input_dim=layer.input_dim,
             row_dtype=layer.row_dtype,
             lifetimes=lifetimes.spec(layer.admission, layer.expiry, layer.key_ranges),
-            storage=row_storage.spec(layer.storage),
+            storage=row_storage.spec(
+                layer.storage, None if self._planned is None else self._planned.memory
+            ),
             key_initializers=layer.key_initializers(),
             layout=layer.layout,
         )

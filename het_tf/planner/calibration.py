@@ -28,6 +28,7 @@ _WARM_STEPS = 16
 _EPOCH_STEPS = 320
 _FEW_ROWS, _MANY_ROWS = 64, 8192
 _SERVERS = 4
+_MANY_TABLES = 16
 _CONFIG = EmbeddingConfig("rows", 64, "adagrad", cache=None)
 
 
@@ -69,8 +70,15 @@ def calibrate() -> Calibration:
         pids = [cluster.process(*task).pid for task in (("worker", 0), ("ps", 0))]
         few, many = (_on_cluster(strategy, rows, 1, pids) for rows in (_FEW_ROWS, _MANY_ROWS))
         spread = _on_cluster(strategy, _FEW_ROWS, _SERVERS, pids)
+        parts = [
+            _on_cluster(strategy, _FEW_ROWS, servers, pids, _MANY_TABLES)
+            for servers in (1, _SERVERS)
+        ]
     moved = many.num_bytes - few.num_bytes
     message = max(0.0, (spread.worker - few.worker) / (_SERVERS - 1))
+    # The messages of more tables to more servers, less those of one table.
+    more_parts = (_MANY_TABLES - 1) * (_SERVERS - 1)
+    worker_part = (parts[1].worker - parts[0].worker - spread.worker + few.worker) / more_parts
     handling = [few.worker - alone[0], many.worker - alone[1]]
     # Merging and reading the rows is the table's own work, which plans have from replays.
     server = [few.server, many.server - _table_seconds()]
@@ -78,7 +86,9 @@ def calibrate() -> Calibration:
         worker_step=max(0.0, handling[0] - message),
         worker_message=message,
         worker_byte=max(0.0, (handling[1] - handling[0]) / moved),
+        worker_part=max(0.0, worker_part),
         server_message=server[0],
+        server_part=max(0.0, (parts[0].server - few.server) / (_MANY_TABLES - 1)),
         server_byte=max(0.0, (server[1] - server[0]) / moved),
         chief_step=few.chief,
     )
@@ -101,16 +111,21 @@ def _measured(run: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def _model(rows: int) -> tuple[Model, tf.data.Dataset]:
+def _model(rows: int, tables: int = 1) -> tuple[Model, tf.data.Dataset]:
     """Returns a model that does little but look rows up and update them, and its batches."""
     ids = keras.Input((rows,), dtype="int64")
-    embedding = HetEmbedding(
-        _CONFIG.dim, optimizer=_CONFIG.optimizer, cache=_CONFIG.cache, name=_CONFIG.name
-    )
-    model = Model(ids, keras.ops.sum(embedding(ids), axis=(1, 2)))
+    found = [
+        HetEmbedding(_CONFIG.dim, optimizer=_CONFIG.optimizer, cache=_CONFIG.cache, name=name)(part)
+        for name, part in zip(_names(tables), keras.ops.split(ids, tables, axis=1), strict=True)
+    ]
+    model = Model(ids, keras.ops.sum(keras.ops.concatenate(found, axis=1), axis=(1, 2)))
     model.compile("adagrad", "mse")
     batch = np.arange(rows)[np.newaxis]
     return model, tf.data.Dataset.from_tensors((batch, np.zeros(1, np.float32))).repeat()
+
+
+def _names(tables: int) -> list[str]:
+    return [f"{_CONFIG.name}_{table}" for table in range(tables)]
 
 
 def _step_alone(rows: int) -> float:
@@ -119,25 +134,26 @@ def _step_alone(rows: int) -> float:
 
 
 def _on_cluster(
-    strategy: HetParameterServerStrategy, rows: int, servers: int, pids: list[int]
+    strategy: HetParameterServerStrategy, rows: int, servers: int, pids: list[int], tables: int = 1
 ) -> _Costs:
     """Returns the costs of a step whose rows are on the first servers."""
+    names = _names(tables)
     planner = Planner(
-        [_CONFIG],
-        _statistics(rows),
+        [dataclasses.replace(_CONFIG, name=name) for name in names],
+        _statistics(rows // tables, names),
         1,
         step_seconds=1,
-        constraints={_CONFIG.name: Constraints(servers=range(servers))},
+        constraints=dict.fromkeys(names, Constraints(servers=range(servers))),
     )
     strategy.plan = planner.plan(Topology(1, _SERVERS))
     with strategy.scope():
-        model, dataset = _model(rows)
+        model, dataset = _model(rows, tables)
 
     def fit() -> None:
         model.fit(dataset, steps_per_epoch=_EPOCH_STEPS, verbose=0)
 
     fit()
-    layer = model.get_layer("rows")
+    layer = model.get_layer(names[0])
     before, counters = [_cpu_seconds(pid) for pid in pids], layer.cache_stats()
     chief = _measured(fit)
     worker, server = (_cpu_seconds(pid) - b for pid, b in zip(pids, before, strict=True))
@@ -146,17 +162,17 @@ def _on_cluster(
     return _Costs(*(cost / _EPOCH_STEPS for cost in (worker, server, chief, moved)))
 
 
-def _statistics(rows: int) -> Statistics:
-    """Returns the statistics of batches that have the same rows."""
+def _statistics(rows: int, names: list[str]) -> Statistics:
+    """Returns the statistics of batches that have the same rows of every table."""
     batch = (np.arange(rows), np.ones(rows, np.int32))
     count, num_ids = _WARM_STEPS, rows * _WARM_STEPS
     table = TableStatistics(count, num_ids, num_ids, 1.0, [batch] * count, FrequentKeys(1))
-    return Statistics(count, count, {_CONFIG.name: table})
+    return Statistics(count, count, dict.fromkeys(names, table))
 
 
 def _table_seconds() -> float:
     """Returns the CPU time in which a server's table serves a step with many rows."""
-    table = _statistics(_MANY_ROWS).tables[_CONFIG.name]
+    table = _statistics(_MANY_ROWS, [_CONFIG.name]).tables[_CONFIG.name]
     return replay(table, _CONFIG, workers=1, capacity=None).server_seconds
 
 

@@ -19,7 +19,9 @@ class Calibration:
       worker_step: CPU time of a worker for a step, whatever its messages, in seconds.
       worker_message: CPU time of a worker for a message and its reply.
       worker_byte: CPU time of a worker for a byte sent or received.
+      worker_part: CPU time of a worker for a table's part of a message to a server.
       server_message: CPU time of a server for a message and its reply.
+      server_part: CPU time of a server for a table's part of a message.
       server_byte: CPU time of a server for a byte sent or received.
       chief_step: CPU time of the training program for a step of a worker.
     """
@@ -27,7 +29,9 @@ class Calibration:
     worker_step: float = 4e-4
     worker_message: float = 3e-4
     worker_byte: float = 8e-10
+    worker_part: float = 6e-6
     server_message: float = 8e-4
+    server_part: float = 2e-5
     server_byte: float = 4e-10
     chief_step: float = 6e-4
 
@@ -97,6 +101,19 @@ def link_demands(step: Step, bandwidth: float | None) -> tuple[list[float], floa
     busiest = busiest_server(step)
     others = sum(step.down) + sum(step.up) - step.down[busiest] - step.up[busiest]
     return [step.down[busiest] * per_byte, step.up[busiest] * per_byte], others * per_byte
+
+
+def server_load(cpu: float, num_bytes: float, bandwidth: float | None, cores: float) -> float:
+    """Returns the seconds for which work keeps a server busy: its cores, and then its link.
+
+    Args:
+      cpu: CPU seconds.
+      num_bytes: bytes from and to the server.
+      bandwidth: bit/s. None: no limit.
+      cores: cores of the server.
+    """
+    link = 0.0 if bandwidth is None else 8 * num_bytes / (bandwidth * _PAYLOAD_SHARE)
+    return cpu / cores + link
 
 
 def busiest_server(step: Step) -> int:

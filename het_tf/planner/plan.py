@@ -12,20 +12,24 @@ import keras
 import numpy as np
 
 from het_tf.layers.embedding import embeddings_of
-from het_tf.planner.cost import Calibration, Step, step_time
+from het_tf.planner.cost import Calibration, Step, server_load, step_time
+from het_tf.planner.memory_split import Curve, most_valuable
+from het_tf.planner.placement import TableLoad, placements
 from het_tf.planner.replay import Traffic, replay
 from het_tf.planner.statistics import Statistics
 from het_tf.planner.tables import EmbeddingConfig, tables_of
 from het_tf.planner.topology import Constraints, Topology
+from het_tf.row_storage import LEAST_MEMORY
 from het_tf.runtime.quantities import bytes_text
 from het_tf.runtime.validation import INT32_MAX, check_integer, check_number
 from het_tf.storage.files import reading, replacing
 
-_VERSION = 1
+_VERSION = 2
 _DENSE_INTERVAL = 64  # steps between exchanges of a grown network's dense variables
 _FLOAT_BYTES = 4
 _MOST_WORKERS = 32  # of a replay
 _INDEX_BYTES = 28  # of a row on a disk, in memory
+_AS_FAST = 1.01  # times the shortest step. Of these placements, the one with least CPU time wins.
 
 
 class DoesNotFitError(ValueError):
@@ -42,6 +46,9 @@ class TablePlan:
       rows: number of rows of the table.
       traffic: what a step of one worker costs.
       server_bytes: memory of all rows on the servers together.
+      memory: bytes of rows in memory on each of the servers, of a table with a storage. None: all
+        rows are in memory.
+      disk_share: share of the ids whose row is not among the rows in memory.
     """
 
     servers: tuple[int, ...]
@@ -49,6 +56,8 @@ class TablePlan:
     rows: int
     traffic: Traffic
     server_bytes: float
+    memory: int | None = None
+    disk_share: float = 0.0
 
     @property
     def worker_bytes(self) -> float:
@@ -69,6 +78,7 @@ class Plan:
         `het_tf.planner.cost.step_time`.
       bytes_up: bytes of a worker's step to each server, with those of the dense variables.
       bytes_down: the same from each server.
+      server_seconds: CPU time of each server for a step of one worker.
     """
 
     topology: Topology
@@ -78,6 +88,7 @@ class Plan:
     parts: Mapping[str, float]
     bytes_up: Sequence[float]
     bytes_down: Sequence[float]
+    server_seconds: Sequence[float]
 
     @property
     def bound(self) -> str:
@@ -155,10 +166,12 @@ class Plan:
                         table["rows"],
                         Traffic(**table["traffic"]),
                         table["server_bytes"],
+                        table["memory"],
+                        table["disk_share"],
                     )
                     for name, table in content["tables"].items()
                 }
-                for name in ("bytes_up", "bytes_down"):
+                for name in ("bytes_up", "bytes_down", "server_seconds"):
                     content[name] = tuple(content[name])
                 return cls(**content)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -211,37 +224,125 @@ class Planner:
 
     def plan(self, topology: Topology) -> Plan:
         """Returns the plan for a cluster, and raises as the function `plan`."""
-        servers = {
-            name: self._constraints.get(name, Constraints()).servers_of(name, topology)
-            for name in self._tables
-        }
         workers = topology.workers
         whole = {name: self._replayed(name, workers, None) for name in self._tables}
         capacities = self._capacities(whole, topology.worker_memory)
-        planned = {}
-        for name in self._tables:
-            rows, capacity, traffic = self._statistics[name].rows, capacities[name], whole[name]
-            if capacity is not None and capacity < rows:
-                traffic = self._replayed(name, workers, capacity)
-            server_bytes = rows * traffic.server_row_bytes
-            storage = self._tables[name].storage
-            if storage is not None:
-                in_memory = len(servers[name]) * storage.memory
-                server_bytes = min(server_bytes, in_memory + rows * _INDEX_BYTES)
-            planned[name] = TablePlan(servers[name], capacity, rows, traffic, server_bytes)
-        step = self._step(planned, topology)
+        traffic = {
+            name: self._replayed(name, workers, capacity)
+            if capacity is not None and capacity < self._statistics[name].rows
+            else whole[name]
+            for name, capacity in capacities.items()
+        }
+        given = {name: self._given_servers(name, topology) for name in self._tables}
+        kept = self._kept_rows(traffic, given, topology)
+        every = tuple(range(topology.servers))
+
+        def planned(servers: Sequence[tuple[int, ...]]) -> tuple[Plan, float]:
+            tables = {
+                name: self._table_plan(name, mine, capacities[name], traffic[name], kept[name])
+                for name, mine in zip(self._tables, servers, strict=True)
+            }
+            return self._timed(tables, topology)
+
+        loads = [
+            TableLoad(
+                server_load(
+                    traffic[name].server_seconds,
+                    traffic[name].bytes_up + traffic[name].bytes_down,
+                    topology.bandwidth,
+                    topology.server_cores,
+                ),
+                self._table_plan(name, every, None, traffic[name], kept[name]).server_bytes,
+                given[name],
+            )
+            for name in self._tables
+        ]
+        found = list(map(planned, placements(loads, topology.servers, topology.server_memory)))
+        if len(found) > 1 and max(found[0][0].server_bytes) > topology.server_memory:
+            del found[0]
+        longest = _AS_FAST * min(candidate.step_seconds for candidate, _ in found)
+        result, _ = min(
+            (candidate for candidate in found if candidate[0].step_seconds <= longest),
+            key=lambda candidate: candidate[1],
+        )
+        _check_memory(result)
+        return result
+
+    def _given_servers(self, name: str, topology: Topology) -> tuple[int, ...] | None:
+        """Returns the servers of a table, if they are not the plan's to choose."""
+        limits = self._constraints.get(name, Constraints())
+        storage = self._tables[name].storage
+        if limits.servers is None and (storage is None or storage.memory is None):
+            return None
+        return limits.servers_of(name, topology)
+
+    def _table_plan(
+        self,
+        name: str,
+        servers: tuple[int, ...],
+        capacity: int | None,
+        traffic: Traffic,
+        kept: float,
+    ) -> TablePlan:
+        """Returns the plan of a table of which the servers keep so many rows in memory."""
+        statistics = self._statistics[name]
+        rows, memory = statistics.rows, None
+        server_bytes = rows * traffic.server_row_bytes
+        if self._tables[name].storage is not None:
+            in_memory = kept * _stored_row_bytes(traffic)
+            memory = max(LEAST_MEMORY, int(in_memory / len(servers)))
+            server_bytes = min(server_bytes, in_memory + rows * _INDEX_BYTES)
+        on_disk = 1 - float(statistics.coverage(kept)) if kept < rows else 0.0
+        return TablePlan(servers, capacity, rows, traffic, server_bytes, memory, on_disk)
+
+    def _kept_rows(
+        self,
+        traffic: Mapping[str, Traffic],
+        given: Mapping[str, tuple[int, ...] | None],
+        topology: Topology,
+    ) -> dict[str, float]:
+        """Returns how many rows of every table the servers together keep in memory.
+
+        Tables whose storage leaves this to the plan share the memory that the others leave. Each
+        row there saves as many reads of the disk as messages have the row. (RecShard: Sethi et al.,
+        ASPLOS 2022, solves this as an integer program, because it places whole tables. Where a hash
+        divides them, the rows with the most accesses per byte are the best choice.)
+        """
+        kept: dict[str, float] = {}
+        curves: dict[str, Curve] = {}
+        room = float(topology.servers * topology.server_memory)
+        for name, config in self._tables.items():
+            rows, row_bytes = self._statistics[name].rows, _stored_row_bytes(traffic[name])
+            kept[name] = rows
+            if config.storage is None:
+                room -= rows * traffic[name].server_row_bytes
+                continue
+            room -= rows * _INDEX_BYTES
+            if config.storage.memory is not None:
+                servers = given[name] or ()
+                kept[name] = min(rows, len(servers) * config.storage.memory / row_bytes)
+                room -= kept[name] * row_bytes
+                continue
+            weights, counts = self._statistics[name].frequencies()
+            of_messages = traffic[name].rows_up + traffic[name].rows_down
+            share = of_messages / max(weights @ counts, 1e-300)
+            curves[name] = Curve(weights, counts * share / row_bytes, row_bytes)
+        return kept | most_valuable(max(room, 0.0), curves)[0]
+
+    def _timed(self, tables: Mapping[str, TablePlan], topology: Topology) -> tuple[Plan, float]:
+        """Returns a plan, and the CPU time of all tasks for a step of a worker."""
+        step = self._step(tables, topology)
         seconds, parts = step_time(
             step,
-            workers,
+            topology.workers,
             topology.bandwidth,
             topology.latency,
             topology.server_cores,
             topology.shared_cores,
         )
-        up, down = tuple(step.up), tuple(step.down)
-        result = Plan(topology, self._batch_size, planned, seconds, parts, up, down)
-        _check_memory(result)
-        return result
+        each = map(tuple, (step.up, step.down, step.handling_servers))
+        plan = Plan(topology, self._batch_size, tables, seconds, parts, *each)
+        return plan, step.worker + sum(step.handling_servers)
 
     def _replayed(self, name: str, workers: int, capacity: int | None) -> Traffic:
         # With so many workers, nearly every row that a worker reads again was updated meanwhile.
@@ -265,8 +366,8 @@ class Planner:
         the best split of the memory, since every further row of a table has fewer lookups.
         """
         chosen: dict[str, int | None] = {}
-        numbers, gains, rows, costs = [], [], [], []
-        for number, (name, config) in enumerate(self._tables.items()):
+        curves: dict[str, Curve] = {}
+        for name, config in self._tables.items():
             chosen[name] = None
             if config.cache is None:
                 continue
@@ -282,23 +383,13 @@ class Planner:
             ends = np.minimum(np.cumsum(weights), most)
             gain = counts * config.dim / line
             gain[ends <= limits.min_capacity] = np.inf
-            numbers.append(np.full(len(weights), number, np.int32))
-            gains.append(gain)
-            rows.append(np.diff(ends, prepend=0.0))
-            costs.append(rows[-1] * line)
-        if numbers:
-            order = np.argsort(-np.concatenate(gains), kind="stable")
-            used = np.cumsum(np.concatenate(costs)[order])
-            fitting = np.count_nonzero(used <= memory)
-            # Where all rows fit, there is room for rows that the statistics have not seen.
-            room = memory / used[-1] if fitting == len(used) else 1.0
-            of_table, of_rows = (np.concatenate(x)[order[:fitting]] for x in (numbers, rows))
-            for number, name in enumerate(self._tables):
-                if not np.any(of_table == number):
-                    continue
+            curves[name] = Curve(np.diff(ends, prepend=0.0), gain, line)
+        rows, times = most_valuable(memory, curves)
+        for name, taken in rows.items():
+            if taken:
+                # Where all rows fit, there is room for rows that the statistics have not seen.
                 most = self._constraints.get(name, Constraints()).max_capacity or INT32_MAX
-                taken = min(int(room * of_rows[of_table == number].sum()), most)
-                chosen[name] = max(chosen[name], taken)
+                chosen[name] = max(chosen[name], min(int(max(times, 1.0) * taken), most))
         return chosen
 
     def _step(self, planned: Mapping[str, TablePlan], topology: Topology) -> Step:
@@ -310,6 +401,7 @@ class Planner:
             up[mine] += table.traffic.bytes_up / len(mine)
             down[mine] += table.traffic.bytes_down / len(mine)
             server_cpu[mine] += table.traffic.server_seconds / len(mine)
+            server_cpu[mine] += table.traffic.messages * calibration.server_part
         # All tables share the messages of a step.
         messages = np.zeros(servers)
         for table in planned.values():
@@ -318,6 +410,9 @@ class Planner:
         server_cpu += messages * calibration.server_message + calibration.server_byte * (up + down)
         handling = calibration.worker_step + float(messages.sum()) * calibration.worker_message
         handling += calibration.worker_byte * float(up.sum() + down.sum())
+        for table in planned.values():
+            parts = table.traffic.messages * len(table.servers)
+            handling += calibration.worker_part * parts
         return Step(
             compute=self._step_seconds,
             handling_worker=handling,
@@ -350,7 +445,8 @@ def plan(
 
     Hit rates and bytes are those of the caches and tables themselves, which train the traced ids
     in this process. The memory of a worker is split over the tables, so that the caches hold the
-    rows with the most lookups per byte.
+    rows with the most lookups per byte. Every table is on the servers with which a step is the
+    shortest.
 
     Args:
       model_or_configs: built and compiled model, or configs of the tables.
@@ -371,6 +467,11 @@ def plan(
     """
     planner = Planner(model_or_configs, statistics, batch_size, step_seconds=step_seconds, **others)
     return planner.plan(topology)
+
+
+def _stored_row_bytes(traffic: Traffic) -> float:
+    """Returns the bytes of a row in the pages of a storage."""
+    return max(traffic.server_row_bytes - _INDEX_BYTES, _FLOAT_BYTES)
 
 
 def _dense_parameters(model: Any) -> int:

@@ -60,9 +60,9 @@ def report(plan: Plan) -> str:
 def _servers(plan: Plan) -> str:
     step = plan.step_seconds * 1e6
     workers = plan.topology.workers
-    each = zip(plan.server_bytes, plan.bytes_up, plan.bytes_down, strict=True)
+    each = zip(plan.server_bytes, plan.bytes_up, plan.bytes_down, plan.server_seconds, strict=True)
     return table_text(
-        ("server", "rows", "of memory", "MB/s in", "MB/s out"),
+        ("server", "rows", "of memory", "MB/s in", "MB/s out", "cores"),
         [
             (
                 f"ps:{server}",
@@ -70,8 +70,9 @@ def _servers(plan: Plan) -> str:
                 f"{used / plan.topology.server_memory:.1%}",
                 f"{workers * up / step:.1f}",
                 f"{workers * down / step:.1f}",
+                f"{workers * cpu / plan.step_seconds:.2f}",
             )
-            for server, (used, up, down) in enumerate(each)
+            for server, (used, up, down, cpu) in enumerate(each)
         ],
     )
 
@@ -94,11 +95,12 @@ def _tables(plan: Plan) -> str:
             f"{table.traffic.bytes_up / 1000:,.1f}",
             f"{table.traffic.bytes_down / 1000:,.1f}",
             f"{1000 * (table.traffic.worker_seconds + table.traffic.server_seconds):.2f}",
+            "-" if table.memory is None else f"{table.disk_share:.1%}",
         )
         for name, table in ordered
     ]
     head = ("table", "servers", "rows", "memory", "cache rows", "cache", "hit rate")
-    text = table_text((*head, "kB up", "kB down", "CPU ms"), rows)
+    text = table_text((*head, "kB up", "kB down", "CPU ms", "on disk"), rows)
     if len(rows) <= _MOST_TABLES:
         return text
     each = np.array([t.traffic.bytes_up + t.traffic.bytes_down for _, t in ordered])

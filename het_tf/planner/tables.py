@@ -27,7 +27,7 @@ class EmbeddingConfig:
       cache: config of the workers' caches. The plan chooses `capacity` if it is None.
       row_dtype: as for `HetEmbedding`.
       wire_dtype: as for `HetEmbedding`.
-      storage: as for `HetEmbedding`. The plan has the memory that it leaves to the rows, and not
+      storage: as for `HetEmbedding`. The plan chooses `memory` if it is None. Plans do not have
         the time of the disk.
     """
 

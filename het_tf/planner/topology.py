@@ -55,7 +55,8 @@ class Constraints:
     """What a plan must keep to for a table.
 
     Attributes:
-      servers: indexes of the parameter servers that store the table. None: all.
+      servers: indexes of the parameter servers that store the table. None: the plan chooses them,
+        and all of a table whose storage has a `memory`.
       min_capacity: smallest capacity of a worker's cache, in rows.
       max_capacity: largest capacity of a worker's cache, in rows. None: no limit.
     """

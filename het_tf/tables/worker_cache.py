@@ -16,9 +16,9 @@ from het_tf.compat.function_graphs import handle_from_caller, share_in_graph
 from het_tf.runtime import deferred_destroy
 from het_tf.runtime.broadcast import (
     COORDINATOR,
+    TracedByDevice,
     cache_devices,
     cluster_devices,
-    TracedByDevice,
     visit,
 )
 from het_tf.runtime.counters import names_of, sum_stats

@@ -26,13 +26,15 @@ def data():
     return ids, tf.data.Dataset.from_tensor_slices((ids, np.ones(BATCH * 60))).batch(BATCH)
 
 
-def planned(strategy, dataset, **constraints):
-    configs = [EmbeddingConfig(name, DIM, het_tf.optimizers.SGD(1.0)) for name in NAMES]
+def planned(strategy, dataset, storage=None, memory="32GB", **constraints):
+    configs = [
+        EmbeddingConfig(name, DIM, het_tf.optimizers.SGD(1.0), storage=storage) for name in NAMES
+    ]
     return plan(
         configs,
         statistics(dataset, lambda x, y: x),
         BATCH,
-        Topology(strategy.num_workers, strategy.num_ps, worker_memory="10MB"),
+        Topology(strategy.num_workers, strategy.num_ps, "10MB", memory),
         step_seconds=0.01,
         constraints={name: Constraints(servers=servers) for name, servers in constraints.items()},
     )
@@ -47,12 +49,16 @@ def following(strategy, plan):
         strategy.plan = None
 
 
-def model_under(strategy, plan):
+def model_under(strategy, plan, storage=None):
     with following(strategy, plan), strategy.scope():
         inputs = {n: keras.Input((COLUMNS,), dtype="int64", name=f"ids_{n}") for n in NAMES}
         layers = [
             het_tf.layers.HetEmbedding(
-                DIM, embeddings_initializer="zeros", optimizer=het_tf.optimizers.SGD(1.0), name=n
+                DIM,
+                embeddings_initializer="zeros",
+                optimizer=het_tf.optimizers.SGD(1.0),
+                storage=storage,
+                name=n,
             )
             for n in NAMES
         ]
@@ -92,6 +98,20 @@ def test_tables_train_on_the_servers_of_the_plan(strategy, data, tmp_path):
     check_sums(moved, ids)
     fit(moved, dataset)
     check_sums(moved, {name: np.concatenate([each, each]) for name, each in ids.items()})
+
+
+def test_rows_on_a_disk_have_the_memory_of_the_plan(strategy, data, request):
+    ids, dataset = data
+    storage = het_tf.Storage(path=str(request.config.rootpath))
+    placed = planned(strategy, dataset, storage, "600kB", first=[1], second=[0])
+    model = model_under(strategy, placed, storage)
+    fit(model, dataset)
+    check_sums(model, ids)
+    for name in NAMES:
+        table = model.get_layer(name).table
+        assert 256 << 10 < placed.tables[name].memory < 600_000
+        assert f"memory={placed.tables[name].memory} " in table.storage
+        assert table.stats()["disk_bytes"] > 0
 
 
 def test_a_plan_is_for_a_cluster_and_a_model(strategy, data):

@@ -105,7 +105,7 @@ def test_caches_hold_the_rows_with_the_most_lookups_per_byte(found):
 
 def test_constraints_hold(found):
     topology = Topology(2, 3, worker_memory=200_000)
-    limits = {"t0": Constraints(servers=[2], max_capacity=5), "t1": Constraints(min_capacity=350)}
+    limits = {"t0": Constraints(servers=[2], max_capacity=5), "t1": Constraints([0, 2, 1], 350)}
     result = planned(found, topology, constraints=limits)
     assert result.tables["t0"].servers == (2,)
     assert result.tables["t1"].servers == (0, 1, 2)

@@ -20,7 +20,7 @@ from absl import logging
 from het_tf import ops
 from het_tf.distribute.dense.replica_ops import ReplicaOps
 from het_tf.distribute.dense.server_copy import DenseCopy
-from het_tf.runtime.broadcast import cluster_devices, TracedByDevice, visit
+from het_tf.runtime.broadcast import TracedByDevice, cluster_devices, visit
 from het_tf.runtime.validation import INT32_MAX
 
 

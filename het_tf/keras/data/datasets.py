@@ -22,7 +22,7 @@ from het_tf.keras.data.batch_structure import (
     with_components,
 )
 from het_tf.layers.features import tuple_like
-from het_tf.runtime.broadcast import cluster_devices, TracedByDevice
+from het_tf.runtime.broadcast import TracedByDevice, cluster_devices
 from het_tf.runtime.planned_batch import check_plain
 
 _LOOKED_AT = 2  # batches whose shapes are compared, as in Keras

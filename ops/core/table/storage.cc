@@ -10,14 +10,16 @@ Status Storage::Parse(const std::string& text, Storage* storage) {
   const std::string memory = "memory=", path = " path=";
   const size_t at = text.find(path);
   if (text.rfind(memory, 0) == 0 && at != std::string::npos && at + path.size() < text.size()) {
-    const char* end = text.data() + at;
-    const auto parsed = std::from_chars(text.data() + memory.size(), end, storage->memory);
-    if (parsed.ec == std::errc() && parsed.ptr == end && storage->memory > 0) {
+    const char *begin = text.data() + memory.size(), *end = text.data() + at;
+    const auto parsed = std::from_chars(begin, end, storage->memory);
+    const bool is_number = parsed.ec == std::errc() && parsed.ptr == end && storage->memory > 0;
+    if (is_number || std::string(begin, end) == "auto") {
       storage->path = text.substr(at + path.size());
       return Status();
     }
   }
-  return InvalidArgument("storage = '", text, "' must be \"memory=BYTES path=FOLDER\"");
+  return InvalidArgument("storage = '", text, "' must be \"memory=BYTES path=FOLDER\", or auto for",
+                         " the bytes");
 }
 
 }  // namespace het_tf

@@ -11,12 +11,12 @@
 namespace het_tf {
 
 struct Storage {
-  int64_t memory = 0;  // bytes of rows that may be in memory; 0: all
-  std::string path;    // folder of the file
+  int64_t memory = 0;  // bytes of rows that may be in memory; 0: a quarter of the free memory
+  std::string path;    // folder of the file; empty: all rows are in memory
 
-  bool on_disk() const { return memory > 0; }
+  bool on_disk() const { return !path.empty(); }
 
-  // text: empty, or "memory=BYTES path=FOLDER".
+  // text: empty, or "memory=BYTES path=FOLDER" with a number or "auto".
   static Status Parse(const std::string& text, Storage* storage);
 };
 

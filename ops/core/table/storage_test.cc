@@ -31,8 +31,12 @@ TEST(StorageTest, Parse) {
   ASSERT_OK(Storage::Parse("memory=4096 path=/a folder/rows path=x", &storage));
   EXPECT_EQ(storage.memory, 4096);
   EXPECT_EQ(storage.path, "/a folder/rows path=x");
-  for (const char* text : {"memory=0 path=a", "memory=-1 path=a", "memory=1", "memory=1 path=",
-                           "memory=1x path=a", "path=a memory=1", " memory=1 path=a"}) {
+  ASSERT_OK(Storage::Parse("memory=auto path=a", &storage));
+  EXPECT_EQ(storage.memory, 0);
+  EXPECT_TRUE(storage.on_disk());
+  for (const char* text :
+       {"memory=0 path=a", "memory=autox path=a", "memory=-1 path=a", "memory=1",
+        "memory=1 path=", "memory=1x path=a", "path=a memory=1", " memory=1 path=a"}) {
     EXPECT_REFUSED(Storage::Parse(text, &storage), text);
   }
 }

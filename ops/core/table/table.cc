@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/core/memory/free_memory.h"
 #include "ops/core/memory/hash.h"
 #include "ops/core/simd.h"
 #include "ops/core/table/record.h"
@@ -32,7 +33,8 @@ Status Table::Create(const RowConfig& config, int shard, std::unique_ptr<Table>*
   }
   std::unique_ptr<FileArena> file;
   if (storage.on_disk()) {
-    HET_RETURN_IF_ERROR(FileArena::Create(storage.path, storage.memory, &file));
+    const int64_t memory = storage.memory > 0 ? storage.memory : FreeMemory() / 4;
+    HET_RETURN_IF_ERROR(FileArena::Create(storage.path, memory, &file));
   }
   table->reset(
       new Table(config, shard, std::move(kit), lifetimes, std::move(seconds), std::move(file)));
