@@ -1,0 +1,144 @@
+"""Which item comes next: a model with self-attention (SASRec) on parameter servers.
+
+    python examples/sequence/train.py                      # small generated sequences
+    python examples/sequence/train.py --data=video_games/reviews.txt.gz --epochs=100
+
+--data is a file with lines of "user item", grouped by user and in the order of time. The last item
+of a user is for testing. Prints Hits@10 and NDCG@10 of the last item among 100 random ones, as
+Kang and McAuley do (SASRec, ICDM 2018).
+"""
+
+import os
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+from keras import layers, ops
+
+import het_tf
+from het_tf.datasets import interactions
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("data", None, "File with the sequences; default: generated ones.")
+flags.DEFINE_integer("dim", 64, "Columns of an embedding.")
+flags.DEFINE_integer("length", 50, "Items of a sequence, the last ones.")
+flags.DEFINE_integer("blocks", 2, "Blocks of self-attention.")
+flags.DEFINE_float("dropout", 0.3, "Share of the inputs of a block that are left out.")
+flags.DEFINE_integer("workers", 2, "Worker processes.")
+flags.DEFINE_integer("ps", 2, "Parameter server processes.")
+flags.DEFINE_integer("batch_size", 128, "Sequences of a step.")
+flags.DEFINE_float("learning_rate", 1e-3, "Of everything (Adam).")
+flags.DEFINE_integer("epochs", 20, "Passes over the sequences.")
+flags.DEFINE_integer("most_tested", 10_000, "Users that are tested.")
+
+_PAD = 0  # Items are numbered from 1.
+_CANDIDATES = 100  # random items beside the right one
+
+
+def padded(sequences: list[np.ndarray]) -> np.ndarray:
+    """The last items of every sequence, int64 [sequences, length], at the end of the row."""
+    rows = np.full((len(sequences), FLAGS.length), _PAD, np.int64)
+    for row, items in zip(rows, sequences, strict=True):
+        last = items[-FLAGS.length :]
+        row[FLAGS.length - len(last) :] = last
+    return rows
+
+
+def worker_data(sequences: list[np.ndarray], count: int):
+    """Returns a function that makes a worker's batches: items, the next ones, and random ones."""
+    items, following = padded([s[:-1] for s in sequences]), padded([s[1:] for s in sequences])
+
+    def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        mine = slice(context.input_pipeline_id, None, context.num_input_pipelines)
+        rows = tf.constant(np.concatenate([items[mine], following[mine]], axis=1))
+
+        def batch(at: tf.Tensor):
+            found = tf.gather(rows, at)
+            shape = [FLAGS.batch_size, FLAGS.length]
+            others = tf.random.uniform(shape, 1, count + 1, tf.int64)
+            weight = tf.cast(found[:, FLAGS.length :] != _PAD, tf.float32)
+            return tf.concat([found, others], axis=1), weight
+
+        order = tf.data.Dataset.range(len(rows)).shuffle(len(rows))
+        return order.batch(FLAGS.batch_size, drop_remainder=True).map(batch).prefetch(2)
+
+    return batches
+
+
+def build_encoder() -> keras.Model:
+    """Returns a model from rows [batch, length, dim] and items to states, of earlier items each."""
+    rows = keras.Input((FLAGS.length, FLAGS.dim))
+    items = keras.Input((FLAGS.length,), dtype="int64")
+    present = ops.expand_dims(items != _PAD, 1)
+    places = ops.cumsum(ops.ones_like(items), axis=1) - 1
+    x = rows * FLAGS.dim**0.5 + layers.Embedding(FLAGS.length, FLAGS.dim)(places)
+    x = layers.Dropout(FLAGS.dropout)(x)
+    for _ in range(FLAGS.blocks):
+        normal = layers.LayerNormalization()(x)
+        attention = layers.MultiHeadAttention(1, FLAGS.dim, dropout=FLAGS.dropout)
+        attended = attention(normal, x, attention_mask=present, use_causal_mask=True)
+        x = layers.LayerNormalization()(normal + attended)
+        hidden = layers.Dropout(FLAGS.dropout)(layers.Dense(FLAGS.dim, activation="relu")(x))
+        x = x + layers.Dropout(FLAGS.dropout)(layers.Dense(FLAGS.dim)(hidden))
+    return keras.Model([rows, items], layers.LayerNormalization()(x))
+
+
+def build_models() -> tuple[keras.Model, keras.Model]:
+    """Returns a model of logits [batch, length, 2], right and random item, and one of states."""
+    embedding = het_tf.layers.HetEmbedding(
+        FLAGS.dim, optimizer="same", embeddings_initializer="uniform", name="items"
+    )
+    encoder = build_encoder()
+    ids = keras.Input((3 * FLAGS.length,), dtype="int64")
+    rows, *next_rows = ops.split(embedding(ids), 3, axis=1)
+    states = encoder([rows, ids[:, : FLAGS.length]])
+    logits = ops.stack([ops.sum(states * each, axis=-1) for each in next_rows], axis=-1)
+    items = keras.Input((FLAGS.length,), dtype="int64")
+    last = encoder([embedding(items), items])[:, -1]
+    return het_tf.keras.Model(ids, logits), het_tf.keras.Model(items, last)
+
+
+def loss(weight: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Cross-entropy of the right and of the random item. Padding has weight 0."""
+    each = ops.softplus(-logits[..., 0]) + ops.softplus(logits[..., 1])
+    return ops.sum(weight * each) / ops.sum(weight)
+
+
+def ranks(states: keras.Model, rows: np.ndarray, sequences: list[np.ndarray]) -> np.ndarray:
+    """Ranks of the last items among random items that the user has not taken."""
+    rng = np.random.default_rng(0)
+    tested = sequences[: FLAGS.most_tested]
+    found = states.predict(padded([s[:-1] for s in tested]), batch_size=512, verbose=0)
+    result = []
+    for state, items in zip(found, tested, strict=True):
+        others = rng.permutation(np.setdiff1d(rng.integers(1, len(rows), 4 * _CANDIDATES), items))
+        scores = rows[np.concatenate([items[-1:], others[:_CANDIDATES]])] @ state
+        result.append(1 + np.count_nonzero(scores[1:] >= scores[0]))
+    return np.array(result)
+
+
+def main(_) -> None:
+    path = FLAGS.data
+    if path is None:
+        path = os.path.join(tempfile.mkdtemp(prefix="het_tf_sequence_"), "reviews.txt")
+        interactions.generate_sequences(path)
+    sequences = [s for s in interactions.load_sequences(path) if len(s) >= 3]
+    count = int(max(items.max() for items in sequences))
+    with het_tf.distribute.LocalCluster(FLAGS.workers, FLAGS.ps) as cluster:
+        strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+        with strategy.scope():
+            model, states = build_models()
+            model.compile(keras.optimizers.Adam(FLAGS.learning_rate), loss)
+        model.fit(worker_data([s[:-1] for s in sequences], count), epochs=FLAGS.epochs, verbose=2)
+        rows = model.get_layer("items").table.lookup(np.arange(count + 1))
+        found = ranks(states, rows, sequences)
+    gains = np.where(found <= 10, 1 / np.log2(found + 1), 0)
+    print(f"SASRec: Hits@10 {np.mean(found <= 10):.3f} NDCG@10 {np.mean(gains):.3f}")
+
+
+if __name__ == "__main__":
+    app.run(main)
