@@ -1,4 +1,10 @@
-"""Wide & deep (Cheng et al., arXiv 1606.07792) over int64 ids, for any kind of embedding layer."""
+"""Models of clicks over int64 ids, for any kind of embedding layer.
+
+wide_deep  a network and a weight for each id (Cheng et al., arXiv 1606.07792)
+deepfm     the same, and the products of all pairs of vectors (Guo et al., arXiv 1703.04247)
+dcn        a network beside layers that multiply by their input (DCN-v2, arXiv 2008.13535)
+dlrm       a network over the products of all pairs of vectors (Naumov et al., arXiv 1906.00091)
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -9,6 +15,9 @@ from het_tf.datasets.movielens import Column
 
 # (name, dim) -> a layer that turns int64 keys [batch, k] into vectors [batch, k, dim].
 EmbeddingFactory = Callable[[str, int], Callable[[keras.KerasTensor], keras.KerasTensor]]
+
+MODELS = ("wide_deep", "deepfm", "dcn", "dlrm")
+_CROSS_LAYERS = 3
 
 # Pairs of columns whose every combination has a weight of its own in the wide part.
 CROSSES = (("age", "movie"), ("gender", "movie"), ("occupation", "movie"))
@@ -22,11 +31,13 @@ def build_model(
     dropout: float = 0.2,
     crosses: Sequence[tuple[str, str]] = CROSSES,
     model_class: type[keras.Model] = keras.Model,
+    kind: str = "wide_deep",
 ) -> keras.Model:
     """Returns a model from {column: int64 ids} to the probability of a click, float32 [batch].
 
     All columns share two tables, "deep" with `dim` columns and "wide" with one, so that a batch
-    takes one lookup in each. Ids of different columns overlap; `_key` keeps them apart.
+    takes one lookup in each. Ids of different columns overlap; `_key` keeps them apart. `crosses`
+    have weights in "wide", which the kinds "dcn" and "dlrm" do not have. `kind`: one of MODELS.
     """
     inputs = {
         column.name: keras.Input(
@@ -48,18 +59,37 @@ def build_model(
     vectors = embedding("deep", dim)(ops.concatenate(keys, axis=1))  # [batch, ids, dim]
     vectors = vectors * ops.expand_dims(ops.concatenate(shares, axis=1), 2)
     ends = [sum(each.shape[1] for each in keys[: n + 1]) for n in range(len(keys) - 1)]
-    deep = [ops.sum(part, axis=1) for part in ops.split(vectors, ends, axis=1)]
-    deep = keras.layers.Concatenate()(deep)
-    for units in hidden_units:
-        deep = keras.layers.Dense(units, activation="relu")(deep)
-        deep = keras.layers.Dropout(dropout)(deep)
+    fields = ops.stack([ops.sum(part, axis=1) for part in ops.split(vectors, ends, axis=1)], axis=1)
+    flat = keras.layers.Flatten()(fields)
 
-    weights = embedding("wide", 1)(ops.concatenate(keys + crossed, axis=1))  # [batch, ids, 1]
-    shares += [ops.ones_like(each, dtype="float32") for each in crossed]
-    wide = ops.sum(weights[:, :, 0] * ops.concatenate(shares, axis=1), axis=1, keepdims=True)
+    def network(x: keras.KerasTensor) -> keras.KerasTensor:
+        for units in hidden_units:
+            x = keras.layers.Dense(units, activation="relu")(x)
+            x = keras.layers.Dropout(dropout)(x)
+        return x
 
-    logit = keras.layers.Dense(1)(deep) + wide
-    return model_class(inputs, ops.sigmoid(logit[:, 0]), name="wide_and_deep")
+    if kind == "dlrm":
+        products = ops.matmul(fields, ops.transpose(fields, (0, 2, 1)))
+        pairs = [i * len(columns) + j for i in range(len(columns)) for j in range(i)]
+        products = ops.take(ops.reshape(products, (-1, len(columns) ** 2)), pairs, axis=1)
+        last = network(ops.concatenate([flat, products], axis=1))
+    elif kind == "dcn":
+        crossing = flat
+        for _ in range(_CROSS_LAYERS):
+            crossing = flat * keras.layers.Dense(flat.shape[1])(crossing) + crossing
+        last = ops.concatenate([crossing, network(flat)], axis=1)
+    else:
+        last = network(flat)
+    logit = keras.layers.Dense(1)(last)
+    if kind == "deepfm":
+        square_of_sum, sum_of_squares = ops.sum(fields, 1) ** 2, ops.sum(fields**2, 1)
+        logit = logit + ops.sum(square_of_sum - sum_of_squares, axis=1, keepdims=True) / 2
+    if kind in ("wide_deep", "deepfm"):
+        weights = embedding("wide", 1)(ops.concatenate(keys + crossed, axis=1))  # [batch, ids, 1]
+        shares += [ops.ones_like(each, dtype="float32") for each in crossed]
+        weighted = weights[:, :, 0] * ops.concatenate(shares, axis=1)
+        logit = logit + ops.sum(weighted, axis=1, keepdims=True)
+    return model_class(inputs, ops.sigmoid(logit[:, 0]), name=kind)
 
 
 def _key(column_number: int, ids: keras.KerasTensor) -> keras.KerasTensor:

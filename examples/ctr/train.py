@@ -1,11 +1,11 @@
-"""Click-through prediction on MovieLens 100K: wide & deep on parameter servers.
+"""Click-through prediction on MovieLens 100K: wide & deep, DeepFM, DCN or DLRM.
 
 Trains the same model twice on a local cluster, with no cache and with the HET cache on every
 worker, and prints what the cache changes. Then exports the cached model and asks it a question.
 
     python examples/ctr/train.py               # 2 workers, 2 parameter servers
     python examples/ctr/train.py --workers=4 --staleness=10 --capacity=500 --policy=lru
-    python examples/ctr/train.py --schedule=herald
+    python examples/ctr/train.py --model=dcn --schedule=herald
 """
 
 import json
@@ -23,12 +23,13 @@ import keras
 import report
 import tensorflow as tf
 from absl import app, flags, logging
-from model import build_model
+from model import MODELS, build_model
 
 import het_tf
 from het_tf.datasets import movielens
 
 FLAGS = flags.FLAGS
+flags.DEFINE_enum("model", "wide_deep", MODELS, "Network over the embeddings.")
 flags.DEFINE_integer("dim", 32, "Columns of an embedding.")
 flags.DEFINE_multi_integer("hidden_units", [64, 32], "Width of a hidden layer; once per layer.")
 flags.DEFINE_integer("workers", 2, "Worker processes.")
@@ -116,6 +117,7 @@ def train(strategy, name, cache, train_data, test_data, columns):
             dim=FLAGS.dim,
             hidden_units=FLAGS.hidden_units,
             model_class=het_tf.keras.Model,
+            kind=FLAGS.model,
         )
         model.compile(
             optimizer=keras.optimizers.Adam(FLAGS.dense_learning_rate),
@@ -195,7 +197,7 @@ def main(_) -> None:
             runs.append(run)
 
         heading = f"{FLAGS.workers} workers, {FLAGS.ps} parameter servers, {bound_of(cache)}"
-        print(f"\nWide & deep on {info.source} ratings, {heading}\n")
+        print(f"\n{FLAGS.model} on {info.source} ratings, {heading}\n")
         print(report.table(*runs), end="\n\n")
         print(report.on_a_network(*runs, FLAGS.workers), end="\n\n")
         report.plot(runs, output / "curve.png", heading)
