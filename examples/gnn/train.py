@@ -73,7 +73,7 @@ def build_model() -> keras.Model:
     """Returns a model from ids to the probability of label 1, [batch]."""
     near, far = FLAGS.fanout
     ids = keras.Input((near + near * far,), dtype="int64")
-    embedding = het_tf.layers.HetEmbedding(FLAGS.dim, optimizer="same", name="nodes")
+    embedding = het_tf.layers.HetEmbedding(FLAGS.dim, name="nodes")
     rows = layers.Dropout(FLAGS.dropout)(embedding(ids))
     neighbors, others = ops.split(rows, [near], axis=1)
     # The node's own row would learn its label by heart, and rows of other nodes learn nothing then.

@@ -90,7 +90,7 @@ def build_encoder() -> keras.Model:
 def build_models() -> tuple[keras.Model, keras.Model]:
     """Returns a model of logits [batch, length, 2], right and random item, and one of states."""
     embedding = het_tf.layers.HetEmbedding(
-        FLAGS.dim, optimizer="same", embeddings_initializer="uniform", name="items"
+        FLAGS.dim, embeddings_initializer="uniform", name="items"
     )
     encoder = build_encoder()
     ids = keras.Input((3 * FLAGS.length,), dtype="int64")
