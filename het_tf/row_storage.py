@@ -30,7 +30,7 @@ class Storage:
     Attributes:
       memory: memory for rows of the table on every server, in bytes or as a text such as "8GB". At
         least 256 KiB. None: what the strategy's plan has for the table (`het_tf.planner`), and
-        without a plan a quarter of the memory that is free on the server.
+        without a plan, for each such table, a quarter of the memory that is free on the server.
       path: folder on a disk of every server, such as "/nvme/rows".
 
     Raises:

@@ -39,6 +39,8 @@ def build_model(
     takes one lookup in each. Ids of different columns overlap; `_key` keeps them apart. `crosses`
     have weights in "wide", which the kinds "dcn" and "dlrm" do not have. `kind`: one of MODELS.
     """
+    if kind not in MODELS:
+        raise ValueError(f"kind must be one of {MODELS}, not {kind!r}")
     inputs = {
         column.name: keras.Input(
             (column.length,) if column.length else (), name=column.name, dtype="int64"

@@ -65,7 +65,7 @@ def batches(graph: graphs.Graph, nodes: np.ndarray, shuffle: bool) -> tf.data.Da
     data = tf.data.Dataset.from_tensor_slices(nodes)
     if shuffle:
         data = data.shuffle(len(nodes))
-    data = data.batch(FLAGS.batch_size, drop_remainder=shuffle)
+    data = data.batch(min(FLAGS.batch_size, len(nodes)), drop_remainder=shuffle)
     return data.map(lambda n: (sample(n), tf.gather(labels, n))).prefetch(2)
 
 
@@ -107,6 +107,8 @@ def scores(labels: np.ndarray, predicted: np.ndarray) -> str:
 
 
 def main(_) -> None:
+    if len(FLAGS.fanout) != 2:
+        raise ValueError(f"--fanout must be given twice, once for each layer, not {FLAGS.fanout}")
     folder = FLAGS.data
     if folder is None:
         folder = tempfile.mkdtemp(prefix="het_tf_gnn_")

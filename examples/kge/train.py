@@ -45,18 +45,19 @@ def worker_data(data: triples.Triples):
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         mine = data.train[context.input_pipeline_id :: context.num_input_pipelines]
         rows = tf.constant(mine)
-        each = FLAGS.groups * FLAGS.group_size
+        groups = max(1, min(FLAGS.groups, len(mine) // FLAGS.group_size))
 
         def batch(at: tf.Tensor):
             head, relation, tail = tf.unstack(
-                tf.reshape(tf.gather(rows, at), [FLAGS.groups, FLAGS.group_size, 3]), axis=2
+                tf.reshape(tf.gather(rows, at), [groups, FLAGS.group_size, 3]), axis=2
             )
-            negatives = tf.random.uniform([FLAGS.groups, FLAGS.negatives], 0, count, tf.int64)
+            negatives = tf.random.uniform([groups, FLAGS.negatives], 0, count, tf.int64)
             entities = tf.concat([head, tail, negatives], axis=1)
-            return {"entities": entities, "relations": relation}, tf.zeros([FLAGS.groups])
+            return {"entities": entities, "relations": relation}, tf.zeros([groups])
 
         order = tf.data.Dataset.range(len(mine)).shuffle(len(mine))
-        return order.batch(each, drop_remainder=True).map(batch).prefetch(2)
+        size = groups * FLAGS.group_size
+        return order.batch(size, drop_remainder=True).map(batch).prefetch(2)
 
     return batches
 
@@ -113,11 +114,14 @@ def ranks(model: keras.Model, data: triples.Triples) -> np.ndarray:
             for i in range(len(every)):
                 mine = every[i, right[i]]
                 every[i, known[side, given[i], r[i]]] = -np.inf
-                found.append(1 + np.count_nonzero(every[i] > mine))
+                # Of equal scores the right entity is the last. NaN is never smaller.
+                found.append(1 + np.count_nonzero(~(every[i] < mine)))
     return np.array(found)
 
 
 def main(_) -> None:
+    if FLAGS.dim % 2:
+        raise ValueError(f"--dim must be even, not {FLAGS.dim}")
     folder = FLAGS.data
     if folder is None:
         folder = tempfile.mkdtemp(prefix="het_tf_kge_")

@@ -53,7 +53,8 @@ def worker_data(pairs: np.ndarray):
             return {"user": user, "item": item}, label
 
         order = tf.data.Dataset.range(len(mine)).shuffle(len(mine))
-        return order.batch(FLAGS.batch_size, drop_remainder=True).map(batch).prefetch(2)
+        size = min(FLAGS.batch_size, len(mine))
+        return order.batch(size, drop_remainder=True).map(batch).prefetch(2)
 
     return batches
 
@@ -102,13 +103,13 @@ def metrics(model: keras.Model, train: np.ndarray, test: np.ndarray) -> tuple[fl
             mine = pairs[low:high]
             mine = mine[np.isin(mine[:, 0], chunk)]
             array[np.searchsorted(chunk, mine[:, 0]), mine[:, 1]] = value
-        top = np.argpartition(-scores, _TOP, axis=1)[:, :_TOP]
+        top = np.argpartition(-scores, min(_TOP, count - 1), axis=1)[:, :_TOP]
         order = np.argsort(-np.take_along_axis(scores, top, 1), axis=1)
         found = np.take_along_axis(right, np.take_along_axis(top, order, 1), 1)
         of_user = right.sum(1)
         best = np.cumsum(gains)[np.minimum(of_user, _TOP) - 1]
         recall += (found.sum(1) / of_user).sum()
-        ndcg += (found @ gains / best).sum()
+        ndcg += (found @ gains[: found.shape[1]] / best).sum()
     return recall / len(users), ndcg / len(users)
 
 

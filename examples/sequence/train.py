@@ -55,16 +55,17 @@ def worker_data(sequences: list[np.ndarray], count: int):
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         mine = slice(context.input_pipeline_id, None, context.num_input_pipelines)
         rows = tf.constant(np.concatenate([items[mine], following[mine]], axis=1))
+        size = min(FLAGS.batch_size, len(rows))
 
         def batch(at: tf.Tensor):
             found = tf.gather(rows, at)
-            shape = [FLAGS.batch_size, FLAGS.length]
+            shape = [size, FLAGS.length]
             others = tf.random.uniform(shape, 1, count + 1, tf.int64)
             weight = tf.cast(found[:, FLAGS.length :] != _PAD, tf.float32)
             return tf.concat([found, others], axis=1), weight
 
         order = tf.data.Dataset.range(len(rows)).shuffle(len(rows))
-        return order.batch(FLAGS.batch_size, drop_remainder=True).map(batch).prefetch(2)
+        return order.batch(size, drop_remainder=True).map(batch).prefetch(2)
 
     return batches
 
@@ -115,9 +116,9 @@ def ranks(states: keras.Model, rows: np.ndarray, sequences: list[np.ndarray]) ->
     found = states.predict(padded([s[:-1] for s in tested]), batch_size=512, verbose=0)
     result = []
     for state, items in zip(found, tested, strict=True):
-        others = rng.permutation(np.setdiff1d(rng.integers(1, len(rows), 4 * _CANDIDATES), items))
+        others = rng.permutation(np.setdiff1d(np.arange(1, len(rows)), items))
         scores = rows[np.concatenate([items[-1:], others[:_CANDIDATES]])] @ state
-        result.append(1 + np.count_nonzero(scores[1:] >= scores[0]))
+        result.append(1 + np.count_nonzero(~(scores[1:] < scores[0])))
     return np.array(result)
 
 
@@ -128,6 +129,8 @@ def main(_) -> None:
         interactions.generate_sequences(path)
     sequences = [s for s in interactions.load_sequences(path) if len(s) >= 3]
     count = int(max(items.max() for items in sequences))
+    if min(items.min() for items in sequences) <= _PAD or count < 2 * _CANDIDATES:
+        raise ValueError(f"--data={path} needs items from 1 on, and at least {2 * _CANDIDATES}")
     with het_tf.distribute.LocalCluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         with strategy.scope():

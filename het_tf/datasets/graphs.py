@@ -46,14 +46,17 @@ def from_edges(edges: np.ndarray, labels: np.ndarray) -> Graph:
 def load(folder: str | os.PathLike[str], *, max_bad_lines: int = 0) -> Graph:
     """Reads edges.csv with the columns id_1 and id_2, and labels.csv with id and ml_target.
 
+    Args:
+      folder: the folder.
+      max_bad_lines: number of bad lines of edges.csv that are passed over.
+
     Raises:
       FileNotFoundError: a file is missing.
-      BadLineError: a line is not as it must be, and `max_bad_lines` were passed over, or labels.csv
-        does not have the nodes 0, 1, 2, ...
+      BadLineError: a line is not as it must be, or labels.csv does not have the nodes 0, 1, 2, ...
     """
     path = find(folder, "labels.csv")
     columns = ("id", "ml_target")
-    nodes = integers(path, ",", columns, has_header=True, max_bad_lines=max_bad_lines)
+    nodes = integers(path, ",", columns, has_header=True)
     if not np.array_equal(nodes[:, 0], np.arange(len(nodes))):
         raise BadLineError(f"{path}: the nodes are not 0, 1, 2, ...")
     path = find(folder, "edges.csv")
@@ -62,14 +65,15 @@ def load(folder: str | os.PathLike[str], *, max_bad_lines: int = 0) -> Graph:
     unknown = np.flatnonzero((edges < 0).any(1) | (edges >= len(nodes)).any(1))
     if unknown.size:
         edge = edges[unknown[0]].tolist()
-        raise BadLineError(f"{path}: edge {edge} has a node that labels.csv has not")
+        raise BadLineError(f"{path}: edge {edge} has a node that is not in labels.csv")
     return from_edges(edges, nodes[:, 1])
 
 
 def generate(folder: str | os.PathLike[str], seed: int = 0) -> None:
     """Writes a small graph for `load`: two groups of nodes, with most edges within a group."""
     rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 2, 400)
+    labels = rng.integers(0, 2, 4000)
+    groups = [np.flatnonzero(labels == label) for label in (0, 1)]
     with open(os.path.join(folder, "labels.csv"), "w", encoding="utf-8") as file:
         file.write("id,ml_target\n")
         file.writelines(f"{node},{label}\n" for node, label in enumerate(labels))
@@ -77,5 +81,5 @@ def generate(folder: str | os.PathLike[str], seed: int = 0) -> None:
         file.write("id_1,id_2\n")
         for node, label in enumerate(labels):
             for _ in range(4):
-                group = np.flatnonzero(labels == (label if rng.random() < 0.85 else 1 - label))
-                file.write(f"{node},{rng.choice(group)}\n")
+                group = groups[label if rng.random() < 0.85 else 1 - label]
+                file.write(f"{node},{group[rng.integers(len(group))]}\n")

@@ -23,8 +23,10 @@ def load_sequences(path: str | os.PathLike[str], *, max_bad_lines: int = 0) -> l
       BadLineError: a line does not have two integers, and `max_bad_lines` were passed over.
     """
     pairs = integers(path, " ", ("user", "item"), max_bad_lines=max_bad_lines)
+    if not len(pairs):
+        return []
     ends = np.flatnonzero(np.diff(pairs[:, 0])) + 1
-    users = pairs[np.concatenate([[0], ends]), 0] if len(pairs) else pairs[:, 0]
+    users = pairs[np.concatenate([[0], ends]), 0]
     if len(np.unique(users)) < len(users):
         raise BadLineError(f"{os.fspath(path)}: the lines of a user do not follow one another")
     return np.split(pairs[:, 1], ends)
@@ -53,9 +55,9 @@ def load_lists(
 def generate_sequences(path: str | os.PathLike[str], seed: int = 0) -> None:
     """Writes a small file for `load_sequences`. An item is mostly followed by the next number."""
     rng = np.random.default_rng(seed)
-    count = 100
+    count = 300
     with open(path, "w", encoding="utf-8") as file:
-        for user in range(1, 401):
+        for user in range(1, 1201):
             item = int(rng.integers(count))
             for _ in range(rng.integers(6, 30)):
                 file.write(f"{user} {item + 1}\n")

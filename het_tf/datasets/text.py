@@ -103,7 +103,7 @@ def integers(
       separator: text between columns. None: white space.
       columns: names of the columns.
       has_header: whether the first line has the names, which must be these.
-      max_bad_lines: number of bad lines that are passed over.
+      max_bad_lines: number of bad lines of the file that are passed over.
 
     Returns:
       int64 [lines, columns].
@@ -113,10 +113,13 @@ def integers(
     """
     bad = BadLines(max_bad_lines)
     rows = []
+    if has_header:
+        with open_text(path) as file:
+            head = file.readline().rstrip("\r\n").split(separator)
+        if head != list(columns):
+            raise BadLineError(f"{os.fspath(path)}, line 1 is {head}, not {list(columns)}")
     for number, fields in records(path, separator, len(columns), bad):
         if has_header and number == 1:
-            if fields != list(columns):
-                raise BadLineError(f"{os.fspath(path)}, line 1 is {fields}, not {list(columns)}")
             continue
         for name, text in zip(columns, fields, strict=True):
             if not _INTEGER.fullmatch(text):

@@ -41,7 +41,8 @@ def load(folder: str | os.PathLike[str], *, max_bad_lines: int = 0) -> Triples:
 
     Raises:
       FileNotFoundError: a file is missing.
-      BadLineError: a line does not have three columns, and `max_bad_lines` were passed over.
+      BadLineError: a line does not have three columns, and `max_bad_lines` of all files were passed
+        over.
     """
     entities: dict[str, int] = {}
     relations: dict[str, int] = {}
@@ -67,10 +68,10 @@ def generate(folder: str | os.PathLike[str], seed: int = 0) -> None:
     So a model can predict the tails of unseen triples.
     """
     rng = np.random.default_rng(seed)
-    count, steps = 200, (1, 7, 40, 83)
+    count, steps = 1000, (1, 7, 40, 83, 150, 310, 420, 477)
     every = [(h, r, (h + step) % count) for h in range(count) for r, step in enumerate(steps)]
     order = rng.permutation(len(every))
-    for name, part in ("train", order[160:]), ("valid", order[:80]), ("test", order[80:160]):
+    for name, part in ("train", order[800:]), ("valid", order[:400]), ("test", order[400:800]):
         with open(os.path.join(folder, f"{name}.txt"), "w", encoding="utf-8") as file:
             for h, r, t in (every[i] for i in part):
                 file.write(f"/e/{h}\t/r/{r}\t/e/{t}\n")

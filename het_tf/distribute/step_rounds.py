@@ -140,10 +140,17 @@ class StepRounds:
         """Whether a member leaves that was absent in so many polls at one step."""
         if worker == _NOBODY:
             return absences >= (_POLLS_TO_LEAVE if down else _POLLS_TO_JOIN)
-        # A worker may have died and come back between two polls.
-        if absences % _POLLS_TO_JOIN == 0 and not self._is_connected(worker, _CONNECT_TIMEOUT):
-            self._disconnected.add(worker)
-        return worker in self._disconnected and absences >= _POLLS_TO_LEAVE
+        if worker in down:
+            return absences >= _POLLS_TO_LEAVE
+        # A worker may have died and come back between two polls. A busy one may fail one probe.
+        was_disconnected = worker in self._disconnected
+        if not was_disconnected and absences % _POLLS_TO_JOIN != 0:
+            return False
+        if self._is_connected(worker, _CONNECT_TIMEOUT):
+            self._disconnected.discard(worker)
+            return False
+        self._disconnected.add(worker)
+        return was_disconnected and absences >= _POLLS_TO_LEAVE
 
     def abort(self) -> None:
         """Ends the round. Members that wait get an error."""

@@ -75,20 +75,23 @@ def calibrate() -> Calibration:
             for servers in (1, _SERVERS)
         ]
     moved = many.num_bytes - few.num_bytes
-    message = max(0.0, (spread.worker - few.worker) / (_SERVERS - 1))
     # The messages of more tables to more servers, less those of one table.
     more_parts = (_MANY_TABLES - 1) * (_SERVERS - 1)
     worker_part = (parts[1].worker - parts[0].worker - spread.worker + few.worker) / more_parts
+    worker_part = max(0.0, worker_part)
+    server_part = max(0.0, (parts[0].server - few.server) / (_MANY_TABLES - 1))
+    # Every message has a part.
+    message = max(0.0, (spread.worker - few.worker) / (_SERVERS - 1) - worker_part)
     handling = [few.worker - alone[0], many.worker - alone[1]]
     # Merging and reading the rows is the table's own work, which plans have from replays.
     server = [few.server, many.server - _table_seconds()]
     return Calibration(
-        worker_step=max(0.0, handling[0] - message),
+        worker_step=max(0.0, handling[0] - message - worker_part),
         worker_message=message,
         worker_byte=max(0.0, (handling[1] - handling[0]) / moved),
-        worker_part=max(0.0, worker_part),
-        server_message=server[0],
-        server_part=max(0.0, (parts[0].server - few.server) / (_MANY_TABLES - 1)),
+        worker_part=worker_part,
+        server_message=max(0.0, server[0] - server_part),
+        server_part=server_part,
         server_byte=max(0.0, (server[1] - server[0]) / moved),
         chief_step=few.chief,
     )

@@ -26,8 +26,8 @@ class Curve:
 def most_valuable(memory: float, curves: Mapping[str, Curve]) -> tuple[dict[str, float], float]:
     """Returns the number of rows of every table in a memory, and how often all rows would fit.
 
-    No other choice that fits has more gain, up to the last entry of a curve: every further row of a
-    table gains less.
+    Entries are taken by gain until one does not fit. No other choice of as many bytes has more
+    gain, since every further row of a table gains less.
 
     Args:
       memory: bytes.

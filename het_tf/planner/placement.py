@@ -16,6 +16,8 @@ import numpy as np
 # Tables with a larger share of a server's mean load, or of its memory, are divided. One candidate
 # for each number.
 _SHARES = (0.1, 0.3, 1.0, 3.0, np.inf)
+# Of a server's memory, for candidates that fill some servers more than others. More rows will come.
+_FILLED = 0.7
 _SPREADS = (0.0,) + 10 * (0.1, 0.3, 1.0)  # of the random orders
 
 
@@ -42,11 +44,14 @@ def placements(
     Args:
       tables: the tables.
       servers: number of servers.
-      room: memory of a server, in bytes. Only the first candidate may need more.
+      room: memory of a server, in bytes. Only the first candidate may need more. The others need at
+        most 0.7 of the room, or all of it if the servers are fuller on average.
     """
     load = np.array([table.seconds for table in tables])
     memory = np.array([table.num_bytes for table in tables])
     is_free = np.array([table.servers is None for table in tables])
+    if memory.sum() <= _FILLED * servers * room:
+        room *= _FILLED
     for used in _sizes(servers):
         every = tuple(range(used))
         divided = [table.servers or every for table in tables]
@@ -54,7 +59,7 @@ def placements(
             yield divided
         known = {0}  # Numbers of whole tables.
         for share in _SHARES:
-            is_whole = is_free & (load <= share * load.sum() / used)
+            is_whole = is_free & (load <= share * max(load.sum(), 1e-300) / used)
             is_whole &= memory <= min(share, 1.0) * room
             whole = np.flatnonzero(is_whole)
             if used == 1 or len(whole) in known:

@@ -266,7 +266,18 @@ class Planner:
             key=lambda candidate: candidate[1],
         )
         _check_memory(result)
-        return result
+        return self._filled(result)
+
+    def _filled(self, plan: Plan) -> Plan:
+        """Returns the plan with the memory that is left for rows that the statistics lack."""
+        room = plan.topology.server_memory / np.maximum(plan.server_bytes, 1)
+        tables = dict(plan.tables)
+        for name, table in plan.tables.items():
+            storage = self._tables[name].storage
+            if storage is not None and storage.memory is None:
+                memory = int((table.memory or 0) * room[list(table.servers)].min())
+                tables[name] = dataclasses.replace(table, memory=memory)
+        return dataclasses.replace(plan, tables=tables)
 
     def _given_servers(self, name: str, topology: Topology) -> tuple[int, ...] | None:
         """Returns the servers of a table, if they are not the plan's to choose."""
@@ -284,13 +295,14 @@ class Planner:
         traffic: Traffic,
         kept: float,
     ) -> TablePlan:
-        """Returns the plan of a table of which the servers keep so many rows in memory."""
+        """Returns the plan of a table. `kept`: rows that the servers together keep in memory."""
         statistics = self._statistics[name]
         rows, memory = statistics.rows, None
         server_bytes = rows * traffic.server_row_bytes
         if self._tables[name].storage is not None:
-            in_memory = kept * _stored_row_bytes(traffic)
-            memory = max(LEAST_MEMORY, int(in_memory / len(servers)))
+            row_bytes = _stored_row_bytes(traffic)
+            memory = max(LEAST_MEMORY, int(kept * row_bytes / len(servers)))
+            in_memory = min(rows * row_bytes, len(servers) * memory)
             server_bytes = min(server_bytes, in_memory + rows * _INDEX_BYTES)
         on_disk = 1 - float(statistics.coverage(kept)) if kept < rows else 0.0
         return TablePlan(servers, capacity, rows, traffic, server_bytes, memory, on_disk)
@@ -327,7 +339,22 @@ class Planner:
             of_messages = traffic[name].rows_up + traffic[name].rows_down
             share = of_messages / max(weights @ counts, 1e-300)
             curves[name] = Curve(weights, counts * share / row_bytes, row_bytes)
-        return kept | most_valuable(max(room, 0.0), curves)[0]
+        kept |= most_valuable(max(room, 0.0), curves)[0]
+        # Tables whose servers are given may need more on a server than the others leave there.
+        every = tuple(range(topology.servers))
+        fixed, shared = np.zeros(topology.servers), np.zeros(topology.servers)
+        for name, number in kept.items():
+            mine = list(given[name] or every)
+            all_bytes = self._table_plan(name, every, None, traffic[name], number).server_bytes
+            part = number * _stored_row_bytes(traffic[name]) if name in curves else 0.0
+            fixed[mine] += (all_bytes - part) / len(mine)
+            shared[mine] += part / len(mine)
+        left = np.maximum(topology.server_memory - fixed, 0) / np.maximum(shared, 1)
+        for name in curves:
+            most = float(left[list(given[name] or every)].min())
+            if most < 1:
+                kept[name] *= 0.999 * most  # Rounded down.
+        return kept
 
     def _timed(self, tables: Mapping[str, TablePlan], topology: Topology) -> tuple[Plan, float]:
         """Returns a plan, and the CPU time of all tasks for a step of a worker."""

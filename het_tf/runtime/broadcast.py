@@ -76,6 +76,7 @@ class TracedByDevice:
         except tf.errors.NotFoundError as error:
             if _NOT_REGISTERED in error.message:  # On a worker that was connected meanwhile.
                 self._function = tf.function(self._build_ops, autograph=False)
+                self._traced.clear()
             raise
 
 

@@ -139,3 +139,14 @@ def test_a_storage_gets_the_memory_that_is_left(clicks):
     missed = 1 - np.isin(clicks["large"], in_memory).mean()
     assert 0.03 < missed == pytest.approx(large.disk_share, abs=0.01)
     assert planned(clicks, Topology(2, 2)).tables["large"].memory is None
+    # Where all rows fit, there is memory for rows that the statistics lack.
+    assert planned(clicks, Topology(2, 2), storage).tables["large"].memory > 10e9
+
+
+def test_a_storage_on_given_servers_gets_what_these_have(clicks):
+    storage = het_tf.Storage(path="/tmp")
+    given = {"large": Constraints(servers=[0])}
+    topology = Topology(2, 4, server_memory="800kB")
+    result = planned(clicks, topology, storage, constraints=given)
+    assert max(result.server_bytes) <= topology.server_memory
+    assert result.tables["large"].memory <= topology.server_memory

@@ -34,6 +34,9 @@ Status Table::Create(const RowConfig& config, int shard, std::unique_ptr<Table>*
   std::unique_ptr<FileArena> file;
   if (storage.on_disk()) {
     const int64_t memory = storage.memory > 0 ? storage.memory : FreeMemory() / 4;
+    if (memory <= 0) {
+      return InvalidArgument("memory = None of a storage: how much memory is free is not known");
+    }
     HET_RETURN_IF_ERROR(FileArena::Create(storage.path, memory, &file));
   }
   table->reset(
