@@ -25,6 +25,7 @@ from absl import app, flags
 
 import het_tf
 from het_tf import planner
+from het_tf.planner.calibration import cpu_seconds
 
 _TABLES = flags.DEFINE_integer("tables", 26, "number of tables")
 _SERVERS = flags.DEFINE_integer("servers", 8, "number of parameter servers")
@@ -35,8 +36,6 @@ _CORES = flags.DEFINE_float("cores", None, "of this machine; None: as many as it
 _SETS = flags.DEFINE_integer("sets", 0, "random placements")
 _LIMIT = flags.DEFINE_float("limit", None, "of the plan's time, in times of the divided tables")
 _JSON = flags.DEFINE_string("json", None, "file to write the figures to")
-
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def names() -> list[str]:
@@ -69,12 +68,6 @@ def make_model(ids: dict[str, np.ndarray]) -> het_tf.keras.Model:
     model = het_tf.keras.Model(inputs, output)
     model.compile("adagrad", "binary_crossentropy", steps_per_execution=20)
     return model
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far."""
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
 def run(

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from het_tf.runtime.validation import INT32_MAX, check_integer
+
 _LINES = 1024  # that are checked at a time
 _HASH_BITS = 40  # of a category's text
 
@@ -121,11 +123,16 @@ def read(
       [batch]. A bad line is a tf.errors.InvalidArgumentError of the iterator.
 
     Raises:
-      ValueError: `paths` is empty.
+      ValueError: an argument is out of range. The message names it.
     """
+    if isinstance(paths, (str, bytes, os.PathLike)) or not paths:
+        raise ValueError(f"paths must be a list of at least one file, not {paths!r}")
+    if not isinstance(form, Format):
+        raise ValueError(f"form must be a Format, such as clicks.CRITEO, not {form!r}")
+    batch_size = check_integer("batch_size", batch_size, 1, INT32_MAX)
+    shuffle = check_integer("shuffle", shuffle, 0, INT32_MAX)
+    max_bad_lines = check_integer("max_bad_lines", max_bad_lines, 0, INT32_MAX)
     names = [os.fspath(path) for path in paths]
-    if not names:
-        raise ValueError("paths is empty")
     files = tf.data.Dataset.from_tensor_slices(names)
     parts, part = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
     by_file = len(names) >= parts
@@ -179,16 +186,16 @@ def _blocks(path: tf.Tensor, form: Format) -> tf.data.Dataset:
 def _refuse(path: tf.Tensor, number: tf.Tensor, line: tf.Tensor, form: Format) -> tf.Tensor:
     """Fails, and names the first column that is not in the format."""
     patterns = form.patterns()
-    rest = f"({form.separator}.*)?"
+    rest = f"({form.separator}\\C*)?"  # \C: any byte, UTF-8 or not.
     good = [
         tf.strings.regex_full_match(line, form.separator.join(patterns[: n + 1]) + rest)
         for n in range(len(patterns))
     ]
     column = tf.argmin(tf.cast(tf.stack([*good, tf.constant(False)]), tf.int32))
     names = tf.constant([*(c.name for c in form.columns), "after the last"])
+    line = tf.strings.unicode_transcode(line, "UTF-8", "UTF-8")  # Of any bytes makes a text.
     where = [path, ", line ", tf.strings.as_string(number), ", column ", names[column], ": "]
-    check = tf.debugging.Assert(False, [tf.strings.join([*where, line])])
-    with tf.control_dependencies([check] if check is not None else []):
+    with tf.control_dependencies([tf.debugging.Assert(False, [tf.strings.join([*where, line])])]):
         return tf.constant(False)
 
 

@@ -6,11 +6,14 @@ import dataclasses
 import gzip
 import os
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO
 
 import numpy as np
 from absl import logging
+
+from het_tf.runtime.validation import INT32_MAX, check_integer
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
@@ -39,6 +42,19 @@ def find(folder: str | os.PathLike[str], name: str) -> str:
     raise FileNotFoundError(f"{os.fspath(folder)} has no file {name} or {name}.gz")
 
 
+def numbered(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """Yields the numbers of a file's lines, from 1 on, and the lines.
+
+    Raises:
+      BadLineError: the file is not gzipped or not UTF-8, though it must be.
+    """
+    with open_text(path) as file:
+        try:
+            yield from enumerate(file, 1)
+        except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise BadLineError(f"{os.fspath(path)}: {error}") from error
+
+
 @dataclasses.dataclass
 class BadLines:
     """Bad lines of a reading: so many are passed over, and the next one is an error.
@@ -50,6 +66,9 @@ class BadLines:
 
     most: int = 0
     count: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("max_bad_lines", self.most, 0, INT32_MAX)
 
     def note(self, path: str | os.PathLike[str], line: int, what: str) -> None:
         """Counts a bad line.
@@ -79,13 +98,12 @@ def records(
     Yields:
       The number of the line, from 1 on, and its columns.
     """
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            fields = line.rstrip("\r\n").split(separator)
-            if len(fields) == columns:
-                yield number, fields
-            else:
-                bad.note(path, number, f" has {len(fields)} columns, not {columns}")
+    for number, line in numbered(path):
+        fields = line.rstrip("\r\n").split(separator)
+        if len(fields) == columns:
+            yield number, fields
+        else:
+            bad.note(path, number, f" has {len(fields)} columns, not {columns}")
 
 
 def integers(
@@ -114,8 +132,8 @@ def integers(
     bad = BadLines(max_bad_lines)
     rows = []
     if has_header:
-        with open_text(path) as file:
-            head = file.readline().rstrip("\r\n").split(separator)
+        _, first = next(numbered(path), (1, ""))
+        head = first.rstrip("\r\n").split(separator)
         if head != list(columns):
             raise BadLineError(f"{os.fspath(path)}, line 1 is {head}, not {list(columns)}")
     for number, fields in records(path, separator, len(columns), bad):
@@ -138,15 +156,14 @@ def integer_lists(path: str | os.PathLike[str], *, max_bad_lines: int = 0) -> li
     """
     bad = BadLines(max_bad_lines)
     lists = []
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            fields = line.split()
-            wrong = [i for i, text in enumerate(fields) if not _INTEGER.fullmatch(text)]
-            if wrong:
-                text = fields[wrong[0]]
-                bad.note(path, number, f", column {wrong[0] + 1}: {text!r} is no integer")
-            elif not fields:
-                bad.note(path, number, " is empty")
-            else:
-                lists.append(np.array(fields, np.int64))
+    for number, line in numbered(path):
+        fields = line.split()
+        wrong = [i for i, text in enumerate(fields) if not _INTEGER.fullmatch(text)]
+        if wrong:
+            text = fields[wrong[0]]
+            bad.note(path, number, f", column {wrong[0] + 1}: {text!r} is no integer")
+        elif not fields:
+            bad.note(path, number, " is empty")
+        else:
+            lists.append(np.array(fields, np.int64))
     return lists

@@ -72,10 +72,12 @@ class NormalizedEntropy(_ClickSums):
 
 @keras.saving.register_keras_serializable("het_tf")
 class Calibration(_ClickSums):
-    """Sum of the probabilities, divided by the sum of the labels. 1 is best.
+    """Sum of the probabilities, divided by the sum of the labels.
 
-    metrics = [het_tf.keras.metrics.Calibration()]
-    model.compile("adagrad", "binary_crossentropy", metrics=metrics)
+    1 is best. A model with a larger value predicts too many clicks.
+
+        metrics = [het_tf.keras.metrics.Calibration()]
+        model.compile("adagrad", "binary_crossentropy", metrics=metrics)
     """
 
     _SUMS = ("labels", "chances")

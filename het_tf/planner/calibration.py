@@ -157,9 +157,9 @@ def _on_cluster(
 
     fit()
     layer = model.get_layer(names[0])
-    before, counters = [_cpu_seconds(pid) for pid in pids], layer.cache_stats()
+    before, counters = [cpu_seconds(pid) for pid in pids], layer.cache_stats()
     chief = _measured(fit)
-    worker, server = (_cpu_seconds(pid) - b for pid, b in zip(pids, before, strict=True))
+    worker, server = (cpu_seconds(pid) - b for pid, b in zip(pids, before, strict=True))
     after = layer.cache_stats()
     moved = sum(after[name] - counters[name] for name in ("bytes_up", "bytes_down"))
     return _Costs(*(cost / _EPOCH_STEPS for cost in (worker, server, chief, moved)))
@@ -179,8 +179,9 @@ def _table_seconds() -> float:
     return replay(table, _CONFIG, workers=1, capacity=None).server_seconds
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Returns the CPU time of a process so far, of all its threads."""
+def cpu_seconds(pid: int) -> float:
+    """Returns the CPU time of a process so far, of all its threads (proc(5): utime and stime)."""
+    # The second field, the program's name in brackets, may hold spaces.
     with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND

@@ -97,7 +97,7 @@ def link_demands(step: Step, bandwidth: float | None) -> tuple[list[float], floa
     """
     if bandwidth is None:
         return [], 0.0
-    per_byte = 8 / (bandwidth * _PAYLOAD_SHARE)
+    per_byte = _byte_seconds(bandwidth)
     busiest = busiest_server(step)
     others = sum(step.down) + sum(step.up) - step.down[busiest] - step.up[busiest]
     return [step.down[busiest] * per_byte, step.up[busiest] * per_byte], others * per_byte
@@ -112,8 +112,12 @@ def server_load(cpu: float, num_bytes: float, bandwidth: float | None, cores: fl
       bandwidth: bit/s. None: no limit.
       cores: cores of the server.
     """
-    link = 0.0 if bandwidth is None else 8 * num_bytes / (bandwidth * _PAYLOAD_SHARE)
-    return cpu / cores + link
+    return cpu / cores + num_bytes * _byte_seconds(bandwidth)
+
+
+def _byte_seconds(bandwidth: float | None) -> float:
+    """Returns the time of a byte of payload on a link. `bandwidth` None: 0."""
+    return 0.0 if bandwidth is None else 8 / (bandwidth * _PAYLOAD_SHARE)
 
 
 def busiest_server(step: Step) -> int:

@@ -66,19 +66,32 @@ def test_workers_share_the_lines(written, workers):
         (lambda fields: fields[:-1], "C26"),
         (lambda fields: [*fields, "1"], "after the last"),
         (lambda fields: [], "label"),
+        (lambda fields: [*fields[:20], "\udcff", *fields[21:]], "C7"),
     ],
 )
 def test_bad_lines_are_named_or_left_out(written, change, column):
     (path, _), rows = written
     rows = rows[:300]
     changed = [*rows[:7], change(rows[7]), *rows[8:]]
-    path.write_text("".join("\t".join(row) + "\n" for row in changed))
+    path.write_text("".join("\t".join(row) + "\n" for row in changed), errors="surrogateescape")
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"day_0, line 8, column {column}: "):
         all_of(clicks.read([path], clicks.CRITEO, 64))
     _, labels = all_of(clicks.read([path], clicks.CRITEO, 64, max_bad_lines=1))
     assert labels.tolist() == [float(row[0]) for i, row in enumerate(rows) if i != 7]
-    with pytest.raises(ValueError, match="paths is empty"):
-        clicks.read([], clicks.CRITEO, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], clicks.CRITEO, 64), r"paths must be a list of at least one file, not \[\]"),
+        (("day_0", clicks.CRITEO, 64), "paths must be a list of at least one file, not 'day_0'"),
+        ((["day_0"], "criteo", 64), "form must be a Format, such as clicks.CRITEO, not 'criteo'"),
+        ((["day_0"], clicks.CRITEO, 0), "batch_size must be an integer from 1 to "),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        clicks.read(*arguments)
 
 
 def test_avazu_has_a_header(tmp_path):

@@ -68,5 +68,14 @@ def test_bad_lines_are_named_or_passed_over(tmp_path, line, message):
     with pytest.raises(text.BadLineError, match=message):
         interactions.load_sequences(path)
     assert interactions.load_sequences(path, max_bad_lines=1)[0].tolist() == [5, 6]
+    path.write_bytes(b"1 \xff\n")
+    with pytest.raises(text.BadLineError, match=r"reviews.txt: 'utf-8' codec can't decode"):
+        interactions.load_sequences(path)
+    packed = tmp_path / "reviews.txt.gz"
+    packed.write_text("1 5\n")
+    with pytest.raises(text.BadLineError, match=r"reviews.txt.gz: Not a gzipped file"):
+        interactions.load_sequences(packed)
+    with pytest.raises(ValueError, match="max_bad_lines must be an integer from 0"):
+        interactions.load_sequences(path, max_bad_lines=-1)
     with pytest.raises(FileNotFoundError, match=r"has no file train.txt or train.txt.gz"):
         triples.load(tmp_path)
