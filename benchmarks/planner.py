@@ -106,6 +106,8 @@ def predicted(run: Run, step_seconds: float, calibration: planner.Calibration) -
             shared_cores=cores(run),
         ),
         step_seconds=step_seconds,
+        # As in the run, which had no plan.
+        constraints={"rows": planner.Constraints(servers=range(setting.servers))},
         steps_per_epoch=size.steps,
         dense_parameters=round(run.epochs[0].dense_bytes / 4 * exchanges * _MOST_STEPS),
         calibration=calibration,
