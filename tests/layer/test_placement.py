@@ -127,6 +127,14 @@ def test_small_tables_are_whole_and_large_ones_divided(clicks):
     assert result.step_seconds < 0.9 * divided.step_seconds
 
 
+def test_a_table_is_not_on_one_server_whose_network_would_matter(clicks):
+    """One server has fewer messages, and its link twice the bytes."""
+    large = {"large": clicks["large"]}
+    for bandwidth, servers in ("1Gbit", (0, 1)), (None, (0,)):
+        topology = Topology(8, 2, bandwidth=bandwidth, shared_cores=2)
+        assert planned(large, topology).tables["large"].servers == servers
+
+
 def test_a_storage_gets_the_memory_that_is_left(clicks):
     storage = het_tf.Storage(path="/tmp")
     topology = Topology(2, 2, server_memory="800kB")
