@@ -29,9 +29,9 @@ _DENSE_INTERVAL = 64  # steps between exchanges of a grown network's dense varia
 _FLOAT_BYTES = 4
 _MOST_WORKERS = 32  # of a replay
 _INDEX_BYTES = 28  # of a row on a disk, in memory
-# A placement is allowed if its busiest server and link need at most so many times the time that they
-# need with all tables divided, or so small a part of the step. Times on networks are predicted up to
-# 3 times too short (8 workers at 1 Gbit/s with all rows on one server: 141 ms for 50).
+# A placement is allowed if its busiest server and link need at most so many times the time that
+# they need with all tables divided, or so small a part of the step. Times on networks are predicted
+# up to 3 times too short (8 workers, 1 Gbit/s, all rows on one server: 141 ms a step, not 50).
 _AS_EVEN, _FREE = 1.1, 0.25
 _AS_FAST = 1.01  # times the shortest step. Of these placements, the one with least CPU time wins.
 
