@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
 import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from absl import logging
@@ -53,6 +54,21 @@ def numbered(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
             yield from enumerate(file, 1)
         except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise BadLineError(f"{os.fspath(path)}: {error}") from error
+
+
+def json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a file with one JSON object.
+
+    Raises:
+      BadLineError: the file has no JSON, or no object.
+    """
+    try:
+        found = json.loads("".join(line for _, line in numbered(path)))
+    except json.JSONDecodeError as error:
+        raise BadLineError(f"{os.fspath(path)}: {error}") from error
+    if not isinstance(found, dict):
+        raise BadLineError(f"{os.fspath(path)} has a {type(found).__name__}, no object")
+    return found
 
 
 @dataclasses.dataclass
@@ -112,6 +128,7 @@ def integers(
     columns: Sequence[str],
     *,
     has_header: bool = False,
+    limits: Sequence[int] | None = None,
     max_bad_lines: int = 0,
 ) -> np.ndarray:
     """Reads a table of integers.
@@ -121,13 +138,15 @@ def integers(
       separator: text between columns. None: white space.
       columns: names of the columns.
       has_header: whether the first line has the names, which must be these.
+      limits: of each column. Its numbers must be from 0 to the limit - 1. None: any numbers.
       max_bad_lines: number of bad lines of the file that are passed over.
 
     Returns:
       int64 [lines, columns].
 
     Raises:
-      BadLineError: a line has another number of columns, or a column is no integer.
+      BadLineError: a line has another number of columns, or a column is no integer or not in its
+        limits.
     """
     bad = BadLines(max_bad_lines)
     rows = []
@@ -139,9 +158,12 @@ def integers(
     for number, fields in records(path, separator, len(columns), bad):
         if has_header and number == 1:
             continue
-        for name, text in zip(columns, fields, strict=True):
+        for name, text, limit in zip(columns, fields, limits or [None] * len(columns), strict=True):
             if not _INTEGER.fullmatch(text):
                 bad.note(path, number, f", column {name!r}: {text!r} is no integer")
+                break
+            if limit is not None and not 0 <= int(text) < limit:
+                bad.note(path, number, f", column {name!r}: {text} is not from 0 to {limit - 1}")
                 break
         else:
             rows.append([int(text) for text in fields])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import os
 
 import numpy as np
 import pytest
 
 from het_tf.datasets import graphs, interactions, text, triples
+
+DATA_DIR = os.environ.get("HET_TF_DATA_DIR")
 
 
 def test_triples_have_numbers_by_name(tmp_path):
@@ -46,11 +49,59 @@ def test_a_graph_has_the_neighbours_of_every_node(tmp_path):
     assert [sorted(each.tolist()) for each in around] == [[2], [2], [0, 1]]
     assert graph.labels.tolist() == [1, 0, 1]
     (tmp_path / "edges.csv").write_text("id_1,id_2\n0,3\n")
-    with pytest.raises(text.BadLineError, match=r"edge \[0, 3\] has a node that is not in"):
+    with pytest.raises(text.BadLineError, match="line 2, column 'id_2': 3 is not from 0 to 2"):
         graphs.load(tmp_path)
     (tmp_path / "edges.csv").write_text("a,b\n0,1\n")
     with pytest.raises(text.BadLineError, match=r"line 1 is \['a', 'b'\], not \['id_1', 'id_2'\]"):
         graphs.load(tmp_path)
+
+
+def test_a_graph_has_the_genres_of_every_node(tmp_path):
+    (tmp_path / "edges.csv").write_text("node_1,node_2\n0,2\n2,1\n")
+    with gzip.open(tmp_path / "genres.json.gz", "wt") as file:
+        file.write('{"0": ["Rock", "Jazz"], "2": [], "1": ["Rock"]}')
+    graph, genres = graphs.load_genres(tmp_path)
+    assert graph.degrees.tolist() == [1, 1, 2]
+    assert genres == ["Jazz", "Rock"]
+    assert graph.labels.tolist() == [[1, 0], [1, -1], [-1, -1]]
+    assert graph.labels.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "genres.json has a list, no object"),
+        ('{"0": [}', r"genres.json: Expecting value: line 1 column 8"),
+        ('{"0": [], "7": []}', "genres.json: node '7' is not from 0 to 1"),
+        ('{"0": "Rock"}', "genres.json: node '0' has 'Rock', which is no list of texts"),
+        ('{"0": [1]}', r"genres.json: node '0' has \[1\], which is no list of texts"),
+        ('{"0": ["Rock"]}', "edges.csv, line 2, column 'node_2': 1 is not from 0 to 0"),
+    ],
+)
+def test_wrong_genres_are_named(tmp_path, content, message):
+    (tmp_path / "edges.csv").write_text("node_1,node_2\n0,1\n")
+    (tmp_path / "genres.json").write_text(content)
+    with pytest.raises(text.BadLineError, match=message):
+        graphs.load_genres(tmp_path)
+
+
+def test_generated_friends_share_genres(tmp_path):
+    graphs.generate_genres(tmp_path)
+    graph, genres = graphs.load_genres(tmp_path)
+    likes = (graph.labels[:, :, None] == np.arange(len(genres))).any(1)
+    shared = likes[np.repeat(np.arange(len(likes)), graph.degrees)] & likes[graph.neighbors]
+    of_friends = shared.any(1).mean()
+    order = np.random.default_rng(0).permutation(len(likes))
+    assert of_friends > 2 * (likes & likes[order]).any(1).mean()
+
+
+def test_real_genres():
+    if not DATA_DIR:
+        pytest.skip("HET_TF_DATA_DIR is not set: the users of Deezer are not tested")
+    graph, genres = graphs.load_genres(os.path.join(DATA_DIR, "deezer_hu"))
+    assert (len(graph.degrees), len(graph.neighbors), len(genres)) == (47_538, 2 * 222_887, 84)
+    counts = (graph.labels >= 0).sum(1)
+    assert (counts.min(), counts.max(), graph.labels.shape[1]) == (1, 42, 42)
 
 
 @pytest.mark.parametrize(
