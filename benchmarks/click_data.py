@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import pathlib
 
 import numpy as np
 
-from het_tf.datasets import movielens
+from het_tf.datasets import implicit_movielens, movielens
 
 # Fields of `movielens_100k`.
 GENRES_100K = slice(6, 12)
@@ -45,12 +43,13 @@ def movielens_1m(folder: str, negatives: int = 1, seed: int = 0) -> Clicks:
     those that the user did rate (1 in 22): that costs every setting the same AUC.
 
     Args:
-      folder: holds train.csv.gz and test.csv.gz, a positive a line, both as written by the public
-        leave-one-out split: `user-gender-age-occupation,movie-genre`.
+      folder: that of `implicit_movielens.load`.
       negatives: for each positive.
       seed: of the draw.
     """
-    parts = [_implicit_keys(pathlib.Path(folder, f"{part}.csv.gz")) for part in ("train", "test")]
+    parts = [implicit_movielens.positives(folder, part) for part in ("train", "test")]
+    for keys in parts:
+        keys[:, 4:] += 1_000_000  # Ids of users and movies overlap.
     movies = np.unique(np.concatenate(parts)[:, 4:], axis=0)
     rng = np.random.default_rng(seed)
     arrays: list[np.ndarray] = []
@@ -86,12 +85,3 @@ def _movielens_keys(features: movielens.Features) -> np.ndarray:
         fields.append(np.where(ids == movielens.PAD, PAD, ids + offset))
         offset += column.size
     return np.concatenate(fields, axis=1)
-
-
-def _implicit_keys(path: pathlib.Path) -> np.ndarray:
-    with gzip.open(path, "rt") as lines:
-        keys = np.array(lines.read().replace("-", ",").replace(",", " ").split(), np.int64)
-    keys = keys.reshape(-1, 6)
-    # Ids of users and movies overlap.
-    keys[:, 4:] += 1_000_000
-    return keys

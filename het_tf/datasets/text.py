@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
+import io
 import json
 import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -17,17 +19,16 @@ from absl import logging
 from het_tf.runtime.validation import INT32_MAX, check_integer
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
+_BLOCK = 1 << 20  # bytes that are parsed at a time
 
 
 class BadLineError(ValueError):
     """A line is not as it must be. The message has file, line, column and text."""
 
 
-def open_text(path: str | os.PathLike[str]) -> IO[str]:
-    """Opens a UTF-8 text file for reading. A file whose name ends with ".gz" is unpacked."""
-    if os.fspath(path).endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8", newline="\n")
-    return open(path, encoding="utf-8", newline="\n")
+def _open(path: str | os.PathLike[str]) -> gzip.GzipFile | io.BufferedReader:
+    """Opens a file for reading. A file whose name ends with ".gz" is unpacked."""
+    return gzip.open(path) if os.fspath(path).endswith(".gz") else open(path, "rb")
 
 
 def find(folder: str | os.PathLike[str], name: str) -> str:
@@ -49,11 +50,16 @@ def numbered(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     Raises:
       BadLineError: the file is not gzipped or not UTF-8, though it must be.
     """
-    with open_text(path) as file:
-        try:
-            yield from enumerate(file, 1)
-        except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise BadLineError(f"{os.fspath(path)}: {error}") from error
+    with _named_errors(path), _open(path) as file:
+        yield from enumerate(io.TextIOWrapper(file, encoding="utf-8", newline="\n"), 1)
+
+
+@contextlib.contextmanager
+def _named_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise BadLineError(f"{os.fspath(path)}: {error}") from error
 
 
 def json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -124,18 +130,18 @@ def records(
 
 def integers(
     path: str | os.PathLike[str],
-    separator: str | None,
+    separators: str,
     columns: Sequence[str],
     *,
     has_header: bool = False,
     limits: Sequence[int] | None = None,
     max_bad_lines: int = 0,
 ) -> np.ndarray:
-    """Reads a table of integers.
+    """Reads a table of integers: millions of lines a second, if most blocks of lines are good.
 
     Args:
       path: the file.
-      separator: text between columns. None: white space.
+      separators: the character between two columns, or the characters after each but the last.
       columns: names of the columns.
       has_header: whether the first line has the names, which must be these.
       limits: of each column. Its numbers must be from 0 to the limit - 1. None: any numbers.
@@ -148,26 +154,75 @@ def integers(
       BadLineError: a line has another number of columns, or a column is no integer or not in its
         limits.
     """
+    if len(separators) < len(columns) - 1:
+        separators *= len(columns) - 1
     bad = BadLines(max_bad_lines)
-    rows = []
     if has_header:
-        _, first = next(numbered(path), (1, ""))
-        head = first.rstrip("\r\n").split(separator)
-        if head != list(columns):
-            raise BadLineError(f"{os.fspath(path)}, line 1 is {head}, not {list(columns)}")
-    for number, fields in records(path, separator, len(columns), bad):
-        if has_header and number == 1:
-            continue
-        for name, text, limit in zip(columns, fields, limits or [None] * len(columns), strict=True):
-            if not _INTEGER.fullmatch(text):
-                bad.note(path, number, f", column {name!r}: {text!r} is no integer")
-                break
-            if limit is not None and not 0 <= int(text) < limit:
-                bad.note(path, number, f", column {name!r}: {text} is not from 0 to {limit - 1}")
-                break
-        else:
-            rows.append([int(text) for text in fields])
-    return np.array(rows, np.int64).reshape(-1, len(columns))
+        _, head = next(numbered(path), (1, ""))
+        form = _form(columns, separators)
+        if head.rstrip("\r\n") != form:
+            raise BadLineError(f"{os.fspath(path)}, line 1 is {head.rstrip()!r}, not {form!r}")
+    tables = [np.zeros((0, len(columns)), np.int64)]
+    for first, block in _blocks(path):
+        if has_header and first == 1:
+            first, block = 2, block.partition(b"\n")[2]
+        table = _good_integers(block, separators)
+        if table is None or (limits and ((table < 0) | (table >= limits)).any()):
+            rows = []
+            lines = block.decode(errors="backslashreplace").split("\n")[:-1]
+            for number, line in enumerate(lines, first):
+                try:
+                    rows.append(_row(line, separators, columns, limits))
+                except ValueError as error:
+                    bad.note(path, number, str(error))
+            table = np.array(rows, np.int64).reshape(-1, len(columns))
+        tables.append(table)
+    return np.concatenate(tables)
+
+
+def _blocks(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
+    """Yields the number of a line, and the bytes of this and the next lines, to a line's end."""
+    number, rest = 1, b""
+    with _named_errors(path), _open(path) as file:
+        while piece := file.read(_BLOCK):
+            lines, end, rest = (rest + piece).rpartition(b"\n")
+            yield number, (lines + end).replace(b"\r\n", b"\n")
+            number += lines.count(b"\n") + len(end)
+    if rest:
+        yield number, rest + b"\n"
+
+
+def _good_integers(block: bytes, separators: str) -> np.ndarray | None:
+    """Returns the integers of a block of lines. None: a line is not only digits and separators."""
+    characters = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(characters - ord("0") > 9)
+    gaps = np.frombuffer(f"{separators}\n".encode(), np.uint8)
+    if len(ends) % len(gaps) or (characters[ends].reshape(-1, len(gaps)) != gaps).any():
+        return None
+    digits = np.diff(ends, prepend=-1) - 1
+    if (digits < 1).any() or (digits > 18).any():
+        return None
+    spaced = block.translate(bytes.maketrans(separators.encode(), b" " * len(separators)))
+    return np.fromstring(spaced, np.int64, sep=" ").reshape(-1, len(gaps))
+
+
+def _row(
+    line: str, separators: str, columns: Sequence[str], limits: Sequence[int] | None
+) -> list[int]:
+    """Returns the integers of a line. A ValueError says what is wrong with it."""
+    if [c for c in line if c in separators] != list(separators):
+        raise ValueError(f" is {line!r}, not {_form(columns, separators)!r}")
+    fields = re.split(f"[{re.escape(separators)}]", line) if separators else [line]
+    for i, (name, text) in enumerate(zip(columns, fields, strict=True)):
+        if not _INTEGER.fullmatch(text):
+            raise ValueError(f", column {name!r}: {text!r} is no integer")
+        if limits and not 0 <= int(text) < limits[i]:
+            raise ValueError(f", column {name!r}: {text} is not from 0 to {limits[i] - 1}")
+    return [int(text) for text in fields]
+
+
+def _form(columns: Sequence[str], separators: str) -> str:
+    return "".join(map(str.__add__, columns, (*separators, "")))
 
 
 def integer_lists(path: str | os.PathLike[str], *, max_bad_lines: int = 0) -> list[np.ndarray]:

@@ -52,7 +52,7 @@ def test_a_graph_has_the_neighbours_of_every_node(tmp_path):
     with pytest.raises(text.BadLineError, match="line 2, column 'id_2': 3 is not from 0 to 2"):
         graphs.load(tmp_path)
     (tmp_path / "edges.csv").write_text("a,b\n0,1\n")
-    with pytest.raises(text.BadLineError, match=r"line 1 is \['a', 'b'\], not \['id_1', 'id_2'\]"):
+    with pytest.raises(text.BadLineError, match="line 1 is 'a,b', not 'id_1,id_2'"):
         graphs.load(tmp_path)
 
 
@@ -104,24 +104,50 @@ def test_real_genres():
     assert (counts.min(), counts.max(), graph.labels.shape[1]) == (1, 42, 42)
 
 
+def test_tables_of_integers(tmp_path):
+    path = tmp_path / "table.csv"
+    rows = np.random.default_rng(0).integers(0, 10**12, (50_000, 2))  # more than a block of bytes
+    lines = [f"{a}-{b}\r\n" for a, b in rows.tolist()]
+    path.write_bytes("".join(lines).encode())
+    np.testing.assert_array_equal(text.integers(path, "-", ("a", "b")), rows)
+    lines[49_000] = "1-2-3\n"
+    path.write_text("".join(lines))
+    with pytest.raises(text.BadLineError, match="line 49001 is '1-2-3', not 'a-b'"):
+        text.integers(path, "-", ("a", "b"))
+    path.write_text("1-2,3\n")
+    assert text.integers(path, "-,", ("a", "b", "c")).tolist() == [[1, 2, 3]]
+    with pytest.raises(text.BadLineError, match="line 1 is '1-2,3', not 'a,b-c'"):
+        text.integers(path, ",-", ("a", "b", "c"))
+    path.write_text("a\n-1\n0")
+    assert text.integers(path, "", ("a",), has_header=True).tolist() == [[-1], [0]]
+    with pytest.raises(text.BadLineError, match="line 2, column 'a': -1 is not from 0 to 4"):
+        text.integers(path, "", ("a",), has_header=True, limits=[5])
+    path.write_text("")
+    assert text.integers(path, ",", ("a", "b")).shape == (0, 2)
+    with pytest.raises(text.BadLineError, match="line 1 is '', not 'a,b'"):
+        text.integers(path, ",", ("a", "b"), has_header=True)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("1 2 3", "line 2 has 3 columns, not 2"),
+        ("1 2 3", "line 2 is '1 2 3', not 'user item'"),
         ("1 x", "line 2, column 'item': 'x' is no integer"),
         ("1 99999999999999999999", "column 'item': '99999999999999999999' is no integer"),
-        ("", "line 2 has 1 columns, not 2"),
+        ("", "line 2 is '', not 'user item'"),
+        ("1  2", "line 2 is '1  2', not 'user item'"),
+        ("1 \udcff", r"line 2, column 'item': '\\\\xff' is no integer"),
     ],
 )
 def test_bad_lines_are_named_or_passed_over(tmp_path, line, message):
     path = tmp_path / "reviews.txt"
-    path.write_text(f"1 5\n{line}\n1 6\n")
+    path.write_text(f"1 5\n{line}\n1 6", errors="surrogateescape")
     with pytest.raises(text.BadLineError, match=message):
         interactions.load_sequences(path)
     assert interactions.load_sequences(path, max_bad_lines=1)[0].tolist() == [5, 6]
-    path.write_bytes(b"1 \xff\n")
-    with pytest.raises(text.BadLineError, match=r"reviews.txt: 'utf-8' codec can't decode"):
-        interactions.load_sequences(path)
+    (tmp_path / "genres.json").write_bytes(b"1 \xff\n")
+    with pytest.raises(text.BadLineError, match=r"genres.json: 'utf-8' codec can't decode"):
+        graphs.load_genres(tmp_path)
     packed = tmp_path / "reviews.txt.gz"
     packed.write_text("1 5\n")
     with pytest.raises(text.BadLineError, match=r"reviews.txt.gz: Not a gzipped file"):
