@@ -24,7 +24,7 @@ class Graph:
     Attributes:
       offsets: int64 [nodes + 1]. The neighbours of node i are those from offsets[i] to
         offsets[i + 1].
-      neighbors: int64 [2 * edges].
+      neighbors: int64 [2 * edges], in ascending order for each node.
       labels: int64 [nodes], or [nodes, most] for nodes with several labels, padded with -1.
     """
 
@@ -38,12 +38,33 @@ class Graph:
         return np.diff(self.offsets)
 
 
+@dataclasses.dataclass(frozen=True)
+class NodeTask:
+    """A graph with nodes to classify.
+
+    Attributes:
+      graph: the graph. A node without a label has the label -1.
+      train: int64 [n], nodes to train on.
+      valid: the same, to validate with.
+      test: the same, to test with.
+      first_nodes: the first node of each type of nodes. The nodes of a type follow one another.
+    """
+
+    graph: Graph
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+    first_nodes: dict[str, int]
+
+
 def from_edges(edges: np.ndarray, labels: np.ndarray) -> Graph:
     """Makes a graph of edges, int64 [n, 2], and the labels of all nodes."""
-    both = np.concatenate([edges, edges[:, ::-1]])
-    both = both[np.argsort(both[:, 0], kind="stable")]
-    counts = np.bincount(both[:, 0], minlength=len(labels))
-    return Graph(np.concatenate([[0], np.cumsum(counts)]), both[:, 1], labels)
+    heads, tails = edges.T
+    pairs = np.concatenate([heads << 32 | tails, tails << 32 | heads])
+    pairs.sort()  # 63 million edges: 8 s, and 56 s with numpy.argsort.
+    counts = np.bincount(pairs >> 32, minlength=len(labels))
+    pairs &= 2**32 - 1
+    return Graph(np.concatenate([[0], np.cumsum(counts)]), pairs, labels)
 
 
 def load(folder: str | os.PathLike[str], *, max_bad_lines: int = 0) -> Graph:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,14 +62,21 @@ def _named_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise BadLineError(f"{os.fspath(path)}: {error}") from error
 
 
-def json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+def json_object(
+    path: str | os.PathLike[str], object_hook: Callable[[dict[str, Any]], Any] | None = None
+) -> dict[str, Any]:
     """Reads a file with one JSON object.
+
+    Args:
+      path: the file.
+      object_hook: returns what takes the place of an object.
 
     Raises:
       BadLineError: the file has no JSON, or no object.
     """
     try:
-        found = json.loads("".join(line for _, line in numbered(path)))
+        lines = "".join(line for _, line in numbered(path))
+        found = json.loads(lines, object_hook=object_hook)
     except json.JSONDecodeError as error:
         raise BadLineError(f"{os.fspath(path)}: {error}") from error
     if not isinstance(found, dict):
@@ -154,7 +161,7 @@ def integers(
       BadLineError: a line has another number of columns, or a column is no integer or not in its
         limits.
     """
-    if len(separators) < len(columns) - 1:
+    if len(separators) != len(columns) - 1:
         separators *= len(columns) - 1
     bad = BadLines(max_bad_lines)
     if has_header:
