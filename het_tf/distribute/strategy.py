@@ -18,7 +18,7 @@ from het_tf.distribute.cluster.tf_config import (
     TASK_TYPES,
     check_cluster,
     leave_memory_to_workers,
-    read_tf_config,
+    read_chief_config,
     set_grpc_defaults,
 )
 from het_tf.distribute.failures import probes, recovery
@@ -532,13 +532,7 @@ def _checked_addresses(
     resolver: tf.distribute.cluster_resolver.ClusterResolver,
 ) -> dict[probes.Task, str]:
     if isinstance(resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver):
-        task = read_tf_config()
-        if task.task_type != "chief":
-            raise ValueError(
-                f'TF_CONFIG["task"]["type"] is "{task.task_type}", but a strategy is made by the '
-                "chief. Worker and ps tasks run `python -m het_tf.server`."
-            )
-        cluster = task.cluster
+        cluster = read_chief_config().cluster
     else:
         cluster = check_cluster(resolver.cluster_spec().as_dict())
         task_type = resolver.task_type

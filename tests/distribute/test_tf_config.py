@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from het_tf import server
-from het_tf.distribute import HetParameterServerStrategy, LocalCluster
+from het_tf.distribute import HetParameterServerStrategy, LocalCluster, open_cluster
 from het_tf.distribute.cluster.tf_config import check_cluster, read_tf_config
 
 CLUSTER = {"worker": ["a:1", "b:2"], "ps": ["c:3"], "chief": ["d:4"]}
@@ -94,8 +94,40 @@ def test_strategy_checks_tf_config(monkeypatch):
     with pytest.raises(ValueError, match=r'TF_CONFIG\["cluster"\] has no ps task'):
         HetParameterServerStrategy(resolver())
     monkeypatch.setenv("TF_CONFIG", config())
-    with pytest.raises(ValueError, match='"worker", but a strategy is made by the chief'):
+    with pytest.raises(ValueError, match='"worker", but the training program is the chief'):
         HetParameterServerStrategy(resolver())
+
+
+def test_open_cluster_gives_the_cluster_of_tf_config(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", config(task={"type": "chief", "index": 0}))
+    with open_cluster(num_workers=0) as cluster:  # LocalCluster would refuse this number.
+        assert cluster.resolver.cluster_spec().as_dict() == CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (config(), '"worker", but the training program is the chief.* `python -m het_tf.server`'),
+        ("{cluster:", "TF_CONFIG is not valid JSON"),
+    ],
+)
+def test_open_cluster_checks_tf_config(monkeypatch, text, message):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match=message), open_cluster():
+        pass
+
+
+@pytest.mark.parametrize("text", [None, "", " "])
+def test_open_cluster_starts_a_local_cluster_without_tf_config(monkeypatch, text):
+    if text is None:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+    else:
+        monkeypatch.setenv("TF_CONFIG", text)
+    with (
+        pytest.raises(ValueError, match=r"LocalCluster needs .* num_workers=0, num_ps=3"),
+        open_cluster(0, 3),
+    ):
+        pass
 
 
 def test_strategy_checks_any_cluster_spec():

@@ -145,6 +145,21 @@ def read_tf_config(text: str | None = None) -> TaskConfig:
     return TaskConfig(cluster, task_type, task_index)
 
 
+def read_chief_config() -> TaskConfig:
+    """Parses and checks the TF_CONFIG of the training program, which is the chief.
+
+    Raises:
+      ValueError: TF_CONFIG is missing or malformed, or names another task.
+    """
+    task = read_tf_config()
+    if task.task_type != "chief":
+        raise ValueError(
+            f'TF_CONFIG["task"]["type"] is "{task.task_type}", but the training program is the '
+            "chief. Worker and ps tasks run `python -m het_tf.server`."
+        )
+    return task
+
+
 def check_cluster(cluster: object, source: str = "cluster spec") -> dict[str, list[str]]:
     """Checks that `cluster` can be used for parameter server training.
 
