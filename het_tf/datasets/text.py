@@ -196,7 +196,7 @@ def _blocks(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
             yield number, (lines + end).replace(b"\r\n", b"\n")
             number += lines.count(b"\n") + len(end)
     if rest:
-        yield number, rest + b"\n"
+        yield number, rest.removesuffix(b"\r") + b"\n"
 
 
 def _good_integers(block: bytes, separators: str) -> np.ndarray | None:

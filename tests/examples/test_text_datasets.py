@@ -110,6 +110,8 @@ def test_tables_of_integers(tmp_path):
     lines = [f"{a}-{b}\r\n" for a, b in rows.tolist()]
     path.write_bytes("".join(lines).encode())
     np.testing.assert_array_equal(text.integers(path, "-", ("a", "b")), rows)
+    path.write_bytes("".join(lines).encode().removesuffix(b"\n"))
+    np.testing.assert_array_equal(text.integers(path, "-", ("a", "b")), rows)
     lines[49_000] = "1-2-3\n"
     path.write_text("".join(lines))
     with pytest.raises(text.BadLineError, match="line 49001 is '1-2-3', not 'a-b'"):
