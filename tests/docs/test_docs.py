@@ -10,13 +10,11 @@ import pathlib
 import re
 import runpy
 import shutil
-import stat
 import subprocess
 import sys
 
 import pages
 import pytest
-import yaml
 
 import het_tf
 from het_tf.distribute.cluster.tf_config import read_tf_config
@@ -172,84 +170,6 @@ def test_parameters_by_use_are_those_that_there_are():
 
 
 # Clusters.
-
-
-def test_kubernetes_manifests_give_each_pod_its_task():
-    ((_, manifest),) = pages.blocks("clusters.md", "yaml")
-    objects = {(x["kind"], x["metadata"]["name"]): x for x in yaml.safe_load_all(manifest)}
-    cluster = objects["ConfigMap", "het-cluster"]["data"]["cluster"]
-    (policy,) = [x["spec"] for (kind, _), x in objects.items() if kind == "NetworkPolicy"]
-    (source,) = policy["ingress"][0]["from"]
-    assert policy["podSelector"] == source["podSelector"]
-    assert policy["podSelector"]["matchExpressions"][0]["values"] == [
-        "het-ps",
-        "het-worker",
-        "het-chief",
-    ]
-    tasks = []
-    for kind, name in [("ps", "het-ps"), ("worker", "het-worker"), ("chief", "het-chief")]:
-        service = objects["Service", name]["spec"]
-        pods = objects["Job" if kind == "chief" else "StatefulSet", name]["spec"]
-        labels = pods["template"]["metadata"]["labels"]
-        assert service["selector"] == labels
-        assert service["clusterIP"] == "None"
-        if kind != "chief":
-            assert pods["serviceName"] == name
-            assert pods["selector"]["matchLabels"] == labels
-        (container,) = pods["template"]["spec"]["containers"]
-        (text,) = [x["value"] for x in container["env"] if x["name"] == "TF_CONFIG"]
-        for index in range(pods.get("replicas", 1)):
-            config = text.replace("$(CLUSTER)", cluster).replace("$(INDEX)", str(index))
-            task = read_tf_config(config)
-            assert (task.task_type, task.task_index) == (kind, index)
-            pod = name if kind == "chief" else f"{name}-{index}"
-            port = container["ports"][0]["containerPort"]
-            assert task.address == f"{pod}.{name}:{port}"
-            tasks.append(task)
-    assert len(tasks) == sum(map(len, tasks[0].cluster.values()))
-
-
-# What the script's commands do on a cluster, but for the servers and the training: they say what
-# TF_CONFIG they were given.
-COMMANDS = {
-    "scontrol": 'printf "%s\\n" node1 node2 node3 node4 node5 node6',
-    "srun": 'for i in 0 1 2 3 4 5; do SLURM_PROCID=$i "$@"; done',
-    "python": 'echo "$* $TF_CONFIG"',
-}
-
-
-def test_slurm_script_gives_each_node_its_task(tmp_path):
-    for name, does in COMMANDS.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
-        (tmp_path / name).chmod(stat.S_IRWXU)
-    ((_, script),) = pages.blocks("clusters.md", "bash")
-    # The script kills the servers when the training has ended; here they end by themselves.
-    script = script.replace('kill "$servers"', 'wait "$servers"')
-    env = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": "123456",
-        "SLURM_JOB_NODELIST": "node[1-6]",
-    }
-    done = subprocess.run(
-        ["bash", "-c", script], env=env, capture_output=True, text=True, check=True
-    )
-    ran_with = _split(done.stdout)
-    tasks = [read_tf_config(config) for _, config in ran_with]
-    assert sorted((t.task_type, t.task_index) for t in tasks) == [
-        ("chief", 0),
-        *(("ps", i) for i in range(2)),
-        *(("worker", i) for i in range(4)),
-    ]
-    hosts = {(t.task_type, t.task_index): t.address.split(":")[0] for t in tasks}
-    assert [hosts["ps", 0], hosts["ps", 1], hosts["worker", 0]] == ["node1", "node2", "node3"]
-    assert all(t.cluster == tasks[0].cluster for t in tasks)
-    ran = {t.task_type: what for t, (what, _) in zip(tasks, ran_with, strict=True)}
-    assert ran == {"ps": "-m het_tf.server", "worker": "-m het_tf.server", "chief": "train.py"}
-
-
-def _split(output: str) -> list[tuple[str, str]]:
-    found = [line.partition(" {") for line in output.splitlines()]
-    return [(what, "{" + config) for what, _, config in found]
 
 
 def test_json_of_tf_config_is_read():
