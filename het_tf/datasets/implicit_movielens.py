@@ -35,6 +35,7 @@ def load(
     Returns:
       Arrays to train on and to test with, as those of `movielens.load_arrays`, and their columns:
       user, gender, age, occupation, item, genre, each int64 [n]. The ids are those of the files.
+      Examples to train on are in random order, since workers take every n-th one.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -69,7 +70,7 @@ def load(
     labels, end = is_positive.astype(np.float32), len(train) * (1 + negatives)
     parts = [
         ({name: ids[part] for name, ids in features.items()}, labels[part])
-        for part in (slice(end), slice(end, None))
+        for part in (rng.permutation(end), slice(end, None))
     ]
     return parts[0], parts[1], columns
 
