@@ -23,7 +23,7 @@ HUNG = 300
 
 PROGRAM = """
 import keras, numpy as np, het_tf
-with het_tf.distribute.open_cluster() as cluster:
+with het_tf.distribute.open_cluster(0, 0) as cluster:  # LocalCluster would refuse this.
     strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
     with strategy.scope():
         embedding = het_tf.layers.HetEmbedding(2)

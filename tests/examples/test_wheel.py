@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 import pathlib
 import re
+import shutil
 import subprocess
-import sys
-import venv
 import zipfile
 
 import pytest
-from packaging.requirements import Requirement
+import wheel_environment
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = wheel_environment.ROOT
 
 # One step on a table of this process, then what it did.
 STEP = """
@@ -29,40 +26,19 @@ print(het_tf.__file__, embedding.table.size())
 """
 
 
-def build(folder: pathlib.Path) -> pathlib.Path:
-    """The wheel as `make wheel` builds it, but of the objects for this CPU, which are there."""
-    pip = [sys.executable, "-m", "pip", "-q", "wheel", "--no-deps", "--no-build-isolation"]
-    env = {name: value for name, value in os.environ.items() if name != "HET_TF_PORTABLE"}
-    subprocess.run([*pip, "-w", folder, "."], cwd=ROOT, env=env, check=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
-def required(name: str, seen: dict[str, importlib.metadata.Distribution]) -> None:
-    """Puts the installed distribution of that name into `seen`, and all that it requires."""
-    key = re.sub(r"[-_.]+", "-", name).lower()
-    if key in seen:
-        return
-    seen[key] = importlib.metadata.distribution(name)
-    for text in seen[key].requires or ():
-        requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            required(requirement.name, seen)
-
-
-def link(distribution: importlib.metadata.Distribution, site_packages: pathlib.Path) -> None:
-    """The files of a distribution in another environment, as pip would lay them there."""
-    for file in distribution.files or ():
-        if ".." in file.parts or "__pycache__" in file.parts:  # programs; made when imported
-            continue
-        target = site_packages / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(file.locate().resolve())
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> pathlib.Path:
+    return wheel_environment.build(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> pathlib.Path:
-    return build(tmp_path_factory.mktemp("dist"))
+def python(wheel, tmp_path_factory) -> pathlib.Path:
+    """The Python of an environment in which the wheel is installed."""
+    python = wheel_environment.create(tmp_path_factory.mktemp("env"), wheel)
+    pip = wheel_environment.pip_of(python)
+    env = wheel_environment.variables()
+    subprocess.run([*pip, "-q", "install", wheel], check=True, env=env)
+    return python
 
 
 def test_serves_every_python(wheel):
@@ -74,41 +50,28 @@ def test_serves_every_python(wheel):
 
 
 @pytest.mark.exhaustive
-def test_trains_where_only_its_requirements_are(wheel, tmp_path):
-    env = tmp_path / "env"
-    venv.create(env, symlinks=True)
-    (site_packages,) = env.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        (metadata,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
-        text = archive.read(metadata).decode()
-    # TensorFlow and the rest come from this environment, so that no package index is needed.
-    seen: dict[str, importlib.metadata.Distribution] = {}
-    for line in re.findall(r"^Requires-Dist: (.*)$", text, re.MULTILINE):
-        requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            required(requirement.name, seen)
-    assert "tensorflow" in seen
-    assert not {"het-tf", "pytest", "tensorflow-datasets"} & seen.keys()
-    for distribution in seen.values():
-        link(distribution, site_packages)
+def test_trains_where_only_its_requirements_are(python, tmp_path):
+    where, rows = ran([python, "-I", "-c", STEP], tmp_path).split()[-2:]
+    assert where.startswith(str(python.parents[1]))
+    assert rows == "4"
 
-    # pip finds what the wheel requires where it installs, or fails: there is no index.
-    pip = [sys.executable, "-m", "pip", "-q", "--python", env / "bin" / "python", "install"]
-    subprocess.run([*pip, "--no-index", wheel], check=True, env=environment())
-    ran = subprocess.run(
-        [env / "bin" / "python", "-I", "-c", STEP],
-        cwd=tmp_path,
+
+@pytest.mark.exhaustive
+def test_an_example_runs_where_only_its_requirements_are(python, tmp_path):
+    shutil.copytree(ROOT / "examples" / "kge", tmp_path / "kge")
+    command = [python, "-s", "kge/train.py", "--workers=1", "--ps=1", "--groups=1", "--dim=64"]
+    assert "MRR" in ran(command, tmp_path)
+
+
+def ran(command: list[str | pathlib.Path], folder: pathlib.Path) -> str:
+    """What a program that ends well writes."""
+    ended = subprocess.run(
+        command,
+        cwd=folder,
+        env=wheel_environment.variables(),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    where, rows = ran.stdout.split()[-2:]
-    assert where.startswith(str(env))
-    assert rows == "4"
-
-
-def environment() -> dict[str, str]:
-    """This process's variables, without those that lead pip or Python elsewhere."""
-    elsewhere = ("PIP_", "PYTHON")
-    return {name: value for name, value in os.environ.items() if not name.startswith(elsewhere)}
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
