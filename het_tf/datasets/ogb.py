@@ -35,7 +35,8 @@ def load(folder: str | os.PathLike[str], *, max_bad_lines: int = 0) -> NodeTask:
       one another as in num-node-dict. The only type of raw/num-node-list has the name "".
 
     Raises:
-      FileNotFoundError: a file is missing, or `split` does not have one folder.
+      FileNotFoundError: a file is missing, `split` does not have one folder, or no type has labels
+        or a split.
       BadLineError: a line is not as it must be, or there are not as many labels as nodes.
     """
     raw, splits = (os.path.join(folder, name) for name in ("raw", "split"))
@@ -68,18 +69,20 @@ def load(folder: str | os.PathLike[str], *, max_bad_lines: int = 0) -> NodeTask:
     labels = np.full(sum(counts.values()), -1, np.int64)
     parts: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
     for name, first in first_nodes.items():
-        folder = os.path.join(raw, "node-label" if has_types else "", name)
-        if os.path.isdir(folder):
-            path = find(folder, "node-label.csv")
+        place = os.path.join(raw, "node-label" if has_types else "", name)
+        if os.path.isdir(place):
+            path = find(place, "node-label.csv")
             found = integers(path, ",", ("label",))
             if len(found) != counts[name]:
                 raise BadLineError(f"{path} has {len(found)} labels for {counts[name]} nodes")
             labels[first : first + len(found)] = found[:, 0]
-        folder = os.path.join(split, name)
-        if os.path.isdir(folder):
+        place = os.path.join(split, name)
+        if os.path.isdir(place):
             for part, nodes in parts.items():
-                path = find(folder, f"{part}.csv")
+                path = find(place, f"{part}.csv")
                 nodes.append(integers(path, ",", ("node",), limits=(counts[name],))[:, 0] + first)
+    if not parts["test"] or labels.max(initial=-1) < 0:
+        raise FileNotFoundError(f"{folder} has no labels, or no split, of the nodes {list(counts)}")
     edges = np.concatenate([edges_of(*relation) for relation in relations])
     train, valid, test = map(np.concatenate, parts.values())
     return NodeTask(from_edges(edges, labels), train, valid, test, first_nodes)

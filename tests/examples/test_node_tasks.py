@@ -90,6 +90,13 @@ def test_one_split(tmp_path):
         ogb.load(tmp_path)
 
 
+def test_a_type_has_labels_and_a_split(tmp_path):
+    write(tmp_path, MAG)
+    (tmp_path / "split/time/paper").rename(tmp_path / "split/time/book")
+    with pytest.raises(FileNotFoundError, match=r"no split, of the nodes \['author', 'paper'\]"):
+        ogb.load(tmp_path)
+
+
 def reddit(folder, **change):
     nodes = [
         {"id": "b", "test": False, "val": False},
