@@ -129,7 +129,7 @@ demo: ops
 bench: ops
 	for b in $(BENCHMARKS); do $(BIN)/python $$b $(ARGS) || exit 1; done
 
-##  make lint      ruff, clang-format, mypy and the lock annotations, changing nothing
+##  make lint      ruff, clang-format, mypy, lock annotations, shellcheck and hadolint, changing nothing
 .PHONY: lint
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -137,6 +137,8 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CLANG_FORMAT_FILES)
 	$(BIN)/python tools/thread_safety.py
+	$(BIN)/shellcheck .ci/run examples/clusters/*.sh
+	$(BIN)/hadolint examples/clusters/Dockerfile
 
 ##  make format    what make lint asks for, as far as it can be done by itself
 .PHONY: format
