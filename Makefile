@@ -119,10 +119,10 @@ fuzz-sanitized: ops
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD='$(RUNTIMES)' ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python tests/protocol/fuzz.py $(ARGS)
 
-##  make demo      examples/ctr/train.py with ARGS
+##  make demo      examples/ctr/demo.py with ARGS
 .PHONY: demo
 demo: ops
-	$(BIN)/python examples/ctr/train.py $(ARGS)
+	$(BIN)/python examples/ctr/demo.py $(ARGS)
 
 ##  make bench     every program of benchmarks/, or BENCHMARKS=, with ARGS
 .PHONY: bench

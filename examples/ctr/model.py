@@ -19,9 +19,6 @@ EmbeddingFactory = Callable[[str, int], Callable[[keras.KerasTensor], keras.Kera
 MODELS = ("wide_deep", "deepfm", "dcn", "dlrm")
 _CROSS_LAYERS = 3
 
-# Pairs of columns whose every combination has a weight of its own in the wide part.
-CROSSES = (("age", "movie"), ("gender", "movie"), ("occupation", "movie"))
-
 
 def build_model(
     embedding: EmbeddingFactory,
@@ -29,15 +26,17 @@ def build_model(
     dim: int = 32,
     hidden_units: Sequence[int] = (64, 32),
     dropout: float = 0.2,
-    crosses: Sequence[tuple[str, str]] = CROSSES,
+    crosses: Sequence[tuple[str, str]] = (),
     model_class: type[keras.Model] = keras.Model,
     kind: str = "wide_deep",
+    integers: int = 0,
 ) -> keras.Model:
     """Returns a model from {column: int64 ids} to the probability of a click, float32 [batch].
 
     All columns share two tables, "deep" with `dim` columns and "wide" with one, so that a batch
     takes one lookup in each. Ids of different columns overlap; `_key` keeps them apart. `crosses`
     have weights in "wide", which the kinds "dcn" and "dlrm" do not have. `kind`: one of MODELS.
+    With `integers`, the model also takes so many counts, "integers", which may be NaN.
     """
     if kind not in MODELS:
         raise ValueError(f"kind must be one of {MODELS}, not {kind!r}")
@@ -61,8 +60,7 @@ def build_model(
     vectors = embedding("deep", dim)(ops.concatenate(keys, axis=1))  # [batch, ids, dim]
     vectors = vectors * ops.expand_dims(ops.concatenate(shares, axis=1), 2)
     ends = [sum(each.shape[1] for each in keys[: n + 1]) for n in range(len(keys) - 1)]
-    fields = ops.stack([ops.sum(part, axis=1) for part in ops.split(vectors, ends, axis=1)], axis=1)
-    flat = keras.layers.Flatten()(fields)
+    fields = [ops.sum(part, axis=1) for part in ops.split(vectors, ends, axis=1)]
 
     def network(x: keras.KerasTensor) -> keras.KerasTensor:
         for units in hidden_units:
@@ -70,10 +68,18 @@ def build_model(
             x = keras.layers.Dropout(dropout)(x)
         return x
 
+    if integers:  # One more vector, made of all of them.
+        inputs["integers"] = keras.Input((integers,), name="integers")
+        counts = ops.log1p(ops.maximum(ops.nan_to_num(inputs["integers"]), 0))
+        fields.append(keras.layers.Dense(dim)(network(counts)))
+    fields = ops.stack(fields, axis=1)
+    flat = keras.layers.Flatten()(fields)
+
     if kind == "dlrm":
+        count = fields.shape[1]
         products = ops.matmul(fields, ops.transpose(fields, (0, 2, 1)))
-        pairs = [i * len(columns) + j for i in range(len(columns)) for j in range(i)]
-        products = ops.take(ops.reshape(products, (-1, len(columns) ** 2)), pairs, axis=1)
+        pairs = [i * count + j for i in range(count) for j in range(i)]
+        products = ops.take(ops.reshape(products, (-1, count**2)), pairs, axis=1)
         last = network(ops.concatenate([flat, products], axis=1))
     elif kind == "dcn":
         crossing = flat

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags
 from keras import ops
+from ranking import Ranking
 from scores import MODELS
 
 import het_tf
@@ -62,7 +63,7 @@ def worker_data(data: triples.Triples):
     return batches
 
 
-def build_model(relations: int) -> keras.Model:
+def build_model() -> keras.Model:
     """Returns a model from entities and relations to scores [groups, triples, 1 + negatives]."""
     size, model = FLAGS.group_size, MODELS[FLAGS.model]
     inputs = {
@@ -94,48 +95,47 @@ def loss(_, scores: tf.Tensor) -> tf.Tensor:
     return ops.mean(wrong + ops.softplus(-true[..., 0]), axis=-1) / 2
 
 
-def ranks(model: keras.Model, data: triples.Triples) -> np.ndarray:
-    """Ranks of the right tails and heads among all entities that make no other known triple."""
-    score = MODELS[FLAGS.model]
-    rows = model.get_layer("entities_rows").table.lookup(np.arange(len(data.entities)))
-    relations = model.get_layer("relations_rows").table.lookup(np.arange(len(data.relations)))
-    known: dict[tuple[str, int, int], list[int]] = {}
-    for h, r, t in np.concatenate([data.train, data.valid, data.test]).tolist():
-        known.setdefault(("tail", h, r), []).append(t)
-        known.setdefault(("head", t, r), []).append(h)
-    found = []
-    for first in range(0, min(len(data.test), FLAGS.most_tested), 500):
-        h, r, t = data.test[first : min(first + 500, FLAGS.most_tested)].T
-        for side, given, right, query in (
-            ("tail", h, t, score.tails(rows[h], relations[r])),
-            ("head", t, h, score.heads(rows[t], relations[r])),
-        ):
-            every = np.array(score.similarity(query[np.newaxis], rows[np.newaxis]))[0]
-            for i in range(len(every)):
-                mine = every[i, right[i]]
-                every[i, known[side, given[i], r[i]]] = -np.inf
-                # Of equal scores the right entity is the last. NaN is never smaller.
-                found.append(1 + np.count_nonzero(~(every[i] < mine)))
-    return np.array(found)
+def load() -> triples.Triples:
+    """The triples that --data names."""
+    folder = FLAGS.data
+    if folder is None:
+        folder = tempfile.mkdtemp(prefix="het_tf_kge_")
+        triples.generate(folder)
+    return triples.load(folder)
+
+
+def train(strategy, data: triples.Triples) -> tuple[keras.Model, dict[str, float]]:
+    """Returns a trained model, and its metrics on the test triples."""
+    with strategy.scope():
+        model = build_model()
+        model.compile(keras.optimizers.SGD(), loss)
+
+    ranking = Ranking(data)
+
+    def metrics(asked: np.ndarray) -> dict[str, float]:
+        rows, relations = (
+            model.get_layer(f"{name}_rows").table.lookup(np.arange(len(getattr(data, name))))
+            for name in ("entities", "relations")
+        )
+        return ranking.metrics(MODELS[FLAGS.model], rows, relations, asked)
+
+    def validate(epoch: int, logs: dict[str, float]) -> None:
+        logs["val_MRR"] = metrics(data.valid[:500])["MRR"]
+
+    # Before the callback that prints the logs.
+    validation = keras.callbacks.LambdaCallback(on_epoch_end=validate)
+    model.fit(worker_data(data), epochs=FLAGS.epochs, callbacks=[validation], verbose=2)
+    return model, metrics(data.test[: FLAGS.most_tested])
 
 
 def main(_) -> None:
     if FLAGS.dim % 2:
         raise ValueError(f"--dim must be even, not {FLAGS.dim}")
-    folder = FLAGS.data
-    if folder is None:
-        folder = tempfile.mkdtemp(prefix="het_tf_kge_")
-        triples.generate(folder)
-    data = triples.load(folder)
-    with het_tf.distribute.LocalCluster(FLAGS.workers, FLAGS.ps) as cluster:
+    data = load()
+    with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        with strategy.scope():
-            model = build_model(len(data.relations))
-            model.compile(keras.optimizers.SGD(), loss)
-        model.fit(worker_data(data), epochs=FLAGS.epochs, verbose=2)
-        found = ranks(model, data)
-        hits = " ".join(f"Hits@{k} {np.mean(found <= k):.3f}" for k in (1, 3, 10))
-        print(f"{FLAGS.model}: filtered MRR {np.mean(1 / found):.3f} {hits}")
+        _, found = train(strategy, data)
+        print(f"{FLAGS.model}:", " ".join(f"{name} {value:.3f}" for name, value in found.items()))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def loss(label: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
     return ops.logsumexp(logits, axis=1) - ops.diagonal(logits)
 
 
-def metrics(model: keras.Model, train: np.ndarray, test: np.ndarray) -> tuple[float, float]:
+def metrics(model: keras.Model, train: np.ndarray, test: np.ndarray) -> dict[str, float]:
     """Recall@20 and NDCG@20 of the users in `test`."""
     users = np.unique(test[:, 0])
     count = int(max(train[:, 1].max(), test[:, 1].max())) + 1
@@ -110,23 +110,34 @@ def metrics(model: keras.Model, train: np.ndarray, test: np.ndarray) -> tuple[fl
         best = np.cumsum(gains)[np.minimum(of_user, _TOP) - 1]
         recall += (found.sum(1) / of_user).sum()
         ndcg += (found @ gains[: found.shape[1]] / best).sum()
-    return recall / len(users), ndcg / len(users)
+    return {"Recall@20": float(recall / len(users)), "NDCG@20": float(ndcg / len(users))}
 
 
-def main(_) -> None:
+def load() -> tuple[np.ndarray, np.ndarray]:
+    """The interactions to train on and to test with, [n, 2]."""
     folder = FLAGS.data
     if folder is None:
         folder = tempfile.mkdtemp(prefix="het_tf_retrieval_")
         interactions.generate_lists(folder)
-    train, test = interactions.load_lists(folder)
-    with het_tf.distribute.LocalCluster(FLAGS.workers, FLAGS.ps) as cluster:
+    return interactions.load_lists(folder)
+
+
+def train(strategy, data: tuple[np.ndarray, np.ndarray]) -> tuple[keras.Model, dict[str, float]]:
+    """Returns a trained model, and its metrics on the test interactions."""
+    pairs, test = data
+    with strategy.scope():
+        model = build_model()
+        model.compile(keras.optimizers.SGD(), loss)
+    model.fit(worker_data(pairs), epochs=FLAGS.epochs, verbose=2)
+    return model, metrics(model, pairs, test)
+
+
+def main(_) -> None:
+    data = load()
+    with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        with strategy.scope():
-            model = build_model()
-            model.compile(keras.optimizers.SGD(), loss)
-        model.fit(worker_data(train), epochs=FLAGS.epochs, verbose=2)
-        recall, ndcg = metrics(model, train, test)
-        print(f"Two towers: Recall@20 {recall:.4f} NDCG@20 {ndcg:.4f}")
+        model, found = train(strategy, data)
+        print("Two towers:", " ".join(f"{name} {value:.4f}" for name, value in found.items()))
         exported = FLAGS.export_dir or tempfile.mkdtemp(prefix="het_tf_towers_")
         model.export(exported, verbose=False)
         print(f"SavedModel: {exported}")

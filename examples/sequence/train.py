@@ -13,11 +13,12 @@ import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import attention
 import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from keras import layers, ops
+from keras import ops
 
 import het_tf
 from het_tf.datasets import interactions
@@ -35,17 +36,12 @@ flags.DEFINE_float("learning_rate", 1e-3, "Of everything (Adam).")
 flags.DEFINE_integer("epochs", 20, "Passes over the sequences.")
 flags.DEFINE_integer("most_tested", 10_000, "Users that are tested.")
 
-_PAD = 0  # Items are numbered from 1.
 _CANDIDATES = 100  # random items beside the right one
 
 
 def padded(sequences: list[np.ndarray]) -> np.ndarray:
     """The last items of every sequence, int64 [sequences, length], at the end of the row."""
-    rows = np.full((len(sequences), FLAGS.length), _PAD, np.int64)
-    for row, items in zip(rows, sequences, strict=True):
-        last = items[-FLAGS.length :]
-        row[FLAGS.length - len(last) :] = last
-    return rows
+    return keras.utils.pad_sequences(sequences, FLAGS.length, "int64", value=attention.PAD)
 
 
 def worker_data(sequences: list[np.ndarray], count: int):
@@ -61,7 +57,7 @@ def worker_data(sequences: list[np.ndarray], count: int):
             found = tf.gather(rows, at)
             shape = [size, FLAGS.length]
             others = tf.random.uniform(shape, 1, count + 1, tf.int64)
-            weight = tf.cast(found[:, FLAGS.length :] != _PAD, tf.float32)
+            weight = tf.cast(found[:, FLAGS.length :] != attention.PAD, tf.float32)
             return tf.concat([found, others], axis=1), weight
 
         order = tf.data.Dataset.range(len(rows)).shuffle(len(rows))
@@ -70,30 +66,12 @@ def worker_data(sequences: list[np.ndarray], count: int):
     return batches
 
 
-def build_encoder() -> keras.Model:
-    """Returns a model from rows [batch, length, dim] and items to states, of earlier items each."""
-    rows = keras.Input((FLAGS.length, FLAGS.dim))
-    items = keras.Input((FLAGS.length,), dtype="int64")
-    present = ops.expand_dims(items != _PAD, 1)
-    places = ops.cumsum(ops.ones_like(items), axis=1) - 1
-    x = rows * FLAGS.dim**0.5 + layers.Embedding(FLAGS.length, FLAGS.dim)(places)
-    x = layers.Dropout(FLAGS.dropout)(x)
-    for _ in range(FLAGS.blocks):
-        normal = layers.LayerNormalization()(x)
-        attention = layers.MultiHeadAttention(1, FLAGS.dim, dropout=FLAGS.dropout)
-        attended = attention(normal, x, attention_mask=present, use_causal_mask=True)
-        x = layers.LayerNormalization()(normal + attended)
-        hidden = layers.Dropout(FLAGS.dropout)(layers.Dense(FLAGS.dim, activation="relu")(x))
-        x = x + layers.Dropout(FLAGS.dropout)(layers.Dense(FLAGS.dim)(hidden))
-    return keras.Model([rows, items], layers.LayerNormalization()(x))
-
-
 def build_models() -> tuple[keras.Model, keras.Model]:
     """Returns a model of logits [batch, length, 2], right and random item, and one of states."""
     embedding = het_tf.layers.HetEmbedding(
         FLAGS.dim, embeddings_initializer="uniform", name="items"
     )
-    encoder = build_encoder()
+    encoder = attention.build_encoder(FLAGS.length, FLAGS.dim, FLAGS.blocks, FLAGS.dropout)
     ids = keras.Input((3 * FLAGS.length,), dtype="int64")
     rows, *next_rows = ops.split(embedding(ids), 3, axis=1)
     states = encoder([rows, ids[:, : FLAGS.length]])
@@ -122,25 +100,38 @@ def ranks(states: keras.Model, rows: np.ndarray, sequences: list[np.ndarray]) ->
     return np.array(result)
 
 
-def main(_) -> None:
+def load() -> list[np.ndarray]:
+    """The items of every user with at least three."""
     path = FLAGS.data
     if path is None:
         path = os.path.join(tempfile.mkdtemp(prefix="het_tf_sequence_"), "reviews.txt")
         interactions.generate_sequences(path)
-    sequences = [s for s in interactions.load_sequences(path) if len(s) >= 3]
-    count = int(max(items.max() for items in sequences))
-    if min(items.min() for items in sequences) <= _PAD or count < 2 * _CANDIDATES:
+    sequences = [items for items in interactions.load_sequences(path) if len(items) >= 3]
+    least, most = (f(f(items) for items in sequences) for f in (min, max))
+    if least <= attention.PAD or most < 2 * _CANDIDATES:
         raise ValueError(f"--data={path} needs items from 1 on, and at least {2 * _CANDIDATES}")
-    with het_tf.distribute.LocalCluster(FLAGS.workers, FLAGS.ps) as cluster:
-        strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        with strategy.scope():
-            model, states = build_models()
-            model.compile(keras.optimizers.Adam(FLAGS.learning_rate), loss)
-        model.fit(worker_data([s[:-1] for s in sequences], count), epochs=FLAGS.epochs, verbose=2)
-        rows = model.get_layer("items").table.lookup(np.arange(count + 1))
-        found = ranks(states, rows, sequences)
+    return sequences
+
+
+def train(strategy, sequences: list[np.ndarray]) -> tuple[keras.Model, dict[str, float]]:
+    """Returns a trained model, and its metrics on the last items, which it was not trained on."""
+    count = max(int(items.max()) for items in sequences)
+    with strategy.scope():
+        model, states = build_models()
+        model.compile(keras.optimizers.Adam(FLAGS.learning_rate), loss)
+    model.fit(worker_data([s[:-1] for s in sequences], count), epochs=FLAGS.epochs, verbose=2)
+    rows = model.get_layer("items").table.lookup(np.arange(count + 1))
+    found = ranks(states, rows, sequences)
     gains = np.where(found <= 10, 1 / np.log2(found + 1), 0)
-    print(f"SASRec: Hits@10 {np.mean(found <= 10):.3f} NDCG@10 {np.mean(gains):.3f}")
+    return model, {"Hits@10": float(np.mean(found <= 10)), "NDCG@10": float(np.mean(gains))}
+
+
+def main(_) -> None:
+    sequences = load()
+    with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
+        strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+        _, found = train(strategy, sequences)
+        print("SASRec:", " ".join(f"{name} {value:.3f}" for name, value in found.items()))
 
 
 if __name__ == "__main__":

@@ -9,29 +9,55 @@ import re
 import numpy as np
 import program_runner
 import pytest
+import tensorflow as tf
+
+from het_tf.datasets import clicks
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SMALL = ["--workers=2", "--ps=1"]
 
 
 @pytest.mark.parametrize(
-    ("example", "arguments", "figures"),
+    ("program", "arguments", "figures"),
     [
-        ("kge", ["--groups=1", "--dim=64"], {"MRR": 0.3, "Hits@10": 0.5}),
-        ("sequence", ["--length=20", "--epochs=10"], {"Hits@10": 0.4}),
-        ("retrieval", ["--batch_size=128"], {"Recall@20": 0.9}),
-        ("gnn", [], {"AUC": 0.7}),
+        ("ctr/train.py", ["--model=dlrm", "--min_count=2", "--hash_bins=20000"], {"auc": 0.62}),
+        ("gnn/train.py", [], {"AUC": 0.7}),
+        ("gnn/links.py", [], {"AUC": 0.65}),
+        ("kge/train.py", ["--groups=1", "--dim=64"], {"MRR": 0.3, "Hits@10": 0.5}),
+        ("retrieval/train.py", ["--batch_size=128"], {"Recall@20": 0.9}),
+        ("sequence/train.py", ["--length=20", "--epochs=10"], {"Hits@10": 0.4}),
     ],
-    ids=["kge", "sequence", "retrieval", "gnn"],
+    ids=["ctr", "gnn", "links", "kge", "retrieval", "sequence"],
 )
-def test_an_example_learns(example, arguments, figures):
-    ended = program_runner.run(EXAMPLES / example / "train.py", *SMALL, *arguments, timeout=600)
+def test_an_example_learns(program, arguments, figures):
+    ended = program_runner.run(EXAMPLES / program, *SMALL, *arguments, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    line = [text for text in ended.stdout.splitlines() if "@" in text or "GraphSAGE" in text][-1]
+    line = [text for text in ended.stdout.splitlines() if next(iter(figures)) in text][-1]
     for name, least in figures.items():
         found = re.search(rf"\b{name} (\d\.\d+)", line)
         assert found, line
         assert float(found[1]) > least, line
+
+
+def test_clicks_from_files_with_tensorboard_and_a_saved_model(tmp_path):
+    for name, seed in ("day_0", 0), ("day_1", 1):
+        clicks.generate(tmp_path / name, 3000, seed)
+    ended = program_runner.run(
+        EXAMPLES / "ctr" / "train.py",
+        *SMALL,
+        "--format=criteo",
+        f"--data={tmp_path / 'day_0'}",
+        f"--test_data={tmp_path / 'day_1'}",
+        f"--tensorboard_dir={tmp_path / 'logs'}",
+        f"--export_dir={tmp_path / 'saved_model'}",
+        timeout=600,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
+    served = tf.saved_model.load(tmp_path / "saved_model").signatures["serving_default"]
+    ids = {f"C{i}": tf.constant([1, 2], tf.int64) for i in range(1, 27)}
+    (chances,) = served(**ids, integers=tf.fill([2, 13], np.nan)).values()
+    assert ((chances.numpy() > 0) & (chances.numpy() < 1)).all()
 
 
 def test_scores_of_triples():

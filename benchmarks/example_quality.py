@@ -1,0 +1,261 @@
+"""What staleness costs the examples: table 1 of HET (VLDB 2022), with the models of examples/.
+
+    python benchmarks/example_quality.py --json=runs.json kge --data=fb15k237 --epochs=5
+    python benchmarks/example_quality.py --json=runs.json --report
+
+Trains a program of examples/ with every bound and seed on one cluster, and in this process with
+keras.layers.Embedding. Everything else is as the program has it; the words after its name are its
+flags. Dense variables have the strategy's defaults. Every run is appended to --json when it ends,
+and a run that is there already is not made again. --report prints what all runs of the file show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from unittest import mock
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+import het_tf
+
+_EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+_PROGRAMS = {name: (name, "train") for name in ("ctr", "gnn", "kge", "retrieval", "sequence")}
+_PROGRAMS["links"] = ("gnn", "links")
+_KERAS = "keras"  # in the place of a bound: one process, keras.layers.Embedding
+_BOUNDS = ("0", "10", "100", "1000", "unbounded", "default", _KERAS)
+_ROWS = 120_000  # of a keras.layers.Embedding; more than the ids of any example
+
+
+class InMemory(keras.layers.Embedding):
+    """keras.layers.Embedding for any ids, which get their rows in the order of their first use."""
+
+    def __init__(self, dim: int, *, optimizer="same", name=None, embeddings_initializer="uniform"):
+        super().__init__(_ROWS, dim, embeddings_initializer, name=name)
+        self.rows_optimizer = optimizer
+        self._rows: dict[int, int] = {}
+
+    @property
+    def table(self) -> InMemory:
+        return self
+
+    def _rows_of(self, ids: np.ndarray) -> np.ndarray:
+        unique, at = np.unique(ids, return_inverse=True)
+        rows = [self._rows.setdefault(key, len(self._rows)) for key in unique.tolist()]
+        return np.array(rows, np.int64)[at].reshape(ids.shape)
+
+    def lookup(self, ids: np.ndarray) -> np.ndarray:
+        return np.array(self.embeddings)[self._rows_of(ids)]
+
+    def call(self, ids):
+        rows = tf.numpy_function(self._rows_of, [ids], tf.int64)
+        return super().call(tf.ensure_shape(rows, ids.shape))
+
+
+class InMemoryCollection(keras.layers.Layer):
+    """An InMemory layer for each feature."""
+
+    def __init__(self, features: dict[str, het_tf.layers.FeatureConfig]):
+        super().__init__()
+        self._features = features
+        self._tables = {
+            name: InMemory(feature.table.embedding_dim, embeddings_initializer=table_start(feature))
+            for name, feature in features.items()
+        }
+
+    def call(self, ids, weights):
+        found = {}
+        for name, feature in self._features.items():
+            found[name] = self._tables[name](ids[name])
+            if feature.table.combiner == "mean":
+                weight = weights[name][..., None]
+                total = keras.ops.maximum(keras.ops.sum(weight, -2), 1e-9)
+                found[name] = keras.ops.sum(found[name] * weight, -2) / total
+        return found
+
+
+def table_start(feature: het_tf.layers.FeatureConfig) -> keras.initializers.Initializer:
+    return keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(feature.table.initializer)
+    )
+
+
+class InProcess(keras.Model):
+    """keras.Model that takes het_tf's functions of data, and optimizers of layers."""
+
+    def fit(self, data, **kwargs):
+        return super().fit(data(tf.distribute.InputContext(1, 0, 1)), **kwargs)
+
+    def compile(self, optimizer, *args, **kwargs):
+        super().compile(optimizer, *args, **kwargs)
+        self._of_rows = [
+            (rows_optimizer(layer.rows_optimizer), layer.trainable_variables)
+            for layer in self._flatten_layers()
+            if isinstance(layer, InMemory) and layer.rows_optimizer != "same"
+        ]
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted)
+        variables = self.trainable_variables
+        grads = dict(zip([v.path for v in variables], tape.gradient(loss, variables), strict=True))
+        for optimizer, mine in self._of_rows:
+            optimizer.apply([grads.pop(v.path) for v in mine], mine)
+        rest = [v for v in variables if v.path in grads]
+        if rest:
+            self.optimizer.apply([grads[v.path] for v in rest], rest)
+        self._loss_tracker.update_state(loss)
+        return self.compute_metrics(x, y, predicted)
+
+
+def rows_optimizer(optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer of a layer's rows, as Keras has it."""
+    if isinstance(optimizer, het_tf.optimizers.RowWiseAdagrad):
+        start = optimizer.initial_accumulator_value
+        return keras.optimizers.Adagrad(optimizer.learning_rate, start)
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+@contextlib.contextmanager
+def cached(bound: str) -> Iterator[None]:
+    """Gives the layers of the examples another cache, or makes them Keras's."""
+    if bound == _KERAS:
+
+        def embedding(dim, optimizer="same", embeddings_initializer="uniform", name=None, **_):
+            return InMemory(
+                dim, optimizer=optimizer, embeddings_initializer=embeddings_initializer, name=name
+            )
+
+        with (
+            mock.patch.object(het_tf.layers, "HetEmbedding", embedding),
+            mock.patch.object(het_tf.layers, "HetEmbeddingCollection", InMemoryCollection),
+            mock.patch.object(het_tf.keras, "Model", InProcess),
+        ):
+            yield
+        return
+    if bound == "default":
+        yield
+        return
+    config = het_tf.CacheConfig(staleness=None if bound == "unbounded" else int(bound))
+
+    def with_cache(layer):
+        @functools.wraps(layer)
+        def made(*args, **kwargs):
+            return layer(*args, **{**kwargs, "cache": config})
+
+        return made
+
+    with (
+        mock.patch.object(het_tf.layers, "HetEmbedding", with_cache(het_tf.layers.HetEmbedding)),
+        mock.patch.object(
+            het_tf.layers,
+            "HetEmbeddingCollection",
+            with_cache(het_tf.layers.HetEmbeddingCollection),
+        ),
+    ):
+        yield
+
+
+def run_all(name: str, words: list[str], bounds: list[str], seeds: int, workers: int, path: str):
+    """Trains with every bound and seed that the file of runs does not have."""
+    runs = read(path)
+    folder, module = _PROGRAMS[name]
+    sys.path.insert(0, str(_EXAMPLES / folder))
+    program = importlib.import_module(module)
+    flags.FLAGS([name, *words, f"--workers={workers}"])
+    key = {"example": name, "flags": " ".join(words)}
+    missing = [
+        {**key, "bound": bound, "workers": 1 if bound == _KERAS else workers, "seed": seed}
+        for seed in range(1, seeds + 1)
+        for bound in bounds
+    ]
+    made = [
+        {field: run[field] for field in ("example", "flags", "bound", "workers", "seed")}
+        for run in runs
+    ]
+    missing = [setting for setting in missing if setting not in made]
+    data = program.load()
+
+    def run(setting: dict, strategy) -> None:
+        keras.utils.set_random_seed(setting["seed"])
+        start = time.perf_counter()
+        with cached(setting["bound"]):
+            _, found = program.train(strategy, data)
+        seconds = round(time.perf_counter() - start, 1)
+        runs.append({**setting, "seconds": seconds, "metrics": found})
+        print(runs[-1], flush=True)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(runs, file, indent=1)
+
+    for setting in missing:
+        if setting["bound"] == _KERAS:
+            run(setting, tf.distribute.get_strategy())
+    clustered = [setting for setting in missing if setting["bound"] != _KERAS]
+    if clustered:
+        with het_tf.distribute.LocalCluster(workers, flags.FLAGS.ps) as cluster:
+            strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
+            for setting in clustered:
+                run(setting, strategy)
+
+
+def read(path: str) -> list[dict]:
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def report(runs: list[dict]) -> str:
+    """A table: a line for each program and metric, mean and standard deviation over the seeds."""
+    lines = [["example", "metric", *_BOUNDS]]
+    for example, words in dict.fromkeys((run["example"], run["flags"]) for run in runs):
+        mine = [run for run in runs if (run["example"], run["flags"]) == (example, words)]
+        for metric in mine[0]["metrics"]:
+            line = [f"{example} {words}", metric]
+            for bound in _BOUNDS:
+                found = [run["metrics"][metric] for run in mine if run["bound"] == bound]
+                spread = statistics.stdev(found) if len(found) > 1 else 0.0
+                line.append(f"{statistics.mean(found):.4f} ±{spread:.4f}" if found else "")
+            lines.append(line)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", required=True, help="file of the runs, appended to")
+    parser.add_argument("--bounds", default=",".join(_BOUNDS), help="staleness, with commas")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of every bound")
+    parser.add_argument("--workers", type=int, default=8, help="worker processes")
+    parser.add_argument("--report", action="store_true", help="print the runs of the file")
+    parser.add_argument("example", nargs="?", choices=_PROGRAMS, help="program of examples/")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="flags of the program")
+    args = parser.parse_args()
+    bounds = args.bounds.split(",")
+    if set(bounds) - set(_BOUNDS):
+        parser.error(f"--bounds={args.bounds} must be of {', '.join(_BOUNDS)}")
+    if args.report:
+        print(report(read(args.json)))
+    elif args.example:
+        run_all(args.example, args.words, bounds, args.seeds, args.workers, args.json)
+    else:
+        parser.error("an example is needed, or --report")
+
+
+if __name__ == "__main__":
+    main()
