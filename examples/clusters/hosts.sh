@@ -39,7 +39,7 @@ tf_config() { echo "{\"cluster\": $cluster, \"task\": {\"type\": \"$1\", \"index
 serve() { # TYPE INDEX HOST
   # `read -t 0` succeeds when the pipe is closed: nothing is ever written to it.
   until "${ssh[@]}" "${3%:*}" \
-    "exec env TF_CONFIG='$(tf_config "$1" "$2")' $python -m het_tf.server --exit_with_parent" ||
+    "exec env PYTHONSAFEPATH=1 TF_CONFIG='$(tf_config "$1" "$2")' $python -m het_tf.server --exit_with_parent" ||
     read -t 0; do
     echo "$0: the server of $1 $2 on $3 failed, and is started again" >&2
     sleep 1

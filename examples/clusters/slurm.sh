@@ -31,6 +31,7 @@ srun bash -c '
   if ((SLURM_PROCID < PS)); then task=ps index=$SLURM_PROCID
   else task=worker index=$((SLURM_PROCID - PS)); fi
   export TF_CONFIG="{\"cluster\": $CLUSTER, \"task\": {\"type\": \"$task\", \"index\": $index}}"
+  export PYTHONSAFEPATH=1 # The server imports no module of this folder.
   until python -m het_tf.server; do
     echo "The server of $task $index failed, and is started again." >&2
     sleep 1

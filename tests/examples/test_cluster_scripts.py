@@ -79,8 +79,10 @@ def start(tmp_path):
             }
             arguments = ["p0,p1:7", "w0,w1,p0:8", "c", "bash", "-c", program]
             script = subprocess.Popen(
-                [HOSTS, *arguments],
+                # Where pytest runs in the background, SIGINT is ignored.
+                ["env", "--default-signal=INT", HOSTS, *arguments],
                 env=os.environ | env,
+                start_new_session=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -116,7 +118,10 @@ def test_servers_end_with_a_program_that_is_interrupted(start, number, server):
     script = start("echo started; exec cat", server)
     while script.stdout.readline() != "started\n":
         pass
-    script.send_signal(number)
+    if number == signal.SIGINT:  # As a terminal sends it.
+        os.killpg(script.pid, number)
+    else:
+        script.send_signal(number)
     script.communicate(timeout=HUNG)
     assert script.returncode == -number
 

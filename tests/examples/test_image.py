@@ -42,7 +42,7 @@ def commands_of_run() -> list[list[str]]:
 def copied() -> str:
     """The folder that COPY copies if no build argument says otherwise."""
     name, default = DEFAULT.fullmatch(only("ARG")).groups()
-    assert only("COPY") == f"${{{name}}} ."
+    assert only("COPY") == f"--chown=1000 ${{{name}}} ."
     return default
 
 

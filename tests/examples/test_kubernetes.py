@@ -16,7 +16,7 @@ from het_tf.distribute.cluster.tf_config import TaskConfig, read_tf_config
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples" / "clusters"
 CRD = "HET_TF_TFJOB_CRD"
-SERVER, PROGRAM = ["python", "-m", "het_tf.server"], ["python", "train.py"]
+SERVER, PROGRAM = ["python", "-P", "-m", "het_tf.server"], ["python", "train.py"]
 
 
 def objects(name: str) -> dict[tuple[str, str], dict[str, Any]]:
