@@ -126,6 +126,21 @@ Has every later lookup and update of every cache in this process fail, and every
 replica, since what they made would be lost.
 )doc");
 
+REGISTER_OP("Het>DestroyLater")
+    .Input("resource: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
+    .Doc(R"doc(
+Has a thread of this process destroy a resource that counts its references, once nobody has it any
+longer. Whoever gives up the last handle does not wait then. Other resources stay as they are.
+
+An iterator of tf.data needs it: its destructor waits for the thread that tunes the pipeline. In
+TensorFlow 2.21, this thread mostly misses that it is told to end, and sleeps on, for as long as the
+iterator has lived, or up to a minute. The eager operations of a worker wait meanwhile.
+
+resource: Scalar.
+)doc");
+
 REGISTER_OP("Het>ProcessNoteEnded")
     .Input("ids: int64")
     .SetIsStateful()

@@ -69,6 +69,7 @@ OP_SOURCES = [
     "ops/kernels/table_bundle.cc",
     "ops/kernels/dense_kernels.cc",
     "ops/kernels/dense_step_kernels.cc",
+    "ops/kernels/destroy_kernels.cc",
     "ops/kernels/device_caches.cc",
     "ops/kernels/frames_kernels.cc",
     "ops/kernels/kernel_util.cc",

@@ -1,6 +1,7 @@
 """The ops that find what a process has by its numbers, and so from any client."""
 
 import gc
+import time
 
 import pytest
 import tensorflow as tf
@@ -89,3 +90,35 @@ def test_a_cache_that_nobody_holds_is_destroyed_when_the_next_table_is_made():
     EmbeddingTable(2, optimizers.SGD())
     assert shards_to_push() == before
     assert incarnation not in ops.process_tables().numpy()
+
+
+def test_a_resource_is_destroyed_later_once_nobody_has_it():
+    ended = []
+
+    def numbers():
+        try:
+            yield from range(100)
+        finally:
+            ended.append(True)
+
+    data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
+    iterator = iter(data)
+    (handle,) = tf.nest.flatten(iterator, expand_composites=True)
+    ops.destroy_later(handle)
+    ops.destroy_later(handle)
+    assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
+    assert not ended
+    del handle, iterator
+    deadline = time.monotonic() + 60
+    while not ended:
+        gc.collect()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_resource_that_counts_no_references_stays():
+    table = new_table()
+    ops.destroy_later(table)
+    assert ops.table_lookup(table, [1]).rows.shape == [1, 2]
+    with pytest.raises(INVALID, match="resource"):
+        ops.destroy_later(tf.stack([table, table]))

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from het_tf import ops
 from het_tf.compat.function_graphs import run_beside
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closure_runner import ClosureRunner
@@ -321,6 +322,8 @@ class StepClosure:
         Lookahead may read up to `ahead` more batches for the next closure. No other unused batch is
         read, because the iterator cannot return a batch twice.
         """
+        for resource in tf.nest.flatten(iterator, expand_composites=True):
+            ops.destroy_later(resource)
         none = tf.experimental.Optional.empty(iterator.element_spec)
         is_planned = isinstance(iterator.element_spec, PlannedBatch)
         is_phased = isinstance(iterator.element_spec, PhasedBatch)
