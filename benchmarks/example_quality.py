@@ -1,12 +1,13 @@
 """What staleness costs the examples: table 1 of HET (VLDB 2022), with the models of examples/.
 
     python benchmarks/example_quality.py --json=runs.json kge --data=fb15k237 --epochs=5
-    python benchmarks/example_quality.py --json=runs.json --report
+    python benchmarks/example_quality.py --json=runs.json --plot=docs
 
 Trains a program of examples/ with every bound and seed on one cluster, and in this process with
 keras.layers.Embedding. Everything else is as the program has it; the words after its name are its
 flags. Dense variables have the strategy's defaults. Every run is appended to --json when it ends,
 and a run that is there already is not made again. --report prints what all runs of the file show.
+--plot draws a picture for each program, too.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import statistics
 import sys
 import time
 from collections.abc import Iterator
+from types import ModuleType
 from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -34,10 +37,18 @@ from absl import flags
 import het_tf
 
 _EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
-_PROGRAMS = {name: (name, "train") for name in ("ctr", "gnn", "kge", "retrieval", "sequence")}
-_PROGRAMS["links"] = ("gnn", "links")
+PROGRAMS = {name: (name, "train") for name in ("ctr", "gnn", "kge", "retrieval", "sequence")}
+PROGRAMS["links"] = ("gnn", "links")
 _KERAS = "keras"  # in the place of a bound: one process, keras.layers.Embedding
 _BOUNDS = ("0", "10", "100", "1000", "unbounded", "default", _KERAS)
+# Which one a program is compared by, and its name in tables.
+_METRICS = {
+    "auc": "AUC",
+    "AUC": "AUC",
+    "MRR": "MRR",
+    "Recall@20": "Recall@20",
+    "NDCG@10": "NDCG@10",
+}
 _ROWS = 120_000  # of a keras.layers.Embedding; more than the ids of any example
 
 
@@ -172,13 +183,19 @@ def cached(bound: str) -> Iterator[None]:
         yield
 
 
+def load_program(name: str, words: list[str]) -> ModuleType:
+    """A program of examples/, whose flags are given."""
+    folder, module = PROGRAMS[name]
+    sys.path.insert(0, str(_EXAMPLES / folder))
+    program = importlib.import_module(module)
+    flags.FLAGS([name, *words])
+    return program
+
+
 def run_all(name: str, words: list[str], bounds: list[str], seeds: int, workers: int, path: str):
     """Trains with every bound and seed that the file of runs does not have."""
     runs = read(path)
-    folder, module = _PROGRAMS[name]
-    sys.path.insert(0, str(_EXAMPLES / folder))
-    program = importlib.import_module(module)
-    flags.FLAGS([name, *words, f"--workers={workers}"])
+    program = load_program(name, [*words, f"--workers={workers}"])
     key = {"example": name, "flags": " ".join(words)}
     missing = [
         {**key, "bound": bound, "workers": 1 if bound == _KERAS else workers, "seed": seed}
@@ -198,7 +215,8 @@ def run_all(name: str, words: list[str], bounds: list[str], seeds: int, workers:
         with cached(setting["bound"]):
             _, found = program.train(strategy, data)
         seconds = round(time.perf_counter() - start, 1)
-        runs.append({**setting, "seconds": seconds, "metrics": found})
+        metrics = {name: round(value, 4) for name, value in found.items()}
+        runs.append({**setting, "seconds": seconds, "metrics": metrics})
         print(runs[-1], flush=True)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(runs, file, indent=1)
@@ -221,19 +239,76 @@ def read(path: str) -> list[dict]:
         return json.load(file)
 
 
+def main_metric(metrics: dict[str, float]) -> tuple[str, float]:
+    """The metric that a program is compared by: its name in tables, and its value."""
+    name = next(name for name in _METRICS if name in metrics)
+    return _METRICS[name], metrics[name]
+
+
+def command(run: dict) -> str:
+    """The command that trains the program."""
+    folder, module = PROGRAMS[run["example"]]
+    return f"{folder}/{module}.py {run['flags']}".strip()
+
+
+def by_command(runs: list[dict]) -> dict[str, dict[str, list[dict]]]:
+    """Runs by command and bound."""
+    found: dict[str, dict[str, list[dict]]] = {}
+    for run in sorted(runs, key=lambda run: list(PROGRAMS).index(run["example"])):
+        found.setdefault(command(run), {}).setdefault(run["bound"], []).append(run)
+    return found
+
+
 def report(runs: list[dict]) -> str:
-    """A table: a line for each program and metric, mean and standard deviation over the seeds."""
-    lines = [["example", "metric", *_BOUNDS]]
-    for example, words in dict.fromkeys((run["example"], run["flags"]) for run in runs):
-        mine = [run for run in runs if (run["example"], run["flags"]) == (example, words)]
-        for metric in mine[0]["metrics"]:
-            line = [f"{example} {words}", metric]
-            for bound in _BOUNDS:
-                found = [run["metrics"][metric] for run in mine if run["bound"] == bound]
-                spread = statistics.stdev(found) if len(found) > 1 else 0.0
-                line.append(f"{statistics.mean(found):.4f} ±{spread:.4f}" if found else "")
-            lines.append(line)
+    """A table: a line for each program, mean and standard deviation over the seeds."""
+    bounds = [bound for bound in _BOUNDS if any(run["bound"] == bound for run in runs)]
+    names = [f"{int(bound):,}" if bound.isdigit() else bound for bound in bounds]
+    lines = [["command", "", *names], ["---"] * (2 + len(names))]
+    for words, of_bound in by_command(runs).items():
+        line = [f"`{words}`", main_metric(next(iter(of_bound.values()))[0]["metrics"])[0]]
+        for bound in bounds:
+            found = [main_metric(run["metrics"])[1] for run in of_bound.get(bound, [])]
+            spread = f" ±{statistics.stdev(found):.3f}" if len(found) > 1 else ""
+            line.append(f"{statistics.mean(found):.3f}{spread}" if found else "")
+        lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plot(runs: list[dict], folder: str) -> None:
+    """Draws a picture for each program: what the table has."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.hashsalt": "het_tf", "svg.fonttype": "none", "font.size": 10}
+    for name in dict.fromkeys(run["example"] for run in runs):
+        figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
+        bounds = [bound for bound in _BOUNDS if bound != _KERAS]
+        commands = by_command(runs_of(runs, name))
+        for number, (words, of_bound) in enumerate(commands.items()):
+            label = re.search(r"--model=(\w+)", words)
+            for bound, mine in of_bound.items():
+                values = [main_metric(run["metrics"])[1] for run in mine]
+                color = f"C{number}"
+                if bound == _KERAS:
+                    axis.axhline(statistics.mean(values), color=color, linestyle=":")
+                    continue
+                x = bounds.index(bound)
+                axis.plot([x] * len(values), values, "o", color=color, alpha=0.6)
+            axis.plot([], [], "o", color=f"C{number}", label=label[1] if label else name)
+        axis.plot([], [], ":", color="grey", label="keras.layers.Embedding")
+        axis.set_xticks(range(len(bounds)), bounds)
+        axis.set_xlabel("staleness")
+        axis.set_ylabel(main_metric(runs_of(runs, name)[0]["metrics"])[0])
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+        figure.savefig(os.path.join(folder, f"example_{name}.svg"), metadata={"Date": None})
+        plt.close(figure)
+
+
+def runs_of(runs: list[dict], name: str) -> list[dict]:
+    return [run for run in runs if run["example"] == name]
 
 
 def main() -> None:
@@ -243,14 +318,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of every bound")
     parser.add_argument("--workers", type=int, default=8, help="worker processes")
     parser.add_argument("--report", action="store_true", help="print the runs of the file")
-    parser.add_argument("example", nargs="?", choices=_PROGRAMS, help="program of examples/")
+    parser.add_argument("--plot", help="folder to draw pictures of the runs into")
+    parser.add_argument("example", nargs="?", choices=PROGRAMS, help="program of examples/")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="flags of the program")
     args = parser.parse_args()
     bounds = args.bounds.split(",")
     if set(bounds) - set(_BOUNDS):
         parser.error(f"--bounds={args.bounds} must be of {', '.join(_BOUNDS)}")
-    if args.report:
+    if args.report or args.plot:
         print(report(read(args.json)))
+        if args.plot:
+            plot(read(args.json), args.plot)
     elif args.example:
         run_all(args.example, args.words, bounds, args.seeds, args.workers, args.json)
     else:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from netns.job import Job, Program
@@ -76,22 +76,70 @@ def train_on_cluster(
     Raises:
       RuntimeError: a task ended early or took too long; holds the end of its log.
     """
-    tasks = {"worker": job.workers, "ps": servers, "chief": 1}
+    with started(job.workers, servers, delay) as cluster, contextlib.ExitStack() as stack:
+        program = Program(
+            cluster.network.command("chief", [sys.executable, "-m", module, job.to_json()]),
+            cluster.chief_environment(python_path),
+            cluster.logs.open("chief"),
+        )
+        stack.callback(program.close)
+        check = _Check(cluster.servers, cluster.logs, timeout)
+        return _follow(
+            {"chief": program},
+            {**cluster.servers, "chief": program.process},
+            job,
+            check,
+            lambda training: cluster.network.limit(rate if training else None),
+            cluster.network.traffic,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Hosts whose servers run, and a host "chief" for the training program.
+
+    Attributes:
+      network: the hosts.
+      addresses: of the tasks, by kind.
+      servers: the servers' processes, by task.
+      logs: what the tasks print.
+    """
+
+    network: Network
+    addresses: dict[str, list[str]]
+    servers: dict[str, subprocess.Popen[Any]]
+    logs: Logs
+
+    def chief_environment(self, python_path: Sequence[str] = ()) -> dict[str, str]:
+        """Environment of the training program. python_path: folders with further modules."""
+        return _environment(_tf_config(self.addresses, "chief", 0), python_path)
+
+
+@contextlib.contextmanager
+def started(workers: int, servers: int, delay: float | None = None) -> Iterator[Cluster]:
+    """Starts the servers of a cluster, each on a host of its own, without a limit of the rate.
+
+    Args:
+      workers: number of workers.
+      servers: number of parameter servers.
+      delay: seconds from host to host; None: none.
+    """
+    tasks = {"worker": workers, "ps": servers, "chief": 1}
     hosts = [name(*task) for task in _all(tasks)]
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(hosts, delay))
-        cluster = {
+        addresses = {
             kind: [network.address(name(kind, i)) for i in range(count)]
             for kind, count in tasks.items()
         }
-        logs = _Logs(stack)
+        logs = Logs(stack)
         processes: dict[str, subprocess.Popen[Any]] = {}
-        for kind, index in _all({"worker": job.workers, "ps": servers}):
+        for kind, index in _all({"worker": workers, "ps": servers}):
             host = name(kind, index)
             command = [sys.executable, "-m", "het_tf.server", "--exit_with_parent"]
             # As the server does by itself for tasks whose addresses are of one host.
             threads = max(1, len(os.sched_getaffinity(0)) // tasks[kind])
-            config = _tf_config(cluster, kind, index)
+            config = _tf_config(addresses, kind, index)
             processes[host] = subprocess.Popen(
                 network.command(host, command),
                 env=_environment(config | {"TF_NUM_INTRAOP_THREADS": str(threads)}),
@@ -100,21 +148,7 @@ def train_on_cluster(
                 stderr=subprocess.STDOUT,
             )
             stack.callback(_end, processes[host])
-        program = Program(
-            network.command("chief", [sys.executable, "-m", module, job.to_json()]),
-            _environment(_tf_config(cluster, "chief", 0), python_path),
-            logs.open("chief"),
-        )
-        stack.callback(program.close)
-        check = _Check(processes, logs, timeout)
-        return _follow(
-            {"chief": program},
-            {**processes, "chief": program.process},
-            job,
-            check,
-            lambda training: network.limit(rate if training else None),
-            network.traffic,
-        )
+        yield Cluster(network, addresses, processes, logs)
 
 
 def train_alone(job: Job, timeout: float) -> list[Epoch]:
@@ -124,7 +158,7 @@ def train_alone(job: Job, timeout: float) -> list[Epoch]:
       RuntimeError: a program ended early or took too long; holds the end of its log.
     """
     with contextlib.ExitStack() as stack:
-        logs = _Logs(stack)
+        logs = Logs(stack)
         programs = {}
         for index in range(job.workers):
             task = name("worker", index)
@@ -145,7 +179,7 @@ def name(kind: str, index: int) -> str:
     return "chief" if kind == "chief" else f"{kind}{index}"
 
 
-class _Logs:
+class Logs:
     """What the tasks print, in a folder that goes when the stack does."""
 
     def __init__(self, stack: contextlib.ExitStack):
@@ -164,7 +198,7 @@ class _Check:
     """Raises when a server has ended, or when too long has passed since the last event."""
 
     def __init__(
-        self, servers: dict[str, subprocess.Popen[Any]], logs: _Logs, timeout: float
+        self, servers: dict[str, subprocess.Popen[Any]], logs: Logs, timeout: float
     ) -> None:
         self._servers = servers
         self._logs = logs

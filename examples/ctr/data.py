@@ -60,10 +60,11 @@ def planned(
     def ids_of(features: dict[str, tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
         return list(features.values())
 
-    every = movielens.batches(ratings, batch_size, shuffle_seed=0)
+    def every() -> tf.data.Dataset:
+        return movielens.batches(ratings, batch_size, shuffle_seed=0)
 
     def herald(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return het_tf.data.location_aware(every, ids_of, context, batch_size=batch_size)
+        return het_tf.data.location_aware(every(), ids_of, context, batch_size=batch_size)
 
     def fae(context: tf.distribute.InputContext) -> tf.data.Dataset:
         mine = clicks.train(context)
@@ -71,7 +72,7 @@ def planned(
 
     if schedule == "herald":
         return dataclasses.replace(clicks, train=herald)
-    hot = het_tf.data.hot_rows(every, ids_of, hot_rows)
+    hot = het_tf.data.hot_rows(every(), ids_of, hot_rows)
     print(f"Hot rows: {hot.accesses:.0%} of the ids, {hot.examples:.0%} of the ratings.")
     return dataclasses.replace(clicks, train=fae)
 

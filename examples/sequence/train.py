@@ -50,7 +50,7 @@ def worker_data(sequences: list[np.ndarray], count: int):
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         mine = slice(context.input_pipeline_id, None, context.num_input_pipelines)
-        rows = tf.constant(np.concatenate([items[mine], following[mine]], axis=1))
+        rows = np.concatenate([items[mine], following[mine]], axis=1)
         size = min(FLAGS.batch_size, len(rows))
 
         def batch(at: tf.Tensor):

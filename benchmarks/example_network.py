@@ -1,0 +1,104 @@
+"""How long the examples take on a network, beside tf_keras on tf.distribute's own strategy.
+
+    python benchmarks/example_network.py --json=network.json kge --data=fb15k237 --epochs=3
+    python benchmarks/example_network.py --json=network.json --report
+
+Trains a program of examples/ on 4 workers and 2 parameter servers, each of which is a host of its
+own (a network namespace) with 1 Gbit/s, with the defaults of het_tf; then the same model, data and
+loss with tf_keras's Embedding under tf.distribute.ParameterServerStrategy (netns/train_example.py).
+Runs are appended to --json. It needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+
+from example_quality import PROGRAMS, command, main_metric, read
+from netns import measure, tf_keras_environment
+
+_SYSTEMS = ("het_tf", "tf_keras")
+
+
+def train(
+    system: str, example: str, words: list[str], workers: int, servers: int, rate: str, timeout: int
+) -> dict:
+    """Returns what netns.train_example prints, of a cluster of hosts."""
+    path = [tf_keras_environment.install()] if system == "tf_keras" else []
+    program = [sys.executable, "-m", "netns.train_example", system, example, *words]
+    with measure.started(workers, servers) as cluster:
+        cluster.network.limit(rate)
+        with cluster.logs.open("chief") as log:
+            done = subprocess.run(
+                cluster.network.command("chief", program),
+                env=cluster.chief_environment(path),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        if done.returncode:
+            raise RuntimeError(f"{system} {example} failed:\n{cluster.logs.tail('chief')}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def report(runs: list[dict]) -> str:
+    """A table: seconds of an epoch, without the first, and metrics."""
+    lines = [["command", "", "het_tf", "tf_keras", "het_tf, s", "tf_keras, s", "times"]]
+    lines.append(["---"] * len(lines[0]))
+    for words in dict.fromkeys(command(run) for run in runs):
+        mine = {run["system"]: run for run in runs if command(run) == words}
+        found = {system: main_metric(run["metrics"]) for system, run in mine.items()}
+        seconds = {system: statistics.median(run["seconds"][1:]) for system, run in mine.items()}
+        line = [f"`{words}`", next(iter(found.values()))[0]]
+        line += [f"{found[each][1]:.3f}" if each in found else "" for each in _SYSTEMS]
+        line += [f"{seconds[each]:.1f}" if each in seconds else "" for each in _SYSTEMS]
+        both = len(seconds) == len(_SYSTEMS)
+        line.append(f"{seconds['tf_keras'] / seconds['het_tf']:.1f}" if both else "")
+        lines.append(line)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", required=True, help="file of the runs, appended to")
+    parser.add_argument("--systems", default=",".join(_SYSTEMS), help="with commas")
+    parser.add_argument("--workers", type=int, default=4, help="worker hosts")
+    parser.add_argument("--servers", type=int, default=2, help="parameter server hosts")
+    parser.add_argument("--rate", default="1gbit", help="of every host, as tc takes it")
+    parser.add_argument("--timeout", type=int, default=1800, help="seconds of a run")
+    parser.add_argument("--report", action="store_true", help="print the runs of the file")
+    parser.add_argument("example", nargs="?", choices=PROGRAMS, help="program of examples/")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="flags of the program")
+    args = parser.parse_args()
+    runs = read(args.json)
+    if args.report:
+        print(report(runs))
+        return
+    if not args.example:
+        parser.error("an example is needed, or --report")
+    for system in args.systems.split(","):
+        found = train(
+            system, args.example, args.words, args.workers, args.servers, args.rate, args.timeout
+        )
+        setting = {"system": system, "example": args.example, "flags": " ".join(args.words)}
+        runs.append(
+            {
+                **setting,
+                "workers": args.workers,
+                "rate": args.rate,
+                "seconds": [round(seconds, 2) for seconds in found["seconds"]],
+                "metrics": {name: round(value, 4) for name, value in found["metrics"].items()},
+            }
+        )
+        print(runs[-1], flush=True)
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(runs, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
