@@ -155,7 +155,7 @@ process_dense_shard = _library.het_process_dense_shard
 process_replicas = _library.het_process_replicas
 process_replica = _library.het_process_replica
 process_ends = _library.het_process_ends
-destroy_later = _library.het_destroy_later
+destroy_later = functools.partial(_library.het_destroy_later, container=CONTAINER)
 process_note_ended = _library.het_process_note_ended
 process_ended = _library.het_process_ended
 process_cache = _library.het_process_cache

@@ -128,17 +128,21 @@ replica, since what they made would be lost.
 
 REGISTER_OP("Het>DestroyLater")
     .Input("resource: resource")
+    .Attr("container: string")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return CheckRanks(c, {0}); })
     .Doc(R"doc(
-Has a thread of this process destroy a resource that counts its references, once nobody has it any
-longer. Whoever gives up the last handle does not wait then. Other resources stay as they are.
+Destroys a reference-counted resource on a separate thread after its last handle is released.
 
-An iterator of tf.data needs it: its destructor waits for the thread that tunes the pipeline. In
-TensorFlow 2.21, this thread mostly misses that it is told to end, and sleeps on, for as long as the
-iterator has lived, or up to a minute. The eager operations of a worker wait meanwhile.
+The release does not wait then. Other resources stay as they are.
+
+An iterator of tf.data needs the op: its destructor waits for the thread that tunes the pipeline. In
+TensorFlow 2.21, this thread mostly misses the cancellation, and sleeps for as long as the iterator
+has lived, up to a minute. The eager operations of a worker would wait meanwhile. The memory of the
+pipeline is free only afterwards.
 
 resource: Scalar.
+container: Of the program: its resources are destroyed at once when the container is cleared.
 )doc");
 
 REGISTER_OP("Het>ProcessNoteEnded")

@@ -3,6 +3,7 @@
 #SBATCH --nodes=6
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=12:00:00
 # Trains on the nodes of a Slurm job:
 #

@@ -45,7 +45,7 @@ def compiled_model(clicks: Clicks, cache: het_tf.CacheConfig | str | None = "aut
         keras.optimizers.Adam(FLAGS.dense_learning_rate),
         "binary_crossentropy",
         metrics=[
-            keras.metrics.AUC(name="auc"),
+            keras.metrics.AUC(2000, name="auc"),
             keras.metrics.BinaryCrossentropy(name="log_loss"),
             het_tf.keras.metrics.NormalizedEntropy(),
             het_tf.keras.metrics.Calibration(),

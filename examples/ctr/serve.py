@@ -11,7 +11,10 @@ import tensorflow as tf
 
 def main(path: str, query: str) -> None:
     model = tf.saved_model.load(path)
-    features = {name: tf.constant([ids], tf.int64) for name, ids in json.loads(query).items()}
+    features = {
+        name: tf.constant([value], tf.float32 if name == "integers" else tf.int64)
+        for name, value in json.loads(query).items()
+    }
     print(json.dumps({"click": float(model.serve(features)[0])}))
 
 

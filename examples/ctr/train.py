@@ -38,6 +38,8 @@ def load() -> data.Clicks:
     if FLAGS.format in data.FORMATS:
         if bool(FLAGS.data) != bool(FLAGS.test_data):
             raise ValueError("--data and --test_data must be given together")
+        if not FLAGS.data and os.environ.get("TF_CONFIG"):
+            raise ValueError("--data must name files that all workers can read")
         if not FLAGS.data:
             return data.generated(FLAGS.batch_size, FLAGS.hash_bins)
         form = data.FORMATS[FLAGS.format]

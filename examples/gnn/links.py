@@ -41,7 +41,8 @@ _PARTS = 3  # of the edges
 def split(graph: graphs.Graph) -> tuple[graphs.Graph, np.ndarray, np.ndarray]:
     """Returns the graph of nine tenths of the edges, these edges, and the others, [n, 2]."""
     ends = np.stack([np.repeat(np.arange(len(graph.degrees)), graph.degrees), graph.neighbors], 1)
-    edges = np.random.default_rng(0).permutation(ends[ends[:, 0] < ends[:, 1]])
+    edges = np.unique(ends[ends[:, 0] < ends[:, 1]], axis=0)
+    edges = np.random.default_rng(0).permutation(edges)
     test, train = np.split(edges, [len(edges) // 10])
     return graphs.from_edges(train, graph.labels), train, test
 

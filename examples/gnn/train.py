@@ -76,7 +76,10 @@ def scores(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 def load() -> graphs.Graph:
     """The graph that --data names."""
-    return sage.load(FLAGS.data, graphs.generate)
+    graph = sage.load(FLAGS.data, graphs.generate)
+    if not np.isin(graph.labels, (0, 1)).all():
+        raise ValueError(f"--data={FLAGS.data} has labels other than 0 and 1")
+    return graph
 
 
 def split(graph: graphs.Graph) -> list[np.ndarray]:

@@ -48,8 +48,9 @@ def worker_data(pairs: np.ndarray):
 
         def batch(at: tf.Tensor):
             user, item = tf.unstack(tf.gather(rows, at), axis=1)
-            # The loss needs to know which items are the same.
-            label = tf.stack([tf.cast(item, tf.float32), tf.gather(shares, item)], axis=1)
+            # The loss needs to know which items are the same: their places among the distinct ones.
+            place = tf.cast(tf.unique(item).idx, tf.float32)
+            label = tf.stack([place, tf.gather(shares, item)], axis=1)
             return {"user": user, "item": item}, label
 
         order = tf.data.Dataset.range(len(mine)).shuffle(len(mine))

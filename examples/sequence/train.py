@@ -56,9 +56,10 @@ def worker_data(sequences: list[np.ndarray], count: int):
         def batch(at: tf.Tensor):
             found = tf.gather(rows, at)
             shape = [size, FLAGS.length]
+            is_item = found[:, FLAGS.length :] != attention.PAD
             others = tf.random.uniform(shape, 1, count + 1, tf.int64)
-            weight = tf.cast(found[:, FLAGS.length :] != attention.PAD, tf.float32)
-            return tf.concat([found, others], axis=1), weight
+            others = tf.where(is_item, others, attention.PAD)
+            return tf.concat([found, others], axis=1), tf.cast(is_item, tf.float32)
 
         order = tf.data.Dataset.range(len(rows)).shuffle(len(rows))
         return order.batch(size, drop_remainder=True).map(batch).prefetch(2)

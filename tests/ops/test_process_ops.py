@@ -1,7 +1,7 @@
 """The ops that find what a process has by its numbers, and so from any client."""
 
 import gc
-import time
+import threading
 
 import pytest
 import tensorflow as tf
@@ -92,14 +92,15 @@ def test_a_cache_that_nobody_holds_is_destroyed_when_the_next_table_is_made():
     assert incarnation not in ops.process_tables().numpy()
 
 
-def test_a_resource_is_destroyed_later_once_nobody_has_it():
-    ended = []
+def test_the_release_of_an_iterator_does_not_wait_for_its_destruction():
+    ended, may_end = threading.Event(), threading.Event()
 
     def numbers():
         try:
             yield from range(100)
         finally:
-            ended.append(True)
+            assert may_end.wait(60)
+            ended.set()
 
     data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
     iterator = iter(data)
@@ -107,13 +108,11 @@ def test_a_resource_is_destroyed_later_once_nobody_has_it():
     ops.destroy_later(handle)
     ops.destroy_later(handle)
     assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
-    assert not ended
     del handle, iterator
-    deadline = time.monotonic() + 60
-    while not ended:
-        gc.collect()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    gc.collect()
+    assert not ended.is_set()
+    may_end.set()
+    assert ended.wait(60)
 
 
 def test_a_resource_that_counts_no_references_stays():

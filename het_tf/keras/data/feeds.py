@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from het_tf import ops
 from het_tf.compat.errors import Cause, cause_of, node_named
 from het_tf.compat.tensorflow_internals import use_own_executor
 from het_tf.distribute import HetParameterServerStrategy
@@ -137,7 +138,10 @@ class StreamFeed(Feed):
         """Begins a pass. This process reads its batches and sends them with the closures."""
         del lookahead  # A closure has no batches but those sent with it.
         use_own_executor()
-        stream = self._stream if self._stream is not None else iter(self._dataset)
+        stream = self._stream
+        if stream is None:
+            stream = iter(self._dataset)
+            release_without_wait(stream)
         return _StreamPass(stream, self._steps, steps_per_closure, self._set_length)
 
     def _set_length(self, length: int) -> None:
@@ -232,6 +236,12 @@ class _StreamPass(Pass):
             raise
         self._taken += 1
         return components_of(batch)
+
+
+def release_without_wait(iterator: tf.data.Iterator) -> None:
+    """Makes the release of an iterator return before the iterator is destroyed."""
+    for resource in tf.nest.flatten(iterator, expand_composites=True):
+        ops.destroy_later(resource)
 
 
 class WorkerFeed(Feed):

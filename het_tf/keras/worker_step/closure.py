@@ -11,14 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from het_tf import ops
 from het_tf.compat.function_graphs import run_beside
 from het_tf.distribute import HetParameterServerStrategy
 from het_tf.distribute.closure_runner import ClosureRunner
 from het_tf.distribute.step_rounds import StepRounds
 from het_tf.distribute.worker_state import Holder, report_ops, reports_size
 from het_tf.keras.data.batch_structure import Batch, read_weights, stacked_signature, take_batch
-from het_tf.keras.data.feeds import Filler, Pass, StreamFeed
+from het_tf.keras.data.feeds import Filler, Pass, StreamFeed, release_without_wait
 from het_tf.keras.worker_step.batched_lookups import (
     SharedLookups,
     StepLookups,
@@ -322,8 +321,7 @@ class StepClosure:
         Lookahead may read up to `ahead` more batches for the next closure. No other unused batch is
         read, because the iterator cannot return a batch twice.
         """
-        for resource in tf.nest.flatten(iterator, expand_composites=True):
-            ops.destroy_later(resource)
+        release_without_wait(iterator)
         none = tf.experimental.Optional.empty(iterator.element_spec)
         is_planned = isinstance(iterator.element_spec, PlannedBatch)
         is_phased = isinstance(iterator.element_spec, PhasedBatch)
