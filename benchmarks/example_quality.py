@@ -105,11 +105,19 @@ def table_start(feature: het_tf.layers.FeatureConfig) -> keras.initializers.Init
     )
 
 
+def one_share(data):
+    """The data of one worker of one."""
+    return data(tf.distribute.InputContext(1, 0, 1)) if callable(data) else data
+
+
 class InProcess(keras.Model):
     """keras.Model that takes het_tf's functions of data, and optimizers of layers."""
 
     def fit(self, data, **kwargs):
-        return super().fit(data(tf.distribute.InputContext(1, 0, 1)), **kwargs)
+        return super().fit(one_share(data), **kwargs)
+
+    def evaluate(self, data, **kwargs):
+        return super().evaluate(one_share(data), **kwargs)
 
     def compile(self, optimizer, *args, **kwargs):
         super().compile(optimizer, *args, **kwargs)

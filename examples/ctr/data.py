@@ -26,14 +26,14 @@ class Clicks:
 
     Attributes:
       train: makes the batches of a worker.
-      test: batches to test with.
+      test: the same, to test with, or batches.
       columns: columns of ids.
       crosses: pairs of columns whose combinations tell something.
       integers: length of the feature "integers". 0: there is none.
     """
 
     train: Data
-    test: tf.data.Dataset
+    test: Data | tf.data.Dataset
     columns: Sequence[Column]
     crosses: Sequence[tuple[str, str]] = ()
     integers: int = 0
@@ -60,19 +60,19 @@ def planned(
     def ids_of(features: dict[str, tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
         return list(features.values())
 
-    def every() -> tf.data.Dataset:
+    def all_ratings() -> tf.data.Dataset:
         return movielens.batches(ratings, batch_size, shuffle_seed=0)
 
     def herald(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return het_tf.data.location_aware(every(), ids_of, context, batch_size=batch_size)
+        return het_tf.data.location_aware(all_ratings(), ids_of, context, batch_size=batch_size)
 
     def fae(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        mine = clicks.train(context)
-        return het_tf.data.hot_batches(mine, ids_of, hot, batch_size=batch_size)
+        share = clicks.train(context)
+        return het_tf.data.hot_batches(share, ids_of, hot, batch_size=batch_size)
 
     if schedule == "herald":
         return dataclasses.replace(clicks, train=herald)
-    hot = het_tf.data.hot_rows(every(), ids_of, hot_rows)
+    hot = het_tf.data.hot_rows(all_ratings(), ids_of, hot_rows)
     print(f"Hot rows: {hot.accesses:.0%} of the ids, {hot.examples:.0%} of the ratings.")
     return dataclasses.replace(clicks, train=fae)
 
@@ -94,13 +94,15 @@ def files(
         ids = features.pop("categories") % _HASH % (hash_bins or _HASH)
         return features | dict(zip(names, tf.unstack(ids, axis=1), strict=True)), label
 
-    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def train_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
         data = clicks.read(train, form, batch_size, context=context, shuffle=_SHUFFLED)
         return data.map(by_column)
 
-    tested = clicks.read(test, form, 2048).map(by_column)
+    def test_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return clicks.read(test, form, 2048, context=context).map(by_column)
+
     columns = [Column(name, hash_bins or _HASH) for name in names]
-    return Clicks(of_worker, tested, columns, integers=len(form.of_kind("integer")))
+    return Clicks(train_data, test_data, columns, integers=len(form.of_kind("integer")))
 
 
 def generated(batch_size: int, hash_bins: int = 0) -> Clicks:

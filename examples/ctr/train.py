@@ -68,9 +68,9 @@ def main(_) -> None:
     clicks = load()
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        model, found = train(strategy, clicks)
+        model, metrics = train(strategy, clicks)
         names = ("auc", "log_loss", "normalized_entropy", "calibration")
-        print(f"{FLAGS.model}:", ", ".join(f"{name} {found[name]:.4f}" for name in names))
+        print(f"{FLAGS.model}:", ", ".join(f"{name} {metrics[name]:.4f}" for name in names))
         if FLAGS.export_dir:
             model.export(FLAGS.export_dir, verbose=False)
 

@@ -83,9 +83,9 @@ def build_model(graph: graphs.Graph) -> keras.Model:
         table = het_tf.layers.TableConfig(name, rows, FLAGS.dim, combiner=combiner)
         features[name] = het_tf.layers.FeatureConfig(name, table, (None, 3, ids), None)
     ids = {name: ops.maximum(each, 0) for name, each in inputs.items()}
-    found = het_tf.layers.HetEmbeddingCollection(features)(ids, weights)
-    rows = ops.reshape(found.pop("nodes"), (-1, 1 + near + near * far, FLAGS.dim))
-    own = rows[:, 0] + sum(ops.reshape(each, (-1, FLAGS.dim)) for each in found.values())
+    vectors = het_tf.layers.HetEmbeddingCollection(features)(ids, weights)
+    rows = ops.reshape(vectors.pop("nodes"), (-1, 1 + near + near * far, FLAGS.dim))
+    own = rows[:, 0] + sum(ops.reshape(each, (-1, FLAGS.dim)) for each in vectors.values())
     own, rows = (layers.Dropout(FLAGS.dropout)(x) for x in (own, rows))
     state = sage.encode(own, rows[:, 1:], FLAGS.fanout, FLAGS.dim, FLAGS.dropout)
     state = own + layers.Dense(FLAGS.dim)(state)
@@ -108,13 +108,13 @@ def load() -> graphs.Graph:
 
 def train(strategy, graph: graphs.Graph) -> tuple[keras.Model, dict[str, float]]:
     """Returns a trained model, and the AUC of edges that it was not trained on."""
-    known, edges, others = split(graph)
+    train_graph, train_edges, test_edges = split(graph)
     # An edge that is asked for must not be seen: neighbours are drawn from the other parts.
-    parts = np.array_split(edges, _PARTS)
+    parts = np.array_split(train_edges, _PARTS)
     seen = [np.concatenate(parts[:i] + parts[i + 1 :]) for i in range(_PARTS)]
     pairs = [(graphs.from_edges(s, graph.labels), p) for s, p in zip(seen, parts, strict=True)]
 
-    def mine(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def worker_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
         worker, workers = context.input_pipeline_id, context.num_input_pipelines
         return tf.data.Dataset.sample_from_datasets(
             [batches(neighborhood, part[worker::workers], True) for neighborhood, part in pairs]
@@ -124,8 +124,8 @@ def train(strategy, graph: graphs.Graph) -> tuple[keras.Model, dict[str, float]]
         model = build_model(graph)
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(FLAGS.learning_rate), loss)
-    model.fit(mine, epochs=FLAGS.epochs, verbose=2)
-    true, false = model.predict(batches(known, others, False), verbose=0).T
+    model.fit(worker_data, epochs=FLAGS.epochs, verbose=2)
+    true, false = model.predict(batches(train_graph, test_edges, False), verbose=0).T
     return model, {"AUC": area_under_curve(true, false)}
 
 
@@ -133,15 +133,15 @@ def main(_) -> None:
     if len(FLAGS.fanout) != 2:
         raise ValueError(f"--fanout must be given twice, once for each layer, not {FLAGS.fanout}")
     graph = load()
-    known, _, others = split(graph)
-    random = np.random.default_rng(0).integers(0, len(graph.degrees), len(others))
-    random = np.stack([others[:, 0], random], axis=1)
-    common = (baselines.common_neighbors(known, pairs) for pairs in (others, random))
+    train_graph, _, test_edges = split(graph)
+    random = np.random.default_rng(0).integers(0, len(graph.degrees), len(test_edges))
+    random = np.stack([test_edges[:, 0], random], axis=1)
+    common = (baselines.common_neighbors(train_graph, pairs) for pairs in (test_edges, random))
     print(f"Common neighbours: AUC {area_under_curve(*common):.3f}")
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        _, found = train(strategy, graph)
-    print(f"GraphSAGE: AUC {found['AUC']:.3f}")
+        _, metrics = train(strategy, graph)
+    print(f"GraphSAGE: AUC {metrics['AUC']:.3f}")
 
 
 if __name__ == "__main__":

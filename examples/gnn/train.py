@@ -64,11 +64,11 @@ def scores(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """AUC, and F1 of both labels on average, of probabilities."""
     auc = keras.metrics.AUC(num_thresholds=2000)
     auc.update_state(labels, predicted)
-    found = predicted > 0.5
+    positive = predicted > 0.5
     f1 = [
         2
-        * np.sum((found == kind) & (labels == kind))
-        / max(np.sum(found == kind) + np.sum(labels == kind), 1)
+        * np.sum((positive == kind) & (labels == kind))
+        / max(np.sum(positive == kind) + np.sum(labels == kind), 1)
         for kind in (0, 1)
     ]
     return {"AUC": float(auc.result()), "F1": float(np.mean(f1))}
@@ -90,33 +90,37 @@ def split(graph: graphs.Graph) -> list[np.ndarray]:
 
 def train(strategy, graph: graphs.Graph) -> tuple[keras.Model, dict[str, float]]:
     """Returns a trained model, and its scores on the nodes that it was not trained on."""
-    known, other = split(graph)
+    train_nodes, test_nodes = split(graph)
 
-    def mine(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return batches(graph, known[context.input_pipeline_id :: context.num_input_pipelines], True)
+    def worker_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return batches(
+            graph, train_nodes[context.input_pipeline_id :: context.num_input_pipelines], True
+        )
 
     with strategy.scope():
         model = build_model()
         model.compile(keras.optimizers.Adam(FLAGS.learning_rate), "binary_crossentropy")
-    model.fit(mine, epochs=FLAGS.epochs, verbose=2)
-    predicted = model.predict(batches(graph, other, False), verbose=0)
-    return model, scores(graph.labels[other], predicted)
+    model.fit(worker_data, epochs=FLAGS.epochs, verbose=2)
+    predicted = model.predict(batches(graph, test_nodes, False), verbose=0)
+    return model, scores(graph.labels[test_nodes], predicted)
 
 
 def main(_) -> None:
     if len(FLAGS.fanout) != 2:
         raise ValueError(f"--fanout must be given twice, once for each layer, not {FLAGS.fanout}")
     graph = load()
-    known, other = split(graph)
-    found = {
-        "Degree": scores(graph.labels[other], baselines.by_degree(graph, known)[other]),
-        "Votes": scores(graph.labels[other], baselines.votes(graph, known)[other]),
+    train_nodes, test_nodes = split(graph)
+    results = {
+        "Degree": scores(
+            graph.labels[test_nodes], baselines.by_degree(graph, train_nodes)[test_nodes]
+        ),
+        "Votes": scores(graph.labels[test_nodes], baselines.votes(graph, train_nodes)[test_nodes]),
     }
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        _, found["GraphSAGE"] = train(strategy, graph)
-    for name, each in found.items():
-        print(f"{name}:", " ".join(f"{figure} {value:.3f}" for figure, value in each.items()))
+        _, results["GraphSAGE"] = train(strategy, graph)
+    for name, metrics in results.items():
+        print(f"{name}:", " ".join(f"{figure} {value:.3f}" for figure, value in metrics.items()))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class Ranking:
             self._known.setdefault(("head", t, r), []).append(h)
 
     def metrics(
-        self, score: Score, entities: np.ndarray, relations: np.ndarray, asked: np.ndarray
+        self, score: Score, entities: np.ndarray, relations: np.ndarray, questions: np.ndarray
     ) -> dict[str, float]:
         """Mean reciprocal rank, and shares of small ranks, of the tails and heads of triples.
 
@@ -24,21 +24,21 @@ class Ranking:
           score: score of a triple.
           entities: vectors of the entities, [entities, dim].
           relations: vectors of the relations, [relations, dim].
-          asked: triples, int64 [n, 3].
+          questions: triples, int64 [n, 3].
         """
-        found = []
-        for first in range(0, len(asked), 500):
-            h, r, t = asked[first : first + 500].T
+        ranks = []
+        for first in range(0, len(questions), 500):
+            h, r, t = questions[first : first + 500].T
             for side, given, right, query in (
                 ("tail", h, t, score.tails(entities[h], relations[r])),
                 ("head", t, h, score.heads(entities[t], relations[r])),
             ):
-                every = np.array(score.similarity(query[np.newaxis], entities[np.newaxis]))[0]
-                for i in range(len(every)):
-                    mine = every[i, right[i]]
-                    every[i, self._known[side, given[i], r[i]]] = -np.inf
+                scores = np.array(score.similarity(query[np.newaxis], entities[np.newaxis]))[0]
+                for i in range(len(scores)):
+                    right_score = scores[i, right[i]]
+                    scores[i, self._known[side, given[i], r[i]]] = -np.inf
                     # Of equal scores the right entity is the last. NaN is never smaller.
-                    found.append(1 + np.count_nonzero(~(every[i] < mine)))
-        ranks = np.array(found)
-        hits = {f"Hits@{k}": float(np.mean(ranks <= k)) for k in (1, 3, 10)}
-        return {"MRR": float(np.mean(1 / ranks)), **hits}
+                    ranks.append(1 + np.count_nonzero(~(scores[i] < right_score)))
+        rank = np.array(ranks)
+        hits = {f"Hits@{k}": float(np.mean(rank <= k)) for k in (1, 3, 10)}
+        return {"MRR": float(np.mean(1 / rank)), **hits}

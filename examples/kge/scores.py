@@ -40,11 +40,15 @@ def _rotation(r):
 
 
 class Score(NamedTuple):
-    """A model: queries for tails and for heads, and the similarity of all queries and entities."""
+    """A model: queries for tails and for heads, and the similarity of all queries and entities.
+
+    Distances are learned without dropout.
+    """
 
     tails: object
     heads: object
     similarity: object
+    dropout: float
 
     def similarity_of_pairs(self, query, entities):
         """Similarity of each query and its own entity, [..., n, 1]."""
@@ -52,12 +56,13 @@ class Score(NamedTuple):
 
 
 MODELS = {
-    "transe": Score(lambda h, r: h + r, lambda t, r: t - r, _distance),
-    "distmult": Score(lambda h, r: h * r, lambda t, r: t * r, _dot),
-    "complex": Score(_times, lambda t, r: _times(t, r, conjugate=True), _dot),
+    "transe": Score(lambda h, r: h + r, lambda t, r: t - r, _distance, 0.0),
+    "distmult": Score(lambda h, r: h * r, lambda t, r: t * r, _dot, 0.2),
+    "complex": Score(_times, lambda t, r: _times(t, r, conjugate=True), _dot, 0.2),
     "rotate": Score(
         lambda h, r: _times(h, _rotation(r)),
         lambda t, r: _times(t, _rotation(r), conjugate=True),
         _distance,
+        0.0,
     ),
 }

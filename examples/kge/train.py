@@ -33,7 +33,7 @@ flags.DEFINE_integer("groups", 8, "Groups of triples in a batch.")
 flags.DEFINE_integer("group_size", 64, "Triples of a group, which share negative entities.")
 flags.DEFINE_integer("negatives", 128, "Random entities for the triples of a group.")
 flags.DEFINE_float("temperature", 1.0, "Of the weights of the negatives; 0: all the same.")
-flags.DEFINE_float("dropout", 0.2, "Share of the columns that are left out.")
+flags.DEFINE_float("dropout", None, "Share of the columns that are left out; default: the model's.")
 flags.DEFINE_float("learning_rate", 0.1, "Of the embeddings (Adagrad).")
 flags.DEFINE_integer("epochs", 20, "Passes over the triples.")
 flags.DEFINE_integer("most_tested", 5000, "Test triples that are ranked.")
@@ -44,9 +44,9 @@ def worker_data(data: triples.Triples):
     count = len(data.entities)
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        mine = data.train[context.input_pipeline_id :: context.num_input_pipelines]
-        rows = tf.constant(mine)
-        groups = max(1, min(FLAGS.groups, len(mine) // FLAGS.group_size))
+        share = data.train[context.input_pipeline_id :: context.num_input_pipelines]
+        rows = tf.constant(share)
+        groups = max(1, min(FLAGS.groups, len(share) // FLAGS.group_size))
 
         def batch(at: tf.Tensor):
             head, relation, tail = tf.unstack(
@@ -56,7 +56,7 @@ def worker_data(data: triples.Triples):
             entities = tf.concat([head, tail, negatives], axis=1)
             return {"entities": entities, "relations": relation}, tf.zeros([groups])
 
-        order = tf.data.Dataset.range(len(mine)).shuffle(len(mine))
+        order = tf.data.Dataset.range(len(share)).shuffle(len(share))
         size = groups * FLAGS.group_size
         return order.batch(size, drop_remainder=True).map(batch).prefetch(2)
 
@@ -76,9 +76,10 @@ def build_model() -> keras.Model:
     }
     entity = het_tf.layers.HetEmbedding(FLAGS.dim, name="entities_rows", **options)
     relation = het_tf.layers.HetEmbedding(FLAGS.dim, name="relations_rows", **options)
-    rows = keras.layers.Dropout(FLAGS.dropout)(entity(inputs["entities"]))
+    dropout = model.dropout if FLAGS.dropout is None else FLAGS.dropout
+    rows = keras.layers.Dropout(dropout)(entity(inputs["entities"]))
     h, t, n = ops.split(rows, [size, 2 * size], axis=1)
-    r = keras.layers.Dropout(FLAGS.dropout)(relation(inputs["relations"]))
+    r = keras.layers.Dropout(dropout)(relation(inputs["relations"]))
     scores = [
         model.similarity_of_pairs(model.tails(h, r), t),
         model.similarity(model.tails(h, r), n),
@@ -112,12 +113,12 @@ def train(strategy, data: triples.Triples) -> tuple[keras.Model, dict[str, float
 
     ranking = Ranking(data)
 
-    def metrics(asked: np.ndarray) -> dict[str, float]:
+    def metrics(questions: np.ndarray) -> dict[str, float]:
         rows, relations = (
             model.get_layer(f"{name}_rows").table.lookup(np.arange(len(getattr(data, name))))
             for name in ("entities", "relations")
         )
-        return ranking.metrics(MODELS[FLAGS.model], rows, relations, asked)
+        return ranking.metrics(MODELS[FLAGS.model], rows, relations, questions)
 
     def validate(epoch: int, logs: dict[str, float]) -> None:
         logs["val_MRR"] = metrics(data.valid[:500])["MRR"]
@@ -134,8 +135,8 @@ def main(_) -> None:
     data = load()
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        _, found = train(strategy, data)
-        print(f"{FLAGS.model}:", " ".join(f"{name} {value:.3f}" for name, value in found.items()))
+        _, results = train(strategy, data)
+        print(f"{FLAGS.model}:", " ".join(f"{name} {value:.3f}" for name, value in results.items()))
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def worker_data(pairs: np.ndarray):
     log_share = np.log(np.maximum(counts, 1) / len(pairs)).astype(np.float32)
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        mine = pairs[context.input_pipeline_id :: context.num_input_pipelines]
-        rows, shares = tf.constant(mine), tf.constant(log_share)
+        share = pairs[context.input_pipeline_id :: context.num_input_pipelines]
+        rows, shares = tf.constant(share), tf.constant(log_share)
 
         def batch(at: tf.Tensor):
             user, item = tf.unstack(tf.gather(rows, at), axis=1)
@@ -53,8 +53,8 @@ def worker_data(pairs: np.ndarray):
             label = tf.stack([place, tf.gather(shares, item)], axis=1)
             return {"user": user, "item": item}, label
 
-        order = tf.data.Dataset.range(len(mine)).shuffle(len(mine))
-        size = min(FLAGS.batch_size, len(mine))
+        order = tf.data.Dataset.range(len(share)).shuffle(len(share))
+        size = min(FLAGS.batch_size, len(share))
         return order.batch(size, drop_remainder=True).map(batch).prefetch(2)
 
     return batches
@@ -93,24 +93,26 @@ def metrics(model: keras.Model, train: np.ndarray, test: np.ndarray) -> dict[str
     items /= np.linalg.norm(items, axis=1, keepdims=True)
     rows = model.get_layer("users").table.lookup(users)
     gains = 1 / np.log2(np.arange(_TOP) + 2)
-    taken, wanted = (part[np.argsort(part[:, 0], kind="stable")] for part in (train, test))
+    train_pairs, test_pairs = (
+        part[np.argsort(part[:, 0], kind="stable")] for part in (train, test)
+    )
     recall = ndcg = 0.0
     for first in range(0, len(users), 1000):
         chunk = users[first : first + 1000]
         scores = rows[first : first + 1000] @ items.T
         right = np.zeros(scores.shape, bool)
-        for pairs, array, value in (taken, scores, -np.inf), (wanted, right, True):
+        for pairs, array, value in (train_pairs, scores, -np.inf), (test_pairs, right, True):
             low, high = np.searchsorted(pairs[:, 0], [chunk[0], chunk[-1] + 1])
-            mine = pairs[low:high]
-            mine = mine[np.isin(mine[:, 0], chunk)]
-            array[np.searchsorted(chunk, mine[:, 0]), mine[:, 1]] = value
+            chunk_pairs = pairs[low:high]
+            chunk_pairs = chunk_pairs[np.isin(chunk_pairs[:, 0], chunk)]
+            array[np.searchsorted(chunk, chunk_pairs[:, 0]), chunk_pairs[:, 1]] = value
         top = np.argpartition(-scores, min(_TOP, count - 1), axis=1)[:, :_TOP]
         order = np.argsort(-np.take_along_axis(scores, top, 1), axis=1)
-        found = np.take_along_axis(right, np.take_along_axis(top, order, 1), 1)
+        hits = np.take_along_axis(right, np.take_along_axis(top, order, 1), 1)
         of_user = right.sum(1)
         best = np.cumsum(gains)[np.minimum(of_user, _TOP) - 1]
-        recall += (found.sum(1) / of_user).sum()
-        ndcg += (found @ gains[: found.shape[1]] / best).sum()
+        recall += (hits.sum(1) / of_user).sum()
+        ndcg += (hits @ gains[: hits.shape[1]] / best).sum()
     return {"Recall@20": float(recall / len(users)), "NDCG@20": float(ndcg / len(users))}
 
 
@@ -137,8 +139,8 @@ def main(_) -> None:
     data = load()
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        model, found = train(strategy, data)
-        print("Two towers:", " ".join(f"{name} {value:.4f}" for name, value in found.items()))
+        model, results = train(strategy, data)
+        print("Two towers:", " ".join(f"{name} {value:.4f}" for name, value in results.items()))
         exported = FLAGS.export_dir or tempfile.mkdtemp(prefix="het_tf_towers_")
         model.export(exported, verbose=False)
         print(f"SavedModel: {exported}")

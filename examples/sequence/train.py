@@ -49,17 +49,17 @@ def worker_data(sequences: list[np.ndarray], count: int):
     items, following = padded([s[:-1] for s in sequences]), padded([s[1:] for s in sequences])
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        mine = slice(context.input_pipeline_id, None, context.num_input_pipelines)
-        rows = np.concatenate([items[mine], following[mine]], axis=1)
+        share = slice(context.input_pipeline_id, None, context.num_input_pipelines)
+        rows = np.concatenate([items[share], following[share]], axis=1)
         size = min(FLAGS.batch_size, len(rows))
 
         def batch(at: tf.Tensor):
-            found = tf.gather(rows, at)
+            sequence = tf.gather(rows, at)
             shape = [size, FLAGS.length]
-            is_item = found[:, FLAGS.length :] != attention.PAD
-            others = tf.random.uniform(shape, 1, count + 1, tf.int64)
-            others = tf.where(is_item, others, attention.PAD)
-            return tf.concat([found, others], axis=1), tf.cast(is_item, tf.float32)
+            is_item = sequence[:, FLAGS.length :] != attention.PAD
+            random_items = tf.random.uniform(shape, 1, count + 1, tf.int64)
+            random_items = tf.where(is_item, random_items, attention.PAD)
+            return tf.concat([sequence, random_items], axis=1), tf.cast(is_item, tf.float32)
 
         order = tf.data.Dataset.range(len(rows)).shuffle(len(rows))
         return order.batch(size, drop_remainder=True).map(batch).prefetch(2)
@@ -92,11 +92,11 @@ def ranks(states: keras.Model, rows: np.ndarray, sequences: list[np.ndarray]) ->
     """Ranks of the last items among random items that the user has not taken."""
     rng = np.random.default_rng(0)
     tested = sequences[: FLAGS.most_tested]
-    found = states.predict(padded([s[:-1] for s in tested]), batch_size=512, verbose=0)
+    last_states = states.predict(padded([s[:-1] for s in tested]), batch_size=512, verbose=0)
     result = []
-    for state, items in zip(found, tested, strict=True):
-        others = rng.permutation(np.setdiff1d(np.arange(1, len(rows)), items))
-        scores = rows[np.concatenate([items[-1:], others[:_CANDIDATES]])] @ state
+    for state, items in zip(last_states, tested, strict=True):
+        candidates = rng.permutation(np.setdiff1d(np.arange(1, len(rows)), items))
+        scores = rows[np.concatenate([items[-1:], candidates[:_CANDIDATES]])] @ state
         result.append(1 + np.count_nonzero(~(scores[1:] < scores[0])))
     return np.array(result)
 
@@ -122,17 +122,17 @@ def train(strategy, sequences: list[np.ndarray]) -> tuple[keras.Model, dict[str,
         model.compile(keras.optimizers.Adam(FLAGS.learning_rate), loss)
     model.fit(worker_data([s[:-1] for s in sequences], count), epochs=FLAGS.epochs, verbose=2)
     rows = model.get_layer("items").table.lookup(np.arange(count + 1))
-    found = ranks(states, rows, sequences)
-    gains = np.where(found <= 10, 1 / np.log2(found + 1), 0)
-    return model, {"Hits@10": float(np.mean(found <= 10)), "NDCG@10": float(np.mean(gains))}
+    rank = ranks(states, rows, sequences)
+    gains = np.where(rank <= 10, 1 / np.log2(rank + 1), 0)
+    return model, {"Hits@10": float(np.mean(rank <= 10)), "NDCG@10": float(np.mean(gains))}
 
 
 def main(_) -> None:
     sequences = load()
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        _, found = train(strategy, sequences)
-        print("SASRec:", " ".join(f"{name} {value:.3f}" for name, value in found.items()))
+        _, results = train(strategy, sequences)
+        print("SASRec:", " ".join(f"{name} {value:.3f}" for name, value in results.items()))
 
 
 if __name__ == "__main__":
