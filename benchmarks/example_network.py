@@ -11,13 +11,12 @@ Runs are appended to --json. It needs root.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 
-from example_quality import PROGRAMS, command, main_metric, read
+from example_quality import command, main_metric, program_parser, read
 from netns import measure, tf_keras_environment
 
 _SYSTEMS = ("het_tf", "tf_keras")
@@ -64,16 +63,12 @@ def report(runs: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", required=True, help="file of the runs, appended to")
+    parser = program_parser(__doc__)
     parser.add_argument("--systems", default=",".join(_SYSTEMS), help="with commas")
     parser.add_argument("--workers", type=int, default=4, help="worker hosts")
     parser.add_argument("--servers", type=int, default=2, help="parameter server hosts")
     parser.add_argument("--rate", default="1gbit", help="of every host, as tc takes it")
     parser.add_argument("--timeout", type=int, default=1800, help="seconds of a run")
-    parser.add_argument("--report", action="store_true", help="print the runs of the file")
-    parser.add_argument("example", nargs="?", choices=PROGRAMS, help="program of examples/")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="flags of the program")
     args = parser.parse_args()
     runs = read(args.json)
     if args.report:
@@ -90,6 +85,7 @@ def main() -> None:
             {
                 **setting,
                 "workers": args.workers,
+                "servers": args.servers,
                 "rate": args.rate,
                 "seconds": [round(seconds, 2) for seconds in found["seconds"]],
                 "metrics": {name: round(value, 4) for name, value in found["metrics"].items()},

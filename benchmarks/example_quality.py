@@ -77,32 +77,43 @@ class InMemory(keras.layers.Embedding):
         return super().call(tf.ensure_shape(rows, ids.shape))
 
 
-class InMemoryCollection(keras.layers.Layer):
-    """An InMemory layer for each feature."""
+class Collection(keras.layers.Layer):
+    """A layer of rows for each feature, in the place of a HetEmbeddingCollection."""
+
+    layer_of_rows: type[keras.layers.Layer] = InMemory
 
     def __init__(self, features: dict[str, het_tf.layers.FeatureConfig]):
         super().__init__()
         self._features = features
         self._tables = {
-            name: InMemory(feature.table.embedding_dim, embeddings_initializer=table_start(feature))
+            name: self.layer_of_rows(
+                feature.table.embedding_dim,
+                embeddings_initializer=feature.table.initializer,
+                name=name,
+            )
             for name, feature in features.items()
         }
 
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        return list(self._tables.values())
+
     def call(self, ids, weights):
-        found = {}
+        outputs = {}
         for name, feature in self._features.items():
-            found[name] = self._tables[name](ids[name])
+            rows = self._tables[name](ids[name])
             if feature.table.combiner == "mean":
                 weight = weights[name][..., None]
                 total = keras.ops.maximum(keras.ops.sum(weight, -2), 1e-9)
-                found[name] = keras.ops.sum(found[name] * weight, -2) / total
-        return found
+                rows = keras.ops.sum(rows * weight, -2) / total
+            outputs[name] = rows
+        return outputs
 
 
-def table_start(feature: het_tf.layers.FeatureConfig) -> keras.initializers.Initializer:
-    return keras.saving.deserialize_keras_object(
-        keras.saving.serialize_keras_object(feature.table.initializer)
-    )
+def layers_of(layer: keras.layers.Layer, kind: type) -> list[keras.layers.Layer]:
+    """The layers of a kind in a model, also those in models and collections in the model."""
+    inner = [found for each in getattr(layer, "layers", ()) for found in layers_of(each, kind)]
+    return list(dict.fromkeys([*([layer] if isinstance(layer, kind) else []), *inner]))
 
 
 def one_share(data):
@@ -123,8 +134,8 @@ class InProcess(keras.Model):
         super().compile(optimizer, *args, **kwargs)
         self._of_rows = [
             (rows_optimizer(layer.rows_optimizer), layer.trainable_variables)
-            for layer in self._flatten_layers()
-            if isinstance(layer, InMemory) and layer.rows_optimizer != "same"
+            for layer in layers_of(self, InMemory)
+            if layer.rows_optimizer != "same"
         ]
 
     def train_step(self, batch):
@@ -139,8 +150,7 @@ class InProcess(keras.Model):
         rest = [v for v in variables if v.path in grads]
         if rest:
             self.optimizer.apply([grads[v.path] for v in rest], rest)
-        self._loss_tracker.update_state(loss)
-        return self.compute_metrics(x, y, predicted)
+        return self.compute_metrics(x, y, predicted) | {"loss": loss}
 
 
 def rows_optimizer(optimizer) -> keras.optimizers.Optimizer:
@@ -163,7 +173,7 @@ def cached(bound: str) -> Iterator[None]:
 
         with (
             mock.patch.object(het_tf.layers, "HetEmbedding", embedding),
-            mock.patch.object(het_tf.layers, "HetEmbeddingCollection", InMemoryCollection),
+            mock.patch.object(het_tf.layers, "HetEmbeddingCollection", Collection),
             mock.patch.object(het_tf.keras, "Model", InProcess),
         ):
             yield
@@ -319,16 +329,22 @@ def runs_of(runs: list[dict], name: str) -> list[dict]:
     return [run for run in runs if run["example"] == name]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def program_parser(doc: str) -> argparse.ArgumentParser:
+    """Flags and words of a benchmark that trains a program of examples/."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--json", required=True, help="file of the runs, appended to")
+    parser.add_argument("--report", action="store_true", help="print the runs of the file")
+    parser.add_argument("example", nargs="?", choices=PROGRAMS, help="program of examples/")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="flags of the program")
+    return parser
+
+
+def main() -> None:
+    parser = program_parser(__doc__)
     parser.add_argument("--bounds", default=",".join(_BOUNDS), help="staleness, with commas")
     parser.add_argument("--seeds", type=int, default=3, help="runs of every bound")
     parser.add_argument("--workers", type=int, default=8, help="worker processes")
-    parser.add_argument("--report", action="store_true", help="print the runs of the file")
     parser.add_argument("--plot", help="folder to draw pictures of the runs into")
-    parser.add_argument("example", nargs="?", choices=PROGRAMS, help="program of examples/")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="flags of the program")
     args = parser.parse_args()
     bounds = args.bounds.split(",")
     if set(bounds) - set(_BOUNDS):

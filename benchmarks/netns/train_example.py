@@ -20,7 +20,7 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
-from example_quality import load_program
+from example_quality import Collection, layers_of, load_program
 
 import het_tf
 
@@ -76,36 +76,13 @@ class Rows(keras.layers.Layer):
         return tf.nn.embedding_lookup(source, tf.math.floormod(spread, len(self.rows)))
 
 
-class RowsOfFeatures(keras.layers.Layer):
+class RowsOfFeatures(Collection):
     """A `Rows` for each feature of a collection."""
 
-    def __init__(self, features):
-        super().__init__()
-        self._features = features
-        self._tables = {
-            name: Rows(
-                feature.table.embedding_dim,
-                embeddings_initializer=feature.table.initializer,
-                name=name,
-            )
-            for name, feature in features.items()
-        }
-
-    def call(self, ids, weights):
-        found = {name: self._tables[name](each) for name, each in ids.items()}
-        for name, feature in self._features.items():
-            if feature.table.combiner == "mean":
-                weight = weights[name][..., None]
-                total = keras.ops.maximum(keras.ops.sum(weight, -2), 1e-9)
-                found[name] = keras.ops.sum(found[name] * weight, -2) / total
-        return found
+    layer_of_rows = Rows
 
 
-def layers_of_rows(model: keras.Model) -> list[Rows]:
-    return [x for x in model._flatten_layers() if isinstance(x, Rows)]
-
-
-def peer_of(strategy: tf.distribute.Strategy, epochs: Epochs) -> type[keras.Model]:
+def peer_of(strategy: tf.distribute.Strategy, workers: int, epochs: Epochs) -> type[keras.Model]:
     """A class in the place of het_tf.keras.Model, whose `fit` trains a tf_keras model."""
     import tf_keras
 
@@ -124,7 +101,7 @@ def peer_of(strategy: tf.distribute.Strategy, epochs: Epochs) -> type[keras.Mode
                 for i, v in enumerate(model.trainable_variables)
             ]
             self.tables = []
-            for layer in layers_of_rows(model):
+            for layer in layers_of(model, Rows):
                 start = tf_keras.initializers.RandomUniform(-0.05, 0.05)
                 embedding = tf_keras.layers.Embedding(*layer.rows.shape, start)
                 embedding.build(None)
@@ -133,7 +110,7 @@ def peer_of(strategy: tf.distribute.Strategy, epochs: Epochs) -> type[keras.Mode
 
         def call(self, inputs, training=False):
             model = self._model()
-            layers = layers_of_rows(model)
+            layers = layers_of(model, Rows)
             for layer, embedding in zip(layers, self.tables, strict=True):
                 layer.variable = embedding.embeddings
             # Seeds of dropout: other ones in every step.
@@ -166,8 +143,6 @@ def peer_of(strategy: tf.distribute.Strategy, epochs: Epochs) -> type[keras.Mode
 
     class Peer(keras.Model):
         def fit(self, data, epochs=1, callbacks=(), **_):
-            workers = strategy._extended._num_workers
-
             def of_worker(context):
                 return data(context).repeat()
 
@@ -175,7 +150,7 @@ def peer_of(strategy: tf.distribute.Strategy, epochs: Epochs) -> type[keras.Mode
             steps = sum(_batches(data(share)) for share in shares)
             with strategy.scope():
                 weights = Weights(self)
-                optimizers = [x.rows_optimizer for x in layers_of_rows(self)]
+                optimizers = [x.rows_optimizer for x in layers_of(self, Rows)]
                 weights.of_rows = None
                 if "same" not in optimizers:
                     weights.of_rows = _of_tf_keras(tf_keras, optimizers[0])
@@ -193,7 +168,7 @@ def peer_of(strategy: tf.distribute.Strategy, epochs: Epochs) -> type[keras.Mode
                 callbacks=[recorder],
                 verbose=0,
             )
-            for layer, embedding in zip(layers_of_rows(self), weights.tables, strict=True):
+            for layer, embedding in zip(layers_of(self, Rows), weights.tables, strict=True):
                 layer.rows = embedding.embeddings.numpy()
             for mine, trained in zip(self.trainable_variables, weights.dense, strict=True):
                 mine.assign(trained.numpy())
@@ -229,10 +204,11 @@ def main(system: str, example: str, words: list[str]) -> None:
     epochs = Epochs()
     if system == "tf_keras":
         strategy = tf.distribute.ParameterServerStrategy(resolver)
+        workers = resolver.cluster_spec().num_tasks("worker")
         patches = [
             mock.patch.object(het_tf.layers, "HetEmbedding", Rows),
             mock.patch.object(het_tf.layers, "HetEmbeddingCollection", RowsOfFeatures),
-            mock.patch.object(het_tf.keras, "Model", peer_of(strategy, epochs)),
+            mock.patch.object(het_tf.keras, "Model", peer_of(strategy, workers, epochs)),
         ]
         scope = tf.distribute.get_strategy()
     else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -81,6 +84,27 @@ def test_predict_is_in_the_order_of_the_input(pair, data):
         np.testing.assert_allclose(model.predict(**args, verbose=0), expected, atol=1e-6)
     first = model.predict(dataset, steps=3, verbose=0)
     np.testing.assert_allclose(first, expected[:21], atol=1e-6)
+
+
+def test_predict_does_not_wait_for_the_destruction_of_its_iterator(pair, data):
+    destroyed, may_be_destroyed = threading.Event(), threading.Event()
+    x, _ = data
+
+    def batches():
+        try:
+            while True:
+                yield x[:10]
+        finally:
+            assert may_be_destroyed.wait(60)
+            destroyed.set()
+
+    spec = tf.TensorSpec([10, *x.shape[1:]], x.dtype)
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    assert len(pair[0].predict(dataset, steps=3, verbose=0)) == 30
+    gc.collect()
+    assert not destroyed.is_set()
+    may_be_destroyed.set()
+    assert destroyed.wait(60)
 
 
 def test_predict_keeps_the_structure(strategy):

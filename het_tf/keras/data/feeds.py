@@ -132,16 +132,13 @@ class StreamFeed(Feed):
         self.num_steps = steps if steps is not None else cardinality if cardinality >= 0 else None
         self._steps = steps
         self._dataset = dataset.prefetch(tf.data.AUTOTUNE)
-        self._stream = iter(self._dataset.repeat()) if endless else None
+        self._stream = _iterator(self._dataset.repeat()) if endless else None
 
     def start(self, steps_per_closure: int, lookahead: int = 0) -> Pass:
         """Begins a pass. This process reads its batches and sends them with the closures."""
         del lookahead  # A closure has no batches but those sent with it.
         use_own_executor()
-        stream = self._stream
-        if stream is None:
-            stream = iter(self._dataset)
-            release_without_wait(stream)
+        stream = self._stream if self._stream is not None else _iterator(self._dataset)
         return _StreamPass(stream, self._steps, steps_per_closure, self._set_length)
 
     def _set_length(self, length: int) -> None:
@@ -242,6 +239,12 @@ def release_without_wait(iterator: tf.data.Iterator) -> None:
     """Makes the release of an iterator return before the iterator is destroyed."""
     for resource in tf.nest.flatten(iterator, expand_composites=True):
         ops.destroy_later(resource)
+
+
+def _iterator(dataset: tf.data.Dataset) -> tf.data.Iterator:
+    iterator = iter(dataset)
+    release_without_wait(iterator)
+    return iterator
 
 
 class WorkerFeed(Feed):
