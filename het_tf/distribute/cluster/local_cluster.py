@@ -22,6 +22,7 @@ from absl import logging
 
 from het_tf.distribute.failures.probes import TaskState, probe
 from het_tf.runtime.broadcast import COORDINATOR
+from het_tf.runtime.validation import INT32_MAX, check_integer
 
 # Path of the program that servers are forked from.
 TEMPLATE = pathlib.Path(__file__).with_name("fork_server.py")
@@ -203,13 +204,10 @@ class LocalCluster:
             takes minutes.
 
         Raises:
-          ValueError: fewer than one worker or ps.
+          ValueError: an argument is out of range. The message names it.
         """
-        if num_workers < 1 or num_ps < 1:
-            raise ValueError(
-                "LocalCluster needs at least one worker and one ps, got "
-                f"num_workers={num_workers}, num_ps={num_ps}."
-            )
+        num_workers = check_integer("num_workers", num_workers, 1, INT32_MAX)
+        num_ps = check_integer("num_ps", num_ps, 1, INT32_MAX)
         self._num_tasks = {"ps": num_ps, "worker": num_workers}
         self._log_dir_given = log_dir
         self._env = dict(env or {})
