@@ -231,7 +231,7 @@ def run_all(name: str, words: list[str], bounds: list[str], seeds: int, workers:
         keras.utils.set_random_seed(setting["seed"])
         start = time.perf_counter()
         with cached(setting["bound"]):
-            _, found = program.train(strategy, data)
+            found = program.evaluate(program.train(strategy, data), data)
         seconds = round(time.perf_counter() - start, 1)
         metrics = {name: round(value, 4) for name, value in found.items()}
         runs.append({**setting, "seconds": seconds, "metrics": metrics})

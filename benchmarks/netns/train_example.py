@@ -2,7 +2,7 @@
 
     python -m netns.train_example SYSTEM EXAMPLE [FLAG ...]
 
-Prints a line of JSON: seconds of each epoch, and the program's metrics.
+Prints a line of JSON: seconds of each epoch, and the program's metrics after each.
 
 With tf_keras, the program's Keras model is a function of weights (`keras.Model.stateless_call`).
 The weights belong to a tf_keras model, which `fit` trains on `tf.distribute`'s own
@@ -12,9 +12,12 @@ data and evaluation are the program's.
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import json
 import sys
 import time
+from collections.abc import Callable
 from unittest import mock
 
 import keras
@@ -38,18 +41,22 @@ _ROWS = {
 _SYSTEMS = ("het_tf", "tf_keras")
 
 
-class Epochs(keras.callbacks.Callback):
-    """Seconds of each epoch, from its first step on."""
+class Epochs:
+    """Seconds of each epoch, from its first step on, and metrics after it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, evaluate: Callable[[keras.Model], dict[str, float]]) -> None:
+        self._evaluate = evaluate
         self.seconds: list[float] = []
+        self.metrics: list[dict[str, float]] = []
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def begin(self) -> None:
         self._began = time.perf_counter()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def end(self) -> None:
         self.seconds.append(time.perf_counter() - self._began)
+
+    def measure(self, model: keras.Model) -> None:
+        self.metrics.append(self._evaluate(model))
 
 
 class Rows(keras.layers.Layer):
@@ -59,7 +66,8 @@ class Rows(keras.layers.Layer):
         super().__init__(name=name)
         self.dim, self.rows_optimizer = dim, optimizer
         self.initializer = keras.initializers.get(embeddings_initializer)
-        self.rows = np.array(self.initializer((_ROWS[name], dim)))
+        # No constant of the functions that Keras evaluates with.
+        self.rows = tf.Variable(self.initializer((_ROWS[name], dim)), trainable=False)
         self.variable = None
 
     @property
@@ -67,13 +75,13 @@ class Rows(keras.layers.Layer):
         return self
 
     def lookup(self, ids):
-        return self.rows[ids % len(self.rows)]
+        return tf.gather(self.rows, ids % self.rows.shape[0]).numpy()
 
     def call(self, ids):
         source = self.rows if self.variable is None else self.variable
         # A multiple of an odd number: the ids of a column that lie side by side stay apart.
         spread = ids if self.name not in ("deep", "wide") else ids * 0x9E3779B97F4A7C1
-        return tf.nn.embedding_lookup(source, tf.math.floormod(spread, len(self.rows)))
+        return tf.nn.embedding_lookup(source, tf.math.floormod(spread, self.rows.shape[0]))
 
 
 class RowsOfFeatures(Collection):
@@ -157,9 +165,19 @@ def peer_of(strategy: tf.distribute.Strategy, workers: int, epochs: Epochs) -> t
                     weights.of_rows.build([x.embeddings for x in weights.tables])
                 optimizer = _of_tf_keras(tf_keras, self.optimizer)
                 weights.compile(optimizer, self.loss, steps_per_execution=8)
+
+            def epoch_ended(epoch, logs):
+                recorded.end()
+                for layer, embedding in zip(layers_of(self, Rows), weights.tables, strict=True):
+                    layer.rows.assign(embedding.embeddings.numpy())
+                for mine, trained in zip(self.trainable_variables, weights.dense, strict=True):
+                    mine.assign(trained.numpy())
+                # Another thread is not in the scope of the strategy, as the program's is not.
+                with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                    thread.submit(recorded.measure, self).result()
+
             recorder = tf_keras.callbacks.LambdaCallback(
-                on_epoch_begin=lambda epoch, logs: recorded.on_epoch_begin(epoch),
-                on_epoch_end=lambda epoch, logs: recorded.on_epoch_end(epoch),
+                on_epoch_begin=lambda epoch, logs: recorded.begin(), on_epoch_end=epoch_ended
             )
             weights.fit(
                 tf_keras.utils.experimental.DatasetCreator(of_worker),
@@ -168,10 +186,6 @@ def peer_of(strategy: tf.distribute.Strategy, workers: int, epochs: Epochs) -> t
                 callbacks=[recorder],
                 verbose=0,
             )
-            for layer, embedding in zip(layers_of(self, Rows), weights.tables, strict=True):
-                layer.rows = embedding.embeddings.numpy()
-            for mine, trained in zip(self.trainable_variables, weights.dense, strict=True):
-                mine.assign(trained.numpy())
 
     recorded = epochs
     return Peer
@@ -201,7 +215,9 @@ def main(system: str, example: str, words: list[str]) -> None:
         raise ValueError(f"SYSTEM must be one of {_SYSTEMS}, not {system!r}")
     program = load_program(example, words)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    epochs = Epochs()
+    # Datasets of this process must not be older than the connection to the cluster.
+    data = functools.cache(program.load)
+    epochs = Epochs(lambda model: program.evaluate(model, data()))
     if system == "tf_keras":
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         workers = resolver.cluster_spec().num_tasks("worker")
@@ -215,15 +231,18 @@ def main(system: str, example: str, words: list[str]) -> None:
 
         class Timed(het_tf.keras.Model):
             def fit(self, *args, callbacks=(), **kwargs):
-                return super().fit(*args, callbacks=[epochs, *callbacks], **kwargs)
+                recorder = keras.callbacks.LambdaCallback(
+                    on_epoch_begin=lambda epoch, logs: epochs.begin(),
+                    on_epoch_end=lambda epoch, logs: (epochs.end(), epochs.measure(self)),
+                )
+                return super().fit(*args, callbacks=[recorder, *callbacks], **kwargs)
 
         scope = het_tf.distribute.HetParameterServerStrategy(resolver)
         patches = [mock.patch.object(het_tf.keras, "Model", Timed)]
     for patch in patches:
         patch.start()
-    # Datasets of this process must not be older than the connection to the cluster.
-    _, found = program.train(scope, program.load())
-    print(json.dumps({"seconds": epochs.seconds, "metrics": found}), flush=True)
+    program.train(scope, data())
+    print(json.dumps({"seconds": epochs.seconds, "metrics": epochs.metrics}), flush=True)
 
 
 if __name__ == "__main__":

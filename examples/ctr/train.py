@@ -53,22 +53,28 @@ def load() -> data.Clicks:
     return data.ratings(train, test, info.columns, FLAGS.batch_size)
 
 
-def train(strategy, clicks: data.Clicks) -> tuple[keras.Model, dict[str, float]]:
-    """Returns a trained model, and its metrics on the test data."""
+def train(strategy, clicks: data.Clicks) -> keras.Model:
+    """Returns a trained model."""
     with strategy.scope():
         model = compiled_model(clicks)
     callbacks = (
         [keras.callbacks.TensorBoard(FLAGS.tensorboard_dir)] if FLAGS.tensorboard_dir else []
     )
     model.fit(clicks.train, epochs=FLAGS.epochs, callbacks=callbacks, verbose=2)
-    return model, model.evaluate(clicks.test, verbose=0, return_dict=True)
+    return model
+
+
+def evaluate(model: keras.Model, clicks: data.Clicks) -> dict[str, float]:
+    """The model's metrics on the test data."""
+    return model.evaluate(clicks.test, verbose=0, return_dict=True)
 
 
 def main(_) -> None:
     clicks = load()
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        model, metrics = train(strategy, clicks)
+        model = train(strategy, clicks)
+        metrics = evaluate(model, clicks)
         names = ("auc", "log_loss", "normalized_entropy", "calibration")
         print(f"{FLAGS.model}:", ", ".join(f"{name} {metrics[name]:.4f}" for name in names))
         if FLAGS.export_dir:

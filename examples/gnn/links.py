@@ -16,6 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import baselines
 import keras
 import numpy as np
+import quality
 import sage
 import tensorflow as tf
 from absl import app, flags
@@ -50,7 +51,7 @@ def split(graph: graphs.Graph) -> tuple[graphs.Graph, np.ndarray, np.ndarray]:
 def batches(graph: graphs.Graph, edges: np.ndarray, shuffle: bool) -> tf.data.Dataset:
     """Batches of (a node, its neighbour, a random node), with a drawn neighbourhood each."""
     sample, count = sage.sampler(graph, FLAGS.fanout), len(graph.degrees)
-    rows = tf.constant(edges)
+    rows, labels = tf.constant(edges), tf.constant(graph.labels)
 
     def batch(at: tf.Tensor):
         left, right = tf.unstack(tf.gather(rows, at), axis=1)
@@ -58,7 +59,7 @@ def batches(graph: graphs.Graph, edges: np.ndarray, shuffle: bool) -> tf.data.Da
         nodes = [tf.concat([node[:, None], sample(node)], 1) for node in (left, right, other)]
         features = {"nodes": tf.stack(nodes, axis=1)}
         if graph.labels.ndim == 2:
-            features["genres"] = tf.gather(graph.labels, features["nodes"][:, :, 0])
+            features["genres"] = tf.gather(labels, features["nodes"][:, :, 0])
         return features, tf.tile([[1.0, 0.0]], [tf.size(left), 1])
 
     order = tf.data.Dataset.range(len(edges))
@@ -94,21 +95,14 @@ def build_model(graph: graphs.Graph) -> keras.Model:
     return het_tf.keras.Model(inputs, ops.sum(pairs, axis=2))
 
 
-def area_under_curve(true: np.ndarray, false: np.ndarray) -> float:
-    """Share of pairs of a true and a false one that are in the right order."""
-    false = np.sort(false)
-    below, upto = (np.searchsorted(false, true, side) for side in ("left", "right"))
-    return float(np.mean(below + upto)) / 2 / len(false)
-
-
 def load() -> graphs.Graph:
     """The graph that --data names."""
     return sage.load(FLAGS.data, graphs.generate_genres)
 
 
-def train(strategy, graph: graphs.Graph) -> tuple[keras.Model, dict[str, float]]:
-    """Returns a trained model, and the AUC of edges that it was not trained on."""
-    train_graph, train_edges, test_edges = split(graph)
+def train(strategy, graph: graphs.Graph) -> keras.Model:
+    """Returns a trained model."""
+    _, train_edges, _ = split(graph)
     # An edge that is asked for must not be seen: neighbours are drawn from the other parts.
     parts = np.array_split(train_edges, _PARTS)
     seen = [np.concatenate(parts[:i] + parts[i + 1 :]) for i in range(_PARTS)]
@@ -125,8 +119,14 @@ def train(strategy, graph: graphs.Graph) -> tuple[keras.Model, dict[str, float]]
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(FLAGS.learning_rate), loss)
     model.fit(worker_data, epochs=FLAGS.epochs, verbose=2)
+    return model
+
+
+def evaluate(model: keras.Model, graph: graphs.Graph) -> dict[str, float]:
+    """The AUC of edges that the model was not trained on."""
+    train_graph, _, test_edges = split(graph)
     true, false = model.predict(batches(train_graph, test_edges, False), verbose=0).T
-    return model, {"AUC": area_under_curve(true, false)}
+    return {"AUC": quality.area_under_curve(true, false)}
 
 
 def main(_) -> None:
@@ -137,11 +137,11 @@ def main(_) -> None:
     random = np.random.default_rng(0).integers(0, len(graph.degrees), len(test_edges))
     random = np.stack([test_edges[:, 0], random], axis=1)
     common = (baselines.common_neighbors(train_graph, pairs) for pairs in (test_edges, random))
-    print(f"Common neighbours: AUC {area_under_curve(*common):.3f}")
+    print(f"Common neighbours: AUC {quality.area_under_curve(*common):.3f}")
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        _, metrics = train(strategy, graph)
-    print(f"GraphSAGE: AUC {metrics['AUC']:.3f}")
+        model = train(strategy, graph)
+        print(f"GraphSAGE: AUC {evaluate(model, graph)['AUC']:.3f}")
 
 
 if __name__ == "__main__":

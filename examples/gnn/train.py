@@ -16,6 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import baselines
 import keras
 import numpy as np
+import quality
 import sage
 import tensorflow as tf
 from absl import app, flags
@@ -60,20 +61,6 @@ def build_model() -> keras.Model:
     return het_tf.keras.Model(ids, layers.Dense(1, activation="sigmoid")(state)[:, 0])
 
 
-def scores(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """AUC, and F1 of both labels on average, of probabilities."""
-    auc = keras.metrics.AUC(num_thresholds=2000)
-    auc.update_state(labels, predicted)
-    positive = predicted > 0.5
-    f1 = [
-        2
-        * np.sum((positive == kind) & (labels == kind))
-        / max(np.sum(positive == kind) + np.sum(labels == kind), 1)
-        for kind in (0, 1)
-    ]
-    return {"AUC": float(auc.result()), "F1": float(np.mean(f1))}
-
-
 def load() -> graphs.Graph:
     """The graph that --data names."""
     graph = sage.load(FLAGS.data, graphs.generate)
@@ -88,9 +75,9 @@ def split(graph: graphs.Graph) -> list[np.ndarray]:
     return np.split(order, [len(order) * 4 // 5])
 
 
-def train(strategy, graph: graphs.Graph) -> tuple[keras.Model, dict[str, float]]:
-    """Returns a trained model, and its scores on the nodes that it was not trained on."""
-    train_nodes, test_nodes = split(graph)
+def train(strategy, graph: graphs.Graph) -> keras.Model:
+    """Returns a trained model."""
+    train_nodes, _ = split(graph)
 
     def worker_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return batches(
@@ -101,8 +88,14 @@ def train(strategy, graph: graphs.Graph) -> tuple[keras.Model, dict[str, float]]
         model = build_model()
         model.compile(keras.optimizers.Adam(FLAGS.learning_rate), "binary_crossentropy")
     model.fit(worker_data, epochs=FLAGS.epochs, verbose=2)
-    predicted = model.predict(batches(graph, test_nodes, False), verbose=0)
-    return model, scores(graph.labels[test_nodes], predicted)
+    return model
+
+
+def evaluate(model: keras.Model, graph: graphs.Graph) -> dict[str, float]:
+    """AUC and F1 of the nodes that the model was not trained on."""
+    _, nodes = split(graph)
+    predicted = model.predict(batches(graph, nodes, False), verbose=0)
+    return quality.metrics(graph.labels[nodes], predicted)
 
 
 def main(_) -> None:
@@ -110,17 +103,16 @@ def main(_) -> None:
         raise ValueError(f"--fanout must be given twice, once for each layer, not {FLAGS.fanout}")
     graph = load()
     train_nodes, test_nodes = split(graph)
+    labels = graph.labels[test_nodes]
     results = {
-        "Degree": scores(
-            graph.labels[test_nodes], baselines.by_degree(graph, train_nodes)[test_nodes]
-        ),
-        "Votes": scores(graph.labels[test_nodes], baselines.votes(graph, train_nodes)[test_nodes]),
+        "Degree": quality.metrics(labels, baselines.by_degree(graph, train_nodes)[test_nodes]),
+        "Votes": quality.metrics(labels, baselines.votes(graph, train_nodes)[test_nodes]),
     }
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        _, results["GraphSAGE"] = train(strategy, graph)
-    for name, metrics in results.items():
-        print(f"{name}:", " ".join(f"{figure} {value:.3f}" for figure, value in metrics.items()))
+        results["GraphSAGE"] = evaluate(train(strategy, graph), graph)
+    for name, found in results.items():
+        print(f"{name}:", " ".join(f"{figure} {value:.3f}" for figure, value in found.items()))
 
 
 if __name__ == "__main__":

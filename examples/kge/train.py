@@ -105,28 +105,35 @@ def load() -> triples.Triples:
     return triples.load(folder)
 
 
-def train(strategy, data: triples.Triples) -> tuple[keras.Model, dict[str, float]]:
-    """Returns a trained model, and its metrics on the test triples."""
+def vectors(model: keras.Model, data: triples.Triples) -> list[np.ndarray]:
+    """The rows of all entities, and of all relations."""
+    return [
+        model.get_layer(f"{name}_rows").table.lookup(np.arange(len(getattr(data, name))))
+        for name in ("entities", "relations")
+    ]
+
+
+def train(strategy, data: triples.Triples) -> keras.Model:
+    """Returns a trained model."""
     with strategy.scope():
         model = build_model()
         model.compile(keras.optimizers.SGD(), loss)
-
     ranking = Ranking(data)
 
-    def metrics(questions: np.ndarray) -> dict[str, float]:
-        rows, relations = (
-            model.get_layer(f"{name}_rows").table.lookup(np.arange(len(getattr(data, name))))
-            for name in ("entities", "relations")
-        )
-        return ranking.metrics(MODELS[FLAGS.model], rows, relations, questions)
-
     def validate(epoch: int, logs: dict[str, float]) -> None:
-        logs["val_MRR"] = metrics(data.valid[:500])["MRR"]
+        found = ranking.metrics(MODELS[FLAGS.model], *vectors(model, data), data.valid[:500])
+        logs["val_MRR"] = found["MRR"]
 
     # Before the callback that prints the logs.
     validation = keras.callbacks.LambdaCallback(on_epoch_end=validate)
     model.fit(worker_data(data), epochs=FLAGS.epochs, callbacks=[validation], verbose=2)
-    return model, metrics(data.test[: FLAGS.most_tested])
+    return model
+
+
+def evaluate(model: keras.Model, data: triples.Triples) -> dict[str, float]:
+    """The model's metrics on the test triples."""
+    questions = data.test[: FLAGS.most_tested]
+    return Ranking(data).metrics(MODELS[FLAGS.model], *vectors(model, data), questions)
 
 
 def main(_) -> None:
@@ -135,7 +142,7 @@ def main(_) -> None:
     data = load()
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        _, results = train(strategy, data)
+        results = evaluate(train(strategy, data), data)
         print(f"{FLAGS.model}:", " ".join(f"{name} {value:.3f}" for name, value in results.items()))
 
 

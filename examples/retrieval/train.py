@@ -85,23 +85,21 @@ def loss(label: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
     return ops.logsumexp(logits, axis=1) - ops.diagonal(logits)
 
 
-def metrics(model: keras.Model, train: np.ndarray, test: np.ndarray) -> dict[str, float]:
-    """Recall@20 and NDCG@20 of the users in `test`."""
+def evaluate(model: keras.Model, data: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
+    """Recall@20 and NDCG@20 of the users with test interactions."""
+    train, test = (pairs[np.argsort(pairs[:, 0], kind="stable")] for pairs in data)
     users = np.unique(test[:, 0])
     count = int(max(train[:, 1].max(), test[:, 1].max())) + 1
     items = model.get_layer("items").table.lookup(np.arange(count))
     items /= np.linalg.norm(items, axis=1, keepdims=True)
     rows = model.get_layer("users").table.lookup(users)
     gains = 1 / np.log2(np.arange(_TOP) + 2)
-    train_pairs, test_pairs = (
-        part[np.argsort(part[:, 0], kind="stable")] for part in (train, test)
-    )
     recall = ndcg = 0.0
     for first in range(0, len(users), 1000):
         chunk = users[first : first + 1000]
         scores = rows[first : first + 1000] @ items.T
         right = np.zeros(scores.shape, bool)
-        for pairs, array, value in (train_pairs, scores, -np.inf), (test_pairs, right, True):
+        for pairs, array, value in (train, scores, -np.inf), (test, right, True):
             low, high = np.searchsorted(pairs[:, 0], [chunk[0], chunk[-1] + 1])
             chunk_pairs = pairs[low:high]
             chunk_pairs = chunk_pairs[np.isin(chunk_pairs[:, 0], chunk)]
@@ -125,22 +123,22 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     return interactions.load_lists(folder)
 
 
-def train(strategy, data: tuple[np.ndarray, np.ndarray]) -> tuple[keras.Model, dict[str, float]]:
-    """Returns a trained model, and its metrics on the test interactions."""
-    pairs, test = data
+def train(strategy, data: tuple[np.ndarray, np.ndarray]) -> keras.Model:
+    """Returns a trained model."""
     with strategy.scope():
         model = build_model()
         model.compile(keras.optimizers.SGD(), loss)
-    model.fit(worker_data(pairs), epochs=FLAGS.epochs, verbose=2)
-    return model, metrics(model, pairs, test)
+    model.fit(worker_data(data[0]), epochs=FLAGS.epochs, verbose=2)
+    return model
 
 
 def main(_) -> None:
     data = load()
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
-        model, results = train(strategy, data)
-        print("Two towers:", " ".join(f"{name} {value:.4f}" for name, value in results.items()))
+        model = train(strategy, data)
+        results = evaluate(model, data).items()
+        print("Two towers:", " ".join(f"{name} {value:.4f}" for name, value in results))
         exported = FLAGS.export_dir or tempfile.mkdtemp(prefix="het_tf_towers_")
         model.export(exported, verbose=False)
         print(f"SavedModel: {exported}")

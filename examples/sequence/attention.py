@@ -21,4 +21,4 @@ def build_encoder(length: int, dim: int, blocks: int, dropout: float) -> keras.M
         x = layers.LayerNormalization()(normal + attended)
         hidden = layers.Dropout(dropout)(layers.Dense(dim, activation="relu")(x))
         x = x + layers.Dropout(dropout)(layers.Dense(dim)(hidden))
-    return keras.Model([rows, items], layers.LayerNormalization()(x))
+    return keras.Model([rows, items], layers.LayerNormalization()(x), name="encoder")

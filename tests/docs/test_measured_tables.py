@@ -16,7 +16,7 @@ _TABLE = re.compile(
 )
 TABLES = [
     pytest.param(*found, id=f"{path.name}-{found[1].rpartition('/')[2]}")
-    for path in sorted(pages.DOCS.glob("*.md"))
+    for path in [pages.ROOT / "README.md", *sorted(pages.DOCS.glob("*.md"))]
     for found in _TABLE.findall(path.read_text())
 ]
 
