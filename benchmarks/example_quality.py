@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import pathlib
+import random
 import re
 import statistics
 import sys
@@ -228,7 +229,10 @@ def run_all(name: str, words: list[str], bounds: list[str], seeds: int, workers:
     data = program.load()
 
     def run(setting: dict, strategy) -> None:
-        keras.utils.set_random_seed(setting["seed"])
+        # Initial weights and dropout. With TensorFlow's seed, too, every worker would draw the same
+        # negatives and neighbours, and the same ones in each epoch.
+        random.seed(setting["seed"])
+        np.random.seed(setting["seed"])
         start = time.perf_counter()
         with cached(setting["bound"]):
             found = program.evaluate(program.train(strategy, data), data)
