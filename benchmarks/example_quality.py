@@ -232,7 +232,6 @@ def run_all(name: str, words: list[str], bounds: list[str], seeds: int, workers:
         # Initial weights and dropout. With TensorFlow's seed, too, every worker would draw the same
         # negatives and neighbours, and the same ones in each epoch.
         random.seed(setting["seed"])
-        np.random.seed(setting["seed"])
         start = time.perf_counter()
         with cached(setting["bound"]):
             found = program.evaluate(program.train(strategy, data), data)

@@ -119,6 +119,20 @@ def test_datasets_of_several_types_are_an_error(id_counter):
         id_counter.fit(share, verbose=0)
 
 
+def test_equal_random_numbers_on_all_workers_are_warned_of(id_counter, caplog):
+    def shuffled(context):
+        return sm.id_dataset(range(8), 4).shuffle(2)
+
+    def drawn(context):
+        return shuffled(context).map(lambda x, y: (x, y * tf.random.uniform([])))
+
+    tf.random.set_seed(1)
+    id_counter.fit(shuffled, verbose=0)
+    assert "draws random numbers" not in caplog.text
+    id_counter.fit(drawn, verbose=0)
+    assert "the function given as data draws random numbers" in caplog.text
+
+
 def test_function_may_share_out_a_dataset_made_before(id_counter):
     dataset = sm.id_dataset(range(70), 4)
     counts = counts_after_fit(

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from het_tf.keras.data.arguments import FitArguments
 from het_tf.keras.data.batch_structure import (
@@ -273,6 +274,12 @@ def worker_dataset_fn(
                 "function, or pass the dataset itself."
             )
         made = [_traced(copy) for copy in copies]
+    if _draws_by_global_seed(made[0]):
+        logging.warning(
+            "the function given as data draws random numbers, and TensorFlow has a seed"
+            " (keras.utils.set_random_seed or tf.random.set_seed): all workers draw the same"
+            " numbers, and the same numbers in every epoch. docs/data.md shows what draws others."
+        )
     variables = {id(each): each for of_worker in made for each in of_worker.variables}
     for variable in variables.values():
         _check_readable(variable)
@@ -299,6 +306,17 @@ def _check_readable(variable: tf.Variable) -> None:
 
 def _traced(maker: Callable[[], tf.data.Dataset]) -> tf.types.experimental.ConcreteFunction:
     return tf.function(maker).get_concrete_function()
+
+
+def _draws_by_global_seed(maker: tf.types.experimental.ConcreteFunction) -> bool:
+    """Whether ops in the functions of a dataset draw random numbers by the seed of TensorFlow.
+
+    The seeds of dataset ops, such as those of `shuffle`, are inputs and no attributes.
+    """
+    if maker.graph.seed is None:
+        return False
+    functions = maker.graph.as_graph_def().library.function
+    return any("seed2" in node.attr for each in functions for node in each.node_def)
 
 
 def _of_this_worker(
