@@ -21,8 +21,8 @@ SMALL = ["--workers=2", "--ps=1"]
         ("gnn/train.py", [], {"AUC": 0.7}),
         ("gnn/links.py", [], {"AUC": 0.65}),
         ("kge/train.py", ["--groups=1", "--dim=64"], {"MRR": 0.3, "Hits@10": 0.5}),
-        ("retrieval/train.py", ["--batch_size=128"], {"Recall@20": 0.9}),
-        ("sequence/train.py", ["--length=20", "--epochs=10"], {"Hits@10": 0.4}),
+        ("retrieval/train.py", ["--batch_size=128", "--epochs=10"], {"Recall@20": 0.9}),
+        ("sequence/train.py", ["--length=20", "--epochs=5"], {"Hits@10": 0.4}),
     ],
     ids=["gnn", "links", "kge", "retrieval", "sequence"],
 )
