@@ -32,3 +32,14 @@ def test_table(program, runs, table, monkeypatch):
     monkeypatch.syspath_prepend(pages.ROOT / "benchmarks")
     module = importlib.import_module(program)
     assert module.report(module.read(str(pages.ROOT / runs))) == table.rstrip()
+
+
+def test_memory_in_readme_follows_from_the_bytes_per_row():
+    """docs/index.md has the formulas."""
+    text = (pages.ROOT / "README.md").read_text()
+    found = re.findall(r"^\| (\d+), (row-wise Adagrad|Adam) \| ([\d.]+) GB", text, re.MULTILINE)
+    assert len(found) == 3
+    for dim, optimizer, gigabytes in found:
+        columns = int(dim) * {"row-wise Adagrad": 1, "Adam": 3}[optimizer]
+        of_server = 100e6 / 4 * (4 * (columns + 1) + 24) / 1e9
+        assert float(gigabytes) == pytest.approx(of_server, abs=0.05)
