@@ -68,8 +68,12 @@ def _of_cluster(row: Figures, target: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", required=True, help="file of the runs of netns_cluster.py")
-    parser.add_argument("--report", action="store_true", required=True, help="print the table")
-    print(report(read(parser.parse_args().json)))
+    parser.add_argument("--report", action="store_true", help="print the short table only")
+    args = parser.parse_args()
+    runs = read(args.json)
+    if not args.report:
+        print(full_report.markdown(netns_runs.figures(runs), None))
+    print(report(runs))
 
 
 if __name__ == "__main__":

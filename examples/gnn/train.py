@@ -111,8 +111,8 @@ def main(_) -> None:
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         results["GraphSAGE"] = evaluate(train(strategy, graph), graph)
-    for name, found in results.items():
-        print(f"{name}:", " ".join(f"{figure} {value:.3f}" for figure, value in found.items()))
+    for name, metrics in results.items():
+        print(f"{name}:", " ".join(f"{figure} {value:.3f}" for figure, value in metrics.items()))
 
 
 if __name__ == "__main__":

@@ -123,14 +123,18 @@ def test_equal_random_numbers_on_all_workers_are_warned_of(id_counter, caplog):
     def shuffled(context):
         return sm.id_dataset(range(8), 4).shuffle(2)
 
-    def drawn(context):
-        return shuffled(context).map(lambda x, y: (x, y * tf.random.uniform([])))
+    def drawn(context, seed=None):
+        return shuffled(context).map(lambda x, y: (x, y * tf.random.uniform([], seed=seed)))
 
     tf.random.set_seed(1)
-    id_counter.fit(shuffled, verbose=0)
-    assert "draws random numbers" not in caplog.text
-    id_counter.fit(drawn, verbose=0)
-    assert "the function given as data draws random numbers" in caplog.text
+    try:
+        id_counter.fit(shuffled, verbose=0)
+        id_counter.fit(lambda context: drawn(context, context.input_pipeline_id), verbose=0)
+        assert "draws random numbers" not in caplog.text
+        id_counter.fit(drawn, verbose=0)
+        assert "the function given as data draws random numbers" in caplog.text
+    finally:
+        tf.random.set_seed(None)
 
 
 def test_function_may_share_out_a_dataset_made_before(id_counter):

@@ -274,11 +274,12 @@ def worker_dataset_fn(
                 "function, or pass the dataset itself."
             )
         made = [_traced(copy) for copy in copies]
-    if _draws_by_global_seed(made[0]):
+    seeds = [_seeds_of_draws(of_worker) for of_worker in made[:2]]
+    if len(seeds) == 2 and seeds[0] and seeds[0] == seeds[1]:
         logging.warning(
             "the function given as data draws random numbers, and TensorFlow has a seed"
             " (keras.utils.set_random_seed or tf.random.set_seed): all workers draw the same"
-            " numbers, and the same numbers in every epoch. docs/data.md shows what draws others."
+            " numbers. docs/data.md shows what draws others."
         )
     variables = {id(each): each for of_worker in made for each in of_worker.variables}
     for variable in variables.values():
@@ -308,15 +309,17 @@ def _traced(maker: Callable[[], tf.data.Dataset]) -> tf.types.experimental.Concr
     return tf.function(maker).get_concrete_function()
 
 
-def _draws_by_global_seed(maker: tf.types.experimental.ConcreteFunction) -> bool:
-    """Whether ops in the functions of a dataset draw random numbers by the seed of TensorFlow.
+def _seeds_of_draws(maker: tf.types.experimental.ConcreteFunction) -> list[tuple[int, int]]:
+    """Seeds of the ops that draw random numbers in the functions of a dataset.
 
-    The seeds of dataset ops, such as those of `shuffle`, are inputs and no attributes.
+    Empty if TensorFlow has no seed. The seeds of dataset ops, such as those of `shuffle`, are
+    inputs and no attributes.
     """
     if maker.graph.seed is None:
-        return False
+        return []
     functions = maker.graph.as_graph_def().library.function
-    return any("seed2" in node.attr for each in functions for node in each.node_def)
+    nodes = [node for function in functions for node in function.node_def if "seed2" in node.attr]
+    return sorted((node.attr["seed"].i, node.attr["seed2"].i) for node in nodes)
 
 
 def _of_this_worker(
