@@ -33,7 +33,7 @@ flags.DEFINE_float("dropout", 0.0, "Share of the inputs of a layer that are left
 flags.DEFINE_integer("workers", 2, "Worker processes.")
 flags.DEFINE_integer("ps", 2, "Parameter server processes.")
 flags.DEFINE_integer("batch_size", 256, "Edges of a step.")
-flags.DEFINE_float("learning_rate", 1e-2, "Of everything (Adam).")
+flags.DEFINE_float("learning_rate", 3e-3, "Of everything (Adam).")
 flags.DEFINE_integer("epochs", 2, "Passes over the edges.")
 
 _PARTS = 3  # of the edges
