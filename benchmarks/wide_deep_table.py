@@ -1,6 +1,8 @@
 """The short table of what netns_cluster.py measured: speed, bytes and AUC beside tf_keras.
 
-python benchmarks/wide_deep_table.py --json=docs/measured/wide_deep.json --report
+    python benchmarks/wide_deep_table.py --json=docs/measured/wide_deep.json --report
+
+Without --report, the table of netns_cluster.py comes first.
 """
 
 from __future__ import annotations
