@@ -64,7 +64,8 @@ class System {
     for (int w = 0; w < num_workers; ++w) AddWorker();
   }
 
-  void Set(const std::vector<float>& floats) {
+  // total: what a step of one of several workers counts in the end.
+  void Set(const std::vector<float>& floats, float total = 1) {
     for (int s = 0; s < config_.num_shards; ++s) {
       const auto part = [&](int64_t n, int shard) {
         return FirstOfShard(n, shard, config_.num_shards);
@@ -78,7 +79,7 @@ class System {
       state.rest.assign(bytes + part(20, s), bytes + part(20, s + 1));
       state.owed.resize(state.floats.size());
       state.clock = clock_;
-      ASSERT_OK(shards_[s]->Set(std::move(state), workers_of_shards_));
+      ASSERT_OK(shards_[s]->Set(std::move(state), workers_of_shards_, total));
     }
   }
 
@@ -282,6 +283,26 @@ TEST(ReplicaTest, AContributionOfTwoWorkersCountsInFullButNotAtOnce) {
   EXPECT_EQ(counters, std::vector<int64_t>{4}) << "counters add";
   EXPECT_EQ(system[1].value(3), value) << "it was told";
   EXPECT_NEAR(system[0].value(3), 3 + 2 - first, 1e-6) << "it was told before the other one";
+}
+
+TEST(ReplicaTest, StepsThatCountInPartGoAsFarAtOnceAndOweLess) {
+  System system(4, 1, 4, true);
+  system.Set(std::vector<float>(37), 0.5);
+  for (int w = 0; w < 4; ++w) system.Begin(&system[w], 0);
+  for (int w = 0; w < 4; ++w) {
+    system.Add(&system[w], 8);
+    system.Add(&system[w], 0);
+    system.Flush(&system[w], 2);
+  }
+  // A quarter at once, and a quarter later. Together the steps go twice as far as their mean, so
+  // that half of what is owed is left after a push of each.
+  const double left = std::pow(0.5, 0.25);
+  double expected = 0;
+  for (int w = 0; w < 4; ++w) expected = (expected + 2) * left;
+  std::vector<float> owed;
+  const float value = system.Values(nullptr, &owed)[3];
+  EXPECT_NEAR(owed[3], expected, 1e-5);
+  EXPECT_NEAR(value, 4 * 4 - expected, 1e-5);
 }
 
 TEST(ReplicaTest, WhatIsOwedComesWithTheStepsThatFollow) {

@@ -93,7 +93,7 @@ Status DenseShard::CheckShape(const DenseRequestHeader& request) const {
 }
 
 void DenseShard::Merge(const DensePushView& push, const ParallelFor& parallel_for) {
-  const DenseShares shares = SharesOf(push.steps, push.interval, num_workers_);
+  const DenseShares shares = SharesOf(push.steps, push.interval, num_workers_, total_);
   const auto merge_blocks = [&](int64_t first, int64_t last) HET_REQUIRES_SHARED(contents_) {
     for (int64_t b = first; b < last; ++b) {
       MutexLock lock(&locks_[b]);
@@ -126,9 +126,8 @@ void DenseShard::MergeBlock(const Contributions& contributions, const DenseShare
   float* __restrict values = state_.floats.data();
   float* __restrict owed = state_.owed.data();
   for (int64_t i = b * kBlock; i < trained; ++i) {
-    const float counts = total_ * contributions[i];
-    const float at_once = shares.at_once * counts;
-    const float rest = owed[i] + (counts - at_once);
+    const float at_once = shares.at_once * contributions[i];
+    const float rest = owed[i] + (total_ * contributions[i] - at_once);
     const float merged = shares.of_owed * rest;
     owed[i] = rest - merged;
     values[i] += at_once + merged;
