@@ -40,8 +40,8 @@ def make(
       The runs of the settings that are wanted; with `read_too`, all that are there.
     """
     setting_class = type(wanted[0])
-    own = _read([path], run_class, setting_class)
-    others = _read(read_too, run_class, setting_class)
+    own = read([path], run_class, setting_class)
+    others = read(read_too, run_class, setting_class)
     done = {(run.setting, run.seed) for run in [*own, *others]}
     # A seed after the other, so that an interrupted benchmark has whole curves.
     for seed, setting in itertools.product(range(1, seeds + 1), wanted):
@@ -66,7 +66,7 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def _read(paths: Sequence[str | None], run_class: type[Run], setting_class: type[Any]) -> list[Run]:
+def read(paths: Sequence[str | None], run_class: type[Run], setting_class: type[Any]) -> list[Run]:
     """The runs in those of the files that exist; of two of the same setting and seed the first."""
     runs: dict[tuple[Any, int], Any] = {}
     for path in paths:

@@ -17,9 +17,10 @@ dense_staleness None without a cache on the first seed.
 Every run is appended to --json when it ends, and a run that is there already is not made again: cut
 the work into parts by the flags, and --read what other parts have made.
 
-At the end, for every optimizer, cache and number of workers, a table; a setting passes if its mean
-AUC is not further than one standard deviation (of dense_staleness None without a cache, over the
-seeds) below the mean of those. And the largest k that passes for all numbers of workers.
+At the end, and with --report without runs, a table with a line for every optimizer, cache and number
+of workers, and a column for every dense_staleness: the mean AUC over the seeds less that of
+dense_staleness None without a cache (whose AUC has a column, with the standard deviation of the
+seeds), and the bytes of dense variables as a share.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ _EPOCHS = flags.DEFINE_integer("epochs", 3, "passes over the data")
 _EXAMPLES = flags.DEFINE_integer("examples", None, "train on that many only")
 _JSON = flags.DEFINE_string("json", None, "file of the runs, appended to")
 _READ = flags.DEFINE_list("read", [], "further files of runs, read only")
+_REPORT = flags.DEFINE_bool("report", False, "print the runs of --json, and make none")
 
 _ALL_ROWS = 1_000_000  # more than the data set has
 _ACCUMULATOR = 1e-4  # initial; gradients are those of a mean over a batch
@@ -181,40 +183,49 @@ def settings() -> Iterator[Setting]:
                 yield Setting(optimizer, rate, cache, workers, staleness)
 
 
-def report(runs: Sequence[Run]) -> None:
-    """Prints the tables, and what follows from them."""
+def report(runs: Sequence[Run]) -> str:
+    """A table: how far the AUC of a setting is from the one without a cache and replicas."""
     groups = auc_runs.by_setting(runs)
-    passing: dict[tuple[str, float, str], dict[int | None, list[bool]]] = {}
-    title = None
+    lines: dict[Setting, dict[int | None, str]] = {}
+    bounds: set[int | None] = set()
     for setting in sorted(groups, key=_order):
         reference = dataclasses.replace(setting, cache="none", workers=1, staleness=None)
-        if reference not in groups:
+        if reference not in groups or setting == reference:
             continue
-        best, allowed = auc_runs.mean_and_deviation([run.auc for run in groups[reference]])
-        if title != (title := dataclasses.replace(setting, staleness=None)):
-            print(
-                f"\n{setting.optimizer} {setting.learning_rate:g}, cache {setting.cache},"
-                f" {setting.workers} workers; no cache and None: AUC {best:.4f} (sd {allowed:.4f})"
-            )
-            print(f"{'k':>6}{'seeds':>6}{'AUC':>9}{'sd':>8}{'- None':>9}{'rows':>8}{'dense':>8}")
-        group = groups[setting]
-        auc, deviation = auc_runs.mean_and_deviation([run.auc for run in group])
-        row_bytes = np.mean([run.row_bytes for run in group])
-        dense_bytes = np.mean([run.dense_bytes for run in group])
-        passes = auc >= best - allowed
-        print(
-            f"{setting.staleness!s:>6}{len(group):6}{auc:9.4f}{deviation:8.4f}{auc - best:9.4f}"
-            f"{row_bytes:8.1f}{dense_bytes:8.1f}  {'passes' if passes else 'fails'}"
+        auc = np.mean([run.auc for run in groups[setting]])
+        dense = np.mean([run.dense_bytes for run in groups[setting]])
+        of_reference = groups[reference]
+        difference = auc - np.mean([run.auc for run in of_reference])
+        share = dense / np.mean([run.dense_bytes for run in of_reference])
+        line = lines.setdefault(_line(setting), {})
+        line[setting.staleness] = f"{difference:+.4f} ({share:.2f})"
+        bounds.add(setting.staleness)
+    columns = sorted(bounds, key=lambda bound: -1 if bound is None else bound)
+    table = [["optimizer", "AUC", "cache", "workers", "bytes of rows", *map(str, columns)]]
+    table.append(["---"] * len(table[0]))
+    for setting, line in lines.items():
+        reference = dataclasses.replace(setting, cache="none", workers=1)
+        best, deviation = auc_runs.mean_and_deviation([run.auc for run in groups[reference]])
+        rows = np.mean([run.row_bytes for run in runs if _line(run.setting) == setting])
+        rows /= np.mean([run.row_bytes for run in groups[reference]])
+        table.append(
+            [
+                f"{setting.optimizer}, {setting.learning_rate:g}",
+                f"{best:.4f} ±{deviation:.4f}",
+                *(setting.cache, str(setting.workers), f"{rows:.2f}"),
+                *(line.get(bound, "") for bound in columns),
+            ]
         )
-        key = (setting.optimizer, setting.learning_rate, setting.cache)
-        passing.setdefault(key, {}).setdefault(setting.staleness, []).append(bool(passes))
-    print()
-    for (optimizer, rate, cache), by_staleness in passing.items():
-        good = [k for k, passed in by_staleness.items() if k is not None and all(passed)]
-        print(
-            f"{optimizer} {rate:g}, cache {cache}: largest k within one sd for all numbers of"
-            f" workers: {max(good, default=None)}"
-        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
+
+
+def _line(setting: Setting) -> Setting:
+    """The setting's line of the table."""
+    return dataclasses.replace(setting, staleness=None)
+
+
+def read(path: str) -> list[Run]:
+    return auc_runs.read([path], Run, Setting)
 
 
 def _order(setting: Setting) -> tuple[object, ...]:
@@ -232,6 +243,9 @@ def _order(setting: Setting) -> tuple[object, ...]:
 
 def main(argv: list[str]) -> None:
     del argv
+    if _REPORT.value:
+        print(report(read(_JSON.value)))
+        return
     one_process.single_threaded()
 
     @functools.cache
@@ -254,9 +268,10 @@ def main(argv: list[str]) -> None:
         )
         return run
 
-    report(
-        auc_runs.make(list(settings()), _SEEDS.value, _JSON.value, _READ.value, Run, train_and_say)
+    runs = auc_runs.make(
+        list(settings()), _SEEDS.value, _JSON.value, _READ.value, Run, train_and_say
     )
+    print(report(runs))
 
 
 if __name__ == "__main__":

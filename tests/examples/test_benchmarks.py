@@ -334,7 +334,7 @@ def test_dense_bytes_fall_with_the_staleness(tmp_path: pathlib.Path):
     assert sixteen["dense_bytes"] < 0.3 * none["dense_bytes"]
     assert all(run["row_bytes"] < none["row_bytes"] for run in cached)
     assert all(0.5 < run["auc"] < 1 for run in runs)
-    assert "largest k within one sd" in done.stdout
+    assert "| cache | workers | bytes of rows | None | 0 | 16 |" in done.stdout
 
 
 @pytest.mark.exhaustive
