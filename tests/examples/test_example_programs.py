@@ -13,6 +13,7 @@ import tensorflow as tf
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SMALL = ["--workers=2", "--ps=1"]
+KGE = ["--groups=1", "--dim=64", "--learning_rate=0.3", "--epochs=8"]
 
 
 @pytest.mark.parametrize(
@@ -20,9 +21,9 @@ SMALL = ["--workers=2", "--ps=1"]
     [
         ("gnn/train.py", [], {"AUC": 0.7}),
         ("gnn/links.py", [], {"AUC": 0.65}),
-        ("kge/train.py", ["--groups=1", "--dim=64"], {"MRR": 0.3, "Hits@10": 0.5}),
-        ("retrieval/train.py", ["--batch_size=128", "--epochs=10"], {"Recall@20": 0.9}),
-        ("sequence/train.py", ["--length=20", "--epochs=5"], {"Hits@10": 0.4}),
+        ("kge/train.py", KGE, {"MRR": 0.3, "Hits@10": 0.5}),
+        ("retrieval/train.py", ["--batch_size=128", "--epochs=6"], {"Recall@20": 0.9}),
+        ("sequence/train.py", ["--length=20", "--epochs=2"], {"Hits@10": 0.4}),
     ],
     ids=["gnn", "links", "kge", "retrieval", "sequence"],
 )
