@@ -12,7 +12,7 @@ import pages
 import pytest
 
 _TABLE = re.compile(
-    r"<!-- benchmarks/(\w+)\.py --json=(docs/measured/\S+) --report -->\n\n((?:\|.*\n)+)"
+    r"<!-- benchmarks/(\w+)\.py --json=(docs/measured/\S+)(?: --report)? -->\n\n((?:\|.*\n)+)"
 )
 TABLES = [
     pytest.param(*found, id=f"{path.name}-{found[1].rpartition('/')[2]}")
