@@ -43,59 +43,45 @@ class Run:
 def report(runs: Sequence[Run]) -> str:
     """A table: how far the AUC of a setting is from the one without a cache and replicas."""
     groups = auc_runs.by_setting(runs)
-    lines: dict[Setting, dict[int | None, str]] = {}
-    bounds: set[int | None] = set()
-    for setting in sorted(groups, key=_order):
-        reference = dataclasses.replace(setting, cache="none", workers=1, staleness=None)
-        if reference not in groups or setting == reference:
-            continue
-        auc = np.mean([run.auc for run in groups[setting]])
-        dense = np.mean([run.dense_bytes for run in groups[setting]])
-        of_reference = groups[reference]
-        difference = auc - np.mean([run.auc for run in of_reference])
-        share = dense / np.mean([run.dense_bytes for run in of_reference])
-        line = lines.setdefault(_line(setting), {})
-        line[setting.staleness] = f"{difference:+.4f} ({share:.2f})"
-        bounds.add(setting.staleness)
-    columns = sorted(bounds, key=lambda bound: -1 if bound is None else bound)
+    compared = [setting for setting in groups if setting != _reference(setting)]
+    bounds = {setting.staleness for setting in compared}
+    columns = sorted(bounds, key=lambda k: -1 if k is None else k)
     table = [["optimizer", "AUC", "cache", "workers", "bytes of rows", *map(str, columns)]]
     table.append(["---"] * len(table[0]))
-    for setting, line in lines.items():
-        reference = dataclasses.replace(setting, cache="none", workers=1)
-        best, deviation = auc_runs.mean_and_deviation([run.auc for run in groups[reference]])
-        rows = np.mean([run.row_bytes for run in runs if _line(run.setting) == setting])
-        rows /= np.mean([run.row_bytes for run in groups[reference]])
-        table.append(
-            [
-                f"{setting.optimizer}, {setting.learning_rate:g}",
-                f"{best:.4f} ±{deviation:.4f}",
-                *(setting.cache, str(setting.workers), f"{rows:.2f}"),
-                *(line.get(bound, "") for bound in columns),
-            ]
-        )
+    lines = {dataclasses.replace(setting, staleness=None) for setting in compared}
+    for line in sorted(lines, key=_order):
+        reference = groups[_reference(line)]
+        auc, deviation = auc_runs.mean_and_deviation([run.auc for run in reference])
+        row_bytes, dense_bytes = _mean(reference, "row_bytes"), _mean(reference, "dense_bytes")
+        of_columns = [groups.get(dataclasses.replace(line, staleness=k), []) for k in columns]
+        rows = _mean([run for found in of_columns for run in found], "row_bytes") / row_bytes
+        cells = [
+            f"{_mean(found, 'auc') - auc:+.4f} ({_mean(found, 'dense_bytes') / dense_bytes:.2f})"
+            if found
+            else ""
+            for found in of_columns
+        ]
+        name = f"{line.optimizer}, {line.learning_rate:g}"
+        first = [name, f"{auc:.4f} ±{deviation:.4f}", line.cache, str(line.workers), f"{rows:.2f}"]
+        table.append(first + cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 
-def _line(setting: Setting) -> Setting:
-    """The setting's line of the table."""
-    return dataclasses.replace(setting, staleness=None)
+def _reference(setting: Setting) -> Setting:
+    """What a setting is compared with."""
+    return dataclasses.replace(setting, cache="none", workers=1, staleness=None)
+
+
+def _order(line: Setting) -> tuple[str, float, bool, str, int]:
+    return line.optimizer, line.learning_rate, line.cache != "none", line.cache, line.workers
+
+
+def _mean(runs: Sequence[Run], field: str) -> float:
+    return float(np.mean([getattr(run, field) for run in runs]))
 
 
 def read(path: str) -> list[Run]:
     return auc_runs.read([path], Run, Setting)
-
-
-def _order(setting: Setting) -> tuple[object, ...]:
-    staleness = -1 if setting.staleness is None else setting.staleness
-    cached = setting.cache != "none"
-    return (
-        setting.optimizer,
-        setting.learning_rate,
-        cached,
-        setting.cache,
-        setting.workers,
-        staleness,
-    )
 
 
 def main() -> None:

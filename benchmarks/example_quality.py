@@ -41,8 +41,7 @@ _EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 PROGRAMS = {name: (name, "train") for name in ("ctr", "gnn", "kge", "retrieval", "sequence")}
 PROGRAMS["links"] = ("gnn", "links")
 _KERAS = "keras"  # in the place of a bound: one process, keras.layers.Embedding
-# In the place of a bound: the default one, and dense variables that every step reads and writes on
-# the parameter servers.
+# In the place of a bound: default bounds of rows, and dense variables on the parameter servers.
 _ON_SERVERS = "dense_staleness=None"
 _BOUNDS = ("0", "10", "100", "1000", "unbounded", "default", _ON_SERVERS, _KERAS)
 # Which one a program is compared by, and its name in tables.

@@ -11,9 +11,9 @@
 namespace het_tf {
 namespace {
 
-// Servers spread what N workers push over N pushes of each (shares.h). A young network moves fast,
-// so that for a fifth of its steps it has what was trained: an interval is at most one step for so
-// many steps of a worker, times N.
+// Servers spread what N workers push over at most N pushes of each (shares.h). A young network
+// moves fast, so that for a fifth of its steps it has what was trained: an interval is at most one
+// step for so many steps of a worker, times N.
 constexpr int64_t kStepsPerStepOfInterval = 5;
 
 // Calls visit(data, position, n) for the parts of arrays that lie in [first, last) of them all.

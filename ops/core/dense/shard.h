@@ -2,10 +2,10 @@
 // (docs/protocol.md, 8).
 //
 // Replicas send contributions: what a number of their steps added. Each is merged exactly once, and
-// advances the clock by its steps. Contributions to trained floats count in full, but not at once:
-// those of several workers begin at the same values, and all of them together would go too far. A
-// share is merged when it comes, the rest is owed, and a share of what is owed is merged with every
-// push. Contributions to other floats are averaged.
+// advances the clock by its steps. Contributions of several workers to trained floats do not count
+// at once: they begin at the same values, and all of them together would go too far. A share is
+// merged when it comes, the rest is owed, and a share of what is owed is merged with every push
+// (shares.h). Contributions to other floats are averaged.
 
 #ifndef HET_TF_OPS_CORE_DENSE_SHARD_H_
 #define HET_TF_OPS_CORE_DENSE_SHARD_H_

@@ -2,10 +2,10 @@
 //
 // N workers that step from the same values in parallel, `interval` steps each, all move the same
 // way. Their contributions in full, all at once, would go N times as far as one worker goes in
-// `interval` steps, and diverge. Their mean goes no farther than one worker. In the end all of them
-// count `gain` times their mean: N times if steps count in full. So 1 / N of a contribution is
-// merged when it comes, and the rest is owed. A share of what is owed is merged with every push, by
-// which 1 / gain of it is merged when every worker has pushed. (Block momentum: Chen & Huo 2016,
+// `interval` steps, and diverge. Their mean goes as far as one worker. So 1 / N of a contribution
+// is merged when it comes, and the rest of what counts is owed. In the end the contributions go
+// `gain` times as far as their mean; N times if they count in full. With every push a share of what
+// is owed is merged, 1 / gain of it for one push of every worker. (Block momentum: Chen & Huo 2016,
 // with the factor 1 - 1 / gain; SlowMo: Wang et al. 2020. What is owed is their velocity, but for a
 // factor.) A worker alone has nothing to spread. What workers that are gone are owed is merged by
 // halves.
