@@ -27,7 +27,7 @@ import time
 import numpy as np
 import one_process
 from absl import app, flags
-from table_memory import resident_bytes
+from process_memory import resident_bytes
 
 from het_tf import optimizers
 
@@ -49,7 +49,7 @@ _RATE = 0.01
 def resident() -> int:
     """Bytes of the process, without what the allocator keeps for later."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return resident_bytes("VmRSS")
+    return resident_bytes()
 
 
 def new_cache(rows: int, dim: int) -> one_process.Workers:

@@ -36,6 +36,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from process_memory import reset_peak, resident_bytes
 
 import het_tf
 from het_tf.checkpoint import TableState
@@ -53,24 +54,16 @@ _PART = 200_000  # rows that are put into the table at once
 _BATCH = 4096
 
 
-def resident_bytes(pid: int, field: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of a process."""
-    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/{pid}/status has no {field}")
-
-
 def rise(pids: dict[str, int], action: Callable[[], None]) -> tuple[dict[str, int], float]:
     """Runs `action`; bytes by which each process's resident set was higher, and the seconds."""
     before = {}
     for name, pid in pids.items():
-        pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM = VmRSS
-        before[name] = resident_bytes(pid, "VmRSS")
+        reset_peak(pid)
+        before[name] = resident_bytes(process=pid)
     start = time.perf_counter()
     action()
     seconds = time.perf_counter() - start
-    return {n: resident_bytes(pid, "VmHWM") - before[n] for n, pid in pids.items()}, seconds
+    return {n: resident_bytes("VmHWM", pid) - before[n] for n, pid in pids.items()}, seconds
 
 
 def forget(paths: list[pathlib.Path]) -> None:

@@ -12,6 +12,7 @@ Runs are appended to --json. It needs root.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,15 @@ from example_quality import command, main_metric, program_parser, read
 from netns import measure, tf_keras_environment
 
 _SYSTEMS = ("het_tf", "tf_keras")
+# That a pass trains on: of the data that docs/ shows, by words of the command.
+_EXAMPLES = {
+    "fb15k237": 272_115,
+    "amazon_book": 652_514,
+    "github_graph": 30_160,
+    "deezer_hu": 200_599,
+    "video_games": 30_901,
+    "movielens": 89_872,
+}
 
 
 def train(
@@ -53,13 +63,12 @@ def seconds_to(target: float, run: dict) -> float:
 
 
 def report(runs: list[dict]) -> str:
-    """A table: metrics, seconds of an epoch without the first, seconds to 99 % of the metric.
+    """A table: metrics, examples/s of an epoch without the first, seconds to 99 % of the metric.
 
     The 99 % are those of the lower metric of the two systems.
     """
-    columns = [*_SYSTEMS, "times"]
-    lines = [["command", "", *_SYSTEMS, *(f"{each}, pass" for each in columns)]]
-    lines[0] += [f"{each}, 99 %" for each in columns]
+    lines = [["command", "", *_SYSTEMS, *(f"{each}, examples/s" for each in _SYSTEMS), "times"]]
+    lines[0] += [f"{each}, 99 %" for each in [*_SYSTEMS, "times"]]
     lines.append(["---"] * len(lines[0]))
     for words in dict.fromkeys(command(run) for run in runs):
         mine = {run["system"]: run for run in runs if command(run) == words}
@@ -67,11 +76,12 @@ def report(runs: list[dict]) -> str:
         target = 0.99 * min(value for _, value in last.values())
         line = [f"`{words}`", next(iter(last.values()))[0]]
         line += [f"{last[each][1]:.3f}" if each in last else "" for each in _SYSTEMS]
-        for seconds in (
-            {system: statistics.median(run["seconds"][1:]) for system, run in mine.items()},
-            {system: seconds_to(target, run) for system, run in mine.items()},
-        ):
-            line += [f"{seconds[each]:.1f}" if each in seconds else "" for each in _SYSTEMS]
+        examples = next((count for word, count in _EXAMPLES.items() if word in words), math.nan)
+        of_pass = {system: statistics.median(run["seconds"][1:]) for system, run in mine.items()}
+        to_target = {system: seconds_to(target, run) for system, run in mine.items()}
+        rates = {system: examples / seconds for system, seconds in of_pass.items()}
+        for cells, seconds, form in (rates, of_pass, ",.0f"), (to_target, to_target, ".1f"):
+            line += [format(cells[each], form) if each in cells else "" for each in _SYSTEMS]
             both = len(seconds) == len(_SYSTEMS)
             line.append(f"{seconds['tf_keras'] / seconds['het_tf']:.1f}" if both else "")
         lines.append(line)

@@ -25,6 +25,7 @@ import time
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from process_memory import resident_bytes
 
 import het_tf
 from het_tf import lifetimes, ops
@@ -40,14 +41,6 @@ _BACKGROUND = flags.DEFINE_bool("background", False, "expire beside the steps")
 _LIMIT = flags.DEFINE_float("limit", 1.1, "of the memory at the end")
 _OUT = flags.DEFINE_string("out", None, "file for the figures, as JSON")
 _RETURNS = 4
-
-
-def resident_bytes() -> int:
-    """Of this process."""
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmRSS")
 
 
 def ids_of(step: int) -> tuple[np.ndarray, np.ndarray]:

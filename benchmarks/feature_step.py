@@ -46,7 +46,7 @@ _RUN = flags.DEFINE_enum(
     ["steps", "fit", "cluster"],
     "steps that a loop calls one by one; fit in one process; fit on a cluster",
 )
-_JSON = flags.DEFINE_string("json", None, "where to write the figures")
+_JSON = flags.DEFINE_string("json", None, "file of the figures; it keeps those of other --run")
 
 _BATCHES = 20  # different ones, used in turn
 _SEED = 1
@@ -225,7 +225,10 @@ def main(argv: list[str]) -> None:
     print("  ".join(f"{way} {ms:.3f} ms" for way, ms in medians.items()))
     print("  ".join(f"{which} {ratio:.2f}" for which, ratio in ratios.items()))
     if _JSON.value:
-        pathlib.Path(_JSON.value).write_text(json.dumps({"ms": medians, "ratios": ratios}))
+        file = pathlib.Path(_JSON.value)
+        figures = json.loads(file.read_text()) if file.exists() else {}
+        figures[_RUN.value] = {"ms": medians, "ratios": ratios}
+        file.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 
+from process_memory import resident_bytes
+
 BATCH = 100_000
 
 
@@ -86,19 +88,14 @@ def serve(arguments: argparse.Namespace) -> None:
     import het_tf
 
     tf.zeros(1)  # TensorFlow begins
-    before, begin = resident_mb(), time.monotonic()
+    before, begin = resident_bytes(), time.monotonic()
     model = tf.saved_model.load(arguments.folder)
-    seconds, more = time.monotonic() - begin, resident_mb() - before
+    seconds, more = time.monotonic() - begin, (resident_bytes() - before) / 1e6
     assert het_tf.ops.LIBRARY
     for first in range(0, arguments.rows, BATCH):
         model.serve(np.arange(first, min(first + BATCH, arguments.rows))[np.newaxis])
     print(json.dumps({"seconds_to_load": round(seconds, 2), "mb_to_load": round(more)}), flush=True)
     sys.stdin.read()
-
-
-def resident_mb() -> float:
-    text = pathlib.Path("/proc/self/statm").read_text()
-    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 if __name__ == "__main__":

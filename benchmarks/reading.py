@@ -9,6 +9,7 @@ lines. Rates are the best of --repeats passes.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import tempfile
 import time
@@ -21,6 +22,7 @@ from het_tf.datasets import clicks
 _LINES = flags.DEFINE_integer("lines", 200_000, "lines of the file")
 _BATCH = flags.DEFINE_integer("batch", 1024, "lines of a batch")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "passes")
+_JSON = flags.DEFINE_string("json", None, "file to write the rates to")
 
 _DEFAULTS = [
     tf.constant(0.0),
@@ -61,6 +63,8 @@ def main(argv: list[str]) -> None:
         }
     for name, found in rates.items():
         print(f"{name:12} {found:10,.0f} lines/s {found / rates['decode_csv']:6.2f}")
+    if _JSON.value:
+        pathlib.Path(_JSON.value).write_text(json.dumps(rates, indent=1))
 
 
 if __name__ == "__main__":

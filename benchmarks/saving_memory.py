@@ -10,12 +10,13 @@ kernel takes back when it wants to, do not count. What streams grows little from
 
 import argparse
 import json
-import pathlib
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+
+from process_memory import resident_bytes
 
 DIM = 64
 
@@ -94,9 +95,7 @@ def growth(call: Callable[[], object]) -> float:
 
 
 def own_megabytes() -> float:
-    text = pathlib.Path("/proc/self/status").read_text()
-    (line,) = [line for line in text.splitlines() if line.startswith("RssAnon:")]
-    return int(line.split()[1]) * 1024 / 1e6
+    return resident_bytes("RssAnon") / 1e6
 
 
 if __name__ == "__main__":

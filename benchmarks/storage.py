@@ -28,6 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from process_memory import resident_bytes
 from zipf import zipf_ranks
 
 import het_tf
@@ -76,9 +77,7 @@ def disk_rate(path: str) -> float:
 
 def memory_mb(pid: int) -> float:
     """Returns the memory of a process, pages of files among it."""
-    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1000
+    return sum(resident_bytes(name, pid) for name in ("RssAnon", "RssFile")) / 1e6
 
 
 def run(name: str) -> dict[str, float]:

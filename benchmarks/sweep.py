@@ -11,6 +11,7 @@ beside it.
 from __future__ import annotations
 
 import json
+import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ _ROWS = flags.DEFINE_integer("rows", 4_000_000, "of the table", lower_bound=1000
 _DIM = flags.DEFINE_integer("dim", 16, "columns of a row", lower_bound=1)
 _STEP = flags.DEFINE_integer("step", 1000, "ids of a step", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 4, "of steps alone")
+_JSON = flags.DEFINE_string("json", None, "file to write the figures to")
 
 
 def main(argv: list[str]) -> None:
@@ -50,7 +52,7 @@ def main(argv: list[str]) -> None:
             times.append(1e3 * (time.perf_counter() - begun))
         names = {"median_ms": 50, "p99_ms": 99, "longest_ms": 100}
         return {
-            "steps": len(times),
+            "count": len(times),
             **{n: float(np.percentile(times, p)) for n, p in names.items()},
         }
 
@@ -72,13 +74,18 @@ def main(argv: list[str]) -> None:
 
     for first in range(0, _ROWS.value, 100_000):
         update(np.arange(first, min(first + 100_000, _ROWS.value)))
-    for name, figures in (
-        ("alone", alone()),
-        ("beside a sweep", beside(0)),
-        ("beside a sweep that drops", beside(1)),
-        ("alone again", alone()),
-    ):
-        print(json.dumps({"": name} | figures), flush=True)
+    ways = {
+        "alone": alone,
+        "beside a sweep": lambda: beside(0),
+        "beside a sweep that drops": lambda: beside(1),
+        "alone again": alone,
+    }
+    figures = []
+    for name, run in ways.items():
+        figures.append({"steps": name} | run())
+        print(json.dumps(figures[-1]), flush=True)
+    if _JSON.value:
+        pathlib.Path(_JSON.value).write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

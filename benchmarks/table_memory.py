@@ -11,11 +11,13 @@ overhead. Exit status 1 if peak / yardstick is above --limit.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import time
 
 import tensorflow as tf
 from absl import app, flags
+from process_memory import reset_peak, resident_bytes
 
 from het_tf import ops, optimizers
 from het_tf.tables.table import EmbeddingTable
@@ -37,20 +39,8 @@ _ROWS = flags.DEFINE_integer("rows", 10_000_000, "rows of the table", lower_boun
 _DIM = flags.DEFINE_integer("dim", 16, "columns of a row", lower_bound=1)
 _OPTIMIZER = flags.DEFINE_enum("optimizer", "row_wise_adagrad", sorted(_OPTIMIZERS), "its slots")
 _BATCH = flags.DEFINE_integer("batch", 65_536, "keys of an update", lower_bound=1)
+_JSON = flags.DEFINE_string("json", None, "file to write the figures to")
 _LIMIT = flags.DEFINE_float("limit", 1.5, "largest acceptable peak / (values and slots)")
-
-
-def resident_bytes(field: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process."""
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
-
-
-def reset_peak() -> None:
-    """Sets VmHWM back to VmRSS (proc(5), clear_refs)."""
-    pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 def fill(table: EmbeddingTable, rows: int, batch: int, gradients: tf.Tensor) -> None:
@@ -74,7 +64,7 @@ def main(argv: list[str]) -> int:
 
     table = EmbeddingTable(dim, optimizer)
     reset_peak()
-    before = resident_bytes("VmRSS")
+    before = resident_bytes()
     start = time.perf_counter()
     fill(table, rows, _BATCH.value, gradients)
     seconds = time.perf_counter() - start
@@ -84,12 +74,15 @@ def main(argv: list[str]) -> int:
     payload = rows * (dim + slot_dim) * 4
     print(f"{rows} rows, dim {dim}, {optimizer.name}: {rows / seconds:.0f} rows/s")
     print(f"{'':40}{'MB':>10}{'/ payload':>11}")
-    for name, size in (
-        ("payload: values and slots", payload),
-        ('rows and index, stats()["memory_bytes"]', table.stats()["memory_bytes"]),
-        ("peak resident, growth included", peak),
-    ):
+    sizes = {
+        "payload: values and slots": payload,
+        'rows and index, stats()["memory_bytes"]': table.stats()["memory_bytes"],
+        "peak resident, growth included": peak,
+    }
+    for name, size in sizes.items():
         print(f"{name:40}{size / 1e6:10.1f}{size / payload:11.3f}")
+    if _JSON.value:
+        pathlib.Path(_JSON.value).write_text(json.dumps(sizes, indent=1))
     if peak > _LIMIT.value * payload:
         print(f"peak resident is above {_LIMIT.value} times the payload")
         return 1

@@ -51,7 +51,9 @@ flags.DEFINE_integer("evaluations", 2, "Evaluations per pass: points of the curv
 flags.DEFINE_string("data_dir", None, "What tfds.load takes; default: see het_tf.datasets.")
 flags.DEFINE_bool("download", True, "Download MovieLens (5 MB) if it is not there.")
 flags.DEFINE_string(
-    "output_dir", None, "For the curve and the SavedModel; default: a new folder, which is printed."
+    "output_dir",
+    None,
+    "For the curve, its figures and the SavedModel; default: a new folder, which is printed.",
 )
 
 
@@ -136,6 +138,7 @@ def main(_) -> None:
         print(f"\n{FLAGS.model} on {info.source} ratings, {heading}\n")
         print(report.table(*runs), end="\n\n")
         print(report.on_a_network(*runs, FLAGS.workers), end="\n\n")
+        report.save(runs, output / "runs.json")
         report.plot(runs, output / "curve.png", heading)
         print(f"Curves: {output / 'curve.png'}")
         model.export(output / "saved_model", verbose=False)

@@ -1,6 +1,8 @@
 """What a run of train.py has to show: a meter that measures it, a table and a picture."""
 
 import dataclasses
+import json
+import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,6 +104,11 @@ def on_a_network(baseline: Run, run: Run, workers: int) -> str:
         f"\nlinks of 1 Gbit/s these would take each worker {' and '.join(times)}, at 100"
         " Mbit/s\nten times as long: benchmarks/netns_cluster.py measures that."
     )
+
+
+def save(runs: Sequence[Run], path: pathlib.Path) -> None:
+    """Writes the figures as JSON."""
+    path.write_text(json.dumps([dataclasses.asdict(run) for run in runs], indent=1))
 
 
 def plot(runs: Sequence[Run], path: str, title: str) -> None:
