@@ -285,17 +285,16 @@ def reading(found: Mapping[str, float]) -> Lines:
 
 
 def herald(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Lines:
-    headings = [f"{data}: {moved}" for data in found for moved in ("fetched", "pushed")]
+    """Rows that move, in those of the naive mode."""
+    moved = {"fetched": "pulls", "pushed": "pushes"}
     rows = [
-        [mode]
-        + [
-            f"{modes[mode][moved] / modes['naive'][moved]:.2f}"
-            for modes in found.values()
-            for moved in ("pulls", "pushes")
-        ]
-        for mode in next(iter(found.values()))
+        [data, mode]
+        + [f"{run[key] / modes['naive'][key]:.2f}" for key in moved.values()]
+        + [f"{run['planning_ms']:.1f}" if run["planning_ms"] else ""]
+        for data, modes in found.items()
+        for mode, run in modes.items()
     ]
-    return _lines(["", *headings], rows)
+    return _lines(["data", "mode", *moved, "planning, ms"], rows)
 
 
 def placement(found: Mapping[str, Any]) -> Lines:
@@ -424,7 +423,7 @@ TABLES: dict[str, Callable[[Any], Lines]] = {
         )
     },
     "netns_slow": netns,
-    "netns_synchronous": netns,
+    "netns_planned": netns,
 }
 
 
