@@ -313,7 +313,7 @@ def plot(runs: list[dict], folder: str) -> None:
         bounds = [bound for bound in _BOUNDS if bound != _KERAS]
         commands = by_command(runs_of(runs, name))
         for number, (words, of_bound) in enumerate(commands.items()):
-            label = re.search(r"--model=(\w+)", words)
+            label = ", ".join(re.findall(r"--(?:model|format)=(\w+)", words)) or name
             for bound, mine in of_bound.items():
                 values = [main_metric(run["metrics"])[1] for run in mine]
                 color = f"C{number}"
@@ -322,7 +322,7 @@ def plot(runs: list[dict], folder: str) -> None:
                     continue
                 x = bounds.index(bound)
                 axis.plot([x] * len(values), values, "o", color=color, alpha=0.6)
-            axis.plot([], [], "o", color=f"C{number}", label=label[1] if label else name)
+            axis.plot([], [], "o", color=f"C{number}", label=label)
         axis.plot([], [], ":", color="grey", label="keras.layers.Embedding")
         axis.set_xticks(range(len(bounds)), bounds)
         axis.set_xlabel("staleness")
