@@ -144,6 +144,11 @@ def sweep(found: list[Mapping[str, Any]]) -> Lines:
     )
 
 
+def _growth(found: Mapping[str, float], key: str) -> list[str]:
+    sizes = [found[f"{key}: {process} MB"] for process in ("server", "coordinator")]
+    return [f"{max(0, size):.0f}" for size in sizes]
+
+
 def checkpoint(found: Mapping[str, float]) -> Lines:
     rows = {
         "written and synced": ("save", "save / dd throughput"),
@@ -157,7 +162,7 @@ def checkpoint(found: Mapping[str, float]) -> Lines:
                 name,
                 f"{found[f'{key} s']:.1f}",
                 f"{found[ratio]:.2f}" if ratio else "",
-                *(f"{found[f'{key}: {process} MB']:.1f}" for process in ("server", "coordinator")),
+                *_growth(found, key),
             )
             for name, (key, ratio) in rows.items()
         ),
@@ -175,7 +180,7 @@ def checkpoint_chain(found: Mapping[str, float]) -> Lines:
                 name,
                 f"{found[f'{key} s']:.1f}",
                 f"{sizes[key]:,.0f}" if key in sizes else "",
-                *(f"{found[f'{key}: {process} MB']:.1f}" for process in ("server", "coordinator")),
+                *_growth(found, key),
             )
             for name, key in rows.items()
         ),
@@ -328,24 +333,6 @@ def planner(found: list[Mapping[str, Any]]) -> Lines:
     return _lines(headings, rows)
 
 
-def storage(found: Mapping[str, Any]) -> Lines:
-    headings = ["", "steps/s", "rows from the server per step", "pages read per step"]
-    return _lines(
-        [*headings, "memory of the server, GB"],
-        (
-            (
-                name,
-                f"{run['steps_per_s']:.0f}",
-                f"{run['rows_merged']:,.0f}",
-                f"{run['pages_read']:,.0f}",
-                f"{run['server_mb'] / 1000:.1f}",
-            )
-            for name, run in found.items()
-            if isinstance(run, Mapping)
-        ),
-    )
-
-
 def staleness_auc(found: list[Mapping[str, Any]]) -> Lines:
     """AUC, and the share of the bytes that a bound saves."""
     groups: dict[tuple[str, str, float], dict[int, list[tuple[float, float]]]] = {}
@@ -417,7 +404,6 @@ TABLES: dict[str, Callable[[Any], Lines]] = {
             saving_memory,
             serving,
             staleness_auc,
-            storage,
             sweep,
             table_memory,
         )

@@ -301,7 +301,8 @@ def _kinds(setting: Setting, epochs: Sequence[Epoch], total: float) -> dict[str,
       weights twice, since all are read and all gradients sent in each step.
     rest: framing, headers, acknowledgements, control, and what TCP sent again.
     embeddings + rest: of tf_keras, which does not count.
-    dense + rest: of dense replicas in a file written before those were counted.
+    dense + rest: of synchronous steps, and of dense replicas in a file written before those were
+      counted.
     """
     if setting.variant == ALONE:
         return {}
@@ -317,7 +318,8 @@ def _kinds(setting: Setting, epochs: Sequence[Epoch], total: float) -> dict[str,
     embeddings = counted("")
     dense = counted("dense_") if "dense_bytes_up" in epochs[0].counters else weights
     rest = total - embeddings - dense
-    if rest < 0:
+    # Synchronous steps have no replicas whose messages are counted.
+    if rest < 0 or setting.variant in SYNCHRONOUS:
         return {"embeddings": embeddings, "dense + rest": total - embeddings}
     return {"embeddings": embeddings, "dense": dense, "rest": rest}
 
