@@ -309,7 +309,7 @@ def plot(runs: list[dict], folder: str) -> None:
 
     plt.rcParams |= {"svg.hashsalt": "het_tf", "svg.fonttype": "none", "font.size": 10}
     for name in dict.fromkeys(run["example"] for run in runs):
-        figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
+        figure, axis = plt.subplots(figsize=(7, 3.5), layout="constrained")
         bounds = [bound for bound in _BOUNDS if bound != _KERAS]
         commands = by_command(runs_of(runs, name))
         for number, (words, of_bound) in enumerate(commands.items()):
@@ -324,11 +324,11 @@ def plot(runs: list[dict], folder: str) -> None:
                 axis.plot([x] * len(values), values, "o", color=color, alpha=0.6)
             axis.plot([], [], "o", color=f"C{number}", label=label)
         axis.plot([], [], ":", color="grey", label="keras.layers.Embedding")
-        axis.set_xticks(range(len(bounds)), bounds)
+        axis.set_xticks(range(len(bounds)), [bound.replace("=", "\n=") for bound in bounds])
         axis.set_xlabel("staleness")
         axis.set_ylabel(main_metric(runs_of(runs, name)[0]["metrics"])[0])
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+        figure.legend(fontsize=8, loc="outside upper center", ncols=3)
         figure.savefig(os.path.join(folder, f"example_{name}.svg"), metadata={"Date": None})
         plt.close(figure)
 
