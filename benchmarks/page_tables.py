@@ -9,8 +9,10 @@ comment above a table of docs/ is the command that prints the table, and a test 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -66,7 +68,7 @@ def local_step(found: list[Mapping[str, Any]]) -> Lines:
     def cells(parts: Mapping[str, list[float]], part: str) -> list[str]:
         return [f"{figure:.2f}" for figure in parts[part]] if part in parts else ["", ""]
 
-    headings = ["threads", "program", "one call, ms", "ratio", "in a loop, ms", "ratio"]
+    headings = ["threads", "program", "one call, ms", "ratio", "in a loop, ms", "ratio of that"]
     return _lines(
         headings,
         (
@@ -79,7 +81,7 @@ def local_step(found: list[Mapping[str, Any]]) -> Lines:
 
 def pooled_step(found: list[Mapping[str, Any]]) -> Lines:
     return _lines(
-        ["", "het_tf, ms", "of TensorFlow's op", "of the op on unique ids"],
+        ["", "het_tf, ms", "ratio to TensorFlow's op", "ratio to the op on unique ids"],
         (
             (
                 case["case"],
@@ -99,10 +101,10 @@ def feature_step(found: Mapping[str, Mapping[str, Any]]) -> Lines:
         "cluster": "`fit`, cluster",
     }
     compared = {
-        "one tensor, of one layer": "collection / concatenated",
-        "of stacked inputs": "collection / stacked",
-        "joined rows, of one layer": "apart / concatenated",
-        "of stacked inputs, joined": "apart / joined",
+        "`concatenate=True`, ratio to one input": "collection / concatenated",
+        "`concatenate=True`, ratio to stacked inputs": "collection / stacked",
+        "joined rows, ratio to one input": "apart / concatenated",
+        "joined rows, ratio to stacked inputs": "apart / joined",
     }
     return _lines(
         ["", *compared],
@@ -156,7 +158,7 @@ def checkpoint(found: Mapping[str, float]) -> Lines:
         "restored": ("restore", "restore / dd throughput"),
     }
     return _lines(
-        ["", "s", "throughput, of `dd`", "server, MB", "training program, MB"],
+        ["", "s", "throughput, ratio to `dd`", "server, MB", "training program, MB"],
         (
             (
                 name,
@@ -188,34 +190,14 @@ def checkpoint_chain(found: Mapping[str, float]) -> Lines:
 
 
 def demo(found: list[Mapping[str, Any]]) -> Lines:
-    """Of examples/ctr/demo.py."""
-    without, cached = found
-
-    def gain(of_run: Callable[[Mapping[str, Any]], float]) -> str:
-        return f"{of_run(without) / of_run(cached):.1f}"
-
-    def counter(name: str) -> Callable[[Mapping[str, Any]], float]:
-        return lambda run: run["stats"][name]
-
-    def both(form: str, of_run: Callable[[Mapping[str, Any]], float]) -> list[str]:
-        return [format(of_run(run), form) for run in found]
-
-    def hit_rate(run: Mapping[str, Any]) -> float:
-        return run["stats"]["hits"] / max(1, run["stats"]["hits"] + run["stats"]["misses"])
-
-    up, down, messages = map(counter, ("bytes_up", "bytes_down", "messages"))
-    speed = cached["examples_per_s"] / without["examples_per_s"]
-    return _lines(
-        ["", *(run["name"] for run in found), "gain"],
-        [
-            ["AUC of the test ratings", *both(".3f", lambda run: run["auc"][-1]), ""],
-            ["examples/s", *both(",.0f", lambda run: run["examples_per_s"]), f"{speed:.1f}"],
-            ["hit rate", *both(".0%", hit_rate), ""],
-            ["MB from workers to servers", *both(".1f", lambda run: up(run) / 1e6), gain(up)],
-            ["MB back", *both(".1f", lambda run: down(run) / 1e6), gain(down)],
-            ["messages", *both(",.0f", messages), gain(messages)],
-        ],
-    )
+    """Of examples/ctr/demo.py, which has a module for the table."""
+    folder = pathlib.Path(__file__).parents[1] / "examples/ctr"
+    spec = importlib.util.spec_from_file_location("ctr_report", folder / "report.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    headings, *rows = module.cells(*(module.Run(**run) for run in found))
+    return _lines(list(headings), rows)
 
 
 def serving(found: Mapping[str, Any]) -> Lines:
@@ -281,7 +263,7 @@ def publish_in_fit(found: Mapping[str, Mapping[str, float]]) -> Lines:
 
 def reading(found: Mapping[str, float]) -> Lines:
     return _lines(
-        ["", "lines/s", "of decode_csv"],
+        ["", "lines/s", "ratio to `decode_csv`"],
         (
             (f"`{name}`", f"{rate:,.0f}", f"{rate / found['decode_csv']:.2f}")
             for name, rate in found.items()

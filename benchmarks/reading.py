@@ -4,7 +4,8 @@
 
 The fastest way found: tf.data.TextLineDataset in batches, with tf.io.decode_csv and a hash of the
 categories. It names no bad line, and its map runs in as many threads. CsvDataset parses single
-lines. Rates are the best of --repeats passes.
+lines. The ways take turns, and rates are
+medians of --repeats passes.
 """
 
 from __future__ import annotations

@@ -64,9 +64,9 @@ class Meter(keras.callbacks.Callback):
         self.run.examples_per_s = self._examples_per_epoch * len(measured) / sum(measured)
 
 
-def table(baseline: Run, run: Run) -> str:
+def cells(baseline: Run, run: Run) -> list[tuple[str, str, str, str]]:
     """Both runs side by side, and how many times better the second one is."""
-    rows: list[tuple[str, str, str, str]] = [("", baseline.name, run.name, "gain")]
+    rows = [("", baseline.name, run.name, "gain")]
 
     def row(label: str, figure: Callable[[Run], Any], form: str, ratio: float | None = None):
         note = "" if ratio is None else f"{ratio:.1f}x"
@@ -83,7 +83,12 @@ def table(baseline: Run, run: Run) -> str:
     traffic("MB of rows up", "bytes_up", 1e6, "{:,.1f}")
     traffic("MB of rows down", "bytes_down", 1e6, "{:,.1f}")
     traffic("messages", "messages", 1, "{:,.0f}")
+    return rows
 
+
+def table(baseline: Run, run: Run) -> str:
+    """The same as text."""
+    rows = cells(baseline, run)
     widths = [max(len(line[i]) for line in rows) for i in range(4)]
     lines = [
         "  ".join([line[0].ljust(widths[0])] + [line[i].rjust(widths[i]) for i in (1, 2, 3)])
