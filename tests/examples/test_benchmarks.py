@@ -162,10 +162,13 @@ def test_pooled_step(tmp_path: pathlib.Path):
 @pytest.mark.parametrize("run", ["steps", "fit"])
 def test_feature_step(tmp_path: pathlib.Path, run: str):
     path = tmp_path / "figures.json"
+    path.write_text('{"cluster": {}}')
     size = ("--features=3", "--batch=8", "--rows=50", "--dim=4", "--steps=10", f"--json={path}")
     done = _run("feature_step.py", f"--run={run}", *size)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    figures = json.loads(path.read_text())
+    runs = json.loads(path.read_text())
+    assert set(runs) == {"cluster", run}  # The file keeps the runs that it has.
+    figures = runs[run]
     others = ("concatenated", "stacked", "joined")
     assert set(figures["ms"]) == {*others, "collection", "apart"}
     assert set(figures["ratios"]) == {f"{w} / {o}" for w in ("collection", "apart") for o in others}
