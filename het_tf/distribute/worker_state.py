@@ -270,10 +270,16 @@ class HeldUpdates:
                 replica.write_back(slots)
 
     def trace_flush(self) -> None:
-        """Traces what `flush` runs, as far as that has not been done. All workers are up."""
-        for holders, devices in self._held():
-            for holder in holders:
-                holder.flush_here.trace(devices)
+        """Traces what `flush` runs, as far as that has not been done. All workers are up.
+
+        Called while no closure runs. When a worker fails, TensorFlow's coordinator holds a lock of
+        the eager context and may wait for the interpreter's lock. A thread that adds a function
+        meanwhile waits for the context's lock with the interpreter's lock, and both wait forever.
+        """
+        for cache in self.caches:
+            cache.flush_here.trace(cache_devices())
+        for replica in self._reports.replicas:
+            replica.flush_here.trace(cluster_devices("worker"))
 
     def _held(self) -> list[tuple[Sequence[Holder], list[str]]]:
         """Returns the caches and replicas in use, if there are any, and their devices."""

@@ -272,6 +272,7 @@ class ParameterServerTrainer:
         numbered = training and self._strategy.exactly_once
         fn = closure.on_iterator if feed.on_iterator else closure.on_batches
         data = feed.start(self._steps_per_closure(feed), closure.lookahead)
+        self._strategy.held.trace_flush()
         with (
             sums.from_zero(),
             closure.steps_of(data),
@@ -282,8 +283,6 @@ class ParameterServerTrainer:
                 filler.fill(should_stop())
                 if not runner.in_flight:
                     break
-                if not done:
-                    self._strategy.held.trace_flush()  # The first closures run meanwhile.
                 work, packed = runner.wait()
                 if training and compiled.dense is not None:
                     compiled.dense.replicas.note_steps()
