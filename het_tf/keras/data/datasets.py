@@ -335,9 +335,10 @@ def _of_this_worker(
     if spec is None:
         raise _unlike(specs)
 
-    @tf.function
-    def index_op() -> tf.Tensor:
-        return tf.distribute.coordinator.experimental_get_current_worker_index()
+    # Traced once: a tf.function would be traced for every worker's device, and TensorFlow warn.
+    index_op = tf.function(
+        tf.distribute.coordinator.experimental_get_current_worker_index
+    ).get_concrete_function()
 
     def make() -> tf.Tensor:
         return tf.data.experimental.to_variant(makers[int(index_op())]())
