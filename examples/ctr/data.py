@@ -105,10 +105,10 @@ def files(
     return Clicks(train_data, test_data, columns, integers=len(form.of_kind("integer")))
 
 
-def generated(batch_size: int, hash_bins: int = 0) -> Clicks:
-    """Clicks in Criteo's format that are made up."""
+def generated(form: clicks.Format, batch_size: int, hash_bins: int = 0) -> Clicks:
+    """Clicks that are made up."""
     folder = tempfile.mkdtemp(prefix="het_tf_clicks_")
     paths = [os.path.join(folder, name) for name in ("train.txt", "test.txt")]
     for seed, (path, examples) in enumerate(zip(paths, (40_000, 8_000), strict=True)):
-        clicks.generate(path, examples, seed)
-    return files(clicks.CRITEO, paths[:1], paths[1:], batch_size, hash_bins)
+        clicks.generate(path, examples, seed, form)
+    return files(form, paths[:1], paths[1:], batch_size, hash_bins)

@@ -40,9 +40,9 @@ def load() -> data.Clicks:
             raise ValueError("--data and --test_data must be given together")
         if not FLAGS.data and os.environ.get("TF_CONFIG"):
             raise ValueError("--data must name files that all workers can read")
-        if not FLAGS.data:
-            return data.generated(FLAGS.batch_size, FLAGS.hash_bins)
         form = data.FORMATS[FLAGS.format]
+        if not FLAGS.data:
+            return data.generated(form, FLAGS.batch_size, FLAGS.hash_bins)
         return data.files(form, FLAGS.data, FLAGS.test_data, FLAGS.batch_size, FLAGS.hash_bins)
     folder = FLAGS.data[0] if FLAGS.data else None
     if FLAGS.format == "movielens_1m":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -224,29 +225,44 @@ def _parsed(lines: tf.Tensor, form: Format) -> tuple[dict[str, tf.Tensor], tf.Te
     return features, label
 
 
-def generate(path: str | os.PathLike[str], examples: int, seed: int = 0) -> np.ndarray:
-    """Writes clicks in Criteo's format, with frequent and rare categories, and a planted signal.
+def generate(
+    path: str | os.PathLike[str], examples: int, seed: int = 0, form: Format = CRITEO
+) -> np.ndarray:
+    """Writes clicks with frequent and rare categories, and a planted signal.
 
     Args:
       path: of the file.
       examples: number of lines.
       seed: equal seeds write equal files.
+      form: format of the file, CRITEO or AVAZU.
 
     Returns:
       The probability of each click, float64 [examples]. No model can have a better log loss.
     """
     rng = np.random.default_rng(seed)
-    weights = np.random.default_rng(1).normal(0, 1, (26, 1000))
-    categories = rng.zipf(1.2, (examples, 26)) % 1_000_000
-    counts = rng.geometric(0.1, (examples, 13)) - 1
-    blank = rng.random((examples, 39)) < 0.05
-    known = weights[np.arange(26), categories % 1000] * ~blank[:, 13:]
-    logit = known.sum(1) / 4 + 0.1 * (np.log1p(counts) * ~blank[:, :13])[:, :4].sum(1) - 1.5
+    integers, categories = form.of_kind(_INTEGER), form.of_kind(_CATEGORY)
+    weights = np.random.default_rng(1).normal(0, 1, (len(categories), 1000))
+    category = rng.zipf(1.2, (examples, len(categories))) % 1_000_000
+    count = rng.geometric(0.1, (examples, len(integers))) - 1
+    patterns = form.patterns()
+    may_be_blank = [bool(re.fullmatch(patterns[i], "")) for i in [*integers, *categories]]
+    blank = (rng.random((examples, len(may_be_blank))) < 0.05) & may_be_blank
+    known = np.log1p(count) * ~blank[:, : len(integers)]
+    effect = weights[np.arange(len(categories)), category % 1000] * ~blank[:, len(integers) :]
+    logit = effect.sum(1) / 4 + 0.1 * known[:, :4].sum(1) - 1.5
     chance = 1 / (1 + np.exp(-logit))
     label = (rng.random(examples) < chance).astype(int)
+    # Of a column of digits, and of one that may have letters.
+    bases = ["08x" if re.fullmatch(patterns[i], 8 * "f") else "08d" for i in categories]
     with open(path, "w", encoding="utf-8") as file:
+        if form.has_header:
+            file.write(form.separator.join(column.name for column in form.columns) + "\n")
         for i in range(examples):
-            texts = [str(count) for count in counts[i]] + [f"{c:08x}" for c in categories[i]]
-            shown = ("" if hidden else text for text, hidden in zip(texts, blank[i], strict=True))
-            file.write("\t".join([str(label[i]), *shown]) + "\n")
+            line = len(patterns) * [str(i)]
+            line[form.of_kind(_LABEL)[0]] = str(label[i])
+            texts = [str(each) for each in count[i]]
+            texts += [format(each, base) for each, base in zip(category[i], bases, strict=True)]
+            for place, text, hidden in zip([*integers, *categories], texts, blank[i], strict=True):
+                line[place] = "" if hidden else text
+            file.write(form.separator.join(line) + "\n")
     return chance

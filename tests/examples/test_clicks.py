@@ -104,3 +104,17 @@ def test_avazu_has_a_header(tmp_path):
     assert labels.tolist() == [1.0]
     assert features["categories"].shape == (1, 22)
     assert features.keys() == {"categories"}
+
+
+@pytest.mark.parametrize("form", [clicks.CRITEO, clicks.AVAZU], ids=["criteo", "avazu"])
+def test_generated_clicks_have_the_returned_probabilities(tmp_path, form):
+    chance = clicks.generate(tmp_path / "clicks", 20_000, 1, form)
+    features, labels = all_of(clicks.read([tmp_path / "clicks"], form, 1024))
+    assert features["categories"].shape == (20_000, len(form.of_kind("category")))
+    # In each tenth of the lines, from rare to frequent clicks.
+    tenths = np.argsort(chance).reshape(10, -1)
+    deviation = np.sqrt((chance * (1 - chance))[tenths].mean(1) / tenths.shape[1])
+    np.testing.assert_array_less(
+        np.abs(labels[tenths].mean(1) - chance[tenths].mean(1)), 4 * deviation
+    )
+    assert chance[tenths[-1]].mean() > 2 * chance[tenths[0]].mean()
