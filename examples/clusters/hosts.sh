@@ -11,7 +11,7 @@
 #   PYTHON  Python on the servers' hosts, which must find het_tf. Default: python3
 #   SSH     command that runs a command on a host. Default: ssh -o BatchMode=yes
 #
-# Servers that end are started again. All servers end with the training program, however it ends:
+# Failed servers are started again. All servers end with the training program, however it ends:
 # their standard input is a pipe that this process holds.
 set -euo pipefail
 

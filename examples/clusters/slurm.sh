@@ -10,7 +10,7 @@
 #   PS=2 sbatch --nodes=6 slurm.sh python train.py --epochs=3
 #
 # The first PS nodes run a parameter server each, the other nodes a worker each. The training
-# program runs on the first node. Servers that end are started again.
+# program runs on the first node. Failed servers are started again.
 set -euo pipefail
 
 export PS=${PS:-2}

@@ -1,4 +1,4 @@
-"""The model of train.py and demo.py: what their flags say, compiled."""
+"""The compiled model of train.py and demo.py, and its flags."""
 
 import keras
 from absl import flags
@@ -9,12 +9,16 @@ import het_tf
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("model", "wide_deep", MODELS, "Network over the embeddings.")
-flags.DEFINE_integer("dim", 32, "Columns of an embedding.")
-flags.DEFINE_multi_integer("hidden_units", [64, 32], "Width of a hidden layer; once per layer.")
-flags.DEFINE_integer("min_count", 1, "Updates of an id until it has a row of its own.")
+flags.DEFINE_integer("dim", 32, "Columns of an embedding.", lower_bound=1)
+flags.DEFINE_multi_integer(
+    "hidden_units", [64, 32], "Width of a hidden layer; once per layer.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "min_count", 1, "Updates of an id until it has a row of its own.", lower_bound=1
+)
 flags.DEFINE_float("learning_rate", 0.1, "Of the embeddings (row-wise Adagrad).")
 flags.DEFINE_float("dense_learning_rate", 3e-3, "Of everything else (Adam).")
-flags.DEFINE_integer("batch_size", 256, "Examples per step and worker.")
+flags.DEFINE_integer("batch_size", 256, "Examples per step and worker.", lower_bound=1)
 flags.DEFINE_integer("workers", 2, "Worker processes.")
 flags.DEFINE_integer("ps", 2, "Parameter server processes.")
 

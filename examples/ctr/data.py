@@ -53,18 +53,29 @@ def ratings(train: movielens.Arrays, test: movielens.Arrays, columns, batch_size
 
 
 def planned(
-    clicks: Clicks, ratings: movielens.Arrays, schedule: str, hot_rows: int, batch_size: int
+    clicks: Clicks,
+    ratings: movielens.Arrays,
+    schedule: str,
+    batch_size: int,
+    capacity: int | None,
+    hot_rows: int,
 ) -> Clicks:
-    """Ratings in memory, in an order that saves traffic: "herald" or "fae" (het_tf.data)."""
+    """Ratings in memory, in an order that saves traffic: "herald" or "fae" (het_tf.data).
+
+    The plan knows the columns with one id. The few genres are in every cache, and crosses are rows
+    of one column.
+    """
 
     def ids_of(features: dict[str, tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
-        return list(features.values())
+        return [ids for ids in features.values() if ids.shape.rank == 1]
 
     def all_ratings() -> tf.data.Dataset:
         return movielens.batches(ratings, batch_size, shuffle_seed=0)
 
     def herald(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return het_tf.data.location_aware(all_ratings(), ids_of, context, batch_size=batch_size)
+        return het_tf.data.location_aware(
+            all_ratings(), ids_of, context, batch_size=batch_size, capacity=capacity
+        )
 
     def fae(context: tf.distribute.InputContext) -> tf.data.Dataset:
         share = clicks.train(context)

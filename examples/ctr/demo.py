@@ -1,4 +1,4 @@
-"""What the cache changes: the model of train.py on MovieLens 100K, trained twice.
+"""Compares training with and without the cache: the model of train.py on MovieLens 100K.
 
 Trains on a local cluster, with no cache and with the HET cache on every worker, and prints a table
 and a picture. Then exports the cached model and asks it a question.
@@ -19,25 +19,24 @@ import time
 # What goes wrong is raised; what TensorFlow logs besides is not for the reader of a demo.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import compiled
 import data
 import keras
 import report
 import tensorflow as tf
 from absl import app, flags, logging
-from compiled import compiled_model
 
 import het_tf
 from het_tf.datasets import movielens
 
 FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(compiled)  # --help lists them, too.
 flags.DEFINE_integer(
     "staleness",
     None,
     "Updates that a cached row may miss or hold back; -1: any; default: CacheConfig's own.",
 )
-flags.DEFINE_integer(
-    "capacity", None, "Rows a worker caches, in each of the two tables; default: CacheConfig's own."
-)
+flags.DEFINE_integer("capacity", None, "Rows of each cache; default: CacheConfig's.", lower_bound=1)
 flags.DEFINE_enum("policy", "lfu", ["lfu", "lru"], "Which rows leave a full cache.")
 flags.DEFINE_enum(
     "schedule",
@@ -45,9 +44,9 @@ flags.DEFINE_enum(
     ["herald", "fae"],
     "Which worker trains which rating, and when (het_tf.data); default: ratings at random.",
 )
-flags.DEFINE_integer("hot_rows", 500, "Rows that --schedule=fae takes for hot.")
-flags.DEFINE_integer("epochs", 4, "Passes over the ratings.")
-flags.DEFINE_integer("evaluations", 2, "Evaluations per pass: points of the curve.")
+flags.DEFINE_integer("hot_rows", 500, "Rows that --schedule=fae takes for hot.", lower_bound=1)
+flags.DEFINE_integer("epochs", 4, "Passes over the ratings.", lower_bound=1)
+flags.DEFINE_integer("evaluations", 2, "Evaluations per pass: points of the curve.", lower_bound=1)
 flags.DEFINE_string("data_dir", None, "What tfds.load takes; default: see het_tf.datasets.")
 flags.DEFINE_bool("download", True, "Download MovieLens (5 MB) if it is not there.")
 flags.DEFINE_string(
@@ -61,7 +60,7 @@ def train(strategy, name, cache, clicks: data.Clicks, examples: int):
     """Trains one model; returns (model, report.Run). cache: het_tf.CacheConfig or None."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        model = compiled_model(clicks, cache)
+        model = compiled.compiled_model(clicks, cache)
     embeddings = [x for x in model.layers if isinstance(x, het_tf.layers.HetEmbedding)]
 
     def cache_stats() -> report.Stats:
@@ -130,7 +129,8 @@ def main(_) -> None:
         for name, config in (("no cache", None), ("HET cache", cache)):
             print(f"\nTraining with {name}", flush=True)
             if config and FLAGS.schedule:
-                clicks = data.planned(clicks, ratings, FLAGS.schedule, FLAGS.hot_rows, size)
+                limits = cache.capacity, FLAGS.hot_rows
+                clicks = data.planned(clicks, ratings, FLAGS.schedule, size, *limits)
             model, run = train(strategy, name, config, clicks, info.num_train)
             runs.append(run)
 

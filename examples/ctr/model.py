@@ -3,8 +3,8 @@
 wide_deep  a network and a weight for each id (Cheng et al., arXiv 1606.07792)
 deepfm     the same, and the products of all pairs of vectors (Guo et al., arXiv 1703.04247)
 dcn        a network beside layers that multiply by their input (DCN-v2, arXiv 2008.13535)
-dlrm       a network over the products of all pairs of vectors and the vector of the integers
-           (Naumov et al., arXiv 1906.00091)
+dlrm       a network over all vectors and the products of all pairs of them (Naumov et al., arXiv
+           1906.00091: over the products and the vector of the integers, which takes more steps)
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ def build_model(
         products = ops.matmul(fields, ops.transpose(fields, (0, 2, 1)))
         pairs = [i * count + j for i in range(count) for j in range(i)]
         products = ops.take(ops.reshape(products, (-1, count**2)), pairs, axis=1)
-        last = network(ops.concatenate([fields[:, -1], products], axis=1) if integers else products)
+        last = network(ops.concatenate([flat, products], axis=1))
     elif kind == "dcn":
         crossing = flat
         for _ in range(_CROSS_LAYERS):

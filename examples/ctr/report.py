@@ -1,4 +1,4 @@
-"""What a run of train.py has to show: a meter that measures it, a table and a picture."""
+"""A meter of the trainings of demo.py, a table and a picture."""
 
 import dataclasses
 import json

@@ -13,22 +13,29 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import compiled
 import data
 import keras
 from absl import app, flags
-from compiled import compiled_model
 
 import het_tf
 from het_tf.datasets import implicit_movielens, movielens
 
 FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(compiled)  # --help lists them, too.
 flags.DEFINE_enum(
     "format", "criteo", [*data.FORMATS, "movielens", "movielens_1m"], "Format of the data."
 )
-flags.DEFINE_list("data", [], "Files to train on, or a folder; default: generated clicks.")
+flags.DEFINE_list(
+    "data",
+    [],
+    "Files to train on, or the folder of MovieLens; default: generated clicks, or a download.",
+)
 flags.DEFINE_list("test_data", [], "Files to test with.")
-flags.DEFINE_integer("hash_bins", 0, "Rows of a column of categories; 0: one for each.")
-flags.DEFINE_integer("epochs", 1, "Passes over the clicks.")
+flags.DEFINE_integer(
+    "hash_bins", 0, "Rows of a column of categories; 0: one for each.", lower_bound=0
+)
+flags.DEFINE_integer("epochs", 1, "Passes over the clicks.", lower_bound=1)
 flags.DEFINE_string("tensorboard_dir", None, "Folder for TensorBoard.")
 flags.DEFINE_string("export_dir", None, "Folder for the SavedModel; default: none.")
 
@@ -37,26 +44,31 @@ def load() -> data.Clicks:
     """The data that the flags name."""
     if FLAGS.format in data.FORMATS:
         if bool(FLAGS.data) != bool(FLAGS.test_data):
-            raise ValueError("--data and --test_data must be given together")
+            raise ValueError(f"--data={FLAGS.data} and --test_data={FLAGS.test_data}: give both")
         if not FLAGS.data and os.environ.get("TF_CONFIG"):
-            raise ValueError("--data must name files that all workers can read")
+            raise ValueError("With TF_CONFIG, --data must name files that all workers can read.")
         form = data.FORMATS[FLAGS.format]
         if not FLAGS.data:
             return data.generated(form, FLAGS.batch_size, FLAGS.hash_bins)
         return data.files(form, FLAGS.data, FLAGS.test_data, FLAGS.batch_size, FLAGS.hash_bins)
+    if FLAGS.test_data or FLAGS.hash_bins or len(FLAGS.data) > 1:
+        raise ValueError(
+            f"--format={FLAGS.format} takes one folder as --data, no --test_data, no --hash_bins"
+        )
     folder = FLAGS.data[0] if FLAGS.data else None
     if FLAGS.format == "movielens_1m":
         if folder is None:
             raise ValueError("--format=movielens_1m needs --data")
         return data.ratings(*implicit_movielens.load(folder), FLAGS.batch_size)
     train, test, info = movielens.load_arrays(folder, download=True)
+    print(f"Ratings: {info.source}, {info.reason}.")
     return data.ratings(train, test, info.columns, FLAGS.batch_size)
 
 
 def train(strategy, clicks: data.Clicks) -> keras.Model:
     """Returns a trained model."""
     with strategy.scope():
-        model = compiled_model(clicks)
+        model = compiled.compiled_model(clicks)
     callbacks = (
         [keras.callbacks.TensorBoard(FLAGS.tensorboard_dir)] if FLAGS.tensorboard_dir else []
     )

@@ -1,4 +1,4 @@
-"""What a graph says without any training of vectors."""
+"""Scores of nodes and edges without a trained vector."""
 
 import numpy as np
 

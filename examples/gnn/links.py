@@ -1,12 +1,12 @@
-"""Link prediction with GraphSAGE and trained node embeddings: who becomes a friend of whom?
+"""Link prediction with GraphSAGE and trained node embeddings.
 
     python examples/gnn/links.py                           # a small generated graph with genres
     python examples/gnn/links.py --data=github_graph
     python examples/gnn/links.py --data=deezer_hu          # with the genres that users like
 
 --data is a folder with edges.csv, and genres.json or labels.csv. A tenth of the edges is for
-testing. Prints the AUC of these edges against pairs of one end and a random node, beside that of
-the number of common neighbours.
+testing. Prints the AUC of these edges against pairs of one end and a random node, and that of two
+numbers: of common neighbours, and of neighbours of the second node.
 """
 
 import os
@@ -27,14 +27,15 @@ from het_tf.datasets import graphs
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data", None, "Folder with the graph; default: a generated one.")
-flags.DEFINE_integer("dim", 64, "Columns of an embedding, and width of a layer.")
-flags.DEFINE_multi_integer("fanout", [5, 5], "Neighbours that are drawn, for each of two layers.")
+flags.DEFINE_integer("dim", 64, "Columns of an embedding, and width of a layer.", lower_bound=1)
+flags.DEFINE_multi_integer("fanout", [5, 5], "Neighbours, for each layer.", lower_bound=1)
+flags.register_validator("fanout", sage.is_fanout, "--fanout must be given twice")
 flags.DEFINE_float("dropout", 0.0, "Share of the inputs of a layer that are left out.")
 flags.DEFINE_integer("workers", 2, "Worker processes.")
 flags.DEFINE_integer("ps", 2, "Parameter server processes.")
-flags.DEFINE_integer("batch_size", 256, "Edges of a step.")
+flags.DEFINE_integer("batch_size", 256, "Edges of a step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 3e-3, "Of everything (Adam).")
-flags.DEFINE_integer("epochs", 2, "Passes over the edges.")
+flags.DEFINE_integer("epochs", 2, "Passes over the edges.", lower_bound=1)
 
 _PARTS = 3  # of the edges
 
@@ -43,7 +44,9 @@ def split(graph: graphs.Graph) -> tuple[graphs.Graph, np.ndarray, np.ndarray]:
     """Returns the graph of nine tenths of the edges, these edges, and the others, [n, 2]."""
     ends = np.stack([np.repeat(np.arange(len(graph.degrees)), graph.degrees), graph.neighbors], 1)
     edges = np.unique(ends[ends[:, 0] < ends[:, 1]], axis=0)
-    edges = np.random.default_rng(0).permutation(edges)
+    rng = np.random.default_rng(0)
+    # In any order of the ends: a second end that is always the larger one would tell by its number.
+    edges = rng.permuted(rng.permutation(edges), axis=1)
     test, train = np.split(edges, [len(edges) // 10])
     return graphs.from_edges(train, graph.labels), train, test
 
@@ -63,8 +66,7 @@ def batches(graph: graphs.Graph, edges: np.ndarray, shuffle: bool) -> tf.data.Da
         return features, tf.tile([[1.0, 0.0]], [tf.size(left), 1])
 
     order = tf.data.Dataset.range(len(edges))
-    if shuffle:
-        order = order.shuffle(len(edges))
+    order = order.shuffle(len(edges)) if shuffle else order
     size = min(FLAGS.batch_size, len(edges))
     return order.batch(size, drop_remainder=shuffle).map(batch).prefetch(2)
 
@@ -72,9 +74,8 @@ def batches(graph: graphs.Graph, edges: np.ndarray, shuffle: bool) -> tf.data.Da
 def build_model(graph: graphs.Graph) -> keras.Model:
     """Returns a model to logits [batch, 2]: of the neighbour and of the random node."""
     near, far = FLAGS.fanout
-    tables = {  # rows, ids of a node, combiner
-        "nodes": (len(graph.degrees), 1 + near + near * far, None),
-    }
+    # Rows, ids of a node, combiner.
+    tables = {"nodes": (len(graph.degrees), 1 + near + near * far, None)}
     if graph.labels.ndim == 2:
         tables["genres"] = (int(graph.labels.max()) + 1, graph.labels.shape[1], "mean")
     inputs, features, weights = {}, {}, {}
@@ -90,9 +91,10 @@ def build_model(graph: graphs.Graph) -> keras.Model:
     own, rows = (layers.Dropout(FLAGS.dropout)(x) for x in (own, rows))
     state = sage.encode(own, rows[:, 1:], FLAGS.fanout, FLAGS.dim, FLAGS.dropout)
     state = own + layers.Dense(FLAGS.dim)(state)
+    popularity = ops.reshape(layers.Dense(1)(state), (-1, 3))
     left, right, other = ops.split(ops.reshape(state, (-1, 3, FLAGS.dim)), 3, axis=1)
     pairs = ops.concatenate([left * right, left * other], axis=1)
-    return het_tf.keras.Model(inputs, ops.sum(pairs, axis=2))
+    return het_tf.keras.Model(inputs, ops.sum(pairs, axis=2) + popularity[:, 1:])
 
 
 def load() -> graphs.Graph:
@@ -130,14 +132,14 @@ def evaluate(model: keras.Model, graph: graphs.Graph) -> dict[str, float]:
 
 
 def main(_) -> None:
-    if len(FLAGS.fanout) != 2:
-        raise ValueError(f"--fanout must be given twice, once for each layer, not {FLAGS.fanout}")
     graph = load()
     train_graph, _, test_edges = split(graph)
     random = np.random.default_rng(0).integers(0, len(graph.degrees), len(test_edges))
-    random = np.stack([test_edges[:, 0], random], axis=1)
-    common = (baselines.common_neighbors(train_graph, pairs) for pairs in (test_edges, random))
+    kinds = test_edges, np.stack([test_edges[:, 0], random], axis=1)
+    common = (baselines.common_neighbors(train_graph, pairs) for pairs in kinds)
     print(f"Common neighbours: AUC {quality.area_under_curve(*common):.3f}")
+    degrees = (train_graph.degrees[pairs[:, 1]] for pairs in kinds)
+    print(f"Neighbours of the second node: AUC {quality.area_under_curve(*degrees):.3f}")
     with het_tf.distribute.open_cluster(FLAGS.workers, FLAGS.ps) as cluster:
         strategy = het_tf.distribute.HetParameterServerStrategy(cluster.resolver)
         model = train(strategy, graph)

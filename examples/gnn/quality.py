@@ -1,4 +1,4 @@
-"""How well scores tell two kinds apart."""
+"""Metrics of scores that tell two kinds apart."""
 
 import numpy as np
 

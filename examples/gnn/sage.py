@@ -11,6 +11,11 @@ from keras import layers, ops
 from het_tf.datasets import graphs
 
 
+def is_fanout(fanout: Sequence[int]) -> bool:
+    """Whether there is a number of neighbours for each of the two layers."""
+    return len(fanout) == 2
+
+
 def load(folder: str | None, generate: Callable[[str], None]) -> graphs.Graph:
     """The graph of a folder. None: one that `generate` writes."""
     if folder is None:

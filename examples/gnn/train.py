@@ -27,15 +27,16 @@ from het_tf.datasets import graphs
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data", None, "Folder with the graph; default: a generated one.")
-flags.DEFINE_integer("dim", 64, "Columns of a node's embedding.")
-flags.DEFINE_integer("hidden", 64, "Width of a layer.")
-flags.DEFINE_multi_integer("fanout", [10, 10], "Neighbours that are drawn, for each of two layers.")
+flags.DEFINE_integer("dim", 64, "Columns of a node's embedding.", lower_bound=1)
+flags.DEFINE_integer("hidden", 64, "Width of a layer.", lower_bound=1)
+flags.DEFINE_multi_integer("fanout", [10, 10], "Neighbours, for each layer.", lower_bound=1)
+flags.register_validator("fanout", sage.is_fanout, "--fanout must be given twice")
 flags.DEFINE_float("dropout", 0.5, "Share of the inputs of a layer that are left out.")
 flags.DEFINE_integer("workers", 2, "Worker processes.")
 flags.DEFINE_integer("ps", 2, "Parameter server processes.")
-flags.DEFINE_integer("batch_size", 256, "Nodes of a step.")
+flags.DEFINE_integer("batch_size", 256, "Nodes of a step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 3e-3, "Of everything (Adam).")
-flags.DEFINE_integer("epochs", 2, "Passes over the nodes.")
+flags.DEFINE_integer("epochs", 2, "Passes over the nodes.", lower_bound=1)
 
 
 def batches(graph: graphs.Graph, nodes: np.ndarray, shuffle: bool) -> tf.data.Dataset:
@@ -99,8 +100,6 @@ def evaluate(model: keras.Model, graph: graphs.Graph) -> dict[str, float]:
 
 
 def main(_) -> None:
-    if len(FLAGS.fanout) != 2:
-        raise ValueError(f"--fanout must be given twice, once for each layer, not {FLAGS.fanout}")
     graph = load()
     train_nodes, test_nodes = split(graph)
     labels = graph.labels[test_nodes]

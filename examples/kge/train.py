@@ -4,7 +4,7 @@
     python examples/kge/train.py --data=fb15k237 --model=complex --epochs=50
 
 --data is a folder with train.txt, valid.txt and test.txt: head, relation and tail, with tabs
-between them. Prints the filtered MRR and Hits@k of the test triples (Bordes et al., NIPS 2013).
+between them. Prints the filtered MRR and Hits@k of test triples (Bordes et al., NIPS 2013).
 """
 
 import os
@@ -26,17 +26,17 @@ from het_tf.datasets import triples
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data", None, "Folder with the triples; default: generated ones.")
 flags.DEFINE_enum("model", "complex", list(MODELS), "Score of a triple.")
-flags.DEFINE_integer("dim", 128, "Columns of an embedding.")
+flags.DEFINE_integer("dim", 128, "Columns of an embedding.", lower_bound=1)
 flags.DEFINE_integer("workers", 2, "Worker processes.")
 flags.DEFINE_integer("ps", 2, "Parameter server processes.")
-flags.DEFINE_integer("groups", 8, "Groups of triples in a batch.")
-flags.DEFINE_integer("group_size", 64, "Triples of a group, which share negative entities.")
-flags.DEFINE_integer("negatives", 128, "Random entities for the triples of a group.")
+flags.DEFINE_integer("groups", 8, "Groups of triples in a batch.", lower_bound=1)
+flags.DEFINE_integer("group_size", 64, "Triples that share negatives.", lower_bound=1)
+flags.DEFINE_integer("negatives", 128, "Random entities of a group.", lower_bound=1)
 flags.DEFINE_float("temperature", 1.0, "Of the weights of the negatives; 0: all the same.")
 flags.DEFINE_float("dropout", None, "Share of the columns that are left out; default: the model's.")
 flags.DEFINE_float("learning_rate", 0.1, "Of the embeddings (Adagrad).")
-flags.DEFINE_integer("epochs", 20, "Passes over the triples.")
-flags.DEFINE_integer("most_tested", 5000, "Test triples that are ranked.")
+flags.DEFINE_integer("epochs", 20, "Passes over the triples.", lower_bound=1)
+flags.DEFINE_integer("most_tested", 5000, "Test triples, the first ones.", lower_bound=1)
 
 
 def worker_data(data: triples.Triples):
@@ -64,7 +64,7 @@ def worker_data(data: triples.Triples):
 
 
 def build_model() -> keras.Model:
-    """Returns a model from entities and relations to scores [groups, triples, 1 + negatives]."""
+    """Returns a model from entities, relations to scores [groups, triples, 1 + 2 * negatives]."""
     size, model = FLAGS.group_size, MODELS[FLAGS.model]
     inputs = {
         "entities": keras.Input((2 * size + FLAGS.negatives,), dtype="int64", name="entities"),

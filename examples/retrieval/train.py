@@ -25,13 +25,13 @@ from het_tf.datasets import interactions
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data", None, "Folder with the interactions; default: generated ones.")
-flags.DEFINE_integer("dim", 64, "Columns of an embedding.")
+flags.DEFINE_integer("dim", 64, "Columns of an embedding.", lower_bound=1)
 flags.DEFINE_integer("workers", 2, "Worker processes.")
 flags.DEFINE_integer("ps", 2, "Parameter server processes.")
-flags.DEFINE_integer("batch_size", 1024, "Interactions of a step.")
+flags.DEFINE_integer("batch_size", 1024, "Interactions of a step.", lower_bound=1)
 flags.DEFINE_float("temperature", 0.1, "Of the logits.")
 flags.DEFINE_float("learning_rate", 0.1, "Of the embeddings (Adagrad).")
-flags.DEFINE_integer("epochs", 20, "Passes over the interactions.")
+flags.DEFINE_integer("epochs", 20, "Passes over the interactions.", lower_bound=1)
 flags.DEFINE_string("export_dir", None, "For the SavedModel; default: a new folder.")
 
 _TOP = 20

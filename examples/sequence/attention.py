@@ -7,7 +7,10 @@ PAD = 0  # Items are numbered from 1.
 
 
 def build_encoder(length: int, dim: int, blocks: int, dropout: float) -> keras.Model:
-    """Returns a model from rows [batch, length, dim] and items to states, of earlier items each."""
+    """Returns a model from rows [batch, length, dim] and items to states.
+
+    A state is computed from the items up to its place. [batch, length, dim].
+    """
     rows = keras.Input((length, dim))
     items = keras.Input((length,), dtype="int64")
     present = ops.expand_dims(items != PAD, 1)

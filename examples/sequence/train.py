@@ -1,11 +1,11 @@
-"""Which item comes next: a model with self-attention (SASRec) on parameter servers.
+"""Prediction of the next item with self-attention (SASRec) on parameter servers.
 
     python examples/sequence/train.py                      # small generated sequences
     python examples/sequence/train.py --data=video_games/reviews.txt.gz --epochs=100
 
 --data is a file with lines of "user item", grouped by user and in the order of time. The last item
-of a user is for testing. Prints Hits@10 and NDCG@10 of the last item among 100 random ones, as
-Kang and McAuley do (SASRec, ICDM 2018).
+of a user is for testing. Prints Hits@10 and NDCG@10 of this item among 100 random ones, as Kang and
+McAuley do (SASRec, ICDM 2018).
 """
 
 import os
@@ -25,17 +25,17 @@ from het_tf.datasets import interactions
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data", None, "File with the sequences; default: generated ones.")
-flags.DEFINE_integer("dim", 64, "Columns of an embedding.")
-flags.DEFINE_integer("length", 50, "Items of a sequence, the last ones.")
-flags.DEFINE_integer("blocks", 2, "Blocks of self-attention.")
+flags.DEFINE_integer("dim", 64, "Columns of an embedding.", lower_bound=1)
+flags.DEFINE_integer("length", 50, "Items of a sequence, the last ones.", lower_bound=1)
+flags.DEFINE_integer("blocks", 2, "Blocks of self-attention.", lower_bound=1)
 flags.DEFINE_float("dropout", 0.3, "Share of the inputs of a block that are left out.")
 flags.DEFINE_integer("workers", 2, "Worker processes.")
 flags.DEFINE_integer("ps", 2, "Parameter server processes.")
-flags.DEFINE_integer("batch_size", 128, "Sequences of a step.")
+flags.DEFINE_integer("batch_size", 128, "Sequences of a step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 0.03, "Of the embeddings (Adagrad).")
 flags.DEFINE_float("dense_learning_rate", 1e-3, "Of everything else (Adam).")
-flags.DEFINE_integer("epochs", 20, "Passes over the sequences.")
-flags.DEFINE_integer("most_tested", 10_000, "Users that are tested.")
+flags.DEFINE_integer("epochs", 20, "Passes over the sequences.", lower_bound=1)
+flags.DEFINE_integer("most_tested", 10_000, "Users that are tested, the first ones.", lower_bound=1)
 
 _CANDIDATES = 100  # random items beside the right one
 
@@ -110,19 +110,18 @@ def load() -> list[np.ndarray]:
         path = os.path.join(tempfile.mkdtemp(prefix="het_tf_sequence_"), "reviews.txt")
         interactions.generate_sequences(path)
     sequences = [items for items in interactions.load_sequences(path) if len(items) >= 3]
-    least, most = (f(f(items) for items in sequences) for f in (min, max))
-    if least <= attention.PAD or most < 2 * _CANDIDATES:
+    if not sequences:
+        raise ValueError(f"--data={path} has no user with three items")
+    items = np.concatenate(sequences)
+    if items.min() <= attention.PAD or items.max() < 2 * _CANDIDATES:
         raise ValueError(f"--data={path} needs items from 1 on, and at least {2 * _CANDIDATES}")
     return sequences
 
 
-def number_of_items(sequences: list[np.ndarray]) -> int:
-    return max(int(items.max()) for items in sequences)
-
-
 def train(strategy, sequences: list[np.ndarray]) -> keras.Model:
     """Returns a trained model."""
-    data = worker_data([s[:-1] for s in sequences], number_of_items(sequences))
+    count = int(np.concatenate(sequences).max())
+    data = worker_data([s[:-1] for s in sequences], count)
     with strategy.scope():
         model = build_model()
         model.compile(keras.optimizers.Adam(FLAGS.dense_learning_rate), loss)
@@ -132,7 +131,8 @@ def train(strategy, sequences: list[np.ndarray]) -> keras.Model:
 
 def evaluate(model: keras.Model, sequences: list[np.ndarray]) -> dict[str, float]:
     """Metrics of the users' last items, which the model was not trained on."""
-    rows = model.get_layer("items").table.lookup(np.arange(number_of_items(sequences) + 1))
+    count = int(np.concatenate(sequences).max())
+    rows = model.get_layer("items").table.lookup(np.arange(count + 1))
     rank = ranks(model.get_layer("encoder"), rows, sequences[: FLAGS.most_tested])
     gains = np.where(rank <= 10, 1 / np.log2(rank + 1), 0)
     return {"Hits@10": float(np.mean(rank <= 10)), "NDCG@10": float(np.mean(gains))}

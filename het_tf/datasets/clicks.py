@@ -61,7 +61,7 @@ class Format:
     def patterns(self) -> list[str]:
         """Regular expressions of the columns' texts."""
         patterns = (column.pattern or _PATTERNS[column.kind] for column in self.columns)
-        return [pattern.replace("{s}", self.separator) for pattern in patterns]
+        return [pattern.replace("{s}", re.escape(self.separator)) for pattern in patterns]
 
     def of_kind(self, kind: str) -> list[int]:
         """Places of the columns of a kind."""
@@ -140,7 +140,8 @@ def read(
     if by_file:
         files = files.shard(parts, part)
     blocks = files.flat_map(lambda path: _blocks(path, form))
-    pattern = form.separator.join(form.patterns())
+    separator = re.escape(form.separator)
+    pattern = separator.join(form.patterns())
 
     def marked(
         path: tf.Tensor, number: tf.Tensor, lines: tf.Tensor
@@ -186,10 +187,10 @@ def _blocks(path: tf.Tensor, form: Format) -> tf.data.Dataset:
 
 def _refuse(path: tf.Tensor, number: tf.Tensor, line: tf.Tensor, form: Format) -> tf.Tensor:
     """Fails, and names the first column that is not in the format."""
-    patterns = form.patterns()
-    rest = f"({form.separator}\\C*)?"  # \C: any byte, UTF-8 or not.
+    patterns, separator = form.patterns(), re.escape(form.separator)
+    rest = f"({separator}\\C*)?"  # \C: any byte, UTF-8 or not.
     good = [
-        tf.strings.regex_full_match(line, form.separator.join(patterns[: n + 1]) + rest)
+        tf.strings.regex_full_match(line, separator.join(patterns[: n + 1]) + rest)
         for n in range(len(patterns))
     ]
     column = tf.argmin(tf.cast(tf.stack([*good, tf.constant(False)]), tf.int32))

@@ -74,10 +74,10 @@ def test_padding_has_no_say():
 
     columns = [Column("a", 10), Column("list", 10, length=3)]
     built = model.build_model(embedding, columns, 4, crosses=[])
-    lists = np.array([[7, 8, PAD], [7, 8, 7], [8, 7, PAD]])
-    one, repeated, turned = np.asarray(built({"a": np.array([1, 1, 1]), "list": lists}))
-    assert one == pytest.approx(turned)
-    assert one != pytest.approx(repeated)
+    lists = np.array([[7, PAD, PAD], [PAD, 7, 7], [7, 7, 8]])
+    one, repeated, other = np.asarray(built({"a": np.array([1, 1, 1]), "list": lists}))
+    assert one == pytest.approx(repeated)
+    assert one != pytest.approx(other)
 
 
 @pytest.mark.parametrize("kind", model.MODELS)

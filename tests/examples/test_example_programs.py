@@ -1,4 +1,4 @@
-"""Every example that trains on a cluster runs on generated data and learns."""
+"""Programs of examples/ run on generated data and learn."""
 
 from __future__ import annotations
 
@@ -53,6 +53,35 @@ def test_click_model_is_written_for_tensorboard_and_exported(tmp_path):
     ids = {f"C{i}": tf.constant([1, 2], tf.int64) for i in range(1, 27)}
     (chances,) = served(**ids, integers=tf.fill([2, 13], np.nan)).values()
     assert ((chances.numpy() > 0) & (chances.numpy() < 1)).all()
+
+
+@pytest.mark.exhaustive
+def test_the_demo_with_a_schedule(tmp_path):
+    ended = program_runner.run(
+        EXAMPLES / "ctr" / "demo.py",
+        *SMALL,
+        *("--schedule=herald", "--capacity=2000", "--epochs=1", "--evaluations=1", "--nodownload"),
+        f"--output_dir={tmp_path}",
+        timeout=600,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert re.search(r"does user \d+ like movie \d+\? \d+\.\d% likely", ended.stdout)
+    assert (tmp_path / "curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format=movielens_1m", "--data=folder", "--hash_bins=10"], "movielens_1m takes one"),
+        (["--format=avazu", "--data=clicks.csv"], r"\['clicks.csv'\] and --test_data=\[\]: give"),
+        (["--hash_bins=-3"], "--hash_bins=-3"),
+    ],
+    ids=["ignored", "no test data", "negative"],
+)
+def test_wrong_flags_are_named(arguments, message):
+    ended = program_runner.run(EXAMPLES / "ctr" / "train.py", *arguments, timeout=600)
+    assert ended.returncode != 0
+    assert re.search(message, ended.stdout + ended.stderr)
 
 
 def test_scores_of_triples():
