@@ -271,28 +271,6 @@ def reading(found: Mapping[str, float]) -> Lines:
     )
 
 
-def storage(found: Mapping[str, Any]) -> Lines:
-    names = {
-        "memory": "all rows in memory",
-        "disk": "a tenth in memory",
-        "disk shuffled": "a tenth in memory, rows created in a random order",
-    }
-    runs = [(name, found[run]) for run, name in names.items()]
-    return _lines(
-        ["", "steps/s", "rows from the server per step", "pages read per step", "server, GB"],
-        (
-            (
-                name,
-                f"{run['steps_per_s']:.0f}",
-                f"{run['rows_merged']:,.0f}",
-                f"{run['pages_read']:,.0f}",
-                f"{run['server_mb'] / 1e3:.1f}",
-            )
-            for name, run in runs
-        ),
-    )
-
-
 def herald(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Lines:
     """Rows that move, in those of the naive mode."""
     moved = {"fetched": "pulls", "pushed": "pushes"}
