@@ -79,7 +79,7 @@ def cells(baseline: Run, run: Run) -> list[tuple[str, str, str, str]]:
     row("AUC (test)", lambda each: each.auc[-1], "{:.4f}")
     speedup = run.examples_per_s / baseline.examples_per_s
     row("examples/s", lambda each: each.examples_per_s, "{:,.0f}", speedup)
-    row("hit rate", lambda each: 100 * each.hit_rate, "{:.1f} %")
+    row("hit rate of keys", lambda each: 100 * each.hit_rate, "{:.1f} %")
     traffic("MB of rows up", "bytes_up", 1e6, "{:,.1f}")
     traffic("MB of rows down", "bytes_down", 1e6, "{:,.1f}")
     traffic("messages", "messages", 1, "{:,.0f}")

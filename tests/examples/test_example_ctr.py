@@ -119,7 +119,7 @@ def test_table_shows_both_runs_and_the_gain(report, runs):
     assert words[2:5] == [
         ["AUC", "(test)", "0.7000", "0.6900"],
         ["examples/s", "1,000", "2,500", "2.5x"],
-        ["hit", "rate", "0.0", "%", "90.0", "%"],
+        ["hit", "rate", "of", "keys", "0.0", "%", "90.0", "%"],
     ]
     assert words[5] == ["MB", "of", "rows", "up", "400.0", "100.0", "4.0x"]
     assert words[6][:6] == ["MB", "of", "rows", "down", "1,000.0", "0.0"]
