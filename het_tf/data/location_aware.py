@@ -76,7 +76,7 @@ def location_aware(
         raise ValueError(f"capacity must be at least 1, not {capacity!r}")
     size = batch_size_of(dataset, batch_size, "location_aware")
     if workers == 1:
-        return dataset
+        return dataset.rebatch(size)
 
     def plan(state: tuple[tf.Tensor, tf.Tensor], element: Any) -> tuple[Any, Any]:
         planner, step = state

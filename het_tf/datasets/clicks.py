@@ -180,7 +180,16 @@ def _blocks(path: tf.Tensor, form: Format) -> tf.data.Dataset:
     lines = tf.data.TextLineDataset(path, tf.where(is_packed, "GZIP", ""))
     first = 1
     if form.has_header:
-        lines, first = lines.skip(1), 2
+        header = form.separator.join(column.name for column in form.columns)
+
+        def is_example(line: tf.Tensor) -> tf.Tensor:
+            message = [path, ", line 1: the header is not ", header, ": ", line]
+            with tf.control_dependencies(
+                [tf.debugging.Assert(line == header, [tf.strings.join(message)])]
+            ):
+                return tf.constant(False)
+
+        lines, first = lines.take(1).filter(is_example).concatenate(lines.skip(1)), 2
     blocks = lines.batch(_LINES).enumerate()
     return blocks.map(lambda block, texts: (path, first + block * _LINES, texts))
 

@@ -27,13 +27,20 @@ class _ClickSums(keras.metrics.Metric):
         Args:
           y_true: labels, 0 or 1, of any shape.
           y_pred: probabilities, with as many entries.
-          sample_weight: weights of the examples. None: all 1.
+          sample_weight: weights of the labels, of the shape of `y_true` or its first dimensions, or
+            one for all. None: all 1.
         """
         label = ops.reshape(ops.cast(y_true, self.dtype), (-1,))
         chance = ops.reshape(ops.cast(y_pred, self.dtype), (-1,))
         weight = ops.ones_like(label)
         if sample_weight is not None:
-            weight = ops.reshape(ops.cast(sample_weight, self.dtype), (-1,))
+            weight = ops.cast(sample_weight, self.dtype)
+            shape = ops.shape(y_true)
+            while len(weight.shape) < len(shape):
+                weight = ops.expand_dims(weight, -1)
+            if len(weight.shape) == len(shape):
+                weight = ops.broadcast_to(weight, shape)
+            weight = ops.reshape(weight, (-1,))
         values = {"labels": label, "chances": chance}
         if "losses" in self._SUMS:
             values["losses"] = _log_loss(label, chance)

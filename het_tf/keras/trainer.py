@@ -394,6 +394,11 @@ class ParameterServerTrainer:
 
 
 def _examples_of(model: keras.Model) -> float | None:
-    """Returns the number of examples whose losses Keras averages. None: it averages none."""
+    """Returns the number of examples whose losses Keras averages. None: it averages none.
+
+    What an own `train_step` averages is unknown.
+    """
+    if type(model).train_step is not keras.Model.train_step:
+        return None
     loss = next((metric for metric in model.metrics if metric.name == "loss"), None)
     return float(loss.count) if isinstance(loss, keras.metrics.Mean) else None

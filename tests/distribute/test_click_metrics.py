@@ -48,6 +48,17 @@ def test_metrics_of_workers_add_up(strategy, tmp_path):
     assert set(NAMES) <= set(loaded.evaluate(ids, label, verbose=0, return_dict=True))
 
 
+@pytest.mark.parametrize("weight", [0.5, [0.5, 2.0], [[0.5], [2.0]], [[0.5, 1.0], [2.0, 0.0]]])
+def test_a_weight_counts_for_all_labels_of_its_example(weight):
+    label, chance = np.array([[1, 0], [0, 1]]), np.array([[0.75, 0.5], [0.25, 0.5]])
+    given = np.array(weight)
+    each = np.broadcast_to(given[:, None] if given.ndim == 1 else given, (2, 2))
+    right = expected(label.ravel(), chance.ravel(), each.ravel())
+    for metric in het_tf.keras.metrics.NormalizedEntropy(), het_tf.keras.metrics.Calibration():
+        metric.update_state(label, chance, weight)
+        assert float(metric.result()) == pytest.approx(right[NAMES.index(metric.name)])
+
+
 def test_a_model_without_examples_or_clicks_has_no_figures():
     for metric in het_tf.keras.metrics.NormalizedEntropy(), het_tf.keras.metrics.Calibration():
         assert float(metric.result()) == 0

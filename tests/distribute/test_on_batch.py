@@ -105,8 +105,24 @@ def test_a_generator(model, rows):
     model.fit(given(), validation_data=given(), verbose=0)
     assert rows() == [2] * 6
     assert model.evaluate(given(), verbose=0, return_dict=True)["mae"] == 2
+    model.fit(((*each, None) for each in given()), verbose=0)  # None: no weights.
+    assert rows() == [3] * 6
     ids = (each for each, _ in given())
-    np.testing.assert_array_equal(model.predict(ids, verbose=0)[:, 0], [2] * 6)
+    np.testing.assert_array_equal(model.predict(ids, verbose=0)[:, 0], [3] * 6)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5])
+def test_wrong_numbers_of_steps_are_named(model, steps):
+    labels = np.zeros(6)
+    for name, call in {
+        "steps_per_epoch": lambda: model.fit(IDS, labels, steps_per_epoch=steps),
+        "validation_steps": lambda: model.fit(
+            IDS, labels, validation_data=(IDS, labels), validation_steps=steps
+        ),
+        "steps": lambda: model.evaluate(IDS, labels, steps=steps),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{name} must be an integer .* None, not {steps}"):
+            call()
 
 
 @pytest.mark.exhaustive
@@ -124,7 +140,7 @@ def test_a_generator_to_validate_on(model, rows):
         model.fit(IDS, np.zeros(6), validation_data=spent, verbose=0)
 
 
-def test_a_py_dataset(model, rows):
+def test_a_py_dataset(model, rows, monkeypatch):
     class Batches(keras.utils.PyDataset):
         def __len__(self):
             return 3
@@ -136,6 +152,9 @@ def test_a_py_dataset(model, rows):
     assert rows() == [2] * 6
     assert model.evaluate(Batches(), verbose=0, return_dict=True)["mae"] == 2
     np.testing.assert_array_equal(model.predict(Batches(), verbose=0)[:, 0], [2] * 6)
+    monkeypatch.setattr(Batches, "__len__", lambda batches: 0)
+    with pytest.raises(ValueError, match="The PyDataset Batches has no batches"):
+        model.fit(Batches(), verbose=0)
 
 
 @pytest.mark.exhaustive

@@ -345,3 +345,5 @@ def test_a_plan_must_have_the_ids_of_the_layers(together):
         model = make(keras.optimizers.SGD(0.1), "sgd")
     with pytest.raises(tf.errors.InvalidArgumentError, match="returns other ids than the model"):
         model.fit(share, verbose=0)
+    with pytest.raises(ValueError, match="steps_per_epoch cannot be given with location_aware"):
+        model.fit(share, steps_per_epoch=2, verbose=0)

@@ -104,6 +104,9 @@ def test_avazu_has_a_header(tmp_path):
     assert labels.tolist() == [1.0]
     assert features["categories"].shape == (1, 22)
     assert features.keys() == {"categories"}
+    path.write_text(f"{','.join(line)}\n{','.join(line)}\n")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="line 1: the header is not id,click"):
+        all_of(clicks.read([path], clicks.AVAZU, 8))
 
 
 @pytest.mark.parametrize("form", [clicks.CRITEO, clicks.AVAZU], ids=["criteo", "avazu"])

@@ -6,12 +6,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from het_tf.runtime.validation import INT32_MAX, check_integer
+
 _A = TypeVar("_A", bound="Arguments")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
     """The arguments of a method of `keras.Model`."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "steps_per_epoch", "validation_steps"):
+            value = getattr(self, name, None)
+            if value is not None:
+                check_integer(name, value, 1, INT32_MAX, " or None")
 
     @classmethod
     def of(cls: type[_A], local_variables: Mapping[str, Any]) -> _A:

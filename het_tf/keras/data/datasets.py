@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from het_tf.keras.data.batch_structure import (
 )
 from het_tf.layers.features import tuple_like
 from het_tf.runtime.broadcast import TracedByDevice, cluster_devices
-from het_tf.runtime.planned_batch import check_plain
+from het_tf.runtime.planned_batch import PlannedBatch, check_plain
 
 _LOOKED_AT = 2  # batches whose shapes are compared, as in Keras
 
@@ -44,8 +45,14 @@ def python_dataset(x: Any, shuffle: bool, as_arrays: Callable[[Any], Any]) -> tf
       as_arrays: converts the parts of a batch to arrays.
 
     Raises:
-      ValueError: a generator has no batches.
+      ValueError: there are no batches.
     """
+
+    def arrays(batch: Any) -> Any:
+        while isinstance(batch, tuple) and batch and batch[-1] is None:
+            batch = batch[:-1]  # No labels, or no weights.
+        return as_arrays(batch)
+
     if inspect.isgenerator(x):
         seen = list(itertools.islice(x, _LOOKED_AT))
         if not seen:
@@ -54,14 +61,16 @@ def python_dataset(x: Any, shuffle: bool, as_arrays: Callable[[Any], Any]) -> tf
         count = None
     else:
         count = x.num_batches
+        if count == 0:
+            raise ValueError(f"The PyDataset {type(x).__name__} has no batches.")
         seen = [x[i] for i in range(min(_LOOKED_AT, count or _LOOKED_AT))]
 
     def read() -> Iterator[Any]:
         found = batches if inspect.isgenerator(x) else _batches_of(x, count, shuffle)
-        return map(as_arrays, found)
+        return map(arrays, found)
 
     dataset = tf.data.Dataset.from_generator(
-        read, output_signature=tf.nest.map_structure(_spec, *map(as_arrays, seen))
+        read, output_signature=tf.nest.map_structure(_spec, *map(arrays, seen))
     )
     return (
         dataset if count is None else dataset.apply(tf.data.experimental.assert_cardinality(count))
@@ -72,7 +81,7 @@ def _batches_of(x: keras.utils.PyDataset, count: int | None, shuffle: bool) -> I
     x.on_epoch_begin()
     order = itertools.count() if count is None else range(count)
     if shuffle and count is not None:
-        order = np.random.default_rng().permutation(count).tolist()
+        order = random.sample(order, count)  # As in Keras, whose set_random_seed seeds it.
     for i in order:
         yield x[i]
     x.on_epoch_end()
@@ -260,6 +269,11 @@ def worker_dataset_fn(
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         dataset = _call(fn, context)
+        if repeat and isinstance(dataset.element_spec, PlannedBatch):
+            raise ValueError(
+                "steps_per_epoch cannot be given with location_aware(on_demand=True), which plans"
+                " one pass over the data"
+            )
         return dataset.repeat() if repeat else dataset
 
     contexts = [tf.distribute.InputContext(num_workers, i, 1) for i in range(num_workers)]
