@@ -8,7 +8,7 @@ import inspect
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -79,9 +79,9 @@ def python_dataset(x: Any, shuffle: bool, as_arrays: Callable[[Any], Any]) -> tf
 
 def _batches_of(x: keras.utils.PyDataset, count: int | None, shuffle: bool) -> Iterator[Any]:
     x.on_epoch_begin()
-    order = itertools.count() if count is None else range(count)
+    order: Iterable[int] = itertools.count() if count is None else range(count)
     if shuffle and count is not None:
-        order = random.sample(order, count)  # As in Keras, whose set_random_seed seeds it.
+        order = random.sample(range(count), count)  # As in Keras, whose set_random_seed seeds it.
     for i in order:
         yield x[i]
     x.on_epoch_end()
