@@ -62,8 +62,8 @@ def planned(
 ) -> Clicks:
     """Ratings in memory, in an order that saves traffic: "herald" or "fae" (het_tf.data).
 
-    The plan knows the columns with one id. The few genres are in every cache, and crosses are rows
-    of one column.
+    The plan leaves out the genres, of which there are few, and the crosses, which follow from the
+    other columns.
     """
 
     def ids_of(features: dict[str, tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:

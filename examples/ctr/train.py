@@ -53,7 +53,8 @@ def load() -> data.Clicks:
         return data.files(form, FLAGS.data, FLAGS.test_data, FLAGS.batch_size, FLAGS.hash_bins)
     if FLAGS.test_data or FLAGS.hash_bins or len(FLAGS.data) > 1:
         raise ValueError(
-            f"--format={FLAGS.format} takes one folder as --data, no --test_data, no --hash_bins"
+            f"--format={FLAGS.format} takes one folder as --data and no other flag of the data, not"
+            f" --data={FLAGS.data} --test_data={FLAGS.test_data} --hash_bins={FLAGS.hash_bins}"
         )
     folder = FLAGS.data[0] if FLAGS.data else None
     if FLAGS.format == "movielens_1m":

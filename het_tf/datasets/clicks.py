@@ -63,6 +63,10 @@ class Format:
         patterns = (column.pattern or _PATTERNS[column.kind] for column in self.columns)
         return [pattern.replace("{s}", re.escape(self.separator)) for pattern in patterns]
 
+    def line_pattern(self, columns: int | None = None) -> str:
+        """Regular expression of a line, or of its first columns."""
+        return re.escape(self.separator).join(self.patterns()[:columns])
+
     def of_kind(self, kind: str) -> list[int]:
         """Places of the columns of a kind."""
         return [i for i, column in enumerate(self.columns) if column.kind == kind]
@@ -140,8 +144,7 @@ def read(
     if by_file:
         files = files.shard(parts, part)
     blocks = files.flat_map(lambda path: _blocks(path, form))
-    separator = re.escape(form.separator)
-    pattern = separator.join(form.patterns())
+    pattern = form.line_pattern()
 
     def marked(
         path: tf.Tensor, number: tf.Tensor, lines: tf.Tensor
@@ -196,11 +199,10 @@ def _blocks(path: tf.Tensor, form: Format) -> tf.data.Dataset:
 
 def _refuse(path: tf.Tensor, number: tf.Tensor, line: tf.Tensor, form: Format) -> tf.Tensor:
     """Fails, and names the first column that is not in the format."""
-    patterns, separator = form.patterns(), re.escape(form.separator)
-    rest = f"({separator}\\C*)?"  # \C: any byte, UTF-8 or not.
+    rest = f"({re.escape(form.separator)}\\C*)?"  # \C: any byte, UTF-8 or not.
     good = [
-        tf.strings.regex_full_match(line, separator.join(patterns[: n + 1]) + rest)
-        for n in range(len(patterns))
+        tf.strings.regex_full_match(line, form.line_pattern(n + 1) + rest)
+        for n in range(len(form.columns))
     ]
     column = tf.argmin(tf.cast(tf.stack([*good, tf.constant(False)]), tf.int32))
     names = tf.constant([*(c.name for c in form.columns), "after the last"])

@@ -41,16 +41,14 @@ def load_lists(
       The pairs of the two files, int64 [n, 2]: user and item.
 
     Raises:
-      BadLineError: a line is empty or has no integer, and `max_bad_lines` were passed over. Or a
-        user or item is negative.
+      BadLineError: a line is empty or has no integers from 0 on, and `max_bad_lines` were passed
+        over.
     """
     parts = []
     for name in ("train.txt", "test.txt"):
         lists = integer_lists(find(folder, name), max_bad_lines=max_bad_lines)
         users = np.repeat([each[0] for each in lists], [len(each) - 1 for each in lists])
         items = np.concatenate([np.zeros(0, np.int64), *(each[1:] for each in lists)])
-        if len(items) and min(users.min(), items.min()) < 0:
-            raise BadLineError(f"{find(folder, name)}: a user or item is negative")
         parts.append(np.stack([users.astype(np.int64), items], 1))
     return parts[0], parts[1]
 

@@ -121,9 +121,9 @@ def load_arrays(data_dir: str | None = None, download: bool = False) -> tuple[Ar
         features, label = _features(ratings), ratings["user_rating"] >= LIKED
         source, reason = "movielens", f"read from {named or 'the default folder of TFDS'}"
     except (ImportError, AssertionError, OSError) as error:  # AssertionError: it is not prepared.
-        if named is not None and isinstance(error, ImportError):
-            raise
         if named is not None:
+            if isinstance(error, ImportError):
+                raise
             raise FileNotFoundError(f"{named} does not hold {NAME}: {error}") from error
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         _log.warning("No MovieLens (%s). Training on generated ratings instead.", reason)

@@ -19,6 +19,7 @@ from absl import logging
 from het_tf.runtime.validation import INT32_MAX, check_integer
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
+_NATURAL = re.compile(r"[0-9]{1,18}")
 _BLOCK = 1 << 20  # bytes that are parsed at a time
 
 
@@ -233,19 +234,19 @@ def _form(columns: Sequence[str], separators: str) -> str:
 
 
 def integer_lists(path: str | os.PathLike[str], *, max_bad_lines: int = 0) -> list[np.ndarray]:
-    """Reads lines of integers between spaces, of any number.
+    """Reads lines of integers from 0 on, with spaces between them, of any number.
 
     Raises:
-      BadLineError: a column is no integer, or a line is empty.
+      BadLineError: a column is no such integer, or a line is empty.
     """
     bad = BadLines(max_bad_lines)
     lists = []
     for number, line in numbered(path):
         fields = line.split()
-        wrong = [i for i, text in enumerate(fields) if not _INTEGER.fullmatch(text)]
+        wrong = [i for i, text in enumerate(fields) if not _NATURAL.fullmatch(text)]
         if wrong:
             text = fields[wrong[0]]
-            bad.note(path, number, f", column {wrong[0] + 1}: {text!r} is no integer")
+            bad.note(path, number, f", column {wrong[0] + 1}: {text!r} is no integer from 0 on")
         elif not fields:
             bad.note(path, number, " is empty")
         else:

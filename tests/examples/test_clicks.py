@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 
 import numpy as np
@@ -109,7 +110,11 @@ def test_avazu_has_a_header(tmp_path):
         all_of(clicks.read([path], clicks.AVAZU, 8))
 
 
-@pytest.mark.parametrize("form", [clicks.CRITEO, clicks.AVAZU], ids=["criteo", "avazu"])
+@pytest.mark.parametrize(
+    "form",
+    [clicks.CRITEO, clicks.AVAZU, dataclasses.replace(clicks.CRITEO, separator="|")],
+    ids=["criteo", "avazu", "separator of expressions"],
+)
 def test_generated_clicks_have_the_returned_probabilities(tmp_path, form):
     chance = clicks.generate(tmp_path / "clicks", 20_000, 1, form)
     features, labels = all_of(clicks.read([tmp_path / "clicks"], form, 1024))

@@ -72,7 +72,10 @@ def test_the_demo_with_a_schedule(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format=movielens_1m", "--data=folder", "--hash_bins=10"], "movielens_1m takes one"),
+        (
+            ["--format=movielens_1m", "--data=folder", "--hash_bins=10"],
+            "takes one folder .*--hash_bins=10",
+        ),
         (["--format=avazu", "--data=clicks.csv"], r"\['clicks.csv'\] and --test_data=\[\]: give"),
         (["--hash_bins=-3"], "--hash_bins=-3"),
     ],

@@ -39,6 +39,9 @@ def test_interactions(tmp_path):
     train, test = interactions.load_lists(tmp_path)
     assert train.tolist() == [[0, 5], [0, 6], [2, 7]]
     assert test.tolist() == [[2, 5]]
+    (tmp_path / "test.txt").write_text("2 5\n3 -1\n")
+    with pytest.raises(text.BadLineError, match="line 2, column 2: '-1' is no integer"):
+        interactions.load_lists(tmp_path)
 
 
 def test_a_graph_has_the_neighbours_of_every_node(tmp_path):
