@@ -112,9 +112,10 @@ def test_a_generator(model, rows):
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5])
-def test_wrong_numbers_of_steps_are_named(model, steps):
+def test_wrong_numbers_of_steps_and_examples_are_named(model, steps):
     labels = np.zeros(6)
     for name, call in {
+        "batch_size": lambda: model.predict(IDS, batch_size=steps),
         "steps_per_epoch": lambda: model.fit(IDS, labels, steps_per_epoch=steps),
         "validation_steps": lambda: model.fit(
             IDS, labels, validation_data=(IDS, labels), validation_steps=steps

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from het_tf.runtime.validation import INT32_MAX, check_integer
 
 _A = TypeVar("_A", bound="Arguments")
+_COUNTS = "batch_size", "steps", "steps_per_epoch", "validation_steps", "validation_batch_size"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class Arguments:
     """The arguments of a method of `keras.Model`."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "steps_per_epoch", "validation_steps"):
+        for name in _COUNTS:
             value = getattr(self, name, None)
             if value is not None:
                 check_integer(name, value, 1, INT32_MAX, " or None")
