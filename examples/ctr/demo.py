@@ -129,8 +129,9 @@ def main(_) -> None:
         for name, config in (("no cache", None), ("HET cache", cache)):
             print(f"\nTraining with {name}", flush=True)
             if config and FLAGS.schedule:
-                limits = cache.capacity, FLAGS.hot_rows
-                clicks = data.planned(clicks, ratings, FLAGS.schedule, size, *limits)
+                clicks = data.planned(
+                    clicks, ratings, FLAGS.schedule, size, cache.capacity, FLAGS.hot_rows
+                )
             model, run = train(strategy, name, config, clicks, info.num_train)
             runs.append(run)
 
