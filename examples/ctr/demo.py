@@ -39,10 +39,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer("capacity", None, "Rows of each cache; default: CacheConfig's.", lower_bound=1)
 flags.DEFINE_enum("policy", "lfu", ["lfu", "lru"], "Which rows leave a full cache.")
 flags.DEFINE_enum(
-    "schedule",
-    None,
-    ["herald", "fae"],
-    "Which worker trains which rating, and when (het_tf.data); default: ratings at random.",
+    "schedule", None, ["herald", "fae"], "Order of the ratings (het_tf.data); default: random."
 )
 flags.DEFINE_integer("hot_rows", 500, "Rows that --schedule=fae takes for hot.", lower_bound=1)
 flags.DEFINE_integer("epochs", 4, "Passes over the ratings.", lower_bound=1)

@@ -7,9 +7,9 @@ PAD = 0  # Items are numbered from 1.
 
 
 def build_encoder(length: int, dim: int, blocks: int, dropout: float) -> keras.Model:
-    """Returns a model from rows [batch, length, dim] and items to states.
+    """Returns a model from rows [batch, length, dim] and items to states [batch, length, dim].
 
-    A state is computed from the items up to its place. [batch, length, dim].
+    A state depends on the items up to its place.
     """
     rows = keras.Input((length, dim))
     items = keras.Input((length,), dtype="int64")

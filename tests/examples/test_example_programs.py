@@ -37,6 +37,21 @@ def test_an_example_learns(program, arguments, figures):
         assert float(found[1]) > least, line
 
 
+def test_the_ends_of_an_edge_are_in_any_order(tmp_path):
+    """The AUC of edges against random nodes would otherwise be that of the numbers of nodes."""
+    program = """
+import numpy as np, links
+links.FLAGS(["links.py"])
+_, train, test = links.split(links.load())
+print("share", np.mean([left < right for left, right in np.concatenate([train, test])]))
+"""
+    path = f"import sys; sys.path.insert(0, {str(EXAMPLES / 'gnn')!r})"
+    (tmp_path / "program.py").write_text(path + program)
+    ended = program_runner.run(tmp_path / "program.py", timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert 0.45 < float(re.search(r"share (\S+)", ended.stdout)[1]) < 0.55
+
+
 def test_click_model_is_written_for_tensorboard_and_exported(tmp_path):
     ended = program_runner.run(
         EXAMPLES / "ctr" / "train.py",
