@@ -364,6 +364,38 @@ def netns(found: list[netns_runs.Run]) -> Lines:
     return _lines(headings, lines)
 
 
+def storage(found: Mapping[str, Any]) -> Lines:
+    runs = {
+        "memory": "all rows in memory",
+        "disk": "a tenth in memory",
+        "disk shuffled": "a tenth in memory, rows in a random order",
+    }
+    return _lines(
+        [
+            "",
+            "steps/s",
+            "rows from the server per step",
+            "pages read per step",
+            "pages read per second",
+            "memory of the server",
+        ],
+        [
+            *(
+                (
+                    name,
+                    f"{found[run]['steps_per_s']:.0f}",
+                    f"{found[run]['rows_merged']:,.0f}",
+                    f"{found[run]['pages_read']:,.0f}",
+                    f"{found[run]['pages_per_s']:,.0f}",
+                    f"{found[run]['server_mb'] / 1000:.1f} GB",
+                )
+                for run, name in runs.items()
+            ),
+            ("the disk alone, random pages", "", "", "", f"{found['disk_rate']:,.0f}", ""),
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[Any], Lines]] = {
     **{
         table.__name__: table
@@ -386,6 +418,7 @@ TABLES: dict[str, Callable[[Any], Lines]] = {
             saving_memory,
             serving,
             staleness_auc,
+            storage,
             sweep,
             table_memory,
         )
